@@ -1,0 +1,30 @@
+"""autotune: the fastest way to train your model inside the GPU memory you have, found by measuring.
+
+import autotune
+
+result = autotune.search(max_mem="8GiB")
+print(result.pick.reason)
+print(result.trial(result.pick.number).config)
+"""
+
+from autotune.api import search, show
+from autotune.config import TrainingConfig
+from autotune.errors import AutotuneError
+from autotune.recommendation.front import Tolerance
+from autotune.recommendation.pick import Preferences
+from autotune.result import StudyResult, TrialRecord
+from autotune.workload import Workload
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutotuneError",
+    "Preferences",
+    "StudyResult",
+    "Tolerance",
+    "TrainingConfig",
+    "TrialRecord",
+    "Workload",
+    "search",
+    "show",
+]

@@ -1,0 +1,67 @@
+"""The command line: one file a command, and the only place where errors become exit codes.
+
+Exit codes: 0 ok; 1 finished and nothing feasible; 2 usage or an invalid file; 70 internal error; 75 stopped, can be
+continued; 130 and 143 on SIGINT and SIGTERM.
+"""
+
+import sys
+import traceback
+
+import typer
+from typer.exceptions import TyperException
+
+from autotune.cli import doctor, plot, search, show, studies
+from autotune.errors import AutotuneError
+
+app = typer.Typer(
+    name="autotune",
+    help="The fastest way to train your model inside the GPU memory you have, found by measuring.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("search")(search.search)
+app.command("show")(show.show)
+app.command("studies")(studies.studies)
+app.command("plot")(plot.plot)
+app.command("doctor")(doctor.doctor)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from autotune import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the `autotune` command."""
+    try:
+        exit_code = app(standalone_mode=False)
+    except AutotuneError as error:
+        complain(error.message, error.hint)
+        exit_code = error.exit_code
+    except TyperException as error:
+        if message := error.format_message():  # empty where the help has been printed instead
+            complain(message, "see autotune --help")
+        exit_code = 2
+    except typer.Abort:
+        exit_code = 130
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        sys.stderr.close()
+        exit_code = 0
+    except Exception:
+        traceback.print_exc()
+        complain("this is a defect of autotune", "please report it with the lines above")
+        exit_code = 70
+    sys.exit(exit_code or 0)
+
+
+def complain(message: str, hint: str) -> None:
+    """One `error:` line and one `hint:` line on stderr."""
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)

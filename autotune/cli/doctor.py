@@ -1,0 +1,48 @@
+"""`autotune doctor`: what this machine can do."""
+
+from typing import Annotated
+
+import typer
+
+from autotune.cli import options
+
+
+def doctor(
+    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Only this device: cpu, cuda or cuda:1.")] = None,
+    storage: options.StorageOption = options.STORAGE,
+) -> None:
+    """List versions, devices, who else uses them, and every technique that was found not to work, with the reason."""
+    from importlib.metadata import version
+
+    from rich.text import Text
+
+    from autotune.cli.tables import make_console
+    from autotune.config import CHOICES
+    from autotune.executors.local import LocalExecutor
+    from autotune.quantities import format_size
+    from autotune.study.request import check_device, work_folder
+
+    check_device(device)
+    console = make_console()
+
+    def say(line: str) -> None:
+        console.print(Text(line), soft_wrap=True)
+
+    for package in ("autotune", "torch", "optuna", "datasets", "sqlalchemy"):
+        say(f"{package} {version(package)}")
+    with LocalExecutor(work_folder(storage)) as executor:
+        names = [info.device for info in executor.devices()] if device is None else [device]
+        for name in names:
+            info, unavailable = executor.probe(name)
+            say("")
+            say(f"{info.device}: {info.name}, {format_size(info.total_memory_bytes)}")
+            for key, value in info.versions.items():
+                say(f"  {key} {value}")
+            if info.others:
+                say(f"  in use by others: {info.others}")
+            for technique, values in CHOICES.items():
+                works = [value for value in values if value not in unavailable.get(technique, {})]
+                say(f"  {technique}: {', '.join(works)}")
+            for technique, reasons in unavailable.items():
+                for value, reason in reasons.items():
+                    say(f"  not {technique} {value}: {reason}")

@@ -1,0 +1,218 @@
+"""A running search for the eyes: a live table on a terminal, plain lines elsewhere. Always on stderr."""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from autotune.cli.tables import OUTCOME_WORDS, describe, make_console, outcome_counts, speed
+from autotune.quantities import format_duration, format_size
+from autotune.recommendation.front import pareto_front
+from autotune.recommendation.pick import Preferences, choose
+from autotune.result import TrialRecord
+from autotune.study.events import Event, Preparing, SpaceExhausted, StudyOpened, TrialBegan, TrialEnded
+
+_ROWS_SHOWN = 14
+
+
+class Progress:
+    """What has happened so far, and what can be said of the rest."""
+
+    def __init__(self, *, preferences: Preferences, time_budget_seconds: float | None) -> None:
+        self._preferences = preferences
+        self._budget_seconds = time_budget_seconds
+        self._done_here = 0
+        self._first_trial_at = time.monotonic()
+        self.opened: StudyOpened | None = None
+        self.records: list[TrialRecord] = []
+        self.running: TrialBegan | None = None
+        self.preparing = ""
+
+    def note(self, event: Event) -> None:
+        match event:
+            case Preparing(what=what):
+                self.preparing = what
+            case StudyOpened():
+                self.opened, self.records = event, [r for r in event.records if r.is_finished]
+                self._first_trial_at = time.monotonic()
+            case TrialBegan():
+                self.running = event
+            case TrialEnded(record=record):
+                self.running = None
+                self.records.append(record)
+                self._done_here += 1
+
+    @property
+    def wanted(self) -> int:
+        return self.opened.trials_wanted if self.opened else 0
+
+    def seconds_left(self) -> float | None:
+        """From the mean trial so far, and never beyond the time budget; None before the first trial ended."""
+        spent = time.monotonic() - self._first_trial_at
+        if not self._done_here:
+            return None
+        left = spent / self._done_here * max(0, self.wanted - len(self.records))
+        return left if self._budget_seconds is None else min(left, max(0.0, self._budget_seconds - spent))
+
+    def best(self) -> str:
+        """The pick so far in one line."""
+        front = pareto_front(self.records, tolerance=self._preferences.tolerance)
+        pick = choose(self.records, front, baseline=None, preferences=self._preferences)
+        if pick is None:
+            return "nothing feasible yet"
+        record = next(record for record in self.records if record.number == pick.number)
+        size = format_size(record.peak_memory_bytes or 0)
+        return f"best so far #{record.number}: {size}, {speed(record)} tokens/s, perplexity {record.perplexity:.2f}"
+
+    def status(self) -> str:
+        left = self.seconds_left()
+        parts = [f"{len(self.records)}/{self.wanted}", outcome_counts(self.records)]
+        return "  ".join(parts if left is None else [*parts, f"about {format_duration(left)} left"])
+
+
+def headline(opened: StudyOpened) -> str:
+    definition = opened.definition
+    verb = "Study" if opened.is_new else "Continuing study"
+    return (
+        f"{verb} {definition.name}: {definition.workload.model} of {definition.workload.layers} layers, width "
+        f"{definition.workload.width}, {definition.workload.global_batch} x {definition.workload.sequence_length} "
+        f"tokens a step, under {format_size(definition.cap_bytes)} on {definition.device.device} "
+        f"({definition.device.name})"
+    )
+
+
+def left_out_line(opened: StudyOpened) -> str:
+    return f"Left out: {'; '.join(opened.legal.left_out)}" if opened.legal.left_out else ""
+
+
+class PlainDisplay:
+    """One line an event, for files and pipes."""
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        self._progress, self._console = progress, console
+
+    def __call__(self, event: Event) -> None:
+        self._progress.note(event)
+        match event:
+            case Preparing(what=what):
+                self._say(f"{what[0].upper()}{what[1:]} ...")
+            case StudyOpened():
+                self._say(headline(event))
+                if line := left_out_line(event):
+                    self._say(line)
+                if event.definition.device.others:
+                    self._say(f"Warning: {event.definition.device.device}: {event.definition.device.others}")
+            case TrialEnded(record=record):
+                self._say(f"[{self._progress.status()}]  {_one_line(record)}")
+            case SpaceExhausted(trials=trials):
+                self._say(f"Every legal configuration has been tried: {trials}.")
+
+    def _say(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True)
+
+    def __enter__(self) -> "PlainDisplay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class LiveDisplay:
+    """A table of the latest trials that fills, with a bar, the time left and the best so far."""
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        self._progress = progress
+        self._plain = PlainDisplay(progress, console)
+        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=True)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StudyOpened | SpaceExhausted):
+            self._plain(event)  # stays above the live part
+        else:
+            self._progress.note(event)
+
+    def __enter__(self) -> "LiveDisplay":
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def _draw(self) -> Group:
+        progress = self._progress
+        if progress.opened is None:
+            return Group(Spinner("dots", text=Text(progress.preparing or "starting")))
+        table = Table(box=None, pad_edge=False, expand=True)
+        for column, options in _COLUMNS.items():
+            table.add_column(column, **options)
+        for record in progress.records[-_ROWS_SHOWN:]:
+            table.add_row(*_live_row(record), style="" if record.feasible else "dim")
+        running: list[Spinner] = []
+        if progress.running is not None:
+            name = f"{progress.running.name}: " if progress.running.name else ""
+            text = f" #{progress.running.number} {name}{progress.running.config.describe()}"
+            running.append(Spinner("dots", text=Text(text)))
+        bar = ProgressBar(total=max(1, progress.wanted), completed=len(progress.records), width=40)
+        return Group(table, *running, Text(""), bar, Text(progress.status()), Text(progress.best(), style="bold"))
+
+
+_COLUMNS: dict[str, dict[str, Any]] = {
+    "#": {"justify": "right", "no_wrap": True},
+    "configuration": {"ratio": 1, "no_wrap": True, "overflow": "ellipsis"},
+    "peak memory": {"justify": "right", "no_wrap": True},
+    "tokens/s": {"justify": "right", "no_wrap": True},
+    "perplexity": {"justify": "right", "no_wrap": True},
+    "outcome": {"no_wrap": True},
+}
+
+
+def _live_row(record: TrialRecord) -> list[Text | str]:
+    size = "-" if record.peak_memory_bytes is None else format_size(record.peak_memory_bytes)
+    perplexity = "-" if record.perplexity is None else f"{record.perplexity:.2f}"
+    return [str(record.number), describe(record), size, speed(record), perplexity, OUTCOME_WORDS[record.outcome]]
+
+
+def _one_line(record: TrialRecord) -> str:
+    words = [f"#{record.number} {describe(record).plain}:"]
+    if record.peak_memory_bytes is not None:
+        words.append(format_size(record.peak_memory_bytes))
+    if record.tokens_per_second is not None:
+        words.append(f"{speed(record)} tokens/s")
+    if record.perplexity is not None:
+        words.append(f"perplexity {record.perplexity:.2f}")
+    if record.outcome != "ok":
+        words.append(OUTCOME_WORDS[record.outcome] + (f" ({record.message})" if record.message else ""))
+    return " ".join(words)
+
+
+class SilentDisplay:
+    def __call__(self, event: Event) -> None:
+        pass
+
+    def __enter__(self) -> "SilentDisplay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def make_display(
+    *, quiet: bool, preferences: Preferences, time_budget_seconds: float | None
+) -> LiveDisplay | PlainDisplay | SilentDisplay:
+    if quiet:
+        return SilentDisplay()
+    console = make_console(sys.stderr)
+    progress = Progress(preferences=preferences, time_budget_seconds=time_budget_seconds)
+    display: Callable[[Progress, Console], LiveDisplay | PlainDisplay]
+    display = LiveDisplay if console.is_terminal and not console.is_dumb_terminal else PlainDisplay
+    return display(progress, console)

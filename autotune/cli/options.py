@@ -1,0 +1,72 @@
+"""Options that several commands share, and small forms such as `speed=0.03`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from autotune.definition import DEFAULT_STORAGE
+from autotune.errors import InvalidInput
+from autotune.recommendation.front import DEFAULT_PERPLEXITY_TOLERANCE, DEFAULT_SPEED_TOLERANCE, Tolerance
+from autotune.recommendation.pick import MAX_PERPLEXITY_INCREASE, PREFERENCES, Preference, Preferences
+
+StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")]
+StorageOption = Annotated[
+    str, typer.Option("--storage", metavar="URL", help="Database with the studies.", rich_help_panel="Results")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="Results")
+]
+ToleranceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tolerance",
+        metavar="NAME=SHARE",
+        help="Differences below it are none on the front: "
+        f"speed={DEFAULT_SPEED_TOLERANCE}, perplexity={DEFAULT_PERPLEXITY_TOLERANCE}.",
+        rich_help_panel="Front and pick",
+    ),
+]
+PreferOption = Annotated[
+    str,
+    typer.Option("--prefer", metavar="|".join(PREFERENCES), help="What to pick.", rich_help_panel="Front and pick"),
+]
+PerplexityOption = Annotated[
+    float,
+    typer.Option(
+        "--max-perplexity-increase",
+        metavar="SHARE",
+        help="How much worse than the best perplexity the pick may be.",
+        rich_help_panel="Front and pick",
+    ),
+]
+
+STORAGE = DEFAULT_STORAGE
+PREFER: Preference = "fastest"
+PERPLEXITY_INCREASE = MAX_PERPLEXITY_INCREASE
+
+
+def preferences_of(tolerance: Sequence[str] | None, prefer: str, max_perplexity_increase: float) -> Preferences:
+    shares = parse_pairs("--tolerance", tolerance, known=("speed", "perplexity"))
+    return Preferences(
+        tolerance=Tolerance(**shares),
+        prefer=prefer,  # type: ignore[arg-type]  # Preferences refuses what it does not know
+        max_perplexity_increase=max_perplexity_increase,
+    )
+
+
+def parse_pairs(option: str, given: Sequence[str] | None, *, known: Sequence[str]) -> Mapping[str, float]:
+    """`["speed=0.03"]` as {"speed": 0.03}. Raises InvalidInput."""
+    pairs = {}
+    for text in given or ():
+        name, _, number = text.partition("=")
+        try:
+            pairs[name] = float(number)
+        except ValueError:
+            name = ""
+        if name not in known:
+            raise InvalidInput(
+                f"{option} {text!r} cannot be read",
+                hint=f"write {option} {known[0]}=0.01; known are {', '.join(known)}",
+            )
+    return pairs

@@ -1,0 +1,289 @@
+"""`autotune search`: the main job."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli import options
+from autotune.config import CHOICES
+from autotune.definition import SAMPLERS
+from autotune.errors import Stopped
+from autotune.quantities import format_duration, format_size, parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autotune.result import StudyResult
+    from autotune.study import Plan, SearchRequest
+
+_MODEL = "Model"
+_DATA = "Text and training"
+_SEARCH = "Search"
+_OUTPUT = "Output"
+
+
+def search(
+    max_mem: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory cap: 8GiB, 8GB, 8192MiB. [default: all of the device]"),
+    ] = None,
+    space: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Search space: default, quick, peak_memory or a .toml file.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="STUDY", help="Name of the study; one that exists is continued.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1. [default: a GPU if there is one]")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Distinct configurations in the study. [default: 30]", rich_help_panel=_SEARCH)
+    ] = None,
+    time_budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Begin no trial after this: 30m.", rich_help_panel=_SEARCH)
+    ] = None,
+    trial_time_limit: Annotated[
+        str, typer.Option(metavar="TIME", help="End a trial after this.", rich_help_panel=_SEARCH)
+    ] = "10m",
+    sampler: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(SAMPLERS), help="Who suggests. [default: tpe]", rich_help_panel=_SEARCH),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of weights, data order and sampler. [default: 0]", rich_help_panel=_SEARCH)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done and how long it takes.", rich_help_panel=_SEARCH)
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="Built-in model: gpt.", rich_help_panel=_MODEL)] = None,
+    layers: Annotated[int | None, typer.Option(help="Transformer blocks.", rich_help_panel=_MODEL)] = None,
+    width: Annotated[int | None, typer.Option(help="Size of the residual stream.", rich_help_panel=_MODEL)] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads.", rich_help_panel=_MODEL)] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Rows of embedding and head.", rich_help_panel=_MODEL)] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH|NAME",
+            help="Text, jsonl, csv or parquet file, a folder of them, or a Hugging Face hub name. "
+            "[default: the documentation of Python's standard library]",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    dataset_config: Annotated[
+        str | None, typer.Option(help="Configuration of a hub dataset.", rich_help_panel=_DATA)
+    ] = None,
+    dataset_split: Annotated[
+        str | None, typer.Option(help="Split of a hub dataset. [default: train]", rich_help_panel=_DATA)
+    ] = None,
+    text_column: Annotated[str | None, typer.Option(help="Column that holds the text.", rich_help_panel=_DATA)] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sequence.", rich_help_panel=_DATA)] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Sequences per optimizer step.", rich_help_panel=_DATA)
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps of a trial.", rich_help_panel=_DATA)] = None,
+    warmup_steps: Annotated[
+        int | None, typer.Option(help="First steps, neither timed nor measured.", rich_help_panel=_DATA)
+    ] = None,
+    eval_sequences: Annotated[
+        int | None, typer.Option(help="Held-out sequences for the perplexity.", rich_help_panel=_DATA)
+    ] = None,
+    learning_rate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTIMIZER=RATE", help="For example adamw=3e-4; repeatable.", rich_help_panel=_DATA),
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="constant|cosine", help="After the warm-up.", rich_help_panel=_DATA)
+    ] = None,
+    lr_warmup_steps: Annotated[
+        int | None, typer.Option(help="Steps in which the learning rate rises.", rich_help_panel=_DATA)
+    ] = None,
+    tolerance: options.ToleranceOption = None,
+    prefer: options.PreferOption = options.PREFER,
+    max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
+    storage: options.StorageOption = options.STORAGE,
+    as_json: options.JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=_OUTPUT)] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show every trial in the end.", rich_help_panel=_OUTPUT)
+    ] = False,
+) -> None:
+    """Measure real trainings under a memory cap; find the front of memory, speed and perplexity, and a pick."""
+    from autotune.study import SearchRequest
+
+    rates = options.parse_pairs("--learning-rate", learning_rate, known=CHOICES["optimizer"])
+    request = SearchRequest(
+        name=name,
+        storage=storage,
+        space=space,
+        device=device,
+        cap_bytes=None if max_mem is None else parse_size(max_mem),
+        sampler=sampler,  # type: ignore[arg-type]  # SearchRequest refuses what it does not know
+        seed=seed,
+        trials=trials,
+        time_budget_seconds=None if time_budget is None else parse_duration(time_budget),
+        trial_time_limit_seconds=parse_duration(trial_time_limit),
+        workload={
+            "model": model,
+            "layers": layers,
+            "width": width,
+            "heads": heads,
+            "vocab_size": vocab_size,
+            "dataset": dataset,
+            "dataset_config": dataset_config,
+            "dataset_split": dataset_split,
+            "text_column": text_column,
+            "sequence_length": seq_len,
+            "global_batch": global_batch,
+            "steps": steps,
+            "warmup_steps": warmup_steps,
+            "evaluation_sequences": eval_sequences,
+            "learning_rates": dict(rates) or None,
+            "schedule": schedule,
+            "learning_rate_warmup_steps": lr_warmup_steps,
+        },
+        preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
+    )
+    if dry_run:
+        _dry_run(request, quiet=quiet)
+    else:
+        _search(request, as_json=as_json, quiet=quiet, verbose=verbose)
+
+
+def _search(request: "SearchRequest", *, as_json: bool, quiet: bool, verbose: bool) -> None:
+    from autotune import study
+    from autotune.cli.live import make_display
+    from autotune.cli.tables import make_console
+    from autotune.study.events import Event, StudyOpened
+
+    display = make_display(
+        quiet=quiet, preferences=request.preferences, time_budget_seconds=request.time_budget_seconds
+    )
+    opened: list[StudyOpened] = []
+
+    def listener(event: Event) -> None:
+        if isinstance(event, StudyOpened):
+            opened.append(event)
+        display(event)
+
+    with _stop_on_signals() as signals:
+        try:
+            with display:
+                result = study.search(request, listener=listener, should_stop=lambda: bool(signals))
+        except Stopped:
+            if opened:
+                command = continue_command(opened[0].definition.name, request.storage)
+                print(f"Stopped; every finished trial is kept. Go on with:\n  {command}", file=sys.stderr)
+            else:
+                print("Stopped before the study began.", file=sys.stderr)
+            raise typer.Exit(128 + signals[0]) from None
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+    else:
+        print_summary(result, make_console(), request, wanted=opened[0].trials_wanted, verbose=verbose)
+    if not result.front:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM; the second one ends this process at once, and with it all it started."""
+    received: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def continue_command(study: str, storage: str, *, trials: int | None = None) -> str:
+    """The command that goes on with a study."""
+    words = ["autotune", "search", "--name", study]
+    words += ["--storage", storage] if storage != options.STORAGE else []
+    words += ["--trials", str(trials)] if trials is not None else []
+    return shlex.join(words)
+
+
+def print_summary(
+    result: "StudyResult", console: "Console", request: "SearchRequest", *, wanted: int, verbose: bool
+) -> None:
+    from rich.text import Text
+
+    from autotune.cli.tables import outcome_counts, print_result, trials_table
+
+    seconds = sum(record.seconds or 0.0 for record in result.trials)
+    counts = outcome_counts(result.trials)
+    console.print(Text(f"Study {result.study}: {counts}, {format_duration(seconds)} of trials", style="bold"))
+    console.print()
+    if verbose:
+        console.print(trials_table(result, result.trials, title="All trials"))
+        console.print()
+    print_result(result, console)
+    shown = shlex.join([result.study, *(["--storage", request.storage] if request.storage != options.STORAGE else [])])
+    total = wanted if len(result.trials) < wanted else 2 * len(result.trials)
+    console.print()
+    console.print(Text(f"Results  {request.storage}"))
+    for command, purpose in (
+        (f"autotune show {shown}", "every trial"),
+        (f"autotune plot {shown}", "the front as a page"),
+        (continue_command(result.study, request.storage, trials=total), "go on"),
+    ):
+        console.print(Text(f"  {command}  # {purpose}"), soft_wrap=True)
+
+
+def _dry_run(request: "SearchRequest", *, quiet: bool) -> None:
+    from autotune import study
+    from autotune.cli.live import make_display
+    from autotune.cli.tables import make_console
+
+    display = make_display(quiet=quiet, preferences=request.preferences, time_budget_seconds=None)
+    with display:
+        planned = study.plan(request, listener=display)
+    _print_plan(planned, make_console())
+
+
+def _print_plan(planned: "Plan", console: "Console") -> None:
+    from rich.text import Text
+
+    definition, legal = planned.definition, planned.legal
+
+    def say(line: str) -> None:
+        console.print(Text(line), soft_wrap=True)
+
+    say(f"Search space {definition.space.name}: {planned.configurations} legal configurations")
+    for field, values in legal.values.items():
+        if len(values) > 1:
+            say(f"  {field}: {', '.join(map(str, values))}")
+    for line in legal.left_out:
+        say(f"Left out  {line}")
+    say(f"Cap       {format_size(definition.cap_bytes)} on {definition.device.device} ({definition.device.name})")
+    say(f"First     {planned.trials_wanted} trials wanted; the first are")
+    for name, config in planned.first[: planned.trials_wanted]:
+        say(f"  {name}: {config.describe()}")
+    if planned.seconds is None or planned.seconds_per_trial is None:
+        say("Time      not known: the baseline's short training did not finish")
+        return
+    compiled = f"{100 * planned.compiled_share:.0f} %"
+    say(
+        f"Time      about {format_duration(planned.seconds)}: {format_duration(planned.seconds_per_trial)} a trial "
+        "as fast as the baseline"
+        + (
+            f", and {format_duration(planned.compile_seconds)} for compiling {compiled} of them"
+            if planned.compile_seconds is not None
+            else ""
+        )
+    )

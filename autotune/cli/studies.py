@@ -1,0 +1,35 @@
+"""`autotune studies`: the list of studies."""
+
+from autotune.cli import options
+
+
+def studies(storage: options.StorageOption = options.STORAGE) -> None:
+    """List the studies of a database, with their state and their best."""
+    from rich.table import Table
+    from rich.text import Text
+
+    import autotune
+    from autotune.cli.tables import describe, make_console
+    from autotune.quantities import format_size
+    from autotune.storage import StudyStore
+
+    store = StudyStore(storage)
+    try:
+        summaries = store.studies()
+    finally:
+        store.close()
+    table = Table(box=None, pad_edge=False)
+    for column in ("study", "begun (UTC)", "trials", "state", "cap", "pick"):
+        table.add_column(column, overflow="fold")
+    for summary in summaries:
+        result = autotune.show(summary.name, storage=storage)
+        pick = "nothing feasible" if result.pick is None else describe(result.trial(result.pick.number)).plain
+        table.add_row(
+            summary.name,
+            summary.created_at,
+            f"{summary.trials}/{summary.trials_wanted}",
+            "complete" if summary.trials >= summary.trials_wanted else "can be continued",
+            format_size(result.cap_bytes),
+            Text(pick),
+        )
+    make_console().print(table if summaries else "no studies yet; begin one with: autotune search")

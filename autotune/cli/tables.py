@@ -1,0 +1,146 @@
+"""Studies as text for a terminal: the table of trials, the front, the pick and what did not fit."""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.quantities import format_size
+from autotune.recommendation.pick import closest_miss
+from autotune.result import StudyResult, TrialRecord
+
+OUTCOME_WORDS = {
+    "ok": "ok",
+    "out_of_memory": "out of memory",
+    "over_cap": "over the cap",
+    "predicted_over_cap": "predicted over the cap",
+    "diverged": "diverged",
+    "timeout": "timeout",
+    "crashed": "crashed",
+    "interrupted": "interrupted",
+}
+_PLAIN_WIDTH = 140
+
+
+def make_console(file: TextIO = sys.stdout) -> Console:
+    """A console on `file`; as wide as our tables where there is no terminal to fit."""
+    width = None if file.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
+    return Console(file=file, width=width, highlight=False, soft_wrap=False)
+
+
+def trials_table(result: StudyResult, records: Sequence[TrialRecord], *, title: str = "") -> Table:
+    """One row a trial: memory, speed, perplexity, and what is particular about it."""
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("#", justify="right")
+    table.add_column("configuration", ratio=1, overflow="fold")
+    table.add_column("peak memory", justify="right", no_wrap=True)
+    if result.device.type == "cuda":
+        table.add_column("on device", justify="right", no_wrap=True)
+    table.add_column("tokens/s", justify="right", no_wrap=True)
+    table.add_column("perplexity", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold", max_width=34)
+    for record in records:
+        table.add_row(*_row(result, record), style="bold" if _is_pick(result, record) else "")
+    return table
+
+
+def _row(result: StudyResult, record: TrialRecord) -> list[Text | str]:
+    cells: list[Text | str] = [str(record.number), describe(record), _size(record.peak_memory_bytes)]
+    if result.device.type == "cuda":
+        cells.append(_size(record.device_bytes))
+    return [*cells, speed(record), _number(record.perplexity, 2), _remark(result, record)]
+
+
+def describe(record: TrialRecord) -> Text:
+    """Name and choices. A Text: names come from files and may look like markup."""
+    name = f"{record.name}: " if record.name else ""
+    return Text(name + record.config.describe())
+
+
+def speed(record: TrialRecord) -> str:
+    if record.tokens_per_second is None:
+        return "-"
+    spread = record.tokens_per_second_spread or 0.0
+    return f"{record.tokens_per_second:,.0f} ±{100 * spread / record.tokens_per_second:.0f}%"
+
+
+def _remark(result: StudyResult, record: TrialRecord) -> Text:
+    marks = []
+    if _is_pick(result, record):
+        marks.append("pick")
+    if record.number in result.front:
+        marks.append("front")
+    if record.number == result.baseline and record.name != "baseline":
+        marks.append("baseline")
+    if record.outcome != "ok":
+        marks.append(OUTCOME_WORDS[record.outcome])
+    if record.outcome not in ("ok", "over_cap") and record.message:
+        marks.append(record.message)
+    if record.compile_seconds is not None:
+        marks.append(f"compiled in {record.compile_seconds:.0f} s")
+    return Text(", ".join(marks))
+
+
+def print_result(result: StudyResult, console: Console) -> None:
+    """The answer first: front, pick and its reason; then what did not fit."""
+    baseline = next((r for r in result.trials if r.number == result.baseline), None)
+    front = [result.trial(number) for number in result.front]
+    beside = [] if baseline is None or baseline in front else [baseline]
+    cap = format_size(result.cap_bytes)
+    if front:
+        console.print(trials_table(result, [*front, *beside], title=f"Front under {cap}, and the baseline"))
+        console.print()
+    print_pick(result, console)
+    misses = [record for record in result.trials if record.outcome != "ok" and record is not baseline]
+    if misses and result.pick is not None:
+        console.print()
+        console.print(trials_table(result, misses, title="Not feasible"))
+
+
+def print_pick(result: StudyResult, console: Console) -> None:
+    """The pick and its reason; where nothing fits, the closest miss and what to try."""
+    if result.pick is None:
+        _print_nothing_fits(result, console)
+        return
+    picked = result.trial(result.pick.number)
+    console.print(Text.assemble(("Pick: ", "bold green"), f"#{picked.number} ", describe(picked)))
+    console.print(Text(f"  {result.pick.reason}."))
+
+
+def _print_nothing_fits(result: StudyResult, console: Console) -> None:
+    cap = format_size(result.cap_bytes)
+    console.print(Text(f"Nothing that was tried trains under {cap}.", style="bold red"))
+    closest = closest_miss(result.trials)
+    if closest is not None and closest.device_bytes is not None:
+        needed = Text.assemble(
+            f"  The closest miss needs {format_size(closest.device_bytes)}: #{closest.number} ", describe(closest)
+        )
+        console.print(needed)
+    console.print(
+        "  Try a larger --max-mem, more --trials, a shorter --seq-len, a smaller --global-batch or a smaller model."
+    )
+
+
+def outcome_counts(records: Sequence[TrialRecord]) -> str:
+    """`16 trials: 11 ok, 5 over the cap`."""
+    counts: Counter[str] = Counter(record.outcome for record in records)
+    words = ", ".join(f"{counts[outcome]} {word}" for outcome, word in OUTCOME_WORDS.items() if counts[outcome])
+    trials = f"{len(records)} trial{'' if len(records) == 1 else 's'}"
+    return f"{trials}: {words}" if words else trials
+
+
+def _is_pick(result: StudyResult, record: TrialRecord) -> bool:
+    return result.pick is not None and record.number == result.pick.number
+
+
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else format_size(size_bytes)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,188 @@
+"""A training configuration: one choice for every technique, and which choices go together.
+
+Legality lives here and nowhere else: `RULES` lists every illegal combination with the sentence that explains it.
+What *this device* cannot do is not known here; a probe finds it (`autotune/trial/tasks.py`).
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from autotune.errors import IllegalConfiguration, InvalidInput
+
+Precision = Literal["fp32", "tf32", "bf16-mixed", "bf16-true", "fp16-mixed"]
+Checkpointing = Literal["none", "attention", "selective", "every-4", "every-2", "block", "sqrt"]
+CompileScope = Literal["none", "block", "model"]
+Optimizer = Literal["adamw", "adafactor", "sgd"]
+OptimizerFusion = Literal["none", "foreach", "kernel", "backward"]
+Allocator = Literal["default", "expandable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """One choice for every technique. Flat, hashable, JSON-ready. Raises InvalidInput for a value no technique has."""
+
+    precision: Precision = "fp32"
+    """Numbers computed and kept in. `*-mixed`: autocast over fp32 weights; `bf16-true`: the whole model in bf16."""
+
+    checkpointing: Checkpointing = "none"
+    """Which activations are dropped in forward and recomputed in backward."""
+
+    compile: CompileScope = "none"
+    """What torch.compile sees at once: nothing, each transformer block, or the whole model with its loss."""
+
+    memory_budget: float = 1.0
+    """torch.compile's activation memory budget, 1.0 (keep what the partitioner keeps) to 0.0 (recompute all)."""
+
+    optimizer: Optimizer = "adamw"
+    """torch.optim's AdamW, Adafactor or SGD (momentum 0.9)."""
+
+    optimizer_fusion: OptimizerFusion = "none"
+    """How the update runs: a loop, batched (`foreach`), one kernel (`fused=True`), or inside backward."""
+
+    micro_batch_size: int = 1
+    """Sequences per forward pass; the global batch divided by it is the number of accumulation steps."""
+
+    allocator: Allocator = "default"
+    """CUDA caching allocator: default segments or expandable segments."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_value(field.name, getattr(self, field.name))
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits that are equal exactly for equal configurations."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def numerics_class(self) -> tuple[str, ...]:
+        """Configurations of one class compute the same numbers up to rounding of the order of operations.
+
+        Compiled and eager are one class in fp32 and tf32 and two in 16 bit, where fusion changes what is rounded.
+        """
+        is_16_bit = self.precision not in ("fp32", "tf32")
+        return (self.precision, self.optimizer, "compiled" if is_16_bit and self.compile != "none" else "eager")
+
+    def describe(self) -> str:
+        """The choices that differ from a plain fp32 training, in a few words."""
+        plain = TrainingConfig()
+        words = [
+            f"{name.replace('_', '-')} {value}"
+            for name, value in self.to_dict().items()
+            if name not in ("precision", "micro_batch_size") and value != getattr(plain, name)
+        ]
+        return ", ".join([self.precision, *words, f"micro-batch {self.micro_batch_size}"])
+
+
+CHOICES: Mapping[str, tuple[Any, ...]] = {
+    "precision": get_args(Precision),
+    "optimizer": get_args(Optimizer),
+    "checkpointing": get_args(Checkpointing),
+    "compile": get_args(CompileScope),
+    "optimizer_fusion": get_args(OptimizerFusion),
+    "allocator": get_args(Allocator),
+}
+"""Values of the techniques that have a fixed list of them."""
+
+FIELD_ORDER = (
+    "precision",
+    "optimizer",
+    "micro_batch_size",
+    "checkpointing",
+    "compile",
+    "memory_budget",
+    "optimizer_fusion",
+    "allocator",
+)
+"""The order in which a configuration is decided: a field's legal values depend only on those before it."""
+
+
+def check_value(field: str, value: object) -> None:
+    """Raises InvalidInput, naming field, value and what is allowed, unless `value` is one `field` can have."""
+    if field in CHOICES:
+        # No member test by `in` alone: True == 1 and 1.0 == 1 must not pass for other types.
+        if not isinstance(value, str) or value not in CHOICES[field]:
+            raise InvalidInput(f"{field} = {value!r} is not possible", hint=f"use one of {', '.join(CHOICES[field])}")
+    elif field == "memory_budget":
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+            raise InvalidInput(f"memory_budget = {value!r} is not possible", hint="use a number from 0.0 to 1.0")
+    elif field == "micro_batch_size":
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidInput(f"micro_batch_size = {value!r} is not possible", hint="use a whole number from 1 up")
+    else:
+        raise InvalidInput(f"there is no technique {field!r}", hint=f"the techniques are {', '.join(FIELD_ORDER)}")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One illegal combination: `broken` over `fields` (and the global batch), and why, with what to change."""
+
+    fields: tuple[str, ...]
+    broken: Callable[[Mapping[str, Any], int], bool]
+    why: str
+
+
+RULES = (
+    Rule(
+        ("micro_batch_size",),
+        lambda c, global_batch: global_batch % c["micro_batch_size"] != 0,
+        "micro_batch_size {micro_batch_size} does not divide the global batch of {global_batch}: use one of its "
+        "divisors, so that every optimizer step sees the same number of sequences",
+    ),
+    Rule(
+        ("compile", "memory_budget"),
+        lambda c, _: c["memory_budget"] != 1.0 and c["compile"] == "none",
+        "memory_budget {memory_budget} needs torch.compile, whose partitioner it steers: set compile to block or model",
+    ),
+    Rule(
+        ("checkpointing", "memory_budget"),
+        lambda c, _: c["memory_budget"] != 1.0 and c["checkpointing"] != "none",
+        "memory_budget {memory_budget} and checkpointing {checkpointing} both decide what is recomputed: "
+        "set checkpointing to none or memory_budget to 1.0",
+    ),
+    Rule(
+        ("optimizer", "optimizer_fusion"),
+        lambda c, _: c["optimizer_fusion"] == "kernel" and c["optimizer"] == "adafactor",
+        "torch's Adafactor has no fused kernel: use optimizer_fusion foreach, or another optimizer",
+    ),
+    Rule(
+        ("precision", "optimizer_fusion"),
+        lambda c, _: c["optimizer_fusion"] == "backward" and c["precision"] == "fp16-mixed",
+        "optimizer_fusion backward steps before GradScaler could unscale the gradients of fp16-mixed: "
+        "use bf16-mixed, or another fusion",
+    ),
+    Rule(
+        ("micro_batch_size", "optimizer_fusion"),
+        lambda c, global_batch: c["optimizer_fusion"] == "backward" and c["micro_batch_size"] != global_batch,
+        "optimizer_fusion backward would step after every micro batch of {micro_batch_size} instead of once for the "
+        "global batch of {global_batch}: set micro_batch_size to {global_batch}, or use another fusion",
+    ),
+)
+
+
+def broken_rules(chosen: Mapping[str, Any], *, global_batch: int) -> list[str]:
+    """Why `chosen` (a configuration or the beginning of one) is illegal: one sentence a broken rule."""
+    return [
+        rule.why.format(global_batch=global_batch, **chosen)
+        for rule in RULES
+        if all(field in chosen for field in rule.fields) and rule.broken(chosen, global_batch)
+    ]
+
+
+def check_legal(config: TrainingConfig, *, global_batch: int) -> None:
+    """Raises IllegalConfiguration with the first reason why `config` cannot be trained at `global_batch`."""
+    if reasons := broken_rules(config.to_dict(), global_batch=global_batch):
+        message, _, hint = reasons[0].partition(": ")
+        raise IllegalConfiguration(message, hint=hint)
+
+
+def baseline_of(*, optimizer: Optimizer, global_batch: int) -> TrainingConfig:
+    """The denominator of every saving: fp32, no technique, the whole global batch at once."""
+    return TrainingConfig(optimizer=optimizer, micro_batch_size=global_batch)

@@ -1,0 +1,57 @@
+"""What a study is: everything that, when changed, makes it another study."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from autotune.errors import InvalidInput
+from autotune.result import DeviceInfo
+from autotune.search_space import LegalSpace, SearchSpace, bind_space
+from autotune.workload import Workload
+
+Sampler = Literal["tpe", "nsga2", "random", "grid"]
+SAMPLERS = get_args(Sampler)
+
+RESULTS_FOLDER = Path("studies")
+DEFAULT_STORAGE = f"sqlite:///{RESULTS_FOLDER}/autotune.db"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyDefinition:
+    """All trials of a study share this. Kept in the database when the study begins."""
+
+    name: str
+    workload: Workload
+    space: SearchSpace
+    device: DeviceInfo
+    unavailable: Mapping[str, Mapping[str, str]]
+    """What a probe found not to work on the device: {technique: {value: reason}}."""
+    cap_bytes: int
+    seed: int
+    sampler: Sampler
+
+    def legal_space(self) -> LegalSpace:
+        return bind_space(self.space, global_batch=self.workload.global_batch, unavailable=self.unavailable)
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for a search to continue this study, in the words of the command line."""
+        return {
+            "workload": self.workload.to_dict(),
+            "space": self.space.to_dict(),
+            "device": (self.device.type, self.device.name),
+            "torch": self.device.versions.get("torch"),
+            "cap": self.cap_bytes,
+            "seed": self.seed,
+            "sampler": self.sampler,
+        }
+
+
+def check_study_name(name: str) -> None:
+    """Raises InvalidInput unless `name` can be a file's name everywhere."""
+    allowed = all(character.isalnum() or character in "._-" for character in name)
+    if not name or not allowed or not name.isascii() or name[0] in ".-" or len(name) > 100:
+        raise InvalidInput(
+            f"{name!r} cannot be a study's name",
+            hint="use up to 100 letters, digits, '.', '_' and '-', beginning with a letter, a digit or '_'",
+        )

@@ -1,0 +1,132 @@
+"""Trials on a device of this machine, one at a time, each in a process of its own."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from autotune.config import TrainingConfig
+from autotune.definition import StudyDefinition
+from autotune.errors import Stopped
+from autotune.result import DeviceInfo, Measurement
+from autotune.trial.client import Reply, TrialServer
+from autotune.workload import Workload
+
+POLL_SECONDS = 0.1
+"""How often a wait looks whether it should end."""
+
+PREPARED = "prepared"
+"""Folder of a study's token streams and initial weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedTrial:
+    measurement: Measurement
+    seconds: float
+    """Wall-clock time of the trial's process."""
+
+
+class LocalExecutor:
+    """Runs a study's trials through a trial server. `folder` keeps logs, prepared files and the compiler's cache."""
+
+    def __init__(self, folder: Path, *, should_stop: Callable[[], bool] = lambda: False) -> None:
+        self._folder = folder
+        self._should_stop = should_stop
+        self._server = TrialServer(log_file=folder / "logs" / f"server-{time.time_ns()}.log")
+        self._replies: dict[Future[FinishedTrial], Future[Reply]] = {}
+
+    @property
+    def server_pid(self) -> int:
+        return self._server.pid
+
+    def probe(self, device: str | None) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
+        """The device and what does not work on it; None: the best there is. Raises InvalidInput."""
+        cache = self._folder / f"probe-{version('torch')}"
+        found = self._call("probe", {"device": device}, environment=_compiler_cache(cache))
+        return DeviceInfo(**found["device"]), found["unavailable"]
+
+    def devices(self) -> list[DeviceInfo]:
+        return [DeviceInfo(**info) for info in self._call("devices", {})]
+
+    def prepare(self, workload: Workload, folder: Path) -> dict[str, Any]:
+        """Writes token streams and initial weights into `folder`. Raises InvalidDataset."""
+        return dict(self._call("prepare", {"workload": workload.to_dict(), "folder": str(folder.absolute())}))
+
+    def _call(self, task: str, payload: dict[str, Any], *, environment: dict[str, str] | None = None) -> Any:
+        """Runs `task` and waits for what it returns. Raises Stopped when asked to stop meanwhile."""
+        log_file = self._folder / "logs" / f"{task}.log"
+        future = self._server.submit(task, payload, log_file=log_file, environment=environment)
+        while True:
+            try:
+                return future.result(timeout=POLL_SECONDS).result
+            except NotYet:
+                if self._should_stop():
+                    self._server.cancel(future)
+                    raise Stopped("the search was stopped", hint="the same command begins again") from None
+
+    def submit(
+        self,
+        definition: StudyDefinition,
+        config: TrainingConfig,
+        *,
+        study_folder: Path,
+        log_name: str,
+        enforce_cap: bool,
+        time_limit_seconds: float,
+        workload: Workload | None = None,
+    ) -> "Future[FinishedTrial]":
+        """Trains `config` on the study's workload, or on `workload` in its place."""
+        payload = {
+            "workload": (workload or definition.workload).to_dict(),
+            "config": config.to_dict(),
+            "folder": str((study_folder / PREPARED).absolute()),
+            "device": definition.device.device,
+            "device_uuid": definition.device.uuid,
+            "cap_bytes": definition.cap_bytes,
+            "enforce_cap": enforce_cap,
+            "requested_at": time.time(),
+        }
+        reply = self._server.submit(
+            "train",
+            payload,
+            log_file=study_folder / "logs" / f"{log_name}.log",
+            time_limit_seconds=time_limit_seconds,
+            environment=_compiler_cache(study_folder),
+            limit_host_memory=definition.device.type == "cpu",
+        )
+        finished: Future[FinishedTrial] = Future()
+        self._replies[finished] = reply
+        reply.add_done_callback(lambda done: self._finish(done, finished))
+        return finished
+
+    def cancel(self, future: "Future[FinishedTrial]") -> None:
+        """Kills the trial; its future then holds the outcome `interrupted`."""
+        if reply := self._replies.get(future):
+            self._server.cancel(reply)
+
+    def shutdown(self) -> None:
+        """Ends every trial and the server."""
+        self._server.close()
+
+    def __enter__(self) -> "LocalExecutor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _finish(self, reply: "Future[Reply]", finished: "Future[FinishedTrial]") -> None:
+        self._replies.pop(finished, None)
+        if error := reply.exception():
+            finished.set_exception(error)
+        else:
+            result = reply.result()
+            finished.set_result(FinishedTrial(measurement=Measurement(**result.result), seconds=result.seconds))
+
+
+def _compiler_cache(folder: Path) -> dict[str, str]:
+    """inductor's and Triton's disk caches, so that compilation times never come from another study's cache."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str((folder / "inductor").absolute())}

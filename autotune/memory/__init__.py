@@ -1,0 +1,60 @@
+"""Peak memory of a training: the one number every other number is weighed against.
+
+`cpu.py` reads the allocator's own events, `cuda.py` the caching allocator's counters; both are a `MemoryMeter`.
+"""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryReading:
+    """All sizes in bytes. On a CPU nothing is reserved beyond what is allocated and there is no context."""
+
+    peak_memory_bytes: int
+    peak_phase: str
+    peak_reserved_bytes: int
+    context_bytes: int = 0
+    alloc_retries: int = 0
+
+    @property
+    def device_bytes(self) -> int:
+        """What the device must have for this to run."""
+        return self.peak_reserved_bytes + self.context_bytes
+
+
+class MemoryMeter(Protocol):
+    def measuring(self, resident: Iterable[Tensor]) -> AbstractContextManager[None]:
+        """Measures the block it surrounds; `resident` are the tensors alive when it begins. Readings accumulate."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Names a part of a measured block, so that the reading can say where the peak was."""
+
+    def kernels_have_run(self) -> None:
+        """To be called once after the first step: the context now has its size, and the cap can be enforced."""
+
+    def reading(self) -> MemoryReading:
+        """The peak over everything measured so far."""
+
+
+def resident_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the distinct storages behind `tensors`, in bytes; views of one storage count once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def make_meter(device: torch.device, *, uuid: str | None, cap_bytes: int | None) -> MemoryMeter:
+    """The meter for `device`. On CUDA `cap_bytes` is enforced from here on; None leaves the device unlimited."""
+    if device.type == "cuda":
+        from autotune.memory.cuda import CudaMeter
+
+        assert uuid is not None, "a CUDA device is known by its UUID"
+        return CudaMeter(device, uuid=uuid, cap_bytes=cap_bytes)
+    from autotune.memory.cpu import CpuMeter
+
+    return CpuMeter()

@@ -1,0 +1,35 @@
+"""What NVML, the driver's own monitor, says of a GPU: without a CUDA context and for all processes together."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pynvml
+
+
+@contextmanager
+def _handle(uuid: str) -> Iterator[object]:
+    pynvml.nvmlInit()
+    try:
+        yield pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def used_bytes(uuid: str) -> int:
+    """Bytes of device memory that are in use by anybody, on the GPU with this UUID (`GPU-...`)."""
+    with _handle(uuid) as handle:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+
+def utilization_percent(uuid: str) -> int:
+    """Share of the last sample period in which a kernel ran."""
+    with _handle(uuid) as handle:
+        return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+
+
+def driver_version() -> str:
+    pynvml.nvmlInit()
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()

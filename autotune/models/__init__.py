@@ -1,0 +1,30 @@
+"""Models, each behind the protocol of `parts.py`. Imported only in a trial's own process: this loads torch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from autotune.models import gpt
+from autotune.models.parts import ModelParts
+from autotune.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFamily:
+    """How a model is built, where its parts are, and how its initial weights are drawn."""
+
+    build: Callable[[Workload], nn.Module]
+    find_parts: Callable[[nn.Module], ModelParts]
+    initialize: Callable[[nn.Module], None]
+
+
+MODELS: Mapping[str, ModelFamily] = {
+    "gpt": ModelFamily(build=gpt.build, find_parts=gpt.find_parts, initialize=gpt.initialize),
+}
+
+
+def build_model(workload: Workload) -> ModelParts:
+    """The workload's model, untrained, on torch's current default device."""
+    family = MODELS[workload.model]
+    return family.find_parts(family.build(workload))

@@ -1,0 +1,121 @@
+"""The built-in model: a decoder-only GPT in today's usual shape.
+
+RMSNorm (arXiv:1910.07467) before each part, rotary positions (arXiv:2104.09864), SwiGLU (arXiv:2002.05202), causal
+scaled_dot_product_attention, no biases, no dropout, embedding and head untied.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autotune.models.parts import ModelParts, next_token_loss
+from autotune.workload import Workload
+
+ROTARY_BASE = 10_000.0
+INITIAL_DEVIATION = 0.02
+
+
+def rotary_table(*, sequence_length: int, head_size: int) -> Tensor:
+    """Cosines and sines of every position's angles: [2, sequence, head_size], float32."""
+    frequencies = torch.pow(ROTARY_BASE, -torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+    angles = torch.outer(torch.arange(sequence_length, dtype=torch.float32), frequencies).repeat(1, 2)
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
+    """Turns pairs (i, i + head_size/2) of x [batch, heads, sequence, head_size] by their position's angle."""
+    cosine, sine = rotary.to(x.dtype).unbind()
+    first, second = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat([-second, first], dim=-1) * sine
+
+
+class Attention(nn.Module):
+    def __init__(self, *, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
+        self.output = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(rotate(query, rotary), rotate(key, rotary), value, is_causal=True)
+        output: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, width))
+        return output
+
+
+class FeedForward(nn.Module):
+    """SwiGLU with the inner size 8/3 of the width, rounded up to a multiple of 32."""
+
+    def __init__(self, *, width: int) -> None:
+        super().__init__()
+        inner = -(-8 * width // (3 * 32)) * 32
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return output
+
+
+class Block(nn.Module):
+    def __init__(self, *, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(width, eps=1e-6)
+        self.attention = Attention(width=width, heads=heads)
+        self.feed_forward_norm = nn.RMSNorm(width, eps=1e-6)
+        self.feed_forward = FeedForward(width=width)
+
+    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
+        attended: Tensor = x + self.attention(self.attention_norm(x), rotary)
+        output: Tensor = attended + self.feed_forward(self.feed_forward_norm(attended))
+        return output
+
+
+class GPT(nn.Module):
+    """forward(tokens [batch, sequence], labels [batch, sequence]) -> sum of token losses, float32 scalar."""
+
+    def __init__(self, *, layers: int, width: int, heads: int, vocab_size: int, sequence_length: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.blocks = nn.ModuleList(Block(width=width, heads=heads) for _ in range(layers))
+        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, vocab_size, bias=False)
+        table = rotary_table(sequence_length=sequence_length, head_size=width // heads)
+        self.register_buffer("rotary", table, persistent=False)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, self.rotary)
+        return next_token_loss(self.head(self.norm(x)), labels)
+
+
+def build(workload: Workload) -> GPT:
+    return GPT(
+        layers=workload.layers,
+        width=workload.width,
+        heads=workload.heads,
+        vocab_size=workload.vocab_size,
+        sequence_length=workload.sequence_length,
+    )
+
+
+@torch.no_grad()
+def initialize(model: nn.Module) -> None:
+    """N(0, 0.02) for matrices; those that write to the residual stream smaller by sqrt(2 * layers), as in GPT-2."""
+    assert isinstance(model, GPT)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=INITIAL_DEVIATION)
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        for residual in (block.attention.output, block.feed_forward.down):
+            nn.init.normal_(residual.weight, std=INITIAL_DEVIATION / (2 * len(model.blocks)) ** 0.5)
+
+
+def find_parts(model: nn.Module) -> ModelParts:
+    assert isinstance(model, GPT)
+    return ModelParts(model=model, blocks_owner=model, blocks_name="blocks", attention_name="attention")

@@ -1,0 +1,50 @@
+"""Initial weights: drawn once per study on the host in float32, kept in a file, cast tensor by tensor, then moved.
+
+Every trial of a study starts from the same file, and nothing larger than the trained weights ever stands on the
+device: a tensor is cast on the host from the memory-mapped file before it is moved.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from autotune.models import MODELS, build_model
+from autotune.models.parts import ModelParts
+from autotune.workload import Workload
+
+
+def draw_weights(workload: Workload, *, file: Path) -> int:
+    """Writes parameters and buffers of the untrained model to `file`; returns the number of parameters."""
+    torch.manual_seed(workload.seed)
+    model = build_model(workload).model
+    MODELS[workload.model].initialize(model)
+    tensors = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    torch.save(tensors, file)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def load_model(workload: Workload, *, file: Path, dtype: torch.dtype, device: torch.device) -> ModelParts:
+    """The model on `device` with the weights of `file`: floating-point parameters in `dtype`, buffers as drawn."""
+    with torch.device("meta"):
+        parts = build_model(workload)
+    drawn = torch.load(file, mmap=True, weights_only=True)
+    loaded: dict[nn.Parameter, nn.Parameter] = {}
+    for name, parameter in list(parts.model.named_parameters(remove_duplicate=False)):
+        if parameter not in loaded:  # tied parameters stay one
+            # copy=True: never train on the mapped pages, which belong to no allocator.
+            weight = drawn[name].to(dtype=dtype, copy=True).to(device)
+            loaded[parameter] = nn.Parameter(weight, requires_grad=parameter.requires_grad)
+        _assign(parts.model, name, loaded[parameter])
+    for name, _ in list(parts.model.named_buffers()):
+        _assign(parts.model, name, drawn[name].clone().to(device))
+    return parts
+
+
+def _assign(model: nn.Module, path: str, tensor: Tensor) -> None:
+    owner_path, _, name = path.rpartition(".")
+    owner = model.get_submodule(owner_path)
+    if isinstance(tensor, nn.Parameter):
+        setattr(owner, name, tensor)
+    else:
+        owner._buffers[name] = tensor

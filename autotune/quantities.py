@@ -1,0 +1,63 @@
+"""Byte sizes and durations as people write them. Nothing is guessed: what cannot be read is refused."""
+
+import re
+
+from autotune.errors import InvalidSize
+
+_BYTES_PER_UNIT = {
+    "": 1,
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
+}
+_SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = r"\d+(?:\.\d+)?(?:[eE]\+?\d+)?"
+
+
+def parse_size(text: str) -> int:
+    """Bytes in `text`: `8GiB`, `8GB`, `8192MiB`, `8e9`. Raises InvalidSize for anything else."""
+    match = re.fullmatch(rf"({_NUMBER})\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2] not in _BYTES_PER_UNIT:
+        raise InvalidSize(
+            f"{text!r} is not a memory size",
+            hint="write a number and a unit with a decimal point: 8GiB, 8.5GB, 8192MiB or plain bytes such as 8e9",
+        )
+    size_bytes = int(float(match[1]) * _BYTES_PER_UNIT[match[2]])
+    if size_bytes < 1:
+        raise InvalidSize(f"{text!r} is no memory at all", hint="give a size above zero, for example 8GiB")
+    return size_bytes
+
+
+def format_size(size_bytes: float) -> str:
+    """`size_bytes` in the binary unit that leaves one to four digits before the point."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.{1 if size >= 100 else 2}f} {unit}"
+        size /= 1024
+    return f"{size:.2f} TiB"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in `text`: `90s`, `30m`, `1h30m`, or a bare number of seconds. Raises InvalidSize otherwise."""
+    compact = text.strip().replace(" ", "")
+    if re.fullmatch(_NUMBER, compact):
+        seconds = float(compact)
+    elif re.fullmatch(rf"(?:{_NUMBER}[smhd])+", compact):
+        parts = re.findall(rf"({_NUMBER})([smhd])", compact)
+        seconds = sum(float(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts)
+    else:
+        raise InvalidSize(f"{text!r} is not a duration", hint="write for example 90s, 30m or 1h30m")
+    if seconds <= 0:
+        raise InvalidSize(f"{text!r} is no time at all", hint="give a duration above zero, for example 30m")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """`seconds` as `4.2 s`, `3 m 05 s` or `2 h 10 m`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} m {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} m"

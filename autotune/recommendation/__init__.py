@@ -1,0 +1,1 @@
+"""The Pareto front and the pick: pure functions over records."""

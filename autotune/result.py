@@ -1,0 +1,148 @@
+"""What is remembered: the device, each trial's record, and a study's result. Plain values that cross every border."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from autotune.config import TrainingConfig
+from autotune.workload import Workload
+
+Outcome = Literal[
+    "ok",
+    "out_of_memory",
+    "over_cap",
+    "predicted_over_cap",
+    "diverged",
+    "timeout",
+    "crashed",
+    "interrupted",
+]
+
+DIRECTIONS: Mapping[str, str] = {
+    "peak_memory_bytes": "minimize",
+    "tokens_per_second": "maximize",
+    "perplexity": "minimize",
+}
+"""The three objectives, in the order Optuna sees them."""
+
+JSON_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceInfo:
+    """The device a study measures on, as found by a process that used it."""
+
+    device: str
+    """torch's name, `cpu` or `cuda:1`."""
+    name: str
+    """What the maker calls it."""
+    total_memory_bytes: int
+    """Memory of the device; of the host for a CPU."""
+    versions: Mapping[str, str]
+    """Versions of python, torch and, on CUDA, of CUDA and the driver."""
+    uuid: str | None = None
+    """Identity of a CUDA device, as NVML knows it."""
+    others: str = ""
+    """What else was using the device when the study began, in words; empty when nothing was."""
+
+    @property
+    def type(self) -> str:
+        return self.device.partition(":")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What a trial's own process hands back. None: not measured."""
+
+    outcome: Outcome
+    message: str = ""
+    peak_memory_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    device_bytes: int | None = None
+    context_bytes: int | None = None
+    alloc_retries: int | None = None
+    peak_phase: str | None = None
+    """Where in a step the peak is: forward, backward, step or evaluation."""
+    bytes_by_kind: Mapping[str, int] | None = None
+    """Bytes of parameters, buffers and optimizer state between two steps; the rest of the peak is `at_peak_only`."""
+    requested_bytes: int | None = None
+    """For out_of_memory: what the allocator was asked for on top of what it held, where the error says so."""
+    tokens_per_second: float | None = None
+    tokens_per_second_spread: float | None = None
+    """Half the interquartile range of the per-step speeds, in tokens per second."""
+    perplexity: float | None = None
+    bits_per_byte: float | None = None
+    final_loss: float | None = None
+    """Mean token loss of the last training step, in nats."""
+    compile_seconds: float | None = None
+    compile_cache: Literal["miss", "partial", "hit"] | None = None
+    startup_seconds: float | None = None
+    """From the request to the first optimizer step's start."""
+    device_startup_seconds: float | None = None
+    """The device's own share of it: creating a CUDA context."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord(Measurement):
+    """One configuration put to the test, and all that is known of it."""
+
+    number: int
+    config: TrainingConfig
+    name: str | None = None
+    feasible: bool = False
+    perplexity_source: str | None = None
+    """`measured`, or where the value was taken from."""
+    predicted_peak_memory_bytes: int | None = None
+    seconds: float | None = None
+    """Wall-clock time of the whole trial, process start included."""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.outcome != "interrupted"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "config": self.config.to_dict()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pick:
+    """The recommended trial and the reason in one sentence."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """All of a study that a reader needs: what was asked, every record, the front and the pick."""
+
+    study: str
+    storage: str
+    workload: Workload
+    device: DeviceInfo
+    cap_bytes: int
+    trials: tuple[TrialRecord, ...]
+    front: tuple[int, ...]
+    pick: Pick | None
+    baseline: int | None
+
+    def trial(self, number: int) -> TrialRecord:
+        return next(record for record in self.trials if record.number == number)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object `--json` prints. Unmeasured is null."""
+        return {
+            "schema": JSON_SCHEMA,
+            "study": self.study,
+            "storage": self.storage,
+            "workload": self.workload.to_dict(),
+            "device": dataclasses.asdict(self.device),
+            "cap_bytes": self.cap_bytes,
+            "directions": dict(DIRECTIONS),
+            "trials": [record.to_dict() for record in self.trials],
+            "front": list(self.front),
+            "pick": None if self.pick is None else self.pick.number,
+            "pick_reason": None if self.pick is None else self.pick.reason,
+            "baseline": self.baseline,
+        }

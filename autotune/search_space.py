@@ -1,0 +1,400 @@
+"""A search space: a TOML file that says which values each technique may take, and under which conditions.
+
+    description = "one line"
+    [techniques]                    # values, or a range; a technique that is left out keeps its default
+    precision = ["fp32", "bf16-mixed"]
+    memory_budget = { from = 0.1, to = 1.0, step = 0.1 }
+    micro_batch_size = "divisors"   # all divisors of the global batch
+    [[conditions]]                  # where all of `if` hold, each field of `then` keeps to its values
+    if = { compile = ["model"] }
+    then = { checkpointing = ["none"] }
+    [defaults]                      # for what a configuration below leaves out
+    optimizer = "adafactor"
+    [[configurations]]              # run first, by name
+    name = "control"
+    [workload]                      # defaults the command line overrides
+    steps = 40
+
+What is illegal anywhere (`autotune/config.py`) need not be said here.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from autotune.config import CHOICES, FIELD_ORDER, TrainingConfig, broken_rules, check_value
+from autotune.errors import InvalidInput, InvalidSpace
+from autotune.workload import Workload
+
+DIVISORS = "divisors"
+_TABLES = {"description", "techniques", "conditions", "defaults", "configurations", "workload"}
+_WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {"text_sha256"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """Where every field of `when` has one of its values, every field of `then` must have one of its own."""
+
+    when: Mapping[str, tuple[Any, ...]]
+    then: Mapping[str, tuple[Any, ...]]
+
+    def allows(self, chosen: Mapping[str, Any]) -> bool:
+        """False when `chosen`, which may be incomplete, already breaks the condition."""
+        if any(field not in chosen or chosen[field] not in values for field, values in self.when.items()):
+            return True
+        return all(field not in chosen or chosen[field] in values for field, values in self.then.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """A search-space file, read and checked; not yet bound to a workload or a device."""
+
+    name: str
+    description: str = ""
+    techniques: Mapping[str, tuple[Any, ...] | str]
+    """Field to values; `micro_batch_size` may be the word `divisors`."""
+    conditions: tuple[Condition, ...] = ()
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    configurations: tuple[Mapping[str, Any], ...] = ()
+    """Named configurations: `name` and fields."""
+    workload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "SearchSpace":
+        """The inverse of `to_dict`, also after a trip through JSON."""
+        return cls(
+            name=stored["name"],
+            description=stored["description"],
+            techniques={field: _frozen(values) for field, values in stored["techniques"].items()},
+            conditions=tuple(
+                Condition(
+                    when={field: tuple(values) for field, values in condition["when"].items()},
+                    then={field: tuple(values) for field, values in condition["then"].items()},
+                )
+                for condition in stored["conditions"]
+            ),
+            defaults=dict(stored["defaults"]),
+            configurations=tuple(dict(configuration) for configuration in stored["configurations"]),
+            workload=dict(stored["workload"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LegalSpace:
+    """A search space bound to a workload and to what its device can do: only legal configurations are left.
+
+    A configuration is decided field by field in `FIELD_ORDER`; `legal_values` never leads into a dead end.
+    """
+
+    values: Mapping[str, tuple[Any, ...]]
+    conditions: tuple[Condition, ...]
+    global_batch: int
+    named: Mapping[str, TrainingConfig]
+    """The file's named configurations that work here, in its order."""
+    left_out: tuple[str, ...]
+    """One line for everything of the file that cannot be used, and why."""
+
+    def legal_values(self, field: str, chosen: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Values of `field` with which the fields in `chosen`, all before it, can still be completed."""
+        return tuple(value for value in self.values[field] if self._can_be_completed({**chosen, field: value}))
+
+    def configurations(self) -> Iterator[TrainingConfig]:
+        """Every legal configuration, in a fixed order; nothing for a space that only names configurations."""
+        if self.values:
+            for chosen in self._completions({}):
+                yield TrainingConfig(**chosen)
+
+    def __contains__(self, config: TrainingConfig) -> bool:
+        chosen = config.to_dict()
+        return bool(self.values) and all(chosen[f] in self.values[f] for f in FIELD_ORDER) and self._allows(chosen)
+
+    def _allows(self, chosen: Mapping[str, Any]) -> bool:
+        return not broken_rules(chosen, global_batch=self.global_batch) and all(
+            condition.allows(chosen) for condition in self.conditions
+        )
+
+    def _can_be_completed(self, chosen: Mapping[str, Any]) -> bool:
+        return next(self._completions(chosen), None) is not None
+
+    def _completions(self, chosen: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        if not self._allows(chosen):
+            return
+        if len(chosen) == len(FIELD_ORDER):
+            yield dict(chosen)
+            return
+        field = FIELD_ORDER[len(chosen)]
+        for value in self.values[field]:
+            yield from self._completions({**chosen, field: value})
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+def named_spaces() -> dict[str, Path]:
+    """The search spaces that come with autotune, by name."""
+    # In a checkout the folder stands beside the package; a wheel carries it inside.
+    beside, inside = (
+        Path(__file__).resolve().parents[1] / "search_spaces",
+        resources.files("autotune") / "search_spaces",
+    )
+    folder = Path(str(inside)) if inside.is_dir() else beside
+    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+
+
+def load_space(name_or_file: str) -> SearchSpace:
+    """The space of that name, or in that TOML file. Raises InvalidSpace, naming file, key and what is allowed."""
+    known = named_spaces()
+    file = known.get(name_or_file, Path(name_or_file))
+    if not file.is_file():
+        raise InvalidSpace(
+            f"there is no search space {name_or_file!r}", hint=f"name a .toml file or one of {', '.join(known)}"
+        )
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSpace(f"{file} is not valid TOML: {error}", hint="mend the line it names") from error
+    return _Reader(file).read(content)
+
+
+class _Reader:
+    """Checks one file; every refusal names the file and the key."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def read(self, content: dict[str, Any]) -> SearchSpace:
+        self._known(content, _TABLES, where="")
+        techniques = self._table(content, "techniques")
+        defaults = self._table(content, "defaults")
+        self._known(techniques, FIELD_ORDER, where="techniques")
+        self._known(defaults, FIELD_ORDER, where="defaults")
+        for field, value in defaults.items():
+            self._check(field, value, where=f"defaults.{field}")
+        space = SearchSpace(
+            name=self._file.stem,
+            description=self._text(content, "description"),
+            techniques={field: self._values(field, techniques[field]) for field in FIELD_ORDER if field in techniques},
+            conditions=tuple(
+                self._condition(condition, techniques, where=f"conditions[{index}]")
+                for index, condition in enumerate(self._tables(content, "conditions"))
+            ),
+            defaults=defaults,
+            configurations=tuple(self._configurations(content)),
+            workload=self._workload(content),
+        )
+        if not space.techniques and not space.configurations:
+            raise self._refuse("it has neither techniques nor configurations", "list at least one [techniques] value")
+        return space
+
+    def _values(self, field: str, given: Any) -> tuple[Any, ...] | str:
+        where = f"techniques.{field}"
+        if field == "micro_batch_size" and given == DIVISORS:
+            return DIVISORS
+        if isinstance(given, dict):
+            return self._range(field, given, where=where)
+        if not isinstance(given, list):
+            raise self._refuse(f"{where} = {given!r} is not a list", f"write {where} = [{given!r}] or another list")
+        if not given:
+            raise self._refuse(f"{where} is an empty list", "list at least one value, or leave the key out")
+        for value in given:
+            self._check(field, value, where=where)
+        values = [float(value) for value in given] if field == "memory_budget" else given
+        if len(set(values)) != len(values):
+            raise self._refuse(f"{where} = {given!r} names a value twice", "name each value once")
+        return self._with_neutral_budget(field, values)
+
+    def _range(self, field: str, given: dict[str, Any], *, where: str) -> tuple[Any, ...]:
+        if field in CHOICES:
+            raise self._refuse(f"{where} = {given!r} is not a list", f"list values of {', '.join(CHOICES[field])}")
+        self._known(given, ("from", "to", "step"), where=where)
+        numbers: list[Any] = [given.get(key) for key in ("from", "to", "step")]
+        if any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers):
+            raise self._refuse(f"{where} = {given!r} is not a range", "write { from = 0.1, to = 1.0, step = 0.1 }")
+        first, last, step = numbers
+        if step <= 0 or last < first:
+            raise self._refuse(f"{where} = {given!r} holds no value", "use from <= to and a step above zero")
+        count = int((last - first) / step + 1e-9) + 1
+        values = [round(first + index * step, 10) for index in range(count)]
+        values = [int(value) for value in values] if field == "micro_batch_size" else values
+        for value in values:
+            self._check(field, value, where=where)
+        return self._with_neutral_budget(field, values)
+
+    @staticmethod
+    def _with_neutral_budget(field: str, values: list[Any]) -> tuple[Any, ...]:
+        """A budget of 1.0 is what everything has that is not compiled, so it is always among the values."""
+        return (1.0, *values) if field == "memory_budget" and 1.0 not in values else tuple(values)
+
+    def _condition(self, given: Any, techniques: Mapping[str, Any], *, where: str) -> Condition:
+        self._known(given, ("if", "then"), where=where)
+        sides = []
+        for side in ("if", "then"):
+            fields = given.get(side)
+            if not isinstance(fields, dict) or not fields:
+                raise self._refuse(f"{where}.{side} is missing", 'write for example if = { compile = ["model"] }')
+            self._known(fields, FIELD_ORDER, where=f"{where}.{side}")
+            sides.append(
+                {f: self._condition_values(f, v, techniques, f"{where}.{side}.{f}") for f, v in fields.items()}
+            )
+        return Condition(when=sides[0], then=sides[1])
+
+    def _condition_values(self, field: str, given: Any, techniques: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+        if field not in techniques:
+            raise self._refuse(
+                f"{where} speaks of a technique the space does not vary", f"add it to [techniques] or drop {where}"
+            )
+        values = tuple(given) if isinstance(given, list) else (given,)
+        if not values:
+            raise self._refuse(f"{where} is an empty list", "list at least one value")
+        known = self._values(field, techniques[field])
+        for value in values:
+            self._check(field, value, where=where)
+            if known != DIVISORS and value not in known:
+                raise self._refuse(
+                    f"{where} names {value!r}, which techniques.{field} does not list",
+                    f"use one of {', '.join(map(str, known))}",
+                )
+        return values
+
+    def _configurations(self, content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        seen = set()
+        for index, given in enumerate(self._tables(content, "configurations")):
+            where = f"configurations[{index}]"
+            self._known(given, ("name", *FIELD_ORDER), where=where)
+            name = given.get("name")
+            if not isinstance(name, str) or not name:
+                raise self._refuse(f"{where} has no name", 'add name = "..."')
+            if name in seen:
+                raise self._refuse(f"two configurations are called {name!r}", "give each its own name")
+            seen.add(name)
+            for field, value in given.items():
+                if field != "name":
+                    self._check(field, value, where=f"{where}.{field}")
+            yield dict(given)
+
+    def _workload(self, content: dict[str, Any]) -> dict[str, Any]:
+        workload = self._table(content, "workload")
+        self._known(workload, _WORKLOAD_KEYS, where="workload")
+        return workload
+
+    # -- small checks ------------------------------------------------------------------------------------------
+
+    def _refuse(self, what: str, hint: str) -> InvalidSpace:
+        return InvalidSpace(f"{self._file}: {what}", hint=hint)
+
+    def _known(self, given: Any, known: Iterable[str], *, where: str) -> None:
+        if not isinstance(given, dict):
+            raise self._refuse(f"{where} = {given!r} is not a table", f"write [{where}] with keys below it")
+        for key in given:
+            if key not in known:
+                close = difflib.get_close_matches(key, known, n=1)
+                place = f" in {where}" if where else ""
+                raise self._refuse(
+                    f"unknown key {key!r}{place}",
+                    f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}",
+                )
+
+    def _check(self, field: str, value: Any, *, where: str) -> None:
+        try:
+            check_value(field, value)
+        except InvalidInput as error:
+            raise self._refuse(f"{where}: {error.message}", error.hint) from None
+
+    def _table(self, content: dict[str, Any], key: str) -> dict[str, Any]:
+        table = content.get(key, {})
+        if not isinstance(table, dict):
+            raise self._refuse(f"{key} = {table!r} is not a table", f"write [{key}] with keys below it")
+        return table
+
+    def _tables(self, content: dict[str, Any], key: str) -> list[dict[str, Any]]:
+        tables = content.get(key, [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise self._refuse(f"{key} is not a list of tables", f"write [[{key}]] with keys below it")
+        return tables
+
+    def _text(self, content: dict[str, Any], key: str) -> str:
+        text = content.get(key, "")
+        if not isinstance(text, str):
+            raise self._refuse(f"{key} = {text!r} is not a text", f'write {key} = "..."')
+        return text
+
+
+def _frozen(values: Any) -> tuple[Any, ...] | str:
+    return values if isinstance(values, str) else tuple(values)
+
+
+# -- binding to a workload and a device --------------------------------------------------------------------------
+
+
+def bind_space(space: SearchSpace, *, global_batch: int, unavailable: Mapping[str, Mapping[str, str]]) -> LegalSpace:
+    """What of `space` can be trained at `global_batch` on a device where `unavailable` does not work.
+
+    Raises InvalidSpace when nothing is left.
+    """
+    left_out: list[str] = []
+    values = _values_that_work(space, global_batch=global_batch, unavailable=unavailable, left_out=left_out)
+    named = _named_that_work(space, global_batch=global_batch, unavailable=unavailable, left_out=left_out)
+    legal = LegalSpace(
+        values=values, conditions=space.conditions, global_batch=global_batch, named=named, left_out=tuple(left_out)
+    )
+    if not named and next(legal.configurations(), None) is None:
+        raise InvalidSpace(
+            f"no configuration of search space {space.name!r} is legal here: "
+            + ("; ".join(left_out) or "its conditions contradict each other"),
+            hint="widen the space, or relax its conditions",
+        )
+    return legal
+
+
+def _values_that_work(
+    space: SearchSpace, *, global_batch: int, unavailable: Mapping[str, Mapping[str, str]], left_out: list[str]
+) -> dict[str, tuple[Any, ...]]:
+    if not space.techniques:
+        return {}
+    values: dict[str, tuple[Any, ...]] = {}
+    for field in FIELD_ORDER:
+        listed = space.techniques.get(field, (space.defaults.get(field, _default(field, global_batch)),))
+        if listed == DIVISORS:
+            listed = tuple(size for size in range(global_batch, 0, -1) if global_batch % size == 0)
+        works = []
+        for value in listed:
+            reason = unavailable.get(field, {}).get(str(value))
+            if reason is None and field == "micro_batch_size" and global_batch % int(value):
+                reason = f"it does not divide the global batch of {global_batch}"
+            if reason is None:
+                works.append(value)
+            else:
+                left_out.append(f"{field} {value}: {reason}")
+        values[field] = tuple(works)
+    return values
+
+
+def _named_that_work(
+    space: SearchSpace, *, global_batch: int, unavailable: Mapping[str, Mapping[str, str]], left_out: list[str]
+) -> dict[str, TrainingConfig]:
+    named = {}
+    for given in space.configurations:
+        chosen = {field: _default(field, global_batch) for field in FIELD_ORDER} | dict(space.defaults) | dict(given)
+        name = chosen.pop("name")
+        reasons = [
+            f"{field} {value}: {unavailable[field][str(value)]}"
+            for field, value in chosen.items()
+            if str(value) in unavailable.get(field, {})
+        ] or broken_rules(chosen, global_batch=global_batch)
+        if reasons:
+            left_out.append(f"configuration {name!r}: {reasons[0]}")
+        else:
+            named[name] = TrainingConfig(**chosen)
+    return named
+
+
+def _default(field: str, global_batch: int) -> Any:
+    return global_batch if field == "micro_batch_size" else getattr(TrainingConfig(), field)

@@ -1,0 +1,49 @@
+"""What a running search reports, for a display to show. Plain values; a listener is any callable of one event."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autotune.config import TrainingConfig
+from autotune.definition import StudyDefinition
+from autotune.result import TrialRecord
+from autotune.search_space import LegalSpace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparing:
+    """Something before the first trial takes a while."""
+
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyOpened:
+    definition: StudyDefinition
+    legal: LegalSpace
+    trials_wanted: int
+    records: tuple[TrialRecord, ...]
+    """What is known already, from an earlier run of this study."""
+    is_new: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialBegan:
+    number: int
+    config: TrainingConfig
+    name: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnded:
+    record: TrialRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceExhausted:
+    """Every legal configuration has been tried."""
+
+    trials: int
+
+
+Event = Preparing | StudyOpened | TrialBegan | TrialEnded | SpaceExhausted
+Listener = Callable[[Event], None]

@@ -1,0 +1,190 @@
+"""What a search was asked for, and the study that follows from it: a new one, or the continuation of an old one."""
+
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.definition import DEFAULT_STORAGE, RESULTS_FOLDER, SAMPLERS, Sampler, StudyDefinition, check_study_name
+from autotune.errors import InvalidInput, StorageUnavailable, StudyMismatch
+from autotune.executors.local import PREPARED, LocalExecutor
+from autotune.recommendation.pick import Preferences
+from autotune.result import DeviceInfo
+from autotune.search_space import SearchSpace, load_space
+from autotune.storage import sqlite_file
+from autotune.study.events import Listener, Preparing
+from autotune.workload import make_workload
+
+DEFAULT_SPACE = "default"
+DEFAULT_TRIALS = 30
+DEFAULT_TIME_LIMIT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest:
+    """What a search was asked for. None: not said, so the study's own value, the space's or the device's default."""
+
+    name: str | None = None
+    storage: str = DEFAULT_STORAGE
+    space: str | None = None
+    device: str | None = None
+    cap_bytes: int | None = None
+    sampler: Sampler | None = None
+    seed: int | None = None
+    trials: int | None = None
+    time_budget_seconds: float | None = None
+    trial_time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Workload`; None values say nothing."""
+    preferences: Preferences = field(default_factory=Preferences)
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_study_name(self.name)
+        if self.sampler is not None and self.sampler not in SAMPLERS:
+            raise InvalidInput(f"there is no sampler {self.sampler!r}", hint=f"use one of {', '.join(SAMPLERS)}")
+        if self.trials is not None and self.trials < 1:
+            raise InvalidInput(f"{self.trials} trials make no study", hint="use --trials 1 or more")
+        check_device(self.device)
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise InvalidInput(f"seed {self.seed} is not possible", hint="use a whole number from 0 to 4294967295")
+
+    def said_about_workload(self) -> dict[str, Any]:
+        said = {name: value for name, value in self.workload.items() if value is not None}
+        return said if self.seed is None else {**said, "seed": self.seed}
+
+
+def check_device(name: str | None) -> None:
+    """Raises InvalidInput unless `name` has the form of a device; whether there is one, a probe finds."""
+    if name is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise InvalidInput(f"{name!r} is not a device", hint="use cpu, cuda or for example cuda:1")
+
+
+def work_folder(storage: str) -> Path:
+    """Where logs, prepared files and compiler caches go: beside a SQLite database, else in `studies/`."""
+    file = sqlite_file(storage)
+    folder = (RESULTS_FOLDER if file is None else file.parent) / "work"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{uuid.uuid4().hex}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise StorageUnavailable(
+            f"results cannot be written to {folder}: {error.strerror or error}",
+            hint="run from a folder that can be written to, or name a database elsewhere with --storage",
+        ) from None
+    return folder
+
+
+def space_of(request: SearchRequest) -> SearchSpace:
+    return load_space(request.space or DEFAULT_SPACE)
+
+
+def new_definition(
+    request: SearchRequest, *, space: SearchSpace, executor: LocalExecutor, work: Path, listener: Listener
+) -> StudyDefinition:
+    """Probes the device, prepares the workload's files and settles what the study is.
+
+    The files are left in `work/<name>/prepared`. Raises InvalidInput of every kind.
+    """
+    listener(Preparing(what="finding out what this device can do"))
+    device, unavailable = executor.probe(request.device)
+    workload = make_workload(device.type, space.workload, request.said_about_workload())
+    definition = StudyDefinition(
+        name=request.name or "",
+        workload=workload,
+        space=space,
+        device=device,
+        unavailable=unavailable,
+        cap_bytes=request.cap_bytes or device.total_memory_bytes,
+        seed=workload.seed,
+        sampler=request.sampler or "tpe",
+    )
+    definition.legal_space()  # refuses a space in which nothing works before anything is prepared
+    listener(Preparing(what=f"reading {workload.dataset} and drawing the initial weights"))
+    folder = work / f"preparing-{uuid.uuid4().hex}"
+    try:
+        prepared = executor.prepare(workload, folder)
+        workload = dataclasses.replace(workload, text_sha256=prepared["text_sha256"])
+        definition = dataclasses.replace(definition, workload=workload)
+        definition = dataclasses.replace(definition, name=request.name or default_name(definition))
+        target = work / definition.name / PREPARED
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folder.rename(target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return definition
+
+
+def default_name(definition: StudyDefinition) -> str:
+    """`quick-gpt-48MiB-1f3c5a`: the same search has the same name, another one another."""
+    identity = hashlib.sha256(json.dumps(definition.identity(), sort_keys=True).encode()).hexdigest()[:6]
+    size, unit = definition.cap_bytes, "B"
+    for bigger in ("KiB", "MiB", "GiB"):
+        if size % 1024 == 0 and size:
+            size, unit = size // 1024, bigger
+    if definition.cap_bytes == definition.device.total_memory_bytes:
+        return f"{definition.space.name}-{definition.workload.model}-{definition.device.type}-{identity}"
+    return f"{definition.space.name}-{definition.workload.model}-{size}{unit}-{identity}"
+
+
+def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
+    """Raises StudyMismatch when the request says something that the stored study was not made with."""
+    said: dict[str, tuple[Any, Any]] = {
+        "--max-mem": (request.cap_bytes, stored.cap_bytes),
+        "--sampler": (request.sampler, stored.sampler),
+    }
+    workload = stored.workload.to_dict()
+    for name, value in request.said_about_workload().items():
+        if name == "learning_rates":
+            said["--learning-rate"] = ({**workload[name], **value}, workload[name])
+        else:
+            said[f"--{name.replace('_', '-')}"] = (value, workload[name])
+    for option, (asked, known) in said.items():
+        if asked is not None and asked != known:
+            raise StudyMismatch(
+                f"study {stored.name!r} was begun with {option} {known}, not {asked}",
+                hint="leave the option out to continue the study, or give the new one another --name",
+            )
+    if request.space is not None and load_space(request.space).to_dict() != stored.space.to_dict():
+        raise StudyMismatch(
+            f"study {stored.name!r} was begun with search space {stored.space.name!r} as it was then, "
+            f"not with {request.space!r}",
+            hint="leave --space out to continue the study, or give the new one another --name",
+        )
+
+
+def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
+    """Raises StudyMismatch when results measured now could not stand beside those of the study."""
+    for what, known, found in (
+        ("device", stored.device.name, device.name),
+        ("torch", stored.device.versions.get("torch"), device.versions.get("torch")),
+    ):
+        if known != found:
+            raise StudyMismatch(
+                f"study {stored.name!r} was measured on {what} {known}, here is {found}",
+                hint="continue it where it began, or begin another with --name",
+            )
+
+
+def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folder: Path, listener: Listener) -> None:
+    """Makes the prepared files of a stored study where they are missing; the text must still be the same."""
+    if (folder / PREPARED).exists():
+        return
+    listener(Preparing(what=f"reading {definition.workload.dataset} and drawing the initial weights"))
+    prepared = executor.prepare(definition.workload, folder / PREPARED)
+    if prepared["text_sha256"] != definition.workload.text_sha256:
+        shutil.rmtree(folder / PREPARED)
+        raise StudyMismatch(
+            f"the text of dataset {definition.workload.dataset!r} is no longer the one study {definition.name!r} "
+            "was begun with",
+            hint="bring the old text back, or begin another study with --name",
+        )

@@ -1,0 +1,171 @@
+"""The loop of a study: what next, run it, keep the result, tell the sampler. One process owns it.
+
+A result is in the database, synced, before Optuna hears of it; what Optuna missed because the process died in
+between is told at the next start. A configuration is never run twice: a repeated suggestion is answered from its
+record.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from pathlib import Path
+
+from optuna.trial import Trial
+
+from autotune.config import CHOICES, TrainingConfig, baseline_of
+from autotune.definition import StudyDefinition
+from autotune.errors import Stopped
+from autotune.executors.local import POLL_SECONDS, FinishedTrial, LocalExecutor
+from autotune.result import TrialRecord
+from autotune.search_space import LegalSpace, SearchSpace
+from autotune.storage import StudyStore
+from autotune.study.events import Listener, SpaceExhausted, TrialBegan, TrialEnded
+from autotune.study.observation import observe
+from autotune.study.sampling import OptunaStudy
+
+REPEATS_BEFORE_DRAWING = 50
+"""After so many suggestions in a row that are known already, an unseen configuration is drawn."""
+
+
+def baseline_config(space: SearchSpace, *, global_batch: int) -> TrainingConfig:
+    """The study's denominator, with the first optimizer the space trains with."""
+    optimizers = space.techniques.get("optimizer", (space.defaults.get("optimizer", CHOICES["optimizer"][0]),))
+    return baseline_of(optimizer=optimizers[0], global_batch=global_batch)  # type: ignore[arg-type]
+
+
+class StudySession:
+    def __init__(
+        self,
+        definition: StudyDefinition,
+        *,
+        store: StudyStore,
+        optuna_study: OptunaStudy,
+        executor: LocalExecutor,
+        study_folder: Path,
+        listener: Listener,
+        should_stop: Callable[[], bool],
+        time_limit_seconds: float,
+    ) -> None:
+        self._definition = definition
+        self._legal: LegalSpace = definition.legal_space()
+        self._store = store
+        self._optuna = optuna_study
+        self._executor = executor
+        self._folder = study_folder
+        self._listener = listener
+        self._should_stop = should_stop
+        self._time_limit_seconds = time_limit_seconds
+        self._baseline = baseline_config(definition.space, global_batch=definition.workload.global_batch)
+        self._records = {record.config.fingerprint: record for record in store.trials(definition.name)}
+
+    def run(self, *, trials_wanted: int, deadline: float | None) -> None:
+        """Runs until the study has `trials_wanted` distinct configurations, or time.monotonic() passes `deadline`.
+
+        Raises Stopped when asked to stop.
+        """
+        self._tell_what_was_missed()
+        for record in [record for record in self._records.values() if not record.is_finished]:
+            if not self._is_over(deadline):
+                self._measure(record.config, name=record.name, number=record.number)
+        for name, config in self._first_configurations():
+            if len(self._records) < trials_wanted and not self._is_over(deadline):
+                self._measure(config, name=name)
+        while len(self._records) < trials_wanted and not self._is_over(deadline):
+            if not self._measure_next_suggestion():
+                self._listener(SpaceExhausted(trials=len(self._records)))
+                return
+
+    # -- what next ---------------------------------------------------------------------------------------------
+
+    def _first_configurations(self) -> list[tuple[str | None, TrainingConfig]]:
+        """The baseline and the space's named configurations, as far as they have not been run."""
+        names = {config.fingerprint: name for name, config in self._legal.named.items()}
+        baseline_name = names.get(self._baseline.fingerprint, "baseline")
+        first = [(baseline_name, self._baseline), *self._legal.named.items()]
+        return list({c.fingerprint: (n, c) for n, c in first if c.fingerprint not in self._records}.values())
+
+    def _measure_next_suggestion(self) -> bool:
+        """Measures one configuration that was not seen; False when none is left."""
+        if self._legal.values and self._definition.sampler != "grid":
+            for _ in range(REPEATS_BEFORE_DRAWING):
+                self._check_stop()
+                trial, config = self._optuna.ask()
+                known = self._records.get(config.fingerprint)
+                if known is None:
+                    self._measure(config, asked=trial)
+                    return True
+                self._tell(known, asked=trial)
+        unseen = next(self._optuna.unseen(set(self._records)), None)
+        if unseen is None:
+            return False
+        self._measure(unseen)
+        return True
+
+    def _is_over(self, deadline: float | None) -> bool:
+        self._check_stop()
+        return deadline is not None and time.monotonic() >= deadline
+
+    def _check_stop(self) -> None:
+        if self._should_stop():
+            raise Stopped("the search was stopped", hint="the same command goes on from here")
+
+    # -- run, keep, tell ---------------------------------------------------------------------------------------
+
+    def _measure(
+        self,
+        config: TrainingConfig,
+        *,
+        name: str | None = None,
+        number: int | None = None,
+        asked: Trial | None = None,
+    ) -> None:
+        number = len(self._records) if number is None else number
+        self._store.begin_trial(self._definition.name, number, config, name=name)
+        self._listener(TrialBegan(number=number, config=config, name=name))
+        future = self._executor.submit(
+            self._definition,
+            config,
+            study_folder=self._folder,
+            log_name=f"trial-{number}",
+            enforce_cap=config != self._baseline,
+            time_limit_seconds=self._time_limit_seconds,
+        )
+        finished = self._wait_for(future)
+        self._store.finish_trial(self._definition.name, number, finished.measurement, seconds=finished.seconds)
+        record = next(r for r in self._store.trials(self._definition.name) if r.number == number)
+        self._records[config.fingerprint] = record
+        self._tell(record, asked=asked)
+        self._listener(TrialEnded(record=record))
+
+    def _wait_for(self, future: "Future[FinishedTrial]") -> FinishedTrial:
+        """The trial's result; whatever ends the wait early ends the trial, and it will be run again."""
+        try:
+            while True:
+                try:
+                    return future.result(timeout=POLL_SECONDS)
+                except NotYet:
+                    self._check_stop()
+        except BaseException:
+            if not future.done():
+                self._executor.cancel(future)
+                future.exception(timeout=10)
+            self._optuna.give_up_running()
+            raise
+
+    def _tell(self, record: TrialRecord, *, asked: Trial | None = None) -> None:
+        observation = observe(
+            record,
+            self._records.values(),
+            cap_bytes=self._definition.cap_bytes,
+            vocab_size=self._definition.workload.vocab_size,
+        )
+        if asked is None:
+            self._optuna.add(record.number, record.config, observation)
+        else:
+            self._optuna.tell(asked, record.number, observation)
+
+    def _tell_what_was_missed(self) -> None:
+        for record in self._records.values():
+            if record.is_finished and record.number not in self._optuna.told_numbers:
+                self._tell(record)

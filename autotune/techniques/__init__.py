@@ -1,0 +1,85 @@
+"""Techniques, one file each, and the one place where they meet a model, in the order that works.
+
+Imported only in a trial's own process: this loads torch.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from autotune.config import TrainingConfig
+from autotune.models.parts import ModelParts
+from autotune.models.weights import load_model
+from autotune.techniques import allocator, checkpointing, compilation, memory_budget, optimizer_fusion, precision
+from autotune.techniques.optimizer_fusion import Updater, make_updater
+from autotune.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A model with every technique of a configuration applied, and what updates it."""
+
+    parts: ModelParts
+    updater: Updater
+
+
+def before_the_device(config: TrainingConfig) -> None:
+    """What must be decided before the process first touches the device."""
+    allocator.set_allocator(config.allocator)
+
+
+def apply_techniques(
+    config: TrainingConfig, workload: Workload, *, weights_file: Path, device: torch.device
+) -> Training:
+    # Process-wide settings first: they must hold when the first kernel runs and when the first graph is compiled.
+    precision.set_matmul_precision(config.precision)
+    memory_budget.set_memory_budget(config.memory_budget)
+    # Weights arrive in their final dtype: nothing larger than what is trained ever stands on the device.
+    parts = load_model(workload, file=weights_file, dtype=precision.weights_dtype(config.precision), device=device)
+    parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+    # Inside the compiled region: the partitioner sees what checkpointing recomputes and fuses it.
+    checkpointing.checkpoint_in_blocks(parts, config.checkpointing)
+    compilation.compile_blocks(parts, config.compile)
+    # Segments hold several blocks, so with compiled blocks they stand outside them.
+    checkpointing.checkpoint_segments(parts, config.checkpointing)
+    # The whole model last: all of the above is then inside its one graph.
+    compilation.compile_model(parts, config.compile)
+    # The optimizer wants the parameters that will be trained; wrapping has not replaced them.
+    updater = make_updater(
+        parameters,
+        config.optimizer,
+        fusion=config.optimizer_fusion,
+        learning_rate=workload.learning_rates[config.optimizer],
+        scaler=precision.gradient_scaler(config.precision, device=device),
+    )
+    return Training(parts=parts, updater=updater)
+
+
+def find_unavailable(device: torch.device) -> dict[str, dict[str, str]]:
+    """What does not work on `device`: {technique: {value: reason}}, each tried out on it.
+
+    A fused update that only one optimizer lacks is no entry here: that is a rule of `autotune/config.py`.
+    """
+    from autotune.config import CHOICES
+
+    found: dict[str, dict[str, str]] = {}
+    compile_reason = compilation.unavailable("block", device=device)
+    for technique, values in CHOICES.items():
+        for value in values:
+            match technique:
+                case "precision":
+                    reason = precision.unavailable(value, device=device)
+                case "compile":
+                    reason = compile_reason if value != "none" else None
+                case "optimizer_fusion":
+                    reason = optimizer_fusion.unavailable(value, "adamw", device=device)
+                case "optimizer":
+                    reason = optimizer_fusion.unavailable("none", value, device=device)
+                case "allocator":
+                    reason = allocator.unavailable(value, device=device)
+                case _:
+                    reason = None
+            if reason is not None:
+                found.setdefault(technique, {})[value] = reason
+    return found

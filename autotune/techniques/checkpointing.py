@@ -1,0 +1,101 @@
+"""Activation checkpointing: drop activations in the forward pass, recompute them in the backward pass.
+
+| value | recomputed | kept |
+|---|---|---|
+| attention | the attention part of each block | all else |
+| selective | all of a block but its matrix products and attention | the outputs of those |
+| every-4, every-2 | whole blocks whose index is divisible by 4 or 2 | the other blocks |
+| block | each block | one residual stream a block |
+| sqrt | all blocks, in about sqrt(layers) segments (arXiv:1604.06174) | one residual stream a segment |
+
+Not ordered by memory: a segment of several blocks holds all their activations while it is recomputed. Losses are
+bit-equal, since the same kernels run again. Always non-reentrant:
+https://docs.pytorch.org/docs/stable/checkpoint.html, https://pytorch.org/blog/activation-checkpointing-techniques/
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from autotune.config import Checkpointing
+from autotune.models.parts import ModelParts
+
+_aten = torch.ops.aten
+_KEPT_OPERATORS = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten.baddbmm.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+)
+"""What `selective` keeps: matrix products and the attention kernels made of them."""
+
+
+class Checkpointed(nn.Module):
+    """`module` with its activations recomputed in the backward pass."""
+
+    def __init__(self, module: nn.Module, *, context_fn: Callable[[], Any] | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self._options: dict[str, Any] = {} if context_fn is None else {"context_fn": context_fn}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(self.module, *args, use_reentrant=False, **self._options, **kwargs)
+
+
+class Segment(nn.Module):
+    """Several blocks, one after the other, as one module."""
+
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        for block in self.blocks:
+            x = block(x, *args, **kwargs)
+        return x
+
+
+def checkpoint_in_blocks(parts: ModelParts, granularity: Checkpointing) -> None:
+    """Applies every granularity that stays within single blocks; `sqrt` is `checkpoint_segments`."""
+    if granularity == "attention":
+        for block in parts.blocks:
+            setattr(block, parts.attention_name, Checkpointed(getattr(block, parts.attention_name)))
+    elif granularity == "selective":
+        parts.replace_blocks([Checkpointed(block, context_fn=_selective_contexts) for block in parts.blocks])
+    elif granularity in _EVERY:
+        every = _EVERY[granularity]
+        parts.replace_blocks(
+            [Checkpointed(block) if index % every == 0 else block for index, block in enumerate(parts.blocks)]
+        )
+
+
+def checkpoint_segments(parts: ModelParts, granularity: Checkpointing) -> None:
+    """`sqrt`: consecutive blocks in round(sqrt(layers)) segments of nearly equal length, each recomputed as a whole."""
+    if granularity != "sqrt":
+        return
+    blocks = list(parts.blocks)
+    segments = round(math.sqrt(len(blocks)))
+    bounds = [round(index * len(blocks) / segments) for index in range(segments + 1)]
+    parts.replace_blocks([Checkpointed(Segment(blocks[start:end])) for start, end in itertools.pairwise(bounds)])
+
+
+_EVERY = {"block": 1, "every-2": 2, "every-4": 4}
+
+
+def _selective_contexts() -> Any:
+    return create_selective_checkpoint_contexts(_keep_matrix_products)
+
+
+def _keep_matrix_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _KEPT_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE

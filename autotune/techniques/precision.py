@@ -1,0 +1,62 @@
+"""Precision: the number format of weights, of matrix products, or of both.
+
+| value | saves | costs | needs |
+|---|---|---|---|
+| fp32 | nothing: the reference | | |
+| tf32 | no memory; matrix products up to 8x faster | 10 bits of mantissa in products | NVIDIA Ampere or newer |
+| bf16-mixed | half of most activations; tensor cores | a bf16 copy of the weights in use | |
+| fp16-mixed | the same, with more mantissa | loss scaling against underflow (arXiv:1710.03740) | |
+| bf16-true | half of everything | small updates are rounded away: perplexity | |
+
+Source: https://docs.pytorch.org/docs/stable/amp.html and .../notes/numerical_accuracy.html
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from autotune.config import Precision
+
+_AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+
+
+def set_matmul_precision(precision: Precision) -> None:
+    """Lets float32 matrix products use TF32, or forbids it. A setting of the whole process."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+def weights_dtype(precision: Precision) -> torch.dtype:
+    return torch.bfloat16 if precision == "bf16-true" else torch.float32
+
+
+def autocast(precision: Precision, *, device: torch.device) -> AbstractContextManager[object]:
+    """The context of every forward pass."""
+    if precision in _AUTOCAST_DTYPES:
+        return torch.autocast(device.type, dtype=_AUTOCAST_DTYPES[precision])
+    return nullcontext()
+
+
+def gradient_scaler(precision: Precision, *, device: torch.device) -> torch.amp.GradScaler | None:
+    return torch.amp.GradScaler(device.type) if precision == "fp16-mixed" else None
+
+
+def unavailable(precision: Precision, *, device: torch.device) -> str | None:
+    """Why `precision` does not work on `device`, found by a small product forward and backward; None if it does."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64, bias=False, device=device, dtype=weights_dtype(precision))
+    x = torch.randn(64, 64, device=device, dtype=weights_dtype(precision))
+    try:
+        set_matmul_precision("fp32")
+        exact = layer(x)
+        set_matmul_precision(precision)
+        with autocast(precision, device=device):
+            product = layer(x)
+        product.float().square().sum().backward()
+    except (RuntimeError, NotImplementedError) as error:
+        return str(error).splitlines()[0]
+    finally:
+        set_matmul_precision("fp32")
+    if precision == "tf32" and torch.equal(exact, product):
+        return "a float32 product is the same with TF32 allowed: this hardware has no TF32"
+    return None

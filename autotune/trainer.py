@@ -1,0 +1,256 @@
+"""One configuration, trained in this process: build, warm up, measure memory, time, evaluate.
+
+Runs in a trial's own process, where a leaked setting or a crash ends with it. Failures are exceptions here; the
+process around it turns them into outcomes (`autotune/trial/failures.py`).
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy
+import torch
+import torch._dynamo.utils
+from torch import Tensor
+
+from autotune.config import TrainingConfig
+from autotune.data.tokens import Tokens, batch_of, sequences_in, training_order
+from autotune.memory import MemoryMeter, make_meter, resident_bytes
+from autotune.quantities import format_size
+from autotune.result import Measurement, Outcome
+from autotune.techniques import Training, apply_techniques, before_the_device
+from autotune.techniques.precision import autocast
+from autotune.workload import MEMORY_STEPS, Workload
+
+
+class Diverged(Exception):
+    """The loss is no longer a number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
+    """One trial's work order. `folder` holds `weights.pt`, `train.npy` and `held_out.npy`, as prepared."""
+
+    workload: Workload
+    config: TrainingConfig
+    folder: Path
+    device: str
+    device_uuid: str | None = None
+    cap_bytes: int
+    enforce_cap: bool = True
+    """False for the baseline, which is measured beyond the cap where the device can hold it."""
+    requested_at: float
+    """time.time() of the request."""
+
+
+def train(request: TrainingRequest) -> Measurement:
+    """Trains the workload's steps and measures them. Raises Diverged and whatever torch raises."""
+    before_the_device(request.config)
+    return _Trial(request).run()
+
+
+class _Trial:
+    def __init__(self, request: TrainingRequest) -> None:
+        self._request = request
+        self._config, self._workload = request.config, request.workload
+        self._device = torch.device(request.device)
+        torch.manual_seed(self._workload.seed)
+        started = time.time()
+        self._meter: MemoryMeter = make_meter(
+            self._device, uuid=request.device_uuid, cap_bytes=request.cap_bytes if request.enforce_cap else None
+        )
+        self._device_startup_seconds = time.time() - started
+        self._training: Training = apply_techniques(
+            self._config, self._workload, weights_file=request.folder / "weights.pt", device=self._device
+        )
+        self._train_tokens = numpy.load(request.folder / "train.npy", mmap_mode="r")
+        self._held_out_tokens = numpy.load(request.folder / "held_out.npy", mmap_mode="r")
+
+    def run(self) -> Measurement:
+        workload, batches = self._workload, self._batches()
+        self._startup_seconds = time.time() - self._request.requested_at
+        warmup = [self._timed_step(0, next(batches))]
+        self._meter.kernels_have_run()
+        warmup += [self._timed_step(step, next(batches)) for step in range(1, workload.warmup_steps)]
+        timed_from = workload.warmup_steps + MEMORY_STEPS
+        with self._meter.measuring(self._resident_tensors()):
+            for step in range(workload.warmup_steps, timed_from):
+                self._step(step, next(batches))
+        if self._request.enforce_cap and self._is_over_cap():
+            # Nothing that follows could bring it back under the cap.
+            return self._measurement(outcome="over_cap", warmup=warmup, timed=[], held_out_loss=None)
+        timed = [self._timed_step(step, next(batches)) for step in range(timed_from, workload.steps)]
+        held_out_loss = self._evaluate()
+        outcome: Outcome = "over_cap" if self._is_over_cap() else "ok"
+        return self._measurement(outcome=outcome, warmup=warmup, timed=timed, held_out_loss=held_out_loss)
+
+    def _is_over_cap(self) -> bool:
+        return self._meter.reading().device_bytes > self._request.cap_bytes
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def _timed_step(self, step: int, batch: Tensor) -> "_TimedStep":
+        self._synchronize()
+        started = time.perf_counter()
+        loss = self._step(step, batch)
+        self._synchronize()
+        return _TimedStep(seconds=time.perf_counter() - started, loss=loss)
+
+    def _step(self, step: int, batch: Tensor) -> float:
+        """One optimizer step over the global batch [sequences, length + 1]; returns the mean token loss before it.
+
+        Each micro batch's summed loss is divided by the tokens of the *global* batch, so that the gradients add up
+        to those of the global batch whatever the micro batch.
+        """
+        self._training.updater.set_learning_rate(self._learning_rate(step))
+        tokens_in_batch = batch[:, 1:].numel()
+        total = torch.zeros((), device=self._device)
+        for micro_batch in batch.to(self._device).split(self._config.micro_batch_size):
+            with self._meter.phase("forward"):
+                loss = self._forward(micro_batch) / tokens_in_batch
+            with self._meter.phase("backward"):
+                self._training.updater.scale(loss).backward()
+            total += loss.detach()
+        with self._meter.phase("step"):
+            self._training.updater.step()
+        mean_loss = total.item()
+        if not math.isfinite(mean_loss):
+            raise Diverged(f"the loss became {mean_loss} at step {step + 1}")
+        return mean_loss
+
+    def _forward(self, batch: Tensor) -> Tensor:
+        """Summed token loss of a micro batch [sequences, length + 1]."""
+        with autocast(self._config.precision, device=self._device):
+            loss: Tensor = self._training.parts.model(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+        return loss
+
+    def _learning_rate(self, step: int) -> float:
+        """Linear rise, then constant or a cosine down to a tenth."""
+        workload = self._workload
+        rate = workload.learning_rates[self._config.optimizer]
+        if step < workload.learning_rate_warmup_steps:
+            return rate * (step + 1) / workload.learning_rate_warmup_steps
+        if workload.schedule == "constant":
+            return rate
+        done = (step - workload.learning_rate_warmup_steps) / max(
+            1, workload.steps - workload.learning_rate_warmup_steps
+        )
+        return rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+
+    # -- held-out text -----------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _evaluate(self) -> float:
+        """Mean token loss on the held-out set, in nats; in eager mode, since the weights are what is judged."""
+        workload = self._workload
+        total, batches = 0.0, range(0, workload.evaluation_sequences, self._config.micro_batch_size)
+        with torch.compiler.set_stance("force_eager"):
+            for start in batches:
+                stop = min(start + self._config.micro_batch_size, workload.evaluation_sequences)
+                batch = self._to_device(self._held_out_tokens, range(start, stop))
+                if start == 0:
+                    with self._meter.measuring([*self._resident_tensors(), batch]), self._meter.phase("evaluation"):
+                        total += self._forward(batch).item()
+                else:
+                    total += self._forward(batch).item()
+        mean_loss = total / (workload.evaluation_sequences * workload.sequence_length)
+        if not math.isfinite(mean_loss):
+            raise Diverged(f"the held-out loss is {mean_loss} after {workload.steps} steps")
+        return mean_loss
+
+    # -- what the steps work on --------------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[Tensor]:
+        """Global batches [sequences, length + 1] on the host, in the order all trials of the study share."""
+        sequences = sequences_in(self._train_tokens, sequence_length=self._workload.sequence_length)
+        for indices in training_order(
+            sequences=sequences, global_batch=self._workload.global_batch, seed=self._workload.seed
+        ):
+            yield torch.from_numpy(
+                batch_of(self._train_tokens, indices, sequence_length=self._workload.sequence_length)
+            )
+
+    def _to_device(self, tokens: Tokens, indices: range) -> Tensor:
+        batch = batch_of(tokens, indices, sequence_length=self._workload.sequence_length)
+        return torch.from_numpy(batch).to(self._device)
+
+    def _resident_tensors(self) -> list[Tensor]:
+        model = self._training.parts.model
+        on_device = [*model.parameters(), *model.buffers(), *self._training.updater.state()]
+        return [tensor for tensor in on_device if tensor.device.type == self._device.type]
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    # -- the result --------------------------------------------------------------------------------------------
+
+    def _measurement(
+        self, *, outcome: Outcome, warmup: list["_TimedStep"], timed: list["_TimedStep"], held_out_loss: float | None
+    ) -> Measurement:
+        memory = self._meter.reading()
+        message = ""
+        if outcome == "over_cap":
+            message = f"needs {format_size(memory.device_bytes)} of {format_size(self._request.cap_bytes)}"
+        return Measurement(
+            outcome=outcome,
+            message=message,
+            peak_memory_bytes=memory.peak_memory_bytes,
+            peak_reserved_bytes=memory.peak_reserved_bytes,
+            device_bytes=memory.device_bytes,
+            context_bytes=memory.context_bytes,
+            alloc_retries=memory.alloc_retries,
+            peak_phase=memory.peak_phase,
+            bytes_by_kind=self._bytes_by_kind(),
+            perplexity=None if held_out_loss is None else math.exp(held_out_loss),
+            # Byte-level tokens: one token is one byte.
+            bits_per_byte=None if held_out_loss is None else held_out_loss / math.log(2),
+            startup_seconds=self._startup_seconds,
+            device_startup_seconds=self._device_startup_seconds,
+            **self._speed(warmup, timed),
+        )
+
+    def _bytes_by_kind(self) -> dict[str, int]:
+        model = self._training.parts.model
+        return {
+            "parameters": resident_bytes(model.parameters()),
+            "buffers": resident_bytes(model.buffers()),
+            "optimizer_state": resident_bytes(self._training.updater.state()),
+        }
+
+    def _speed(self, warmup: list["_TimedStep"], timed: list["_TimedStep"]) -> dict[str, Any]:
+        """Median and half the interquartile range of the timed steps' tokens per second, and compilation apart.
+
+        Compilation is what the warm-up steps took beyond a steady step.
+        """
+        if not timed:
+            return {}
+        speeds = [self._workload.tokens_per_step / step.seconds for step in timed]
+        lower, _, upper = statistics.quantiles(speeds, n=4)
+        steady_seconds = statistics.median(step.seconds for step in timed)
+        compiled = self._config.compile != "none"
+        return {
+            "tokens_per_second": statistics.median(speeds),
+            "tokens_per_second_spread": (upper - lower) / 2,
+            "final_loss": timed[-1].loss,
+            "compile_seconds": sum(max(0.0, step.seconds - steady_seconds) for step in warmup) if compiled else None,
+            "compile_cache": _compile_cache_use() if compiled else None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TimedStep:
+    seconds: float
+    loss: float
+
+
+def _compile_cache_use() -> Literal["miss", "partial", "hit"]:
+    """Whether this process found its graphs in inductor's disk cache."""
+    counters = torch._dynamo.utils.counters
+    hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    misses = counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"]
+    return "partial" if hits and misses else "hit" if hits else "miss"

@@ -1,0 +1,150 @@
+"""The caller's side of the trial server: starts it, sends requests, hands out futures. Does not load torch."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from autotune import errors
+from autotune.errors import AutotuneError, TrialServerLost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """A task's return value and the wall-clock seconds of its process."""
+
+    result: Any
+    seconds: float
+
+
+class TrialServer:
+    """One server process and the futures of what it was asked to do. Use as a context manager, or `close` it."""
+
+    def __init__(self, *, log_file: Path) -> None:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._log_file = log_file
+        self._futures: dict[int, Future[Reply]] = {}
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        with log_file.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "autotune.trial.server"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C at the terminal reaches the search only
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([_package_root(), *_python_path()])},
+            )
+        self._reader = threading.Thread(target=self._read_replies, name="trial replies", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def submit(
+        self,
+        task: str,
+        payload: dict[str, Any],
+        *,
+        log_file: Path,
+        time_limit_seconds: float | None = None,
+        environment: dict[str, str] | None = None,
+        limit_host_memory: bool = False,
+    ) -> "Future[Reply]":
+        """Runs `task` of `autotune/trial/tasks.py` in a process of its own.
+
+        The future's exception is the AutotuneError the task raised, or PreparationFailed.
+        """
+        future: Future[Reply] = Future()
+        request_id = next(self._ids)
+        request = {
+            "id": request_id,
+            "task": task,
+            "payload": payload,
+            "log_file": str(log_file.absolute()),
+            "time_limit": time_limit_seconds,
+            "environment": environment,
+            "limit_host_memory": limit_host_memory,
+        }
+        with self._lock:
+            self._futures[request_id] = future
+            self._send(request)
+        return future
+
+    def cancel(self, future: "Future[Reply]") -> None:
+        """Kills the process behind `future`; a training then ends with the outcome `interrupted`."""
+        with self._lock:
+            for request_id, known in self._futures.items():
+                if known is future:
+                    self._send({"cancel": request_id})
+
+    def close(self) -> None:
+        """Ends the server and everything it runs."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(timeout=5)
+
+    def __enter__(self) -> "TrialServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the reader sees the end of the server and fails every future
+
+    def _read_replies(self) -> None:
+        assert self._process.stdout is not None
+        replies: IO[bytes] = self._process.stdout
+        for line in replies:
+            reply = json.loads(line)
+            if "id" in reply:
+                with self._lock:
+                    future = self._futures.pop(reply["id"])
+                _resolve(future, reply)
+        with self._lock:
+            lost, self._futures = list(self._futures.values()), {}
+        for future in lost:
+            future.set_exception(
+                TrialServerLost(
+                    "the process that starts the trials has ended",
+                    hint=f"see {self._log_file}; the same command goes on from here",
+                )
+            )
+
+
+def _resolve(future: "Future[Reply]", reply: dict[str, Any]) -> None:
+    if reply["error"] is None:
+        future.set_result(Reply(result=reply["result"], seconds=reply["seconds"]))
+        return
+    kind: type[AutotuneError] = getattr(errors, reply["error"]["kind"])
+    future.set_exception(kind(reply["error"]["message"], hint=reply["error"]["hint"]))
+
+
+def _package_root() -> str:
+    """Where this very package is, so that the server runs the same code whatever the current folder."""
+    return str(Path(__file__).resolve().parents[2])
+
+
+def _python_path() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

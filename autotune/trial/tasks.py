@@ -1,0 +1,151 @@
+"""What a forked process can be asked to do: prepare a study's files, probe a device, train one trial.
+
+Each task takes and returns JSON-ready values.
+"""
+
+import os
+import platform
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune.config import TrainingConfig
+from autotune.errors import InvalidInput
+from autotune.models import MODELS
+from autotune.result import DeviceInfo, Measurement
+from autotune.workload import Workload
+
+
+def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Writes tokens and initial weights into `folder`; returns {"text_sha256", "parameters"}.
+
+    The folder appears whole or not at all. Raises InvalidDataset.
+    """
+    from autotune.data.sources import read_documents
+    from autotune.data.tokens import write_tokens
+    from autotune.models.weights import draw_weights
+
+    wanted, target = Workload(**workload), Path(folder)
+    if wanted.model not in MODELS:
+        raise InvalidInput(f"there is no model {wanted.model!r}", hint=f"the models are {', '.join(MODELS)}")
+    unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
+    unfinished.mkdir(parents=True)
+    try:
+        documents = read_documents(wanted, cache_folder=unfinished / "datasets")
+        text_sha256 = write_tokens(documents, wanted, folder=unfinished)
+        parameters = draw_weights(wanted, file=unfinished / "weights.pt")
+        shutil.rmtree(unfinished / "datasets", ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return {"text_sha256": text_sha256, "parameters": parameters}
+
+
+def probe(*, device: str | None) -> dict[str, Any]:
+    """What `device` is and what does not work on it; None: the first CUDA device that works, else the CPU.
+
+    Returns {"device": DeviceInfo, "unavailable": {technique: {value: reason}}}. Raises InvalidInput.
+    """
+    from autotune.techniques import find_unavailable
+
+    chosen = torch.device(device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    info = _cuda_info(chosen) if chosen.type == "cuda" else _cpu_info()
+    return {"device": asdict(info), "unavailable": find_unavailable(chosen)}
+
+
+def devices() -> list[dict[str, Any]]:
+    """Every device this torch can use: the CUDA devices in order, then the CPU."""
+    cuda = [_cuda_info(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+    return [asdict(info) for info in [*cuda, _cpu_info()]]
+
+
+def train(
+    *, workload: dict[str, Any], config: dict[str, Any], folder: str, device: str, **options: Any
+) -> dict[str, Any]:
+    """Trains one configuration; returns a Measurement, whatever happens short of the process's death."""
+    from autotune.trainer import TrainingRequest
+    from autotune.trainer import train as run
+    from autotune.trial.failures import measurement_of_exception
+
+    request = TrainingRequest(
+        workload=Workload(**workload), config=TrainingConfig(**config), folder=Path(folder), device=device, **options
+    )
+    try:
+        measurement = run(request)
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()  # into the trial's log
+        measurement = measurement_of_exception(error)
+    return asdict(_without_non_finite(measurement))
+
+
+TASKS: Mapping[str, Callable[..., Any]] = {"prepare": prepare, "probe": probe, "devices": devices, "train": train}
+
+
+def _without_non_finite(measurement: Measurement) -> Measurement:
+    """A perplexity too large for a float is a diverged training, not a number."""
+    if measurement.perplexity is not None and measurement.perplexity == float("inf"):
+        return replace(measurement, outcome="diverged", message="the perplexity is infinite", perplexity=None)
+    return measurement
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": torch.__version__, "system": platform.platform()}
+
+
+def _cpu_info() -> DeviceInfo:
+    return DeviceInfo(
+        device="cpu",
+        name=f"{_cpu_name()}, {torch.get_num_threads()} threads",
+        total_memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        versions=_versions(),
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _cuda_info(device: torch.device) -> DeviceInfo:
+    from autotune.memory import nvml
+
+    index = device.index or 0
+    if index >= torch.cuda.device_count():
+        found = ", ".join(f"cuda:{i}" for i in range(torch.cuda.device_count())) or "no CUDA device"
+        raise InvalidInput(f"there is no device cuda:{index}", hint=f"this torch sees {found}; cpu is always there")
+    properties = torch.cuda.get_device_properties(index)
+    uuid = f"GPU-{properties.uuid}"
+    return DeviceInfo(
+        device=f"cuda:{index}",
+        name=properties.name,
+        total_memory_bytes=properties.total_memory,
+        versions={**_versions(), "cuda": str(torch.version.cuda), "driver": nvml.driver_version()},
+        uuid=uuid,
+        others=_other_users(uuid, index),
+    )
+
+
+_IDLE_CUDA_BYTES = 1024**3
+"""A GPU with less memory in use than this, driver and our own probe's context included, counts as free."""
+
+
+def _other_users(uuid: str, index: int) -> str:
+    from autotune.memory import nvml
+    from autotune.quantities import format_size
+
+    free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+    used_bytes, busy_percent = total_bytes - free_bytes, nvml.utilization_percent(uuid)
+    if used_bytes < _IDLE_CUDA_BYTES and busy_percent < 10:
+        return ""
+    return f"{format_size(used_bytes)} of its memory and {busy_percent} % of its time are in use"

@@ -1,0 +1,191 @@
+"""What is trained: model, text, sequence length, global batch, steps, seed, learning rates and schedule.
+
+Two trials are comparable only when their workload is equal to the last field, the hash of the text included.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from autotune.config import CHOICES
+from autotune.errors import InvalidInput
+
+Schedule = Literal["constant", "cosine"]
+
+STANDARD_LIBRARY_TEXT = "python-docs"
+"""Name of the default text: the documentation of the Python standard library found on every machine."""
+
+BYTE_VOCABULARY = 256
+MEMORY_STEPS = 2
+"""Steady-state steps whose memory is measured; they are not timed."""
+
+MINIMUM_TIMED_STEPS = 3
+
+DEFAULT_LEARNING_RATES: Mapping[str, float] = {"adamw": 2e-3, "adafactor": 3e-2, "sgd": 0.1}
+"""AdamW: the usual rate of a GPT of a few million parameters. Adafactor: three times torch.optim.Adafactor's default,
+relative to the size of each weight. SGD: the usual rate with momentum 0.9."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Everything that decides which numbers a training computes, apart from its `TrainingConfig`.
+
+    Raises InvalidInput for sizes that do not fit together.
+    """
+
+    model: str = "gpt"
+    """Key of the model registry (`autotune/models`)."""
+    layers: int
+    width: int
+    heads: int
+    vocab_size: int = BYTE_VOCABULARY
+
+    dataset: str = STANDARD_LIBRARY_TEXT
+    """`python-docs`, a local text, jsonl, csv or parquet file, a folder of them, or a Hugging Face hub name."""
+    dataset_config: str | None = None
+    dataset_split: str = "train"
+    text_column: str | None = None
+    text_sha256: str = ""
+    """SHA-256 of the prepared token stream, training and held-out part; empty until the text has been read."""
+    tokenizer: str = "bytes"
+
+    sequence_length: int
+    """Tokens in one sequence."""
+    global_batch: int
+    """Sequences per optimizer step, whatever the micro batch."""
+    steps: int
+    """Optimizer steps of one trial; the perplexity is that after the last."""
+    warmup_steps: int = 4
+    """First steps, neither timed nor measured: compilation and optimizer state happen here."""
+    evaluation_sequences: int
+    """Sequences of the fixed held-out set."""
+
+    seed: int = 0
+    """Decides initial weights and data order."""
+    learning_rates: Mapping[str, float] = dataclasses.field(default_factory=lambda: dict(DEFAULT_LEARNING_RATES))
+    schedule: Schedule = "constant"
+    learning_rate_warmup_steps: int = 10
+    """Steps over which the learning rate rises linearly from a fraction of itself to its full value."""
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE_FIELDS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a whole number from 1 up")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+            raise InvalidInput(f"seed = {self.seed!r} is not possible", hint="use a whole number from 0 to 4294967295")
+        if self.schedule not in get_args(Schedule):
+            raise InvalidInput(
+                f"schedule = {self.schedule!r} is not known", hint=f"use one of {', '.join(get_args(Schedule))}"
+            )
+        self._check_steps()
+        self._check_model()
+        self._check_learning_rates()
+
+    def _check_steps(self) -> None:
+        least = self.warmup_steps + MEMORY_STEPS + MINIMUM_TIMED_STEPS
+        if self.steps < least:
+            raise InvalidInput(
+                f"steps = {self.steps} leaves nothing to time after {self.warmup_steps} warm-up and "
+                f"{MEMORY_STEPS} memory steps",
+                hint=f"use at least {least} steps, or fewer warm-up steps",
+            )
+
+    def _check_model(self) -> None:
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise InvalidInput(
+                f"width {self.width} cannot be split into {self.heads} heads of an even size",
+                hint="choose a width that is a multiple of twice the number of heads",
+            )
+        if self.tokenizer == "bytes" and self.vocab_size < BYTE_VOCABULARY:
+            raise InvalidInput(
+                f"vocab_size = {self.vocab_size} is smaller than the {BYTE_VOCABULARY} byte-level tokens",
+                hint=f"use --vocab-size {BYTE_VOCABULARY} or more",
+            )
+
+    def _check_learning_rates(self) -> None:
+        for optimizer, rate in self.learning_rates.items():
+            if optimizer not in CHOICES["optimizer"]:
+                raise InvalidInput(
+                    f"there is no optimizer {optimizer!r} to set a learning rate for",
+                    hint=f"the optimizers are {', '.join(CHOICES['optimizer'])}",
+                )
+            if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
+                raise InvalidInput(
+                    f"learning rate {rate!r} of {optimizer} is not possible", hint="use a number above zero"
+                )
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.sequence_length
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits that are equal exactly for equal workloads."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+
+
+_POSITIVE_FIELDS = (
+    "layers",
+    "width",
+    "heads",
+    "vocab_size",
+    "sequence_length",
+    "global_batch",
+    "steps",
+    "warmup_steps",
+    "evaluation_sequences",
+    "learning_rate_warmup_steps",
+)
+
+DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
+    # 1.3 M parameters: a trial of seconds.
+    "cpu": {
+        "layers": 6,
+        "width": 128,
+        "heads": 4,
+        "sequence_length": 128,
+        "global_batch": 8,
+        "steps": 40,
+        "evaluation_sequences": 64,
+    },
+    # 114 M parameters and sequences of 1,024: memory and speed mean something on a GPU.
+    "cuda": {
+        "layers": 16,
+        "width": 768,
+        "heads": 12,
+        "sequence_length": 1024,
+        "global_batch": 16,
+        "steps": 60,
+        "evaluation_sequences": 64,
+        "learning_rates": {**DEFAULT_LEARNING_RATES, "adamw": 6e-4},
+    },
+}
+"""What a workload is where neither the command line nor the search space says otherwise."""
+
+
+def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
+    """The device's defaults overridden by each of `settings` in turn; None values override nothing.
+
+    `learning_rates` are merged optimizer by optimizer. Raises InvalidInput for unknown or impossible settings.
+    """
+    merged: dict[str, Any] = dict(DEFAULTS_BY_DEVICE[device_type])
+    merged["learning_rates"] = dict(merged.get("learning_rates", DEFAULT_LEARNING_RATES))
+    known = {field.name for field in dataclasses.fields(Workload)}
+    for setting in settings:
+        for name, value in setting.items():
+            if name not in known:
+                raise InvalidInput(
+                    f"there is no workload setting {name!r}", hint=f"known are {', '.join(sorted(known))}"
+                )
+            if name == "learning_rates" and value is not None:
+                merged[name].update(value)
+            elif value is not None:
+                merged[name] = value
+    return Workload(**merged)
