@@ -19,7 +19,7 @@ Outcome = Literal[
     "interrupted",
 ]
 
-DIRECTIONS: Mapping[str, str] = {
+DIRECTIONS: Mapping[str, Literal["minimize", "maximize"]] = {
     "peak_memory_bytes": "minimize",
     "tokens_per_second": "maximize",
     "perplexity": "minimize",
@@ -65,7 +65,7 @@ class Measurement:
     peak_phase: str | None = None
     """Where in a step the peak is: forward, backward, step or evaluation."""
     bytes_by_kind: Mapping[str, int] | None = None
-    """Bytes of parameters, buffers and optimizer state between two steps; the rest of the peak is `at_peak_only`."""
+    """Bytes of parameters, buffers and optimizer state between two steps; the rest of a peak lives within one."""
     requested_bytes: int | None = None
     """For out_of_memory: what the allocator was asked for on top of what it held, where the error says so."""
     tokens_per_second: float | None = None

@@ -50,10 +50,12 @@ class TrainingRequest:
 def train(request: TrainingRequest) -> Measurement:
     """Trains the workload's steps and measures them. Raises Diverged and whatever torch raises."""
     before_the_device(request.config)
-    return _Trial(request).run()
+    return Trainer(request).run()
 
 
-class _Trial:
+class Trainer:
+    """A training with all techniques applied, ready for its first step."""
+
     def __init__(self, request: TrainingRequest) -> None:
         self._request = request
         self._config, self._workload = request.config, request.workload
@@ -64,14 +66,15 @@ class _Trial:
             self._device, uuid=request.device_uuid, cap_bytes=request.cap_bytes if request.enforce_cap else None
         )
         self._device_startup_seconds = time.time() - started
-        self._training: Training = apply_techniques(
+        self._startup_seconds = 0.0
+        self.training: Training = apply_techniques(
             self._config, self._workload, weights_file=request.folder / "weights.pt", device=self._device
         )
         self._train_tokens = numpy.load(request.folder / "train.npy", mmap_mode="r")
         self._held_out_tokens = numpy.load(request.folder / "held_out.npy", mmap_mode="r")
 
     def run(self) -> Measurement:
-        workload, batches = self._workload, self._batches()
+        workload, batches = self._workload, self.batches()
         self._startup_seconds = time.time() - self._request.requested_at
         warmup = [self._timed_step(0, next(batches))]
         self._meter.kernels_have_run()
@@ -79,7 +82,7 @@ class _Trial:
         timed_from = workload.warmup_steps + MEMORY_STEPS
         with self._meter.measuring(self._resident_tensors()):
             for step in range(workload.warmup_steps, timed_from):
-                self._step(step, next(batches))
+                self.step(step, next(batches))
         if self._request.enforce_cap and self._is_over_cap():
             # Nothing that follows could bring it back under the cap.
             return self._measurement(outcome="over_cap", warmup=warmup, timed=[], held_out_loss=None)
@@ -96,27 +99,27 @@ class _Trial:
     def _timed_step(self, step: int, batch: Tensor) -> "_TimedStep":
         self._synchronize()
         started = time.perf_counter()
-        loss = self._step(step, batch)
+        loss = self.step(step, batch)
         self._synchronize()
         return _TimedStep(seconds=time.perf_counter() - started, loss=loss)
 
-    def _step(self, step: int, batch: Tensor) -> float:
+    def step(self, step: int, batch: Tensor) -> float:
         """One optimizer step over the global batch [sequences, length + 1]; returns the mean token loss before it.
 
         Each micro batch's summed loss is divided by the tokens of the *global* batch, so that the gradients add up
         to those of the global batch whatever the micro batch.
         """
-        self._training.updater.set_learning_rate(self._learning_rate(step))
+        self.training.updater.set_learning_rate(self._learning_rate(step))
         tokens_in_batch = batch[:, 1:].numel()
         total = torch.zeros((), device=self._device)
         for micro_batch in batch.to(self._device).split(self._config.micro_batch_size):
             with self._meter.phase("forward"):
                 loss = self._forward(micro_batch) / tokens_in_batch
             with self._meter.phase("backward"):
-                self._training.updater.scale(loss).backward()
+                self.training.updater.scale(loss).backward()
             total += loss.detach()
         with self._meter.phase("step"):
-            self._training.updater.step()
+            self.training.updater.step()
         mean_loss = total.item()
         if not math.isfinite(mean_loss):
             raise Diverged(f"the loss became {mean_loss} at step {step + 1}")
@@ -125,7 +128,7 @@ class _Trial:
     def _forward(self, batch: Tensor) -> Tensor:
         """Summed token loss of a micro batch [sequences, length + 1]."""
         with autocast(self._config.precision, device=self._device):
-            loss: Tensor = self._training.parts.model(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+            loss: Tensor = self.training.parts.model(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
         return loss
 
     def _learning_rate(self, step: int) -> float:
@@ -164,7 +167,7 @@ class _Trial:
 
     # -- what the steps work on --------------------------------------------------------------------------------
 
-    def _batches(self) -> Iterator[Tensor]:
+    def batches(self) -> Iterator[Tensor]:
         """Global batches [sequences, length + 1] on the host, in the order all trials of the study share."""
         sequences = sequences_in(self._train_tokens, sequence_length=self._workload.sequence_length)
         for indices in training_order(
@@ -179,8 +182,8 @@ class _Trial:
         return torch.from_numpy(batch).to(self._device)
 
     def _resident_tensors(self) -> list[Tensor]:
-        model = self._training.parts.model
-        on_device = [*model.parameters(), *model.buffers(), *self._training.updater.state()]
+        model = self.training.parts.model
+        on_device = [*model.parameters(), *model.buffers(), *self.training.updater.state()]
         return [tensor for tensor in on_device if tensor.device.type == self._device.type]
 
     def _synchronize(self) -> None:
@@ -215,11 +218,11 @@ class _Trial:
         )
 
     def _bytes_by_kind(self) -> dict[str, int]:
-        model = self._training.parts.model
+        model = self.training.parts.model
         return {
             "parameters": resident_bytes(model.parameters()),
             "buffers": resident_bytes(model.buffers()),
-            "optimizer_state": resident_bytes(self._training.updater.state()),
+            "optimizer_state": resident_bytes(self.training.updater.state()),
         }
 
     def _speed(self, warmup: list["_TimedStep"], timed: list["_TimedStep"]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class LocalExecutor:
     def __init__(self, folder: Path, *, should_stop: Callable[[], bool] = lambda: False) -> None:
         self._folder = folder
         self._should_stop = should_stop
-        self._server = TrialServer(log_file=folder / "logs" / f"server-{time.time_ns()}.log")
+        self._server = TrialServer(log_file=folder / "logs" / "server.log")
         self._replies: dict[Future[FinishedTrial], Future[Reply]] = {}
 
     @property

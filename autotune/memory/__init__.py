@@ -30,7 +30,7 @@ class MemoryReading:
 
 class MemoryMeter(Protocol):
     def measuring(self, resident: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """Measures the block it surrounds; `resident` are the tensors alive when it begins. Readings accumulate."""
+        """Measures the block it surrounds; `resident`: the tensors alive before and after. Readings accumulate."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Names a part of a measured block, so that the reading can say where the peak was."""

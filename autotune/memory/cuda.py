@@ -32,17 +32,25 @@ class CudaMeter:
         self._peak_bytes = 0
         self._peak_phase = ""
         self._peak_reserved_bytes = 0
+        self._has_measured = self._is_measuring = False
         torch.cuda.init()
         self._limit_allocator(reserve_bytes=0)
 
     @contextmanager
     def measuring(self, resident: Iterable[Tensor]) -> Iterator[None]:
+        if self._has_measured:
+            self._keep_peak("training")  # of the timed steps since the last measured block
+        self._has_measured = self._is_measuring = True
         self._forget_peak()
         yield
         self._keep_peak("between")
+        self._is_measuring = False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        if not self._is_measuring:
+            yield
+            return
         self._keep_peak("between")
         self._forget_peak()
         yield

@@ -32,7 +32,7 @@ class TrialServer:
         self._futures: dict[int, Future[Reply]] = {}
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        with log_file.open("w") as log:
+        with log_file.open("a") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "autotune.trial.server"],
                 stdin=subprocess.PIPE,

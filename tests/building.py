@@ -1,0 +1,58 @@
+"""Plain values for tests: records of trials, legal spaces and study results. Nothing here starts a process."""
+
+from autotune.config import TrainingConfig
+from autotune.result import DeviceInfo, StudyResult, TrialRecord
+from autotune.search_space import LegalSpace, bind_space, load_space
+from autotune.workload import make_workload
+
+MIB = 1024**2
+
+
+def record(
+    number,
+    *,
+    memory=100 * MIB,
+    speed=1000.0,
+    perplexity=10.0,
+    outcome="ok",
+    config=None,
+    **fields,
+):
+    """A trial as a search remembers it; ok and feasible unless said otherwise."""
+    settings = {
+        "peak_memory_bytes": memory,
+        "device_bytes": memory,
+        "tokens_per_second": speed,
+        "perplexity": perplexity,
+        "feasible": outcome == "ok",
+        "config": config or TrainingConfig(),
+        **fields,
+    }
+    return TrialRecord(number=number, outcome=outcome, **settings)
+
+
+def out_of_memory(number, **fields):
+    """A trial that ended before anything but its failure was known."""
+    unmeasured = {"memory": None, "speed": None, "perplexity": None, "message": "out of memory"}
+    return record(number, outcome="out_of_memory", **{**unmeasured, **fields})
+
+
+def bound(name, *, global_batch=8, unavailable=None) -> LegalSpace:
+    """The shipped or written space `name`, on a device that can do everything not in `unavailable`."""
+    return bind_space(load_space(str(name)), global_batch=global_batch, unavailable=unavailable or {})
+
+
+def study_result(trials=(), *, study="study", front=(), pick=None, baseline=None, cap_bytes=256 * MIB, device="cpu"):
+    return StudyResult(
+        study=study,
+        storage="sqlite:///studies/autotune.db",
+        workload=make_workload("cpu"),
+        device=DeviceInfo(
+            device=device, name="a processor", total_memory_bytes=8 * 1024 * MIB, versions={"torch": "2.11"}
+        ),
+        cap_bytes=cap_bytes,
+        trials=tuple(trials),
+        front=tuple(front),
+        pick=pick,
+        baseline=baseline,
+    )

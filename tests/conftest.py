@@ -1,0 +1,88 @@
+"""Fixtures shared by all tests: a small prepared workload and a trial server."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.config import TrainingConfig
+from autotune.workload import Workload, make_workload
+
+GLOBAL_BATCH = 4
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiler_cache(tmp_path_factory):
+    """One inductor cache for the whole session, away from the user's own."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+
+
+@pytest.fixture(scope="session")
+def workload() -> Workload:
+    """A model of four small blocks: a step of milliseconds, with every technique still visible."""
+    return make_workload(
+        "cpu",
+        {
+            "layers": 4,
+            "width": 32,
+            "heads": 2,
+            "sequence_length": 32,
+            "global_batch": GLOBAL_BATCH,
+            "steps": 12,
+            "warmup_steps": 3,
+            "evaluation_sequences": 6,
+        },
+    )
+
+
+@pytest.fixture(scope="session")
+def prepared(workload, tmp_path_factory) -> Path:
+    """The folder with the workload's tokens and initial weights, as a study prepares it."""
+    from autotune.trial.tasks import prepare
+
+    folder = tmp_path_factory.mktemp("study") / "prepared"
+    prepare(workload=workload.to_dict(), folder=str(folder))
+    return folder
+
+
+@pytest.fixture
+def make_trainer(workload, prepared):
+    """make_trainer(precision="bf16-true", ...) is a Trainer in this process with those techniques applied."""
+    from autotune.trainer import Trainer, TrainingRequest
+
+    def make(*, device: str = "cpu", **choices: object) -> Trainer:
+        config = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})
+        return Trainer(
+            TrainingRequest(
+                workload=workload,
+                config=config,
+                folder=prepared,
+                device=device,
+                cap_bytes=2**40,
+                requested_at=time.time(),
+            )
+        )
+
+    return make
+
+
+@pytest.fixture
+def losses_of(make_trainer):
+    """losses_of(steps=6, checkpointing="block") is the loss at each of the first steps."""
+
+    def losses(*, steps: int = 6, **choices: object) -> list[float]:
+        trainer = make_trainer(**choices)
+        batches = trainer.batches()
+        return [trainer.step(step, next(batches)) for step in range(steps)]
+
+    return losses
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A trial server of its own, ended with the test."""
+    from autotune.trial.client import TrialServer
+
+    with TrialServer(log_file=tmp_path / "server.log") as trial_server:
+        yield trial_server

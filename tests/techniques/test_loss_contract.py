@@ -1,0 +1,83 @@
+"""The contract of every technique: what it changes is memory and speed; the losses stay what they must be."""
+
+import pytest
+
+from autotune.config import CHOICES
+
+STEPS = 6
+BIT_EQUAL = 0.0
+REORDERED_SUMS = 1e-5
+"""Relative difference from summing in another order, as measured over six steps of the small model (below 2e-6)."""
+TOLERANCE_BY_PRECISION = {"fp32": BIT_EQUAL, "tf32": 1e-3, "bf16-mixed": 2e-2, "bf16-true": 2e-2, "fp16-mixed": 5e-3}
+
+
+@pytest.fixture
+def reference(losses_of):
+    return losses_of(steps=STEPS)
+
+
+@pytest.mark.parametrize("value", CHOICES["checkpointing"])
+def test_checkpointing_leaves_every_loss_bit_equal(value, losses_of, reference):
+    assert losses_of(steps=STEPS, checkpointing=value) == reference
+
+
+@pytest.mark.parametrize("value", CHOICES["optimizer_fusion"])
+@pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
+def test_every_way_to_update_gives_the_same_losses(value, optimizer, losses_of):
+    if (optimizer, value) == ("adafactor", "kernel"):
+        pytest.skip("torch's Adafactor has no fused kernel: an illegal configuration")
+    plain = losses_of(steps=STEPS, optimizer=optimizer)
+    assert losses_of(steps=STEPS, optimizer=optimizer, optimizer_fusion=value) == pytest.approx(
+        plain, rel=REORDERED_SUMS
+    )
+
+
+@pytest.mark.parametrize("value", [1, 2])
+def test_accumulation_gives_the_losses_of_the_global_batch(value, losses_of, reference):
+    assert losses_of(steps=STEPS, micro_batch_size=value) == pytest.approx(reference, rel=REORDERED_SUMS)
+
+
+@pytest.mark.parametrize("value", CHOICES["precision"])
+def test_precision_stays_within_its_stated_tolerance(value, losses_of, reference):
+    assert losses_of(steps=STEPS, precision=value) == pytest.approx(reference, rel=TOLERANCE_BY_PRECISION[value])
+
+
+@pytest.mark.parametrize("value", ["bf16-mixed", "bf16-true", "fp16-mixed"])
+def test_sixteen_bit_precision_really_computes_other_numbers(value, losses_of, reference):
+    assert losses_of(steps=STEPS, precision=value) != reference
+
+
+@pytest.mark.parametrize("value", CHOICES["optimizer"])
+def test_every_optimizer_learns(value, losses_of):
+    losses = losses_of(steps=12, optimizer=value)
+    assert losses[-1] < losses[0] - 0.1
+
+
+@pytest.mark.parametrize("scope", ["block", "model"])
+def test_compiled_code_gives_the_losses_of_eager_code(scope, losses_of, reference):
+    assert losses_of(steps=STEPS, compile=scope) == pytest.approx(reference, rel=REORDERED_SUMS)
+
+
+@pytest.mark.parametrize("budget", [0.5, 0.0])
+def test_a_memory_budget_leaves_the_losses_alone(budget, losses_of, reference):
+    losses = losses_of(steps=STEPS, compile="model", memory_budget=budget)
+    assert losses == pytest.approx(reference, rel=REORDERED_SUMS)
+
+
+@pytest.mark.parametrize("value", [value for value in CHOICES["checkpointing"] if value != "none"])
+def test_compiled_checkpointing_gives_the_losses_of_eager_code(value, losses_of, reference):
+    losses = losses_of(steps=STEPS, compile="block", checkpointing=value)
+    assert losses == pytest.approx(reference, rel=REORDERED_SUMS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", CHOICES["checkpointing"])
+def test_checkpointing_is_bit_equal_on_cuda_with_deterministic_algorithms(value, losses_of):
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        plain = losses_of(steps=STEPS, device="cuda:0")
+        assert losses_of(steps=STEPS, device="cuda:0", checkpointing=value) == plain
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,227 @@
+"""The trial server with real processes: what it runs, what it survives, and that nothing outlives it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.config import TrainingConfig
+from autotune.errors import AutotuneError, InvalidInput, TrialServerLost
+from autotune.result import Measurement
+
+WAIT_SECONDS = 60
+
+
+@pytest.fixture
+def train(server, workload, prepared, tmp_path):
+    """train(steps=..., ...) is the future of a training in a process of its own."""
+
+    def submit(*, time_limit_seconds=None, cap_bytes=2**40, workload=workload, **choices):
+        config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **choices})
+        payload = {
+            "workload": workload.to_dict(),
+            "config": config.to_dict(),
+            "folder": str(prepared),
+            "device": "cpu",
+            "cap_bytes": cap_bytes,
+            "requested_at": time.time(),
+        }
+        return server.submit("train", payload, log_file=tmp_path / "trial.log", time_limit_seconds=time_limit_seconds)
+
+    return submit
+
+
+def endless(workload):
+    """The same training, far too long to end in a test."""
+    import dataclasses
+
+    return dataclasses.replace(workload, steps=10**6)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(condition) -> bool:
+    end = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def start_endless_trial(server, train, workload) -> int:
+    """Begins a training that does not end; returns the pid of its process."""
+    train(workload=endless(workload))
+    assert wait_until(lambda: children_of(server.pid))
+    return children_of(server.pid)[0]
+
+
+def test_a_training_returns_its_measurement(train):
+    measurement = Measurement(**train().result(WAIT_SECONDS).result)
+    assert measurement.outcome == "ok"
+
+
+def test_a_forked_training_measures_the_same_peak_as_one_in_this_process(train, make_trainer):
+    measurement = Measurement(**train().result(WAIT_SECONDS).result)
+    assert measurement.peak_memory_bytes == make_trainer().run().peak_memory_bytes
+
+
+def test_a_forked_training_ends_at_the_same_loss_as_one_in_this_process(train, make_trainer):
+    measurement = Measurement(**train().result(WAIT_SECONDS).result)
+    assert measurement.final_loss == make_trainer().run().final_loss
+
+
+def test_over_the_cap_is_an_outcome_with_the_peak(train):
+    measurement = Measurement(**train(cap_bytes=100_000).result(WAIT_SECONDS).result)
+    assert measurement.outcome == "over_cap"
+    assert measurement.peak_memory_bytes > 100_000
+
+
+def test_a_trial_past_its_time_limit_is_ended(train, workload):
+    measurement = Measurement(**train(workload=endless(workload), time_limit_seconds=2).result(WAIT_SECONDS).result)
+    assert measurement.outcome == "timeout"
+
+
+def test_a_trial_killed_from_outside_is_crashed_and_the_next_one_runs(server, train, workload):
+    future = train(workload=endless(workload))
+    assert wait_until(lambda: children_of(server.pid))
+    os.kill(children_of(server.pid)[0], signal.SIGKILL)
+    assert Measurement(**future.result(WAIT_SECONDS).result).outcome == "crashed"
+    assert Measurement(**train().result(WAIT_SECONDS).result).outcome == "ok"
+
+
+def test_a_stopped_trial_is_still_ended_at_its_time_limit(server, train, workload):
+    future = train(workload=endless(workload), time_limit_seconds=2)
+    assert wait_until(lambda: children_of(server.pid))
+    os.kill(children_of(server.pid)[0], signal.SIGSTOP)
+    assert Measurement(**future.result(WAIT_SECONDS).result).outcome == "timeout"
+
+
+def test_a_cancelled_trial_is_interrupted(server, train, workload):
+    future = train(workload=endless(workload))
+    assert wait_until(lambda: children_of(server.pid))
+    server.cancel(future)
+    assert Measurement(**future.result(WAIT_SECONDS).result).outcome == "interrupted"
+
+
+def test_a_loss_that_is_no_number_is_diverged(train, workload):
+    import dataclasses
+
+    hopeless = dataclasses.replace(workload, learning_rates={**workload.learning_rates, "sgd": 1e6})
+    measurement = Measurement(**train(workload=hopeless, optimizer="sgd").result(WAIT_SECONDS).result)
+    assert measurement.outcome == "diverged"
+
+
+def test_more_memory_than_the_host_has_is_out_of_memory(server, workload, prepared, tmp_path):
+    """A batch of 2^38 bytes of logits: refused by the host limit, not by the kernel's killer."""
+    import dataclasses
+
+    from autotune.trial.tasks import prepare
+
+    huge = dataclasses.replace(workload, vocab_size=2**22, width=8, heads=1, layers=1, global_batch=512)
+    folder = tmp_path / "huge"
+    prepare(workload=dataclasses.replace(huge, evaluation_sequences=1).to_dict(), folder=str(folder))
+    payload = {
+        "workload": huge.to_dict(),
+        "config": TrainingConfig(micro_batch_size=512).to_dict(),
+        "folder": str(folder),
+        "device": "cpu",
+        "cap_bytes": 2**50,
+        "requested_at": time.time(),
+    }
+    future = server.submit("train", payload, log_file=tmp_path / "trial.log", limit_host_memory=True)
+    measurement = Measurement(**future.result(WAIT_SECONDS).result)
+    assert measurement.outcome == "out_of_memory"
+    assert measurement.requested_bytes == 512 * 32 * 2**22 * 4
+
+
+def test_a_task_that_refuses_its_input_raises_it_here(server, tmp_path):
+    future = server.submit("probe", {"device": "cuda:99"}, log_file=tmp_path / "probe.log")
+    with pytest.raises(InvalidInput, match="cuda:99"):
+        future.result(WAIT_SECONDS)
+
+
+def test_a_defect_in_a_task_is_an_error_of_ours_too(server, tmp_path):
+    future = server.submit("probe", {"no_such_argument": 1}, log_file=tmp_path / "probe.log")
+    with pytest.raises(AutotuneError, match="no_such_argument"):
+        future.result(WAIT_SECONDS)
+
+
+def test_closing_the_server_ends_its_trials(server, train, workload):
+    pid = start_endless_trial(server, train, workload)
+    server.close()
+    assert wait_until(lambda: is_gone(pid))
+
+
+def test_trials_end_with_a_killed_server(server, train, workload):
+    pid = start_endless_trial(server, train, workload)
+    os.kill(server.pid, signal.SIGKILL)
+    assert wait_until(lambda: is_gone(pid))
+
+
+def test_the_loss_of_the_server_reaches_the_caller(server, train, workload):
+    future = train(workload=endless(workload))
+    assert wait_until(lambda: children_of(server.pid))
+    os.kill(server.pid, signal.SIGKILL)
+    with pytest.raises(TrialServerLost):
+        future.result(WAIT_SECONDS)
+
+
+def test_nothing_outlives_a_caller_that_was_killed(workload, prepared, tmp_path):
+    caller = textwrap.dedent(
+        f"""
+        import json, time
+        from pathlib import Path
+        from autotune.trial.client import TrialServer
+        server = TrialServer(log_file=Path({str(tmp_path / "server.log")!r}))
+        payload = json.loads({__import__("json").dumps(_payload(workload, prepared))!r})
+        server.submit("train", payload, log_file=Path({str(tmp_path / "trial.log")!r}))
+        print(server.pid, flush=True)
+        time.sleep(600)
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, text=True)
+    server_pid = int(process.stdout.readline())
+    assert wait_until(lambda: children_of(server_pid))
+    trial_pid = children_of(server_pid)[0]
+    process.kill()
+    process.wait()
+    assert wait_until(lambda: is_gone(server_pid) and is_gone(trial_pid))
+
+
+def _payload(workload, prepared):
+    return {
+        "workload": endless(workload).to_dict(),
+        "config": TrainingConfig(micro_batch_size=workload.global_batch).to_dict(),
+        "folder": str(prepared),
+        "device": "cpu",
+        "cap_bytes": 2**40,
+        "requested_at": time.time(),
+    }
+
+
+def test_the_server_has_no_thread_and_no_device_of_its_own(server, train):
+    train().result(WAIT_SECONDS)
+    assert len(list(Path(f"/proc/{server.pid}/task").iterdir())) == 1
+
+
+@pytest.mark.gpu
+def test_the_server_stays_free_of_cuda(server, tmp_path):
+    """A forked child could not use CUDA if its parent had; and the GPU must not carry the server's context."""
+    result = server.submit("probe", {"device": "cuda:0"}, log_file=tmp_path / "probe.log").result(300).result
+    assert result["device"]["device"] == "cuda:0"
+    assert "nvidia" not in "".join(os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir())
