@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # A cap that binds: about half of what the baseline needs on this device.
 MAX_MEM ?= $(shell if nvidia-smi -L >/dev/null 2>&1; then echo 4GiB; else echo 48MiB; fi)
-SEARCH ?= --space quick --max-mem $(MAX_MEM) --trials 16 --time-budget 4m
+SEARCH ?= --space quick --max-mem $(MAX_MEM) --trials 16 --time-budget 3m30s
 
 .PHONY: search test check setup
 

@@ -52,6 +52,8 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             check_value(field.name, getattr(self, field.name))
+        # 1 and 1.0, and both zeros, are one budget and must have one fingerprint.
+        object.__setattr__(self, "memory_budget", float(self.memory_budget) + 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -10,8 +10,13 @@ _BYTES_PER_UNIT = {
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)},
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
 }
+LARGEST_SIZE_BYTES = 2**62
+"""Far more than any device has, and still a number that every database can hold."""
+
+LONGEST_SECONDS = 1e9
+
 _SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_NUMBER = r"\d+(?:\.\d+)?(?:[eE]\+?\d+)?"
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:[eE]\+?[0-9]+)?"
 
 
 def parse_size(text: str) -> int:
@@ -22,10 +27,10 @@ def parse_size(text: str) -> int:
             f"{text!r} is not a memory size",
             hint="write a number and a unit with a decimal point: 8GiB, 8.5GB, 8192MiB or plain bytes such as 8e9",
         )
-    size_bytes = int(float(match[1]) * _BYTES_PER_UNIT[match[2]])
-    if size_bytes < 1:
-        raise InvalidSize(f"{text!r} is no memory at all", hint="give a size above zero, for example 8GiB")
-    return size_bytes
+    size_bytes = float(match[1]) * _BYTES_PER_UNIT[match[2]]
+    if not 1 <= size_bytes < LARGEST_SIZE_BYTES:
+        raise InvalidSize(f"{text!r} is no memory a device can have", hint="give for example 8GiB")
+    return int(size_bytes)
 
 
 def format_size(size_bytes: float) -> str:
@@ -40,22 +45,22 @@ def format_size(size_bytes: float) -> str:
 
 def parse_duration(text: str) -> float:
     """Seconds in `text`: `90s`, `30m`, `1h30m`, or a bare number of seconds. Raises InvalidSize otherwise."""
-    compact = text.strip().replace(" ", "")
-    if re.fullmatch(_NUMBER, compact):
-        seconds = float(compact)
-    elif re.fullmatch(rf"(?:{_NUMBER}[smhd])+", compact):
-        parts = re.findall(rf"({_NUMBER})([smhd])", compact)
+    stripped = text.strip()
+    if re.fullmatch(_NUMBER, stripped):
+        seconds = float(stripped)
+    elif re.fullmatch(rf"(?:{_NUMBER}\s*[smhd]\s*)+", stripped):
+        parts = re.findall(rf"({_NUMBER})\s*([smhd])", stripped)
         seconds = sum(float(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts)
     else:
         raise InvalidSize(f"{text!r} is not a duration", hint="write for example 90s, 30m or 1h30m")
-    if seconds <= 0:
-        raise InvalidSize(f"{text!r} is no time at all", hint="give a duration above zero, for example 30m")
+    if not 0 < seconds < LONGEST_SECONDS:
+        raise InvalidSize(f"{text!r} is no time to wait", hint="give a duration above zero, for example 30m")
     return seconds
 
 
 def format_duration(seconds: float) -> str:
     """`seconds` as `4.2 s`, `3 m 05 s` or `2 h 10 m`."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -20,8 +20,9 @@ What is illegal anywhere (`autotune/config.py`) need not be said here.
 
 import dataclasses
 import difflib
+import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -29,9 +30,10 @@ from typing import Any
 
 from autotune.config import CHOICES, FIELD_ORDER, TrainingConfig, broken_rules, check_value
 from autotune.errors import InvalidInput, InvalidSpace
-from autotune.workload import Workload
+from autotune.workload import Workload, check_setting
 
 DIVISORS = "divisors"
+MAX_RANGE_VALUES = 1000
 _TABLES = {"description", "techniques", "conditions", "defaults", "configurations", "workload"}
 _WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {"text_sha256"}
 
@@ -63,6 +65,18 @@ class SearchSpace:
     configurations: tuple[Mapping[str, Any], ...] = ()
     """Named configurations: `name` and fields."""
     workload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def choices(self) -> dict[str, list[Any]]:
+        """Every value of each technique that some configuration of the space may have."""
+        found: dict[str, list[Any]] = {}
+        for field in FIELD_ORDER:
+            listed = self.techniques.get(field, ())
+            values = list(listed) if listed != DIVISORS else []
+            values += [chosen[field] for chosen in (self.defaults, *self.configurations) if field in chosen]
+            if field != "micro_batch_size":
+                values.append(_default(field, 1))
+            found[field] = list(dict.fromkeys(values))
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -153,12 +167,17 @@ def load_space(name_or_file: str) -> SearchSpace:
     """The space of that name, or in that TOML file. Raises InvalidSpace, naming file, key and what is allowed."""
     known = named_spaces()
     file = known.get(name_or_file, Path(name_or_file))
-    if not file.is_file():
-        raise InvalidSpace(
-            f"there is no search space {name_or_file!r}", hint=f"name a .toml file or one of {', '.join(known)}"
-        )
     try:
+        if not file.is_file():
+            raise InvalidSpace(
+                f"there is no search space {name_or_file!r}", hint=f"name a .toml file or one of {', '.join(known)}"
+            )
         content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSpace(
+            f"there is no search space {name_or_file!r} that can be read: {error.strerror or error}",
+            hint=f"name a .toml file or one of {', '.join(known)}",
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSpace(f"{file} is not valid TOML: {error}", hint="mend the line it names") from error
     return _Reader(file).read(content)
@@ -201,7 +220,8 @@ class _Reader:
         if isinstance(given, dict):
             return self._range(field, given, where=where)
         if not isinstance(given, list):
-            raise self._refuse(f"{where} = {given!r} is not a list", f"write {where} = [{given!r}] or another list")
+            way_out = f'"{DIVISORS}" or a list such as [4, 2]' if field == "micro_batch_size" else f"[{given!r}]"
+            raise self._refuse(f"{where} = {given!r} is not a list", f"write {where} = {way_out}")
         if not given:
             raise self._refuse(f"{where} is an empty list", "list at least one value, or leave the key out")
         for value in given:
@@ -218,12 +238,15 @@ class _Reader:
         numbers: list[Any] = [given.get(key) for key in ("from", "to", "step")]
         if any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers):
             raise self._refuse(f"{where} = {given!r} is not a range", "write { from = 0.1, to = 1.0, step = 0.1 }")
+        if field == "micro_batch_size" and not all(isinstance(number, int) for number in numbers):
+            raise self._refuse(f"{where} = {given!r} is not a range of whole numbers", "use whole numbers")
         first, last, step = numbers
-        if step <= 0 or last < first:
-            raise self._refuse(f"{where} = {given!r} holds no value", "use from <= to and a step above zero")
+        if not all(map(math.isfinite, numbers)) or step <= 0 or last < first:
+            raise self._refuse(f"{where} = {given!r} holds no value", "use finite from <= to and a step above zero")
+        if (last - first) / step >= MAX_RANGE_VALUES:
+            raise self._refuse(f"{where} = {given!r} holds too many values", f"use at most {MAX_RANGE_VALUES}")
         count = int((last - first) / step + 1e-9) + 1
         values = [round(first + index * step, 10) for index in range(count)]
-        values = [int(value) for value in values] if field == "micro_batch_size" else values
         for value in values:
             self._check(field, value, where=where)
         return self._with_neutral_budget(field, values)
@@ -283,6 +306,8 @@ class _Reader:
     def _workload(self, content: dict[str, Any]) -> dict[str, Any]:
         workload = self._table(content, "workload")
         self._known(workload, _WORKLOAD_KEYS, where="workload")
+        for name, value in workload.items():
+            self._naming(f"workload.{name}", check_setting, name, value)
         return workload
 
     # -- small checks ------------------------------------------------------------------------------------------
@@ -303,8 +328,12 @@ class _Reader:
                 )
 
     def _check(self, field: str, value: Any, *, where: str) -> None:
+        self._naming(where, check_value, field, value)
+
+    def _naming(self, where: str, check: Callable[[str, Any], None], name: str, value: Any) -> None:
+        """Runs `check`, which raises InvalidInput; the refusal then names the file and the place in it."""
         try:
-            check_value(field, value)
+            check(name, value)
         except InvalidInput as error:
             raise self._refuse(f"{where}: {error.message}", error.hint) from None
 

@@ -26,6 +26,9 @@ from autotune.techniques import Training, apply_techniques, before_the_device
 from autotune.techniques.precision import autocast
 from autotune.workload import MEMORY_STEPS, Workload
 
+LARGEST_LOSS = 700.0
+"""Nats a token; the perplexity of more is not a number a float can hold."""
+
 
 class Diverged(Exception):
     """The loss is no longer a number."""
@@ -109,7 +112,7 @@ class Trainer:
         Each micro batch's summed loss is divided by the tokens of the *global* batch, so that the gradients add up
         to those of the global batch whatever the micro batch.
         """
-        self.training.updater.set_learning_rate(self._learning_rate(step))
+        self.training.updater.set_learning_rate(self.learning_rate(step))
         tokens_in_batch = batch[:, 1:].numel()
         total = torch.zeros((), device=self._device)
         for micro_batch in batch.to(self._device).split(self._config.micro_batch_size):
@@ -131,7 +134,7 @@ class Trainer:
             loss: Tensor = self.training.parts.model(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
         return loss
 
-    def _learning_rate(self, step: int) -> float:
+    def learning_rate(self, step: int) -> float:
         """Linear rise, then constant or a cosine down to a tenth."""
         workload = self._workload
         rate = workload.learning_rates[self._config.optimizer]
@@ -161,7 +164,7 @@ class Trainer:
                 else:
                     total += self._forward(batch).item()
         mean_loss = total / (workload.evaluation_sequences * workload.sequence_length)
-        if not math.isfinite(mean_loss):
+        if not mean_loss < LARGEST_LOSS:
             raise Diverged(f"the held-out loss is {mean_loss} after {workload.steps} steps")
         return mean_loss
 

@@ -71,19 +71,13 @@ class Workload:
     """Steps over which the learning rate rises linearly from a fraction of itself to its full value."""
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE_FIELDS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a whole number from 1 up")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
-            raise InvalidInput(f"seed = {self.seed!r} is not possible", hint="use a whole number from 0 to 4294967295")
-        if self.schedule not in get_args(Schedule):
-            raise InvalidInput(
-                f"schedule = {self.schedule!r} is not known", hint=f"use one of {', '.join(get_args(Schedule))}"
-            )
+        for field in dataclasses.fields(self):
+            check_setting(field.name, getattr(self, field.name))
+        # 1 and 1.0 are one learning rate and must have one fingerprint.
+        rates = {optimizer: float(rate) for optimizer, rate in self.learning_rates.items()}
+        object.__setattr__(self, "learning_rates", rates)
         self._check_steps()
         self._check_model()
-        self._check_learning_rates()
 
     def _check_steps(self) -> None:
         least = self.warmup_steps + MEMORY_STEPS + MINIMUM_TIMED_STEPS
@@ -106,18 +100,6 @@ class Workload:
                 hint=f"use --vocab-size {BYTE_VOCABULARY} or more",
             )
 
-    def _check_learning_rates(self) -> None:
-        for optimizer, rate in self.learning_rates.items():
-            if optimizer not in CHOICES["optimizer"]:
-                raise InvalidInput(
-                    f"there is no optimizer {optimizer!r} to set a learning rate for",
-                    hint=f"the optimizers are {', '.join(CHOICES['optimizer'])}",
-                )
-            if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
-                raise InvalidInput(
-                    f"learning rate {rate!r} of {optimizer} is not possible", hint="use a number above zero"
-                )
-
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.sequence_length
@@ -131,18 +113,42 @@ class Workload:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
 
 
-_POSITIVE_FIELDS = (
-    "layers",
-    "width",
-    "heads",
-    "vocab_size",
-    "sequence_length",
-    "global_batch",
-    "steps",
-    "warmup_steps",
-    "evaluation_sequences",
-    "learning_rate_warmup_steps",
-)
+_TEXTS = ("model", "dataset", "dataset_split", "text_sha256", "tokenizer")
+_TEXTS_OR_NONE = ("dataset_config", "text_column")
+
+
+def check_setting(name: str, value: object) -> None:
+    """Raises InvalidInput, naming setting, value and what is allowed, unless `value` is one `name` can have.
+
+    Whether settings fit together, a `Workload` checks.
+    """
+    if name in _TEXTS or name in _TEXTS_OR_NONE:
+        if not isinstance(value, str) and not (value is None and name in _TEXTS_OR_NONE):
+            raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a text")
+    elif name == "seed":
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+            raise InvalidInput(f"seed = {value!r} is not possible", hint="use a whole number from 0 to 4294967295")
+    elif name == "schedule":
+        if not isinstance(value, str) or value not in get_args(Schedule):
+            raise InvalidInput(f"schedule = {value!r} is not known", hint=f"use one of {', '.join(get_args(Schedule))}")
+    elif name == "learning_rates":
+        _check_learning_rates(value)
+    elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a whole number from 1 up")
+
+
+def _check_learning_rates(rates: object) -> None:
+    if not isinstance(rates, Mapping):
+        raise InvalidInput(f"learning_rates = {rates!r} is not a table", hint="write one rate an optimizer: adamw=3e-4")
+    for optimizer, rate in rates.items():
+        if optimizer not in CHOICES["optimizer"]:
+            raise InvalidInput(
+                f"there is no optimizer {optimizer!r} to set a learning rate for",
+                hint=f"the optimizers are {', '.join(CHOICES['optimizer'])}",
+            )
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
+            raise InvalidInput(f"learning rate {rate!r} of {optimizer} is not possible", hint="use a number above zero")
+
 
 DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
     # 1.3 M parameters: a trial of seconds.
@@ -184,8 +190,8 @@ def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
                 raise InvalidInput(
                     f"there is no workload setting {name!r}", hint=f"known are {', '.join(sorted(known))}"
                 )
-            if name == "learning_rates" and value is not None:
-                merged[name].update(value)
-            elif value is not None:
-                merged[name] = value
+            if value is None:
+                continue
+            check_setting(name, value)
+            merged[name] = {**merged[name], **value} if name == "learning_rates" else value
     return Workload(**merged)

@@ -33,7 +33,7 @@ def doctor(
     with LocalExecutor(work_folder(storage)) as executor:
         names = [info.device for info in executor.devices()] if device is None else [device]
         for name in names:
-            info, unavailable = executor.probe(name)
+            info, unavailable = executor.probe(name, CHOICES)
             say("")
             say(f"{info.device}: {info.name}, {format_size(info.total_memory_bytes)}")
             for key, value in info.versions.items():

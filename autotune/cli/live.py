@@ -18,7 +18,7 @@ from autotune.quantities import format_duration, format_size
 from autotune.recommendation.front import pareto_front
 from autotune.recommendation.pick import Preferences, choose
 from autotune.result import TrialRecord
-from autotune.study.events import Event, Preparing, SpaceExhausted, StudyOpened, TrialBegan, TrialEnded
+from autotune.study.events import BudgetSpent, Event, Preparing, SpaceExhausted, StudyOpened, TrialBegan, TrialEnded
 
 _ROWS_SHOWN = 14
 
@@ -75,7 +75,7 @@ class Progress:
     def status(self) -> str:
         left = self.seconds_left()
         parts = [f"{len(self.records)}/{self.wanted}", outcome_counts(self.records)]
-        return "  ".join(parts if left is None else [*parts, f"about {format_duration(left)} left"])
+        return "  ".join([*parts, f"about {format_duration(left)} left"] if left else parts)
 
 
 def headline(opened: StudyOpened) -> str:
@@ -114,6 +114,8 @@ class PlainDisplay:
                 self._say(f"[{self._progress.status()}]  {_one_line(record)}")
             case SpaceExhausted(trials=trials):
                 self._say(f"Every legal configuration has been tried: {trials}.")
+            case BudgetSpent(trials=trials, trials_wanted=wanted):
+                self._say(f"The time budget is spent: {trials} of {wanted} trials.")
 
     def _say(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
@@ -134,7 +136,7 @@ class LiveDisplay:
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=True)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, StudyOpened | SpaceExhausted):
+        if isinstance(event, StudyOpened | SpaceExhausted | BudgetSpent):
             self._plain(event)  # stays above the live part
         else:
             self._progress.note(event)
@@ -162,8 +164,10 @@ class LiveDisplay:
             name = f"{progress.running.name}: " if progress.running.name else ""
             text = f" #{progress.running.number} {name}{progress.running.config.describe()}"
             running.append(Spinner("dots", text=Text(text)))
-        bar = ProgressBar(total=max(1, progress.wanted), completed=len(progress.records), width=40)
-        return Group(table, *running, Text(""), bar, Text(progress.status()), Text(progress.best(), style="bold"))
+        bar = ProgressBar(total=max(1, progress.wanted), completed=len(progress.records), width=30)
+        status = Table.grid(padding=(0, 2))
+        status.add_row(bar, Text(progress.status()))
+        return Group(table, *running, Text(""), status, Text(progress.best(), style="bold"))
 
 
 _COLUMNS: dict[str, dict[str, Any]] = {

@@ -1,7 +1,7 @@
 """Trials on a device of this machine, one at a time, each in a process of its own."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
@@ -43,10 +43,16 @@ class LocalExecutor:
     def server_pid(self) -> int:
         return self._server.pid
 
-    def probe(self, device: str | None) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
-        """The device and what does not work on it; None: the best there is. Raises InvalidInput."""
+    def probe(
+        self, device: str | None, choices: Mapping[str, Sequence[Any]]
+    ) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
+        """The device, and which of `choices`, {technique: values}, do not work on it.
+
+        None is the best device there is. Raises InvalidInput.
+        """
         cache = self._folder / f"probe-{version('torch')}"
-        found = self._call("probe", {"device": device}, environment=_compiler_cache(cache))
+        payload = {"device": device, "choices": {technique: list(values) for technique, values in choices.items()}}
+        found = self._call("probe", payload, environment=_compiler_cache(cache))
         return DeviceInfo(**found["device"]), found["unavailable"]
 
     def devices(self) -> list[DeviceInfo]:

@@ -33,7 +33,7 @@ class CudaMeter:
         self._peak_phase = ""
         self._peak_reserved_bytes = 0
         self._has_measured = self._is_measuring = False
-        torch.cuda.init()
+        torch.cuda.set_device(device)  # creates the context; compiled code and bare "cuda" go to this device
         self._limit_allocator(reserve_bytes=0)
 
     @contextmanager

@@ -58,7 +58,7 @@ def search(
             check_same_study(request, stored)
         with LocalExecutor(work, should_stop=should_stop) as executor:
             if space is None:
-                device, _ = executor.probe(request.device or stored.device.device)
+                device, _ = executor.probe(request.device or stored.device.device, {})
                 check_same_device(stored, device)
                 definition = stored
                 prepare_again(definition, executor=executor, folder=work / definition.name, listener=listener)

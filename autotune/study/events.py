@@ -45,5 +45,13 @@ class SpaceExhausted:
     trials: int
 
 
-Event = Preparing | StudyOpened | TrialBegan | TrialEnded | SpaceExhausted
+@dataclass(frozen=True, kw_only=True)
+class BudgetSpent:
+    """The time budget is over before the study has all the trials wanted of it."""
+
+    trials: int
+    trials_wanted: int
+
+
+Event = Preparing | StudyOpened | TrialBegan | TrialEnded | SpaceExhausted | BudgetSpent
 Listener = Callable[[Event], None]

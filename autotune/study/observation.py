@@ -27,12 +27,13 @@ class Observation:
 
 def observe(record: TrialRecord, earlier: Iterable[TrialRecord], *, cap_bytes: int, vocab_size: int) -> Observation:
     """`earlier` gives the worst values seen; a model that has learned nothing has a perplexity of `vocab_size`."""
-    measured = [other for other in earlier if other.tokens_per_second and other.perplexity]
-    slowest = min((other.tokens_per_second or 1.0 for other in measured), default=1.0)
-    least_sure = max((other.perplexity or 1.0 for other in measured), default=float(vocab_size))
+    known = list(earlier)
+    slowest = min(_all_finite(other.tokens_per_second for other in known), default=1.0)
+    least_sure = max(_all_finite(other.perplexity for other in known), default=float(vocab_size))
     needed_bytes = _needed_bytes(record, cap_bytes)
+    refused = record.outcome in ("out_of_memory", "predicted_over_cap")
     values = (
-        float(record.peak_memory_bytes or needed_bytes),
+        needed_bytes if refused else float(record.peak_memory_bytes or needed_bytes),
         _finite(record.tokens_per_second, slowest),
         _finite(record.perplexity, least_sure),
     )
@@ -52,6 +53,10 @@ def _needed_bytes(record: TrialRecord, cap_bytes: int) -> float:
         refused_at = (record.peak_memory_bytes or 0) + (record.requested_bytes or 0)
         return _BEYOND * max(cap_bytes, refused_at, record.predicted_peak_memory_bytes or 0)
     return float(cap_bytes)
+
+
+def _all_finite(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def _finite(value: float | None, otherwise: float) -> float:

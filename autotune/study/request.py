@@ -95,7 +95,7 @@ def new_definition(
     The files are left in `work/<name>/prepared`. Raises InvalidInput of every kind.
     """
     listener(Preparing(what="finding out what this device can do"))
-    device, unavailable = executor.probe(request.device)
+    device, unavailable = executor.probe(request.device, space.choices())
     workload = make_workload(device.type, space.workload, request.said_about_workload())
     definition = StudyDefinition(
         name=request.name or "",

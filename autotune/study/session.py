@@ -20,7 +20,7 @@ from autotune.executors.local import POLL_SECONDS, FinishedTrial, LocalExecutor
 from autotune.result import TrialRecord
 from autotune.search_space import LegalSpace, SearchSpace
 from autotune.storage import StudyStore
-from autotune.study.events import Listener, SpaceExhausted, TrialBegan, TrialEnded
+from autotune.study.events import BudgetSpent, Listener, SpaceExhausted, TrialBegan, TrialEnded
 from autotune.study.observation import observe
 from autotune.study.sampling import OptunaStudy
 
@@ -75,6 +75,8 @@ class StudySession:
             if not self._measure_next_suggestion():
                 self._listener(SpaceExhausted(trials=len(self._records)))
                 return
+        if len(self._records) < trials_wanted:
+            self._listener(BudgetSpent(trials=len(self._records), trials_wanted=trials_wanted))
 
     # -- what next ---------------------------------------------------------------------------------------------
 

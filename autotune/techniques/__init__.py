@@ -3,8 +3,10 @@
 Imported only in a trial's own process: this loads torch.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -56,30 +58,22 @@ def apply_techniques(
     return Training(parts=parts, updater=updater)
 
 
-def find_unavailable(device: torch.device) -> dict[str, dict[str, str]]:
-    """What does not work on `device`: {technique: {value: reason}}, each tried out on it.
+def find_unavailable(choices: Mapping[str, Sequence[Any]], *, device: torch.device) -> dict[str, dict[str, str]]:
+    """What of `choices`, {technique: values}, does not work on `device`: {technique: {value: reason}}.
 
-    A fused update that only one optimizer lacks is no entry here: that is a rule of `autotune/config.py`.
+    Each is tried out on the device. A fused update that only one optimizer lacks is no entry here: that is a rule of
+    `autotune/config.py`.
     """
-    from autotune.config import CHOICES
-
+    probes: dict[str, Callable[[Any], str | None]] = {
+        "precision": lambda value: precision.unavailable(value, device=device),
+        "compile": lambda value: compilation.unavailable(value, device=device),
+        "optimizer": lambda value: optimizer_fusion.unavailable("none", value, device=device),
+        "optimizer_fusion": lambda value: optimizer_fusion.unavailable(value, "adamw", device=device),
+        "allocator": lambda value: allocator.unavailable(value, device=device),
+    }
     found: dict[str, dict[str, str]] = {}
-    compile_reason = compilation.unavailable("block", device=device)
-    for technique, values in CHOICES.items():
-        for value in values:
-            match technique:
-                case "precision":
-                    reason = precision.unavailable(value, device=device)
-                case "compile":
-                    reason = compile_reason if value != "none" else None
-                case "optimizer_fusion":
-                    reason = optimizer_fusion.unavailable(value, "adamw", device=device)
-                case "optimizer":
-                    reason = optimizer_fusion.unavailable("none", value, device=device)
-                case "allocator":
-                    reason = allocator.unavailable(value, device=device)
-                case _:
-                    reason = None
-            if reason is not None:
+    for technique, probe in probes.items():
+        for value in choices.get(technique, ()):
+            if (reason := probe(value)) is not None:
                 found.setdefault(technique, {})[value] = reason
     return found

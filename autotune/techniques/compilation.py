@@ -6,6 +6,8 @@ handed out block by block, which a step in backward needs; the whole model leave
 Source: https://docs.pytorch.org/docs/stable/torch.compiler.html
 """
 
+from functools import cache
+
 import torch
 
 from autotune.config import CompileScope
@@ -25,8 +27,11 @@ def compile_model(parts: ModelParts, scope: CompileScope) -> None:
 
 def unavailable(scope: CompileScope, *, device: torch.device) -> str | None:
     """Why torch.compile does not work here, found by compiling a small function with its backward; None if it does."""
-    if scope == "none":
-        return None
+    return None if scope == "none" else _why_compiling_fails(device)
+
+
+@cache
+def _why_compiling_fails(device: torch.device) -> str | None:
     try:
         compiled = torch.compile(lambda x: (x.sin() * x).sum(), dynamic=False)
         compiled(torch.randn(64, 64, device=device, requires_grad=True)).backward()

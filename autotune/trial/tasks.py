@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from autotune.config import TrainingConfig
 from autotune.errors import InvalidInput
 from autotune.models import MODELS
-from autotune.result import DeviceInfo, Measurement
+from autotune.result import DeviceInfo
 from autotune.workload import Workload
 
 
@@ -46,16 +46,17 @@ def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
     return {"text_sha256": text_sha256, "parameters": parameters}
 
 
-def probe(*, device: str | None) -> dict[str, Any]:
-    """What `device` is and what does not work on it; None: the first CUDA device that works, else the CPU.
+def probe(*, device: str | None, choices: dict[str, list[Any]]) -> dict[str, Any]:
+    """What `device` is and which of `choices`, {technique: values}, do not work on it.
 
-    Returns {"device": DeviceInfo, "unavailable": {technique: {value: reason}}}. Raises InvalidInput.
+    None is the first CUDA device, else the CPU. Returns {"device": DeviceInfo, "unavailable": {technique: {value:
+    reason}}}. Raises InvalidInput.
     """
     from autotune.techniques import find_unavailable
 
     chosen = torch.device(device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     info = _cuda_info(chosen) if chosen.type == "cuda" else _cpu_info()
-    return {"device": asdict(info), "unavailable": find_unavailable(chosen)}
+    return {"device": asdict(info), "unavailable": find_unavailable(choices, device=chosen)}
 
 
 def devices() -> list[dict[str, Any]]:
@@ -82,17 +83,10 @@ def train(
 
         traceback.print_exc()  # into the trial's log
         measurement = measurement_of_exception(error)
-    return asdict(_without_non_finite(measurement))
+    return asdict(measurement)
 
 
 TASKS: Mapping[str, Callable[..., Any]] = {"prepare": prepare, "probe": probe, "devices": devices, "train": train}
-
-
-def _without_non_finite(measurement: Measurement) -> Measurement:
-    """A perplexity too large for a float is a diverged training, not a number."""
-    if measurement.perplexity is not None and measurement.perplexity == float("inf"):
-        return replace(measurement, outcome="diverged", message="the perplexity is infinite", perplexity=None)
-    return measurement
 
 
 def _versions() -> dict[str, str]:

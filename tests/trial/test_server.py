@@ -150,7 +150,7 @@ def test_more_memory_than_the_host_has_is_out_of_memory(server, workload, prepar
 
 
 def test_a_task_that_refuses_its_input_raises_it_here(server, tmp_path):
-    future = server.submit("probe", {"device": "cuda:99"}, log_file=tmp_path / "probe.log")
+    future = server.submit("probe", {"device": "cuda:99", "choices": {}}, log_file=tmp_path / "probe.log")
     with pytest.raises(InvalidInput, match="cuda:99"):
         future.result(WAIT_SECONDS)
 
@@ -222,6 +222,6 @@ def test_the_server_has_no_thread_and_no_device_of_its_own(server, train):
 @pytest.mark.gpu
 def test_the_server_stays_free_of_cuda(server, tmp_path):
     """A forked child could not use CUDA if its parent had; and the GPU must not carry the server's context."""
-    result = server.submit("probe", {"device": "cuda:0"}, log_file=tmp_path / "probe.log").result(300).result
+    result = server.submit("probe", {"device": "cuda:0", "choices": {"precision": ["fp32"]}}, log_file=tmp_path / "probe.log").result(300).result
     assert result["device"]["device"] == "cuda:0"
     assert "nvidia" not in "".join(os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir())

@@ -1,0 +1,169 @@
+"""Every mistake on the command line ends with exit code 2, one `error:` line and one `hint:` line, and no traceback.
+
+Each case is the real command in a process of its own, begun in a folder with some files that are not what they seem.
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+SECONDS_WITHOUT_A_DEVICE = 3.0
+"""What a refusal may take that needs no device."""
+
+MISTAKES = {
+    "search": [
+        ["--max-mem", "8,5GiB"],
+        ["--max-mem", "-1"],
+        ["--max-mem", "0"],
+        ["--max-mem", ""],
+        ["--max-mem", "abc"],
+        ["--max-mem", "8gib"],
+        ["--max-mem", "1e400"],
+        ["--trials", "0"],
+        ["--trials", "x"],
+        ["--seed", "-1"],
+        ["--device", "gpu"],
+        ["--device", "cuda:x"],
+        ["--device", "tpu"],
+        ["--sampler", "foo"],
+        ["--name", "a/b"],
+        ["--name", ""],
+        ["--name", "../x"],
+        ["--name", "x" * 101],
+        ["--time-budget", "soon"],
+        ["--time-budget", "-1"],
+        ["--time-budget", "0"],
+        ["--trial-time-limit", "nonsense"],
+        ["--prefer", "speed"],
+        ["--tolerance", "x"],
+        ["--tolerance", "speed=a"],
+        ["--tolerance", "speed=2"],
+        ["--tolerance", "speed=nan"],
+        ["--max-perplexity-increase", "-1"],
+        ["--max-perplexity-increase", "nan"],
+        ["--learning-rate", "adamw"],
+        ["--learning-rate", "foo=1"],
+        ["--layers", "x"],
+        ["--space", "nope"],
+        ["--space", "typo.toml"],
+        ["--space", "garbage.toml"],
+        ["--space", "folder"],
+        ["--storage", "nonsense"],
+        ["--name", "any", "--storage", "nonsense"],
+        ["--storage", "nonesuch://localhost/studies"],
+        ["--storage", "sqlite:///garbage.db"],
+        ["--name", "any", "--storage", "sqlite:///garbage.db"],
+        ["--storage", "sqlite:///file/autotune.db"],
+        ["--storage", "sqlite:///folder"],
+        ["--bogus"],
+    ],
+    "show": [
+        [],
+        ["nope"],
+        ["nope", "--storage", "nonsense"],
+        ["nope", "--storage", "sqlite:///garbage.db"],
+        ["nope", "--prefer", "speed"],
+        ["nope", "more"],
+    ],
+    "plot": [[], ["nope"], ["nope", "--tolerance", "x"]],
+    "studies": [[], ["--storage", "sqlite:///folder"], ["--storage", "sqlite:///garbage.db"]],
+    "doctor": [["--device", "gpu"]],
+    "frobnicate": [[]],
+}
+
+SLOW = pytest.mark.slow
+IMPOSSIBLE_WORKLOADS = [
+    ["--layers", "0"],
+    ["--dataset", "missing.txt"],
+    # Each takes as long as probing the device: seconds.
+    pytest.param(["--learning-rate", "adamw=-1"], marks=SLOW),
+    pytest.param(["--learning-rate", "adamw=nan"], marks=SLOW),
+    pytest.param(["--width", "130", "--heads", "4"], marks=SLOW),
+    pytest.param(["--vocab-size", "10"], marks=SLOW),
+    pytest.param(["--steps", "1"], marks=SLOW),
+    pytest.param(["--schedule", "linear"], marks=SLOW),
+    pytest.param(["--model", "nope"], marks=SLOW),
+    pytest.param(["--device", "cuda:99"], marks=SLOW),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mistakes")
+    (folder / "garbage.db").write_bytes(b"this is no database at all " * 100)
+    (folder / "garbage.toml").write_bytes(bytes(range(256)))
+    (folder / "typo.toml").write_text('[techniques]\nprecison = ["fp32"]\n')
+    (folder / "file").touch()
+    (folder / "folder").mkdir()
+    return folder
+
+
+def refused(arguments, folder):
+    """Runs the command, checks that it is refused as all mistakes are, and returns what it says and how long it took.
+
+    The folder stays without a studies database of its own.
+    """
+    started = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "80"},
+        check=False,
+    )
+    seconds = time.monotonic() - started
+    (folder / "studies" / "autotune.db").unlink(missing_ok=True)
+    lines = ended.stderr.splitlines()
+    assert "Traceback" not in ended.stderr, ended.stderr
+    assert ended.returncode == 2, ended.stderr
+    assert [line.partition(":")[0] for line in lines[-2:]] == ["error", "hint"], ended.stderr
+    assert sum(line.startswith(("error:", "hint:")) for line in lines) == 2, ended.stderr
+    assert ended.stdout == ""
+    return lines, seconds
+
+
+def case_name(arguments):
+    return " ".join(argument[:24] or "''" for argument in arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[command, *mistake] for command, mistakes in MISTAKES.items() for mistake in mistakes],
+    ids=case_name,
+)
+def test_a_mistake_is_refused_at_once_with_an_error_and_a_hint(arguments, folder):
+    lines, seconds = refused(arguments, folder)
+    assert len(lines) == 2, lines
+    assert seconds < SECONDS_WITHOUT_A_DEVICE
+
+
+@pytest.mark.parametrize("arguments", IMPOSSIBLE_WORKLOADS, ids=case_name)
+def test_a_workload_that_cannot_be_is_refused_with_an_error_and_a_hint(arguments, folder):
+    refused(["search", "--space", "quick", *arguments], folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["search", "--max-mem", "8,5GiB"], "'8,5GiB'"),
+        (["search", "--space", "typo.toml"], "typo.toml: unknown key 'precison'"),
+        (["search", "--bogus"], "--bogus"),
+        (["show", "nope", "--storage", "sqlite:///garbage.db"], "sqlite:///garbage.db"),
+        (["frobnicate"], "'frobnicate'"),
+    ],
+    ids=lambda value: case_name(value) if isinstance(value, list) else "",
+)
+def test_the_error_names_what_is_wrong(arguments, named, folder):
+    lines, _ = refused(arguments, folder)
+    assert named in lines[0]
+
+
+def test_a_misspelt_option_is_answered_with_a_near_one(folder):
+    lines, _ = refused(["search", "--trails", "5"], folder)
+    assert "--trials" in " ".join(lines)

@@ -1,0 +1,345 @@
+"""The commands that only read, on a database made by hand; and help, which must cost next to nothing."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+import typer.main
+from study_building import CAP_BYTES, MIB, measured, write_study
+
+import autotune
+from autotune.cli import app
+from autotune.config import FIELD_ORDER
+from autotune.result import Measurement
+
+COMMANDS = ("search", "show", "studies", "plot", "doctor")
+HEAVY = ("torch", "optuna", "sqlalchemy", "datasets", "plotly", "numpy")
+ESCAPE = "\x1b"
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)(?:;\d+)*m")
+
+MEASUREMENTS = [
+    measured(device_bytes=2 * CAP_BYTES, peak_memory_bytes=2 * CAP_BYTES, outcome="over_cap", message="over"),
+    measured(tokens_per_second=1500.0, compile_seconds=12.0, compile_cache="miss"),
+    measured(peak_memory_bytes=10 * MIB, device_bytes=10 * MIB),
+    measured(peak_memory_bytes=50 * MIB, device_bytes=50 * MIB, tokens_per_second=500.0),
+    Measurement(outcome="out_of_memory", message="out of memory: 2.00 GiB more asked for"),
+    None,
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with two studies: `by-hand`, and `too-tight` in which nothing is feasible."""
+    folder = tmp_path_factory.mktemp("commands")
+    write_study(f"sqlite:///{folder}/studies/autotune.db", MEASUREMENTS)
+    write_study(f"sqlite:///{folder}/studies/autotune.db", MEASUREMENTS, name="too-tight", cap_bytes=MIB)
+    return folder
+
+
+def run(*arguments, folder, **environment):
+    """Runs the command with its output in pipes."""
+    settings = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments],
+        cwd=folder,
+        env={**settings, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def output(*arguments, folder, **environment):
+    ended = run(*arguments, folder=folder, **environment)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def on_a_terminal(*arguments, folder, **environment):
+    """What the command writes to a terminal."""
+    settings = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "autotune", *arguments],
+        cwd=folder,
+        env={**settings, "TERM": "xterm-256color", "COLUMNS": "140", **environment},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    written = b""
+    while True:
+        try:
+            received = os.read(ours, 65536)
+        except OSError:  # the terminal's other end is closed
+            break
+        if not received:
+            break
+        written += received
+    os.close(ours)
+    assert process.wait(timeout=60) == 0, written
+    return written.decode()
+
+
+# -- help --------------------------------------------------------------------------------------------------------
+
+HELP_AND_MODULES = """
+import runpy, sys
+sys.argv = ["autotune", *sys.argv[1:]]
+try:
+    runpy.run_module("autotune", run_name="__main__", alter_sys=True)
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print(*sorted(sys.modules), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([command, "-h"] for command in COMMANDS)], ids=str)
+def test_help_loads_nothing_heavy(arguments, folder):
+    program = [sys.executable, "-c", HELP_AND_MODULES, *arguments]
+    ended = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout
+    assert "autotune.cli" in ended.stderr.split()
+    assert set(HEAVY).isdisjoint(ended.stderr.split())
+
+
+def test_the_help_lists_every_command(folder):
+    words = output("--help", folder=folder).split()
+    assert set(COMMANDS) <= set(words)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_names_its_options_on_a_narrow_terminal(command, folder):
+    text = output(command, "--help", folder=folder, COLUMNS="80")
+    options = [name for parameter in typer.main.get_command(app).commands[command].params for name in parameter.opts]
+    assert [name for name in options if name.startswith("--") and name not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "default"),
+    [
+        ("search", "--max-mem", "all of the device"),
+        ("search", "--device", "a GPU if there is one"),
+        ("search", "--trials", "30"),
+        ("search", "--sampler", "tpe"),
+        ("search", "--seed", "0"),
+        ("search", "--trial-time-limit", "10m"),
+        ("search", "--dataset-split", "train"),
+        ("search", "--storage", "sqlite:///studies/autotune.db"),
+        ("plot", "--out", "studies/STUDY.html"),
+    ],
+)
+def test_the_help_of_an_option_tells_its_default(command, option, default, folder):
+    text = output(command, "--help", folder=folder, COLUMNS="240")
+    [line] = [line for line in text.splitlines() if f" {option} " in line]
+    assert f"[default: {default}]" in line
+
+
+def test_the_version_is_that_of_the_package(folder):
+    assert output("--version", folder=folder).strip() == autotune.__version__
+
+
+def test_without_a_command_the_help_is_shown(folder):
+    ended = run(folder=folder)
+    assert ended.returncode == 2
+    assert "Usage:" in ended.stdout
+
+
+# -- studies -----------------------------------------------------------------------------------------------------
+
+
+def test_studies_lists_every_study_with_its_state_and_its_pick(folder):
+    by_hand, too_tight = output("studies", folder=folder).splitlines()[1:]
+    assert re.match(r"by-hand .* 5/6 .*can be continued .*64.00 MiB .*trial 1", by_hand)
+    assert re.match(r"too-tight .* 5/6 .*can be continued .*1.00 MiB .*nothing feasible", too_tight)
+
+
+def test_studies_reads_the_database_it_is_given(folder, tmp_path):
+    write_study(f"sqlite:///{tmp_path}/other.db", [measured()], name="elsewhere")
+    text = output("studies", "--storage", f"sqlite:///{tmp_path}/other.db", folder=folder)
+    assert "elsewhere" in text
+    assert "by-hand" not in text
+
+
+# -- show --------------------------------------------------------------------------------------------------------
+
+
+def test_show_has_a_row_for_every_trial(folder):
+    text = output("show", "by-hand", folder=folder)
+    assert [f"trial {number}:" in text for number in range(6)] == [True] * 6
+
+
+def test_show_says_which_trial_is_the_pick_and_why(folder):
+    text = output("show", "by-hand", folder=folder)
+    assert "Pick: #1 trial 1" in text
+    assert "the fastest on the front" in text
+
+
+def test_show_picks_as_it_is_told(folder):
+    assert "Pick: #2 " in output("show", "by-hand", "--prefer", "smallest", folder=folder)
+
+
+def test_show_counts_the_outcomes(folder):
+    text = output("show", "by-hand", folder=folder)
+    assert "6 trials: 3 ok, 1 out of memory, 1 over the cap, 1 interrupted" in text
+
+
+def test_show_of_a_study_in_which_nothing_fits_says_what_to_try(folder):
+    text = output("show", "too-tight", folder=folder)
+    assert "Nothing that was tried trains under 1.00 MiB" in text
+    assert "larger --max-mem" in text
+
+
+STUDY_KEYS = {
+    "schema": int,
+    "study": str,
+    "storage": str,
+    "workload": dict,
+    "device": dict,
+    "cap_bytes": int,
+    "directions": dict,
+    "trials": list,
+    "front": list,
+    "pick": int,
+    "baseline": int,
+}
+TRIAL_KEYS = {
+    "number": int,
+    "name": str,
+    "outcome": str,
+    "feasible": bool,
+    "config": dict,
+    "peak_memory_bytes": int,
+    "peak_reserved_bytes": int,
+    "device_bytes": int,
+    "alloc_retries": int,
+    "tokens_per_second": float,
+    "tokens_per_second_spread": float,
+    "perplexity": float,
+    "perplexity_source": str,
+    "predicted_peak_memory_bytes": int,
+    "compile_seconds": float,
+    "seconds": float,
+    "message": str,
+}
+ALWAYS_KNOWN = {"number", "outcome", "feasible", "config", "message"}
+
+
+@pytest.fixture(scope="module")
+def shown(folder):
+    """What `show --json` prints of the study `by-hand`."""
+    return json.loads(output("show", "by-hand", "--json", folder=folder))
+
+
+@pytest.mark.parametrize("key", STUDY_KEYS)
+def test_the_json_of_a_study_keeps_the_contract(shown, key):
+    assert type(shown[key]) is STUDY_KEYS[key]
+
+
+@pytest.mark.parametrize("key", TRIAL_KEYS)
+def test_the_json_of_a_trial_keeps_the_contract(shown, key):
+    for trial in shown["trials"]:
+        assert type(trial[key]) is TRIAL_KEYS[key] or (trial[key] is None and key not in ALWAYS_KNOWN)
+
+
+def test_the_json_has_every_trial_the_front_the_pick_and_the_baseline(shown):
+    assert [trial["number"] for trial in shown["trials"]] == [0, 1, 2, 3, 4, 5]
+    assert (shown["front"], shown["pick"], shown["baseline"]) == ([2, 1], 1, 0)
+    assert (shown["schema"], shown["study"], shown["cap_bytes"]) == (1, "by-hand", CAP_BYTES)
+
+
+def test_the_configuration_of_a_trial_is_flat(shown):
+    for trial in shown["trials"]:
+        assert set(trial["config"]) == set(FIELD_ORDER)
+        assert not any(isinstance(value, dict | list) for value in trial["config"].values())
+
+
+def test_what_was_not_measured_is_null(shown):
+    out_of_memory = shown["trials"][4]
+    assert [out_of_memory[key] for key in ("peak_memory_bytes", "tokens_per_second", "perplexity")] == [None] * 3
+
+
+def test_what_is_not_finite_is_null(tmp_path):
+    write_study(
+        f"sqlite:///{tmp_path}/studies/autotune.db",
+        [measured(), measured(outcome="diverged", perplexity=float("inf"), final_loss=float("nan"))],
+    )
+    trial = json.loads(output("show", "by-hand", "--json", folder=tmp_path))["trials"][1]
+    assert (trial["perplexity"], trial["final_loss"]) == (None, None)
+
+
+def test_the_json_of_a_study_in_which_nothing_fits_has_no_pick(folder):
+    shown = json.loads(output("show", "too-tight", "--json", folder=folder))
+    assert (shown["front"], shown["pick"]) == ([], None)
+
+
+# -- plot --------------------------------------------------------------------------------------------------------
+
+
+def test_plot_writes_a_page_beside_the_studies_and_prints_where(folder):
+    assert output("plot", "by-hand", folder=folder).strip() == "studies/by-hand.html"
+    assert "Pick: #1 trial 1" in (folder / "studies" / "by-hand.html").read_text()
+
+
+def test_plot_makes_the_folder_it_is_told_to_write_to(folder, tmp_path):
+    file = tmp_path / "new" / "folder" / "front.html"
+    assert output("plot", "by-hand", "--out", str(file), folder=folder).strip() == str(file)
+    assert file.is_file()
+
+
+def test_the_page_loads_nothing_from_elsewhere(folder, tmp_path):
+    output("plot", "by-hand", "--out", str(tmp_path / "front.html"), folder=folder)
+    page = (tmp_path / "front.html").read_text()
+    assert re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(?!data:)", page) == []
+
+
+def test_plot_into_a_path_below_a_file_is_refused_by_name(folder, tmp_path):
+    (tmp_path / "file").touch()
+    ended = run("plot", "by-hand", "--out", str(tmp_path / "file" / "front.html"), folder=folder)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["error", "hint"]
+    assert str(tmp_path / "file" / "front.html") in ended.stderr
+
+
+# -- how it is written -------------------------------------------------------------------------------------------
+
+READING = (["studies"], ["show", "by-hand"], ["show", "too-tight"], ["plot", "too-tight", "--out", "page.html"])
+
+
+@pytest.mark.parametrize("arguments", READING, ids=" ".join)
+def test_output_to_a_pipe_has_no_escape_codes(arguments, folder):
+    assert ESCAPE not in output(*arguments, folder=folder, TERM="xterm-256color")
+
+
+def test_output_to_a_terminal_has_colour(folder):
+    assert COLOUR.search(on_a_terminal("show", "by-hand", folder=folder))
+
+
+def test_no_color_takes_the_colour_from_a_terminal(folder):
+    assert not COLOUR.search(on_a_terminal("show", "by-hand", folder=folder, NO_COLOR="1"))
+
+
+@pytest.mark.parametrize("arguments", READING, ids=" ".join)
+def test_reading_ends_with_0_whether_or_not_something_is_feasible(arguments, folder):
+    assert run(*arguments, folder=folder).returncode == 0
+
+
+def test_a_reader_that_goes_away_is_no_error(folder):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "autotune", "show", "by-hand", "--json"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    said = process.stderr.read().decode()
+    process.stderr.close()
+    assert (process.wait(timeout=60), said) == (0, "")

@@ -1,0 +1,244 @@
+"""Text from local files and from the hub: what can be read is, what cannot is refused by name with the way out."""
+
+import os
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from autotune.data import python_docs
+from autotune.data.sources import READERS, read_documents
+from autotune.errors import InvalidDataset
+from autotune.workload import make_workload
+
+TEXTS = ["first, with a comma", "second\n\nin two paragraphs", "third: ünï¢ödé"]
+
+
+def quoted(text):
+    return '"' + text.replace("\n", "\\n") + '"'
+
+
+def write_parquet(file):
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), file)
+
+
+WRITERS = {
+    ".jsonl": lambda file: file.write_text("\n".join(f'{{"text": {quoted(text)}}}' for text in TEXTS)),
+    ".json": lambda file: file.write_text("[" + ", ".join(f'{{"text": {quoted(text)}}}' for text in TEXTS) + "]"),
+    ".csv": lambda file: file.write_text("text\n" + "\n".join(f'"{text}"' for text in TEXTS)),
+    ".parquet": write_parquet,
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads a dataset as a search does."""
+
+    def read(dataset, **settings):
+        workload = make_workload("cpu", {"dataset": str(dataset), **settings})
+        return list(read_documents(workload, cache_folder=tmp_path / "cache"))
+
+    return read
+
+
+@pytest.fixture
+def refusal(read):
+    def refusal(dataset, **settings):
+        with pytest.raises(InvalidDataset) as raised:
+            read(dataset, **settings)
+        return raised.value
+
+    return refusal
+
+
+# -- what can be read --------------------------------------------------------------------------------------------
+
+
+def test_the_default_is_the_python_documentation(read):
+    assert read("python-docs") == python_docs.documents()
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix, reader in READERS.items() if reader == "text"])
+def test_a_text_file_is_one_document(read, tmp_path, suffix):
+    (tmp_path / f"book{suffix}").write_text("one\n\ntwo\n")
+    assert read(tmp_path / f"book{suffix}") == ["one\n\ntwo\n"]
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix, reader in READERS.items() if reader != "text"])
+def test_a_file_of_records_is_a_document_a_record(read, tmp_path, suffix):
+    WRITERS[suffix](tmp_path / f"data{suffix}")
+    assert read(tmp_path / f"data{suffix}") == TEXTS
+
+
+def test_a_folder_is_its_files_in_alphabetical_order(read, tmp_path):
+    (tmp_path / "texts" / "below").mkdir(parents=True)
+    for name in ("b.txt", "a.txt", "below/c.txt"):
+        (tmp_path / "texts" / name).write_text(name)
+    assert read(tmp_path / "texts") == ["a.txt", "b.txt", "below/c.txt"]
+
+
+def test_files_of_another_kind_in_a_folder_of_texts_are_passed_over(read, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("text")
+    (tmp_path / "texts" / "picture.png").write_bytes(b"\x89PNG")
+    assert read(tmp_path / "texts") == ["text"]
+
+
+@pytest.mark.parametrize("name", ["[draft] 1.txt", "a b*.txt", "ünï¢ödé.txt", "100%.txt"])
+def test_a_file_with_an_odd_name_can_be_read(read, tmp_path, name):
+    (tmp_path / name).write_text("text")
+    assert read(tmp_path / name) == ["text"]
+
+
+def test_a_path_may_begin_at_home(read, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "book.txt").write_text("text")
+    assert read("~/book.txt") == ["text"]
+
+
+def test_records_without_text_are_passed_over(read, tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"text": "a"}\n{"text": null}\n{"text": ""}\n{"text": "b"}\n')
+    assert read(tmp_path / "data.jsonl") == ["a", "b"]
+
+
+def test_a_change_of_the_file_is_seen(read, tmp_path):
+    (tmp_path / "book.txt").write_text("before")
+    assert read(tmp_path / "book.txt") == ["before"]
+    (tmp_path / "book.txt").write_text("behind")
+    assert read(tmp_path / "book.txt") == ["behind"]
+
+
+# -- the column of text ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tmp_path):
+    (tmp_path / "table.csv").write_text("title,body,year\nA,one,1999\nB,two,2001\n")
+    return tmp_path / "table.csv"
+
+
+def test_the_only_column_of_text_is_found(read, tmp_path):
+    (tmp_path / "data.csv").write_text("year,body\n1999,one\n2001,two\n")
+    assert read(tmp_path / "data.csv") == ["one", "two"]
+
+
+def test_a_column_called_text_is_taken_before_others(read, tmp_path):
+    (tmp_path / "data.csv").write_text("title,text\nA,one\nB,two\n")
+    assert read(tmp_path / "data.csv") == ["one", "two"]
+
+
+def test_a_column_can_be_named(read, table):
+    assert read(table, text_column="body") == ["one", "two"]
+
+
+def test_a_missing_column_is_refused_with_those_there_are(refusal, table):
+    error = refusal(table, text_column="nope")
+    assert "'nope'" in error.message
+    assert "title, body" in error.hint
+
+
+def test_an_ambiguous_column_is_refused_with_the_option_that_decides(refusal, table):
+    error = refusal(table)
+    assert str(table) in error.message
+    assert "--text-column" in error.hint
+    assert "title, body" in error.hint
+
+
+def test_a_column_of_numbers_is_no_text(refusal, table):
+    assert "'year'" in refusal(table, text_column="year").message
+
+
+# -- what cannot be read -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["missing.txt", "./missing", "/nowhere/missing", "missing.parquet", "a/b/c"])
+def test_a_missing_file_is_refused_without_asking_the_hub(refusal, name):
+    assert refusal(name).message == f"there is no file or folder {name!r}"
+
+
+def test_a_folder_of_several_kinds_is_refused_with_the_kinds(refusal, tmp_path):
+    for suffix in (".csv", ".parquet"):
+        WRITERS[suffix](tmp_path / f"data{suffix}")
+    assert "csv, parquet" in refusal(tmp_path).message
+
+
+def test_an_empty_folder_is_refused_by_name(refusal, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert str(tmp_path / "empty") in refusal(tmp_path / "empty").message
+
+
+def test_an_empty_text_file_has_no_text(read, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    assert "".join(read(tmp_path / "empty.txt")) == ""
+
+
+BROKEN = {
+    "empty.jsonl": b"",
+    "empty.csv": b"",
+    "empty.parquet": b"",
+    "cut.jsonl": b'{"text": "one"}\n{"text": "tw',
+    "cut.json": b'[{"text": "one"}, {"text": "tw',
+    "binary.txt": bytes(range(256)),
+    "binary.jsonl": bytes(range(256)),
+    "binary.csv": bytes(range(128, 256)),
+    "binary.parquet": bytes(range(256)),
+    "unknown.bin": bytes(range(256)),
+    "unknown": b"text without a suffix",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_refused_in_one_sentence_with_its_name(refusal, tmp_path, name):
+    (tmp_path / name).write_bytes(BROKEN[name])
+    error = refusal(tmp_path / name)
+    assert name in error.message
+    assert "\n" not in error.message
+    assert error.hint
+
+
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.parquet"])
+def test_an_empty_file_is_called_empty(refusal, tmp_path, name):
+    (tmp_path / name).touch()
+    assert "empty" in refusal(tmp_path / name).message.replace(str(tmp_path / name), "")
+
+
+# -- the hub -----------------------------------------------------------------------------------------------------
+
+READ_FROM_THE_HUB = """
+import pathlib, sys
+from autotune.data.sources import read_documents
+from autotune.errors import InvalidDataset
+from autotune.workload import make_workload
+try:
+    list(read_documents(make_workload("cpu", {"dataset": sys.argv[1]}), cache_folder=pathlib.Path(sys.argv[2])))
+except InvalidDataset as error:
+    print(error.message, error.hint, sep="\\n")
+"""
+
+
+def hub_refusal(name, folder, *, seconds, **environment):
+    """The lines of the refusal, from a process of its own: the hub's library reads its settings at import."""
+    settings = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    ended = subprocess.run(
+        [sys.executable, "-c", READ_FROM_THE_HUB, name, str(folder)],
+        env={**settings, "HF_HOME": str(folder / "home"), **environment},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=True,
+    )
+    return ended.stdout.splitlines()
+
+
+def test_a_hub_name_is_refused_in_one_sentence_where_the_hub_is_switched_off(tmp_path):
+    message, hint = hub_refusal("nobody/nothing-here", tmp_path, seconds=10, HF_HUB_OFFLINE="1")
+    assert "'nobody/nothing-here'" in message
+    assert "local text" in hint
+
+
+def test_a_hub_name_that_is_not_there_is_refused_within_ten_seconds(tmp_path):
+    """Also where the hub cannot be reached at all."""
+    message, _ = hub_refusal("nobody/nothing-here", tmp_path, seconds=10)
+    assert "'nobody/nothing-here'" in message

@@ -1,0 +1,282 @@
+"""The main job with real trainings: a small study from start to end, stopped, killed and continued."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import optuna
+import pytest
+
+import autotune
+from autotune.errors import InvalidDataset, InvalidInput, StudyMismatch
+from autotune.study.events import TrialBegan, TrialEnded
+
+TRIALS = 9
+SPACE = """
+[techniques]
+checkpointing = ["none", "block", "sqrt"]
+optimizer_fusion = ["none", "kernel", "backward"]
+micro_batch_size = "divisors"
+
+[workload]
+layers = 2
+width = 32
+heads = 2
+sequence_length = 32
+global_batch = 4
+steps = 9
+warmup_steps = 2
+evaluation_sequences = 4
+
+[[configurations]]
+name = "checkpointed"
+checkpointing = "block"
+"""
+CAP_BYTES = 900_000
+STORAGE = "sqlite:///studies/autotune.db"
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "autotune", *arguments]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a finished study called `small`."""
+    before = os.getcwd()
+    folder = tmp_path_factory.mktemp("search")
+    os.chdir(folder)
+    Path("small.toml").write_text(SPACE)
+    autotune.search(name="small", space="small.toml", max_mem=CAP_BYTES, trials=TRIALS)
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def result(folder):
+    return autotune.show("small")
+
+
+def optuna_states(study: str) -> Counter:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    loaded = optuna.load_study(study_name=study, storage=STORAGE)
+    return Counter(trial.state.name for trial in loaded.get_trials(deepcopy=False))
+
+
+def test_a_study_has_as_many_distinct_configurations_as_trials_were_wanted(result):
+    assert len({trial.config for trial in result.trials}) == TRIALS
+
+
+def test_trial_numbers_are_consecutive(result):
+    assert [trial.number for trial in result.trials] == list(range(TRIALS))
+
+
+def test_the_baseline_comes_first_and_is_measured_beyond_the_cap(result):
+    baseline = result.trials[0]
+    assert (baseline.name, baseline.outcome, result.baseline) == ("baseline", "over_cap", 0)
+    assert baseline.perplexity is not None
+
+
+def test_named_configurations_come_before_suggestions(result):
+    assert result.trials[1].name == "checkpointed"
+
+
+def test_the_front_is_under_the_cap(result):
+    assert result.front
+    assert all(result.trial(number).device_bytes <= CAP_BYTES for number in result.front)
+
+
+def test_the_pick_is_on_the_front_with_a_reason(result):
+    assert result.pick.number in result.front
+    assert "against the baseline" in result.pick.reason
+
+
+def test_an_over_cap_trial_is_not_trained_to_its_end(result):
+    over = [trial for trial in result.trials[1:] if trial.outcome == "over_cap"]
+    assert over
+    assert all(trial.tokens_per_second is None and trial.peak_memory_bytes > CAP_BYTES for trial in over)
+
+
+def test_configurations_of_one_numerics_class_end_at_one_perplexity(result):
+    perplexities = [trial.perplexity for trial in result.trials if trial.perplexity is not None]
+    assert max(perplexities) == pytest.approx(min(perplexities), rel=1e-4)
+
+
+def test_no_optuna_trial_is_left_running(result):
+    assert set(optuna_states("small")) == {"COMPLETE"}
+
+
+def test_a_finished_study_is_answered_at_once(folder, result):
+    events = []
+    again = autotune.search(name="small", listener=events.append)
+    assert not [event for event in events if isinstance(event, TrialBegan)]
+    assert again.trials == result.trials
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"max_mem": "1GiB"}, {"sampler": "random"}, {"layers": 3}, {"seed": 5}, {"space": "quick"}],
+    ids=lambda said: next(iter(said)),
+)
+def test_a_study_is_not_continued_with_other_settings(said, folder, result):
+    with pytest.raises(StudyMismatch, match="small"):
+        autotune.search(name="small", **said)
+
+
+def test_show_prints_the_contract_as_one_json_object(folder, result):
+    shown = subprocess.run(command("show", "small", "--json"), capture_output=True, text=True, check=True)
+    assert json.loads(shown.stdout) == json.loads(json.dumps(result.to_dict()))
+
+
+def test_a_search_prints_nothing_but_json_when_asked_to(folder, result):
+    found = subprocess.run(command("search", "--name", "small", "--json"), capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout)["front"] == list(result.front)
+
+
+def test_an_exhausted_space_ends_the_study(folder):
+    Path("tiny.toml").write_text(SPACE.replace('"divisors"', "[4]").replace(', "kernel", "backward"', ""))
+    result = autotune.search(name="tiny", space="tiny.toml", trials=50)
+    assert len(result.trials) == 3
+
+
+def test_grid_goes_through_the_space_in_its_order(folder):
+    result = autotune.search(name="grid", space="tiny.toml", sampler="grid", trials=3)
+    assert [trial.config.checkpointing for trial in result.trials] == ["none", "block", "sqrt"]
+
+
+def test_nothing_feasible_is_exit_code_1_with_the_closest_miss(folder):
+    nothing = subprocess.run(
+        command("search", "--name", "none", "--space", "tiny.toml", "--max-mem", "100000", "--trials", "2"),
+        capture_output=True,
+        text=True,
+    )
+    assert nothing.returncode == 1
+    assert "closest miss needs" in nothing.stdout
+
+
+def test_a_plain_script_without_a_main_guard_can_search(folder):
+    script = "import autotune\nprint(autotune.search(name='plain', space='tiny.toml', trials=1).trials[0].outcome)\n"
+    Path("plain.py").write_text(script)
+    ran = subprocess.run([sys.executable, "plain.py"], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "ok"
+
+
+def test_a_listener_sees_every_trial_begin_and_end(folder):
+    events = []
+    autotune.search(name="heard", space="tiny.toml", trials=2, listener=events.append)
+    assert [type(event) for event in events if isinstance(event, TrialBegan | TrialEnded)] == [
+        TrialBegan,
+        TrialEnded,
+    ] * 2
+
+
+def test_a_missing_dataset_leaves_no_study_behind(folder):
+    with pytest.raises(InvalidDataset, match=r"missing\.txt"):
+        autotune.search(name="nodata", space="tiny.toml", dataset="missing.txt")
+    assert "nodata" not in subprocess.run(command("studies"), capture_output=True, text=True, check=True).stdout
+
+
+def test_a_device_that_is_not_there_is_refused_by_name(folder):
+    with pytest.raises(InvalidInput, match="cuda:77"):
+        autotune.search(name="nodevice", space="tiny.toml", device="cuda:77")
+
+
+def test_a_dry_run_says_what_would_be_done_and_leaves_no_study(folder):
+    planned = subprocess.run(
+        command("search", "--space", "small.toml", "--dry-run", "--name", "planned"), capture_output=True, text=True
+    )
+    assert planned.returncode == 0
+    assert "legal configurations" in planned.stdout
+    assert "about" in planned.stdout
+    assert "planned" not in subprocess.run(command("studies"), capture_output=True, text=True, check=True).stdout
+
+
+# -- stopped and killed ------------------------------------------------------------------------------------------
+
+
+def processes_of_this_folder(folder: Path) -> list[int]:
+    """Every live process that works in `folder`: searches, trial servers and trials."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            pid = int(link.parent.name)
+            state = (link.parent / "stat").read_text().rpartition(")")[2].split()[0]
+            if Path(os.readlink(link)) == folder and pid != os.getpid() and state != "Z":
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def wait_until_gone(folder: Path) -> bool:
+    end = time.monotonic() + 20
+    while processes_of_this_folder(folder) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not processes_of_this_folder(folder)
+
+
+def begin(name: str, *, trials: int) -> subprocess.Popen:
+    arguments = ["search", "--name", name, "--space", "small.toml", "--max-mem", str(CAP_BYTES)]
+    return subprocess.Popen(
+        command(*arguments, "--trials", str(trials)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_trial(process: subprocess.Popen, trials: int) -> None:
+    """Returns when the search has reported `trials` finished trials."""
+    for line in process.stderr:
+        if line.startswith(f"[{trials}/"):
+            return
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_search_and_prints_the_command_that_continues(number, code, folder):
+    process = begin(f"signal-{code}", trials=TRIALS)
+    wait_for_trial(process, 2)
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert f"autotune search --name signal-{code}" in rest
+    assert wait_until_gone(folder)
+    assert "RUNNING" not in optuna_states(f"signal-{code}")
+
+
+def test_a_search_killed_at_any_moment_loses_no_trial_and_doubles_none(folder):
+    process = begin("killed", trials=TRIALS)
+    wait_for_trial(process, 1)
+    finished_before = {}
+    chance = random.Random(0)
+    for _ in range(3):
+        time.sleep(chance.uniform(0.0, 2.0))
+        process.kill()
+        process.communicate()
+        assert wait_until_gone(folder)
+        finished = {t.number: t for t in autotune.show("killed").trials if t.is_finished}
+        assert finished_before.items() <= finished.items()
+        finished_before = finished
+        process = subprocess.Popen(command("search", "--name", "killed", "--quiet"), stdout=subprocess.DEVNULL)
+        while process.poll() is None and len(autotune.show("killed").trials) <= len(finished):
+            time.sleep(0.05)
+    assert process.wait(timeout=120) == 0
+    trials = autotune.show("killed").trials
+    assert len({trial.config for trial in trials}) == len(trials) == TRIALS
+    assert finished_before.items() <= {t.number: t for t in trials}.items()
+    assert "RUNNING" not in optuna_states("killed")
+    assert wait_until_gone(folder)
+
+
+def test_a_second_search_of_a_running_study_is_refused(folder):
+    process = begin("busy", trials=TRIALS)
+    try:
+        wait_for_trial(process, 1)
+        with pytest.raises(StudyMismatch, match="another process"):
+            autotune.search(name="busy")
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,84 @@
+"""Studies made by hand: definitions, measurements and databases of them. Nothing here trains or loads torch."""
+
+from contextlib import contextmanager
+
+from autotune.config import TrainingConfig
+from autotune.definition import StudyDefinition
+from autotune.result import DeviceInfo, Measurement
+from autotune.search_space import Condition, SearchSpace
+from autotune.storage import StudyStore
+from autotune.workload import make_workload
+
+MIB = 1024**2
+CAP_BYTES = 64 * MIB
+GLOBAL_BATCH = 8
+
+SPACE = SearchSpace(
+    name="by-hand",
+    description="a space with one of everything",
+    techniques={
+        "precision": ("fp32", "bf16-mixed"),
+        "checkpointing": ("none", "block"),
+        "compile": ("none", "block"),
+        "memory_budget": (1.0, 0.5),
+        "micro_batch_size": "divisors",
+    },
+    conditions=(Condition(when={"compile": ("block",)}, then={"checkpointing": ("none",)}),),
+    defaults={"optimizer_fusion": "foreach"},
+    configurations=({"name": "checkpoint every block", "checkpointing": "block"},),
+    workload={"steps": 24},
+)
+
+
+def definition(name="by-hand", **changes):
+    settings = {
+        "workload": make_workload("cpu", {"steps": 24, "text_sha256": "f" * 64}),
+        "space": SPACE,
+        "device": DeviceInfo(
+            device="cpu", name="a CPU", total_memory_bytes=2**36, versions={"python": "3.11", "torch": "2.13.0"}
+        ),
+        "unavailable": {"precision": {"tf32": "this hardware has no TF32"}},
+        "cap_bytes": CAP_BYTES,
+        "seed": 7,
+        "sampler": "nsga2",
+        **changes,
+    }
+    return StudyDefinition(name=name, **settings)
+
+
+def config(number):
+    """A different configuration for each of 0 to 7; number 0 is the baseline."""
+    return TrainingConfig(micro_batch_size=GLOBAL_BATCH - number)
+
+
+def measured(**changes):
+    """An ok measurement well below the cap."""
+    settings = {
+        "outcome": "ok",
+        "peak_memory_bytes": 40 * MIB,
+        "device_bytes": 40 * MIB,
+        "tokens_per_second": 1000.0,
+        "tokens_per_second_spread": 10.0,
+        "perplexity": 20.0,
+        **changes,
+    }
+    return Measurement(**settings)
+
+
+@contextmanager
+def open_store(url, *, create=True):
+    store = StudyStore(url, create=create)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def write_study(url, measurements, *, name="by-hand", **changes):
+    """A study whose trials 0, 1, 2, ... have these measurements; None is a trial that was begun and not finished."""
+    with open_store(url) as store:
+        store.create_study(definition(name, **changes), trials_wanted=len(measurements))
+        for number, measurement in enumerate(measurements):
+            store.begin_trial(name, number, config(number), name=f"trial {number}")
+            if measurement is not None:
+                store.finish_trial(name, number, measurement, seconds=1.5)

@@ -1,0 +1,50 @@
+"""What is installed works away from the checkout, and starts without torch."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The built wheel, unpacked into an empty folder."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run([sys.executable, "-m", "pip", *build], check=True, capture_output=True)
+    (wheel,) = folder.glob("autotune-*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    return folder / "site"
+
+
+def run(code: str, *, site: Path, cwd: Path) -> str:
+    """What `code` prints in a fresh process that sees the wheel's package and not the checkout's."""
+    prelude = f"import sys; sys.path.insert(0, {str(site)!r})\n"
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", prelude + code], cwd=cwd, capture_output=True, text=True, check=True
+    )
+    return ran.stdout.strip()
+
+
+def test_the_wheel_finds_the_named_search_spaces_from_another_folder(installed, tmp_path):
+    code = "from autotune import search_space as s\nprint(s.__file__, *s.named_spaces())"
+    file, *names = run(code, site=installed, cwd=tmp_path).split()
+    assert Path(file).is_relative_to(installed)
+    assert names == [path.stem for path in sorted((ROOT / "search_spaces").glob("*.toml"))]
+
+
+def test_the_wheel_holds_every_module(installed):
+    packaged = {path.relative_to(installed) for path in (installed / "autotune").rglob("*.py")}
+    assert packaged == {path.relative_to(ROOT) for path in (ROOT / "autotune").rglob("*.py")}
+
+
+@pytest.mark.parametrize(
+    "module", ["autotune", "autotune.cli", "autotune.study", "autotune.trial.client", "autotune.report.pareto"]
+)
+def test_torch_stays_in_the_trials_processes(module, installed, tmp_path):
+    code = f"import {module}\nprint(sorted(name for name in sys.modules if name in ('torch', 'datasets')))"
+    assert run(code, site=installed, cwd=tmp_path) == "[]"
