@@ -1,6 +1,7 @@
 """What is remembered: the device, each trial's record, and a study's result. Plain values that cross every border."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -102,7 +103,12 @@ class TrialRecord(Measurement):
         return self.outcome != "interrupted"
 
     def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "config": self.config.to_dict()}
+        """JSON-ready: what is no finite number is null, as what was not measured."""
+        values = {**dataclasses.asdict(self), "config": self.config.to_dict()}
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

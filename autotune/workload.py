@@ -18,6 +18,9 @@ Schedule = Literal["constant", "cosine"]
 STANDARD_LIBRARY_TEXT = "python-docs"
 """Name of the default text: the documentation of the Python standard library found on every machine."""
 
+MODEL_NAMES = ("gpt",)
+"""Keys of the model registry, which only a trial's own process can import."""
+
 BYTE_VOCABULARY = 256
 MEMORY_STEPS = 2
 """Steady-state steps whose memory is measured; they are not timed."""
@@ -37,7 +40,6 @@ class Workload:
     """
 
     model: str = "gpt"
-    """Key of the model registry (`autotune/models`)."""
     layers: int
     width: int
     heads: int
@@ -125,6 +127,8 @@ def check_setting(name: str, value: object) -> None:
     if name in _TEXTS or name in _TEXTS_OR_NONE:
         if not isinstance(value, str) and not (value is None and name in _TEXTS_OR_NONE):
             raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a text")
+        if name == "model" and value not in MODEL_NAMES:
+            raise InvalidInput(f"there is no model {value!r}", hint=f"the models are {', '.join(MODEL_NAMES)}")
     elif name == "seed":
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
             raise InvalidInput(f"seed = {value!r} is not possible", hint="use a whole number from 0 to 4294967295")

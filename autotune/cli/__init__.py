@@ -4,6 +4,7 @@ Exit codes: 0 ok; 1 finished and nothing feasible; 2 usage or an invalid file; 7
 continued; 130 and 143 on SIGINT and SIGTERM.
 """
 
+import os
 import sys
 import traceback
 
@@ -16,9 +17,9 @@ from autotune.errors import AutotuneError
 app = typer.Typer(
     name="autotune",
     help="The fastest way to train your model inside the GPU memory you have, found by measuring.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: whole option names at any width, brackets as written, quick to start
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("search")(search.search)
@@ -29,18 +30,24 @@ app.command("doctor")(doctor.doctor)
 
 
 @app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def root(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
+) -> None:
     if version:
         from autotune import __version__
 
         print(__version__)
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
 
 
 def main() -> None:
     """Entry point of the `autotune` command."""
     try:
         exit_code = app(standalone_mode=False)
+        sys.stdout.flush()
     except AutotuneError as error:
         complain(error.message, error.hint)
         exit_code = error.exit_code
@@ -50,8 +57,11 @@ def main() -> None:
         exit_code = 2
     except typer.Abort:
         exit_code = 130
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
-        sys.stderr.close()
+    except (BrokenPipeError, SystemExit) as error:
+        # The reader of our output has gone, as with `| head`; typer makes it an exit of its own.
+        if not isinstance(error.__context__ or error, BrokenPipeError):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush at the end
         exit_code = 0
     except Exception:
         traceback.print_exc()

@@ -11,12 +11,8 @@ from autotune.recommendation.front import DEFAULT_PERPLEXITY_TOLERANCE, DEFAULT_
 from autotune.recommendation.pick import MAX_PERPLEXITY_INCREASE, PREFERENCES, Preference, Preferences
 
 StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")]
-StorageOption = Annotated[
-    str, typer.Option("--storage", metavar="URL", help="Database with the studies.", rich_help_panel="Results")
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="Results")
-]
+StorageOption = Annotated[str, typer.Option("--storage", metavar="URL", help="Database with the studies.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 ToleranceOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -24,20 +20,16 @@ ToleranceOption = Annotated[
         metavar="NAME=SHARE",
         help="Differences below it are none on the front: "
         f"speed={DEFAULT_SPEED_TOLERANCE}, perplexity={DEFAULT_PERPLEXITY_TOLERANCE}.",
-        rich_help_panel="Front and pick",
     ),
 ]
 PreferOption = Annotated[
     str,
-    typer.Option("--prefer", metavar="|".join(PREFERENCES), help="What to pick.", rich_help_panel="Front and pick"),
+    typer.Option("--prefer", metavar="|".join(PREFERENCES), help="What to pick."),
 ]
 PerplexityOption = Annotated[
     float,
     typer.Option(
-        "--max-perplexity-increase",
-        metavar="SHARE",
-        help="How much worse than the best perplexity the pick may be.",
-        rich_help_panel="Front and pick",
+        "--max-perplexity-increase", metavar="SHARE", help="How much worse than the best perplexity the pick may be."
     ),
 ]
 

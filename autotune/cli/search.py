@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from autotune.result import StudyResult
     from autotune.study import Plan, SearchRequest
 
-_MODEL = "Model"
-_DATA = "Text and training"
-_SEARCH = "Search"
-_OUTPUT = "Output"
-
 
 def search(
     max_mem: Annotated[
@@ -44,76 +39,49 @@ def search(
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1. [default: a GPU if there is one]")
     ] = None,
-    trials: Annotated[
-        int | None, typer.Option(help="Distinct configurations in the study. [default: 30]", rich_help_panel=_SEARCH)
-    ] = None,
-    time_budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Begin no trial after this: 30m.", rich_help_panel=_SEARCH)
-    ] = None,
-    trial_time_limit: Annotated[
-        str, typer.Option(metavar="TIME", help="End a trial after this.", rich_help_panel=_SEARCH)
-    ] = "10m",
+    trials: Annotated[int | None, typer.Option(help="Distinct configurations in the study. [default: 30]")] = None,
+    time_budget: Annotated[str | None, typer.Option(metavar="TIME", help="Begin no trial after this: 30m.")] = None,
+    trial_time_limit: Annotated[str, typer.Option(metavar="TIME", help="End a trial after this.")] = "10m",
     sampler: Annotated[
         str | None,
-        typer.Option(metavar="|".join(SAMPLERS), help="Who suggests. [default: tpe]", rich_help_panel=_SEARCH),
+        typer.Option(metavar="|".join(SAMPLERS), help="Who suggests. [default: tpe]"),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of weights, data order and sampler. [default: 0]", rich_help_panel=_SEARCH)
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done and how long it takes.", rich_help_panel=_SEARCH)
-    ] = False,
-    model: Annotated[str | None, typer.Option(help="Built-in model: gpt.", rich_help_panel=_MODEL)] = None,
-    layers: Annotated[int | None, typer.Option(help="Transformer blocks.", rich_help_panel=_MODEL)] = None,
-    width: Annotated[int | None, typer.Option(help="Size of the residual stream.", rich_help_panel=_MODEL)] = None,
-    heads: Annotated[int | None, typer.Option(help="Attention heads.", rich_help_panel=_MODEL)] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Rows of embedding and head.", rich_help_panel=_MODEL)] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, data order and sampler. [default: 0]")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and how long it takes.")] = False,
+    model: Annotated[str | None, typer.Option(help="Built-in model: gpt.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Transformer blocks.")] = None,
+    width: Annotated[int | None, typer.Option(help="Size of the residual stream.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Rows of embedding and head.")] = None,
     dataset: Annotated[
         str | None,
         typer.Option(
             metavar="PATH|NAME",
             help="Text, jsonl, csv or parquet file, a folder of them, or a Hugging Face hub name. "
             "[default: the documentation of Python's standard library]",
-            rich_help_panel=_DATA,
         ),
     ] = None,
-    dataset_config: Annotated[
-        str | None, typer.Option(help="Configuration of a hub dataset.", rich_help_panel=_DATA)
-    ] = None,
-    dataset_split: Annotated[
-        str | None, typer.Option(help="Split of a hub dataset. [default: train]", rich_help_panel=_DATA)
-    ] = None,
-    text_column: Annotated[str | None, typer.Option(help="Column that holds the text.", rich_help_panel=_DATA)] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sequence.", rich_help_panel=_DATA)] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(help="Sequences per optimizer step.", rich_help_panel=_DATA)
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps of a trial.", rich_help_panel=_DATA)] = None,
-    warmup_steps: Annotated[
-        int | None, typer.Option(help="First steps, neither timed nor measured.", rich_help_panel=_DATA)
-    ] = None,
-    eval_sequences: Annotated[
-        int | None, typer.Option(help="Held-out sequences for the perplexity.", rich_help_panel=_DATA)
-    ] = None,
+    dataset_config: Annotated[str | None, typer.Option(help="Configuration of a hub dataset.")] = None,
+    dataset_split: Annotated[str | None, typer.Option(help="Split of a hub dataset. [default: train]")] = None,
+    text_column: Annotated[str | None, typer.Option(help="Column that holds the text.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
+    global_batch: Annotated[int | None, typer.Option(help="Sequences per optimizer step.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps of a trial.")] = None,
+    warmup_steps: Annotated[int | None, typer.Option(help="First steps, neither timed nor measured.")] = None,
+    eval_sequences: Annotated[int | None, typer.Option(help="Held-out sequences for the perplexity.")] = None,
     learning_rate: Annotated[
         list[str] | None,
-        typer.Option(metavar="OPTIMIZER=RATE", help="For example adamw=3e-4; repeatable.", rich_help_panel=_DATA),
+        typer.Option(metavar="OPTIMIZER=RATE", help="For example adamw=3e-4; repeatable."),
     ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(metavar="constant|cosine", help="After the warm-up.", rich_help_panel=_DATA)
-    ] = None,
-    lr_warmup_steps: Annotated[
-        int | None, typer.Option(help="Steps in which the learning rate rises.", rich_help_panel=_DATA)
-    ] = None,
+    schedule: Annotated[str | None, typer.Option(metavar="constant|cosine", help="After the warm-up.")] = None,
+    lr_warmup_steps: Annotated[int | None, typer.Option(help="Steps in which the learning rate rises.")] = None,
     tolerance: options.ToleranceOption = None,
     prefer: options.PreferOption = options.PREFER,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=_OUTPUT)] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show every trial in the end.", rich_help_panel=_OUTPUT)
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every trial in the end.")] = False,
 ) -> None:
     """Measure real trainings under a memory cap; find the front of memory, speed and perplexity, and a pick."""
     from autotune.study import SearchRequest
@@ -211,9 +179,11 @@ def _stop_on_signals() -> Iterator[list[int]]:
 
 
 def continue_command(study: str, storage: str, *, trials: int | None = None) -> str:
-    """The command that goes on with a study."""
+    """The command that goes on with a study; a password in `storage` is left for the reader to fill in."""
+    from autotune.storage import shown_url
+
     words = ["autotune", "search", "--name", study]
-    words += ["--storage", storage] if storage != options.STORAGE else []
+    words += ["--storage", shown_url(storage)] if storage != options.STORAGE else []
     words += ["--trials", str(trials)] if trials is not None else []
     return shlex.join(words)
 
@@ -233,10 +203,10 @@ def print_summary(
         console.print(trials_table(result, result.trials, title="All trials"))
         console.print()
     print_result(result, console)
-    shown = shlex.join([result.study, *(["--storage", request.storage] if request.storage != options.STORAGE else [])])
+    shown = shlex.join([result.study, *(["--storage", result.storage] if request.storage != options.STORAGE else [])])
     total = wanted if len(result.trials) < wanted else 2 * len(result.trials)
     console.print()
-    console.print(Text(f"Results  {request.storage}"))
+    console.print(Text(f"Results  {result.storage}"))
     for command, purpose in (
         (f"autotune show {shown}", "every trial"),
         (f"autotune plot {shown}", "the front as a page"),

@@ -70,7 +70,8 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
     if record.tokens_per_second and baseline.tokens_per_second:
         words.append(f"{record.tokens_per_second / baseline.tokens_per_second:.2f}x the speed")
     if record.perplexity and baseline.perplexity:
-        words.append(f"perplexity {100 * (record.perplexity / baseline.perplexity - 1):+.2f} %")
+        change_percent = round(100 * (record.perplexity / baseline.perplexity - 1), 2)
+        words.append(f"perplexity {change_percent:+.2f} %" if change_percent else "the same perplexity")
     return f"; against the baseline: {', '.join(words)}"
 
 

@@ -40,6 +40,8 @@ class ParetoFigure:
     memory_is: str
     """What the horizontal axis measures, in words."""
     marks: tuple[Mark, ...]
+    not_timed: tuple[tuple[float, str], ...]
+    """Memory and hover text of trials over the cap, which were stopped before they had a speed."""
     without_numbers: tuple[str, ...]
     """Trials that ended before they had a speed, in words."""
     pick: int | None
@@ -63,6 +65,7 @@ def compute(result: StudyResult) -> ParetoFigure:
         cap=result.cap_bytes / divisor,
         memory_is="memory the device must have" if result.device.type == "cuda" else "peak memory",
         marks=tuple(_mark(record, result, baseline, divisor) for record in drawn),
+        not_timed=tuple((r.device_bytes / divisor, _hover(r, baseline)) for r in undrawn if r.device_bytes),
         without_numbers=tuple(_in_words(record) for record in undrawn),
         pick=None if result.pick is None else result.pick.number,
         baseline=result.baseline,
@@ -95,9 +98,12 @@ def _hover(record: TrialRecord, baseline: TrialRecord | None) -> str:
     lines += [
         f"peak memory: {format_size(record.peak_memory_bytes or 0)}, in {record.peak_phase}",
         f"on the device: {format_size(record.device_bytes or 0)}",
-        f"tokens/s: {record.tokens_per_second:,.0f} ± {record.tokens_per_second_spread or 0:,.0f}",
-        f"perplexity: {record.perplexity:.3f}",
     ]
+    if record.tokens_per_second is not None:
+        spread = record.tokens_per_second_spread or 0.0
+        lines.append(f"tokens/s: {record.tokens_per_second:,.0f} ± {spread:,.0f}")
+    if record.perplexity is not None:
+        lines.append(f"perplexity: {record.perplexity:.3f}")
     if record.compile_seconds is not None:
         lines.append(f"compiled in {record.compile_seconds:.1f} s")
     if record.outcome != "ok":
@@ -128,7 +134,8 @@ def draw(figure: ParetoFigure) -> go.Figure:
     drawing.add_trace(_line(fastest))
     drawing.add_trace(_points(others, name="not feasible", color="#9aa0a6", size=8, symbol="x-thin-open"))
     drawing.add_trace(_points([m for m in feasible if not m.on_front], name="dominated", size=9, opacity=0.55))
-    drawing.add_trace(_points(front, name="front", size=14))
+    drawing.add_trace(_points(front, name="front", size=14, labels=True))
+    drawing.add_trace(_ticks(figure.not_timed))
     for number, name, symbol in ((figure.pick, "pick", "star-open"), (figure.baseline, "baseline", "square-open")):
         marked = [mark for mark in figure.marks if mark.number == number]
         drawing.add_trace(_points(marked, name=name, color="#d93025", size=24, symbol=symbol, hover=False))
@@ -140,9 +147,30 @@ def draw(figure: ParetoFigure) -> go.Figure:
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         margin={"t": 40, "r": 20},
         hoverlabel={"align": "left"},
-        coloraxis={"colorscale": "Viridis", "reversescale": True, "colorbar": {"title": "perplexity"}},
+        coloraxis={**_colour_range(figure.marks), "reversescale": True, "colorbar": {"title": "perplexity"}},
     )
     return drawing
+
+
+def _colour_range(marks: Sequence[Mark]) -> dict[str, object]:
+    """Spans at least 2 %, so that noise does not look like a difference."""
+    perplexities = [mark.perplexity for mark in marks] or [1.0]
+    lowest = min(perplexities)
+    return {"colorscale": "Viridis", "cmin": lowest, "cmax": max(max(perplexities), 1.02 * lowest)}
+
+
+def _ticks(not_timed: Sequence[tuple[float, str]]) -> go.Scatter:
+    """Trials without a speed, as ticks on the memory axis."""
+    return go.Scatter(
+        x=[memory for memory, _ in not_timed],
+        y=[0.0 for _ in not_timed],
+        mode="markers",
+        name="over the cap, not timed",
+        marker={"symbol": "line-ns-open", "size": 14, "color": "#d93025", "line": {"width": 2}},
+        text=[hover for _, hover in not_timed],
+        hovertemplate="%{text}<extra></extra>",
+        cliponaxis=False,
+    )
 
 
 def _line(marks: Sequence[Mark]) -> go.Scatter:
@@ -165,6 +193,7 @@ def _points(
     symbol: str = "circle",
     opacity: float = 1.0,
     hover: bool = True,
+    labels: bool = False,
 ) -> go.Scatter:
     """Markers at `marks`, in the colour of their perplexity unless `color` is given."""
     colouring = {"color": color} if color else {"color": [mark.perplexity for mark in marks], "coloraxis": "coloraxis"}
@@ -172,17 +201,19 @@ def _points(
         x=[mark.memory for mark in marks],
         y=[mark.tokens_per_second for mark in marks],
         error_y={"array": [mark.spread for mark in marks], "thickness": 1, "width": 2} if hover else None,
-        mode="markers",
+        mode="markers+text" if labels else "markers",
+        textposition="top left",
         name=name,
         marker={"size": size, "symbol": symbol, "opacity": opacity, "line": {"width": 2 if color else 0}, **colouring},
-        text=[mark.hover for mark in marks],
-        hovertemplate="%{text}<extra></extra>" if hover else None,
+        text=[f"#{mark.number}" for mark in marks] if labels else None,
+        customdata=[mark.hover for mark in marks],
+        hovertemplate="%{customdata}<extra></extra>" if hover else None,
         hoverinfo=None if hover else "skip",
     )
 
 
 def _mark_the_cap(drawing: go.Figure, figure: ParetoFigure) -> None:
-    right = 1.05 * max([figure.cap, *(mark.memory for mark in figure.marks)])
+    right = 1.05 * max([figure.cap, *(m.memory for m in figure.marks), *(memory for memory, _ in figure.not_timed)])
     drawing.add_vrect(x0=0, x1=figure.cap, fillcolor="#188038", opacity=0.06, line_width=0, layer="below")
     drawing.add_vline(x=figure.cap, line={"color": "#d93025", "dash": "dash", "width": 1.5})
     drawing.add_annotation(

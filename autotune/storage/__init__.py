@@ -40,13 +40,14 @@ class StudyStore:
     """The studies of one database. Raises StorageUnavailable when it cannot be used."""
 
     def __init__(self, url: str = DEFAULT_STORAGE, *, create: bool = False) -> None:
-        self.url = url
+        self.url = shown_url(url)
+        """The database's URL as it may be shown: without its password."""
         with _storage_errors(url):
             self._engine = _make_engine(url, create=create)
             if create:
                 METADATA.create_all(self._engine)
             elif not sqlalchemy.inspect(self._engine).has_table(STUDIES.name):
-                raise UnknownStudy(f"there are no studies in {url}", hint="begin one with: autotune search")
+                raise UnknownStudy(f"there are no studies in {self.url}", hint="begin one with: autotune search")
 
     def close(self) -> None:
         self._engine.dispose()
@@ -86,28 +87,28 @@ class StudyStore:
         """The study's definition and how many trials were wanted of it. Raises UnknownStudy."""
         with self._reading() as connection:
             row = connection.execute(select(STUDIES).where(STUDIES.c.name == study)).one_or_none()
-        if row is None:
-            names = [summary.name for summary in self.studies()]
-            raise UnknownStudy(
-                f"there is no study {study!r} in {self.url}",
-                hint=f"there is {', '.join(names)}" if names else "begin one with: autotune search",
+            if row is None:
+                names = connection.scalars(select(STUDIES.c.name).order_by(STUDIES.c.id)).all()
+                raise UnknownStudy(
+                    f"there is no study {study!r} in {self.url}",
+                    hint=f"there is {', '.join(names)}" if names else "begin one with: autotune search",
+                )
+            if row.schema_version != SCHEMA_VERSION:
+                raise StorageUnavailable(
+                    f"study {study!r} has schema {row.schema_version}, this autotune reads {SCHEMA_VERSION}",
+                    hint="use the autotune version that wrote it",
+                )
+            definition = StudyDefinition(
+                name=row.name,
+                workload=Workload(**row.workload),
+                space=SearchSpace.from_dict(row.space),
+                device=DeviceInfo(**row.device),
+                unavailable=row.unavailable,
+                cap_bytes=row.cap_bytes,
+                seed=row.seed,
+                sampler=row.sampler,
             )
-        if row.schema_version != SCHEMA_VERSION:
-            raise StorageUnavailable(
-                f"study {study!r} has schema {row.schema_version}, this autotune reads {SCHEMA_VERSION}",
-                hint="use the autotune version that wrote it",
-            )
-        definition = StudyDefinition(
-            name=row.name,
-            workload=Workload(**row.workload),
-            space=SearchSpace.from_dict(row.space),
-            device=DeviceInfo(**row.device),
-            unavailable=row.unavailable,
-            cap_bytes=row.cap_bytes,
-            seed=row.seed,
-            sampler=row.sampler,
-        )
-        return definition, row.trials_wanted
+            return definition, row.trials_wanted
 
     def studies(self) -> list[StudySummary]:
         """All studies, oldest first."""
@@ -138,7 +139,7 @@ class StudyStore:
                 .where(STUDIES.c.name == study)
                 .order_by(TRIALS.c.number)
             ).all()
-        return [_record(row) for row in rows]
+            return [_record(row) for row in rows]
 
     def begin_trial(self, study: str, number: int, config: TrainingConfig, *, name: str | None) -> None:
         """Takes down that this configuration is being run. One that was begun before keeps its row."""
@@ -194,7 +195,8 @@ def _record(row: Any) -> TrialRecord:
 
 def sqlite_file(url: str) -> Path | None:
     """The file behind a SQLite URL; None for another database or one in memory."""
-    parsed = make_url(url)
+    with _storage_errors(url):
+        parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
         return None
     return Path(parsed.database)
@@ -207,7 +209,8 @@ def _make_engine(url: str, *, create: bool) -> Engine:
     if create:
         file.parent.mkdir(parents=True, exist_ok=True)
     elif not file.is_file():
-        raise UnknownStudy(f"there is no studies database {file}", hint="begin a study with: autotune search")
+        what = "a folder, not a studies database" if file.is_dir() else "not there"
+        raise UnknownStudy(f"the studies database {file} is {what}", hint="begin a study with: autotune search")
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
     event.listen(engine, "connect", _durable_sqlite)
     return engine
@@ -228,28 +231,39 @@ def _storage_errors(url: str) -> Iterator[None]:
         raise
     except (ArgumentError, NoSuchModuleError) as error:
         raise StorageUnavailable(
-            f"{url!r} is not a database URL: {_first_line(error)}",
+            f"{shown_url(url)!r} is not a database URL: {_first_line(error)}",
             hint="write for example sqlite:///studies/autotune.db, or leave --storage out",
         ) from None
-    except ModuleNotFoundError as error:
+    except ImportError as error:
+        package = {"psycopg": "psycopg[binary]", "MySQLdb": "mysqlclient"}.get(error.name or "", error.name)
         raise StorageUnavailable(
-            f"the database driver {error.name!r} for {url!r} is not installed", hint=f"pip install {error.name}"
+            f"the database driver {error.name!r} for {shown_url(url)!r} is not installed",
+            hint=f'install it with: pip install "{package}"',
         ) from None
     except DBAPIError as error:
         raise StorageUnavailable(
-            f"the studies database {url} cannot be used: {_first_line(error.orig or error)}",
+            f"the studies database {shown_url(url)} cannot be used: {_first_line(error.orig or error)}",
             hint="check that it is an autotune database and that its folder can be written to, or name another "
             "with --storage",
         ) from None
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, ValueError, TypeError, KeyError) as error:  # the latter from rows that are damaged
         raise StorageUnavailable(
-            f"the studies database {url} cannot be used: {_first_line(error)}", hint="name another with --storage"
+            f"the studies database {shown_url(url)} cannot be used: {_first_line(error)}",
+            hint="bring back a copy that is whole, or name another with --storage",
         ) from None
     except OSError as error:
         raise StorageUnavailable(
-            f"the studies database {url} cannot be used: {error.strerror or error}",
+            f"the studies database {shown_url(url)} cannot be used: {error.strerror or error}",
             hint="choose a folder that can be written to, or name another database with --storage",
         ) from None
+
+
+def shown_url(url: str) -> str:
+    """`url` without its password."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return url
 
 
 def _first_line(error: BaseException) -> str:

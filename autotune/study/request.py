@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.data.sources import check_name
 from autotune.definition import DEFAULT_STORAGE, RESULTS_FOLDER, SAMPLERS, Sampler, StudyDefinition, check_study_name
 from autotune.errors import InvalidInput, StorageUnavailable, StudyMismatch
 from autotune.executors.local import PREPARED, LocalExecutor
@@ -19,7 +20,7 @@ from autotune.result import DeviceInfo
 from autotune.search_space import SearchSpace, load_space
 from autotune.storage import sqlite_file
 from autotune.study.events import Listener, Preparing
-from autotune.workload import make_workload
+from autotune.workload import DEFAULTS_BY_DEVICE, make_workload
 
 DEFAULT_SPACE = "default"
 DEFAULT_TRIALS = 30
@@ -84,7 +85,19 @@ def work_folder(storage: str) -> Path:
 
 
 def space_of(request: SearchRequest) -> SearchSpace:
-    return load_space(request.space or DEFAULT_SPACE)
+    """The space asked for, after all that can be checked without a device. Raises InvalidInput of every kind."""
+    space = load_space(request.space or DEFAULT_SPACE)
+    device_types = [request.device.partition(":")[0]] if request.device else list(DEFAULTS_BY_DEVICE)
+    refusals = []
+    for device_type in device_types:
+        try:
+            workload = make_workload(device_type, space.workload, request.said_about_workload())
+            check_name(workload.dataset)
+        except InvalidInput as error:
+            refusals.append(error)
+    if len(refusals) == len(device_types):
+        raise refusals[0]
+    return space
 
 
 def new_definition(

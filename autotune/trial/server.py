@@ -126,7 +126,8 @@ class Server:
 
     def _seconds_to_deadline(self) -> float | None:
         deadlines = [c.deadline for c in self._children.values() if c.deadline is not None and not c.ended_by_us]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        # A selector takes no more than some weeks; looking once an hour is cheap.
+        return max(0.0, min(*deadlines, time.monotonic() + 3600) - time.monotonic()) if deadlines else None
 
     def _enforce_deadlines(self) -> None:
         now = time.monotonic()

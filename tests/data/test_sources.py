@@ -169,9 +169,9 @@ def test_an_empty_folder_is_refused_by_name(refusal, tmp_path):
     assert str(tmp_path / "empty") in refusal(tmp_path / "empty").message
 
 
-def test_an_empty_text_file_has_no_text(read, tmp_path):
+def test_an_empty_text_file_is_refused_by_name(refusal, tmp_path):
     (tmp_path / "empty.txt").touch()
-    assert "".join(read(tmp_path / "empty.txt")) == ""
+    assert f"{str(tmp_path / 'empty.txt')!r} is empty" in refusal(tmp_path / "empty.txt").message
 
 
 BROKEN = {
@@ -198,10 +198,9 @@ def test_a_broken_file_is_refused_in_one_sentence_with_its_name(refusal, tmp_pat
     assert error.hint
 
 
-@pytest.mark.parametrize("name", ["empty.jsonl", "empty.parquet"])
-def test_an_empty_file_is_called_empty(refusal, tmp_path, name):
-    (tmp_path / name).touch()
-    assert "empty" in refusal(tmp_path / name).message.replace(str(tmp_path / name), "")
+def test_an_empty_file_of_records_is_called_empty(refusal, tmp_path):
+    (tmp_path / "data.jsonl").touch()
+    assert "empty" in refusal(tmp_path / "data.jsonl").message.replace(str(tmp_path), "")
 
 
 # -- the hub -----------------------------------------------------------------------------------------------------

@@ -57,6 +57,12 @@ def test_rotated_products_depend_on_the_distance_only():
     assert torch.allclose(products[0, 0].diagonal(3), products[0, 0, 0, 3].expand(13), atol=1e-5)
 
 
+def test_the_names_that_can_be_asked_for_are_those_of_the_registry():
+    from autotune.workload import MODEL_NAMES
+
+    assert tuple(MODELS) == MODEL_NAMES
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_finds_its_parts(name, workload):
     import dataclasses

@@ -222,6 +222,12 @@ def test_the_server_has_no_thread_and_no_device_of_its_own(server, train):
 @pytest.mark.gpu
 def test_the_server_stays_free_of_cuda(server, tmp_path):
     """A forked child could not use CUDA if its parent had; and the GPU must not carry the server's context."""
-    result = server.submit("probe", {"device": "cuda:0", "choices": {"precision": ["fp32"]}}, log_file=tmp_path / "probe.log").result(300).result
+    result = (
+        server.submit(
+            "probe", {"device": "cuda:0", "choices": {"precision": ["fp32"]}}, log_file=tmp_path / "probe.log"
+        )
+        .result(300)
+        .result
+    )
     assert result["device"]["device"] == "cuda:0"
     assert "nvidia" not in "".join(os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir())
