@@ -3,7 +3,7 @@
 | value | state per parameter | settings |
 |---|---|---|
 | adamw | 2 (arXiv:1711.05101) | betas 0.9, 0.999, weight decay 0.01 |
-| adafactor | about 0: a row and a column (arXiv:1804.04235) | torch's: update relative to the weight's size |
+| adafactor | about 0: a row and a column (arXiv:1804.04235) | update relative to the weight's size, eps 1.2e-7 and 1e-3 |
 | sgd | 1 | momentum 0.9 |
 
 `foreach` and `fused` are always given: torch's own choice differs between devices.
@@ -18,6 +18,9 @@ from torch import nn
 from autotune.config import Optimizer, OptimizerFusion
 
 SGD_MOMENTUM = 0.9
+ADAFACTOR_EPS = (torch.finfo(torch.float32).eps, 1e-3)
+"""torch's defaults for float32, for every dtype: it takes the first from the dtype of the weights, which would make
+bf16-true another algorithm. (The paper's 1e-30 is squared in torch's code and becomes 0: NaN for rows never seen.)"""
 
 
 def make_optimizer(
@@ -28,6 +31,6 @@ def make_optimizer(
         case "adamw":
             return torch.optim.AdamW(parameters, lr=learning_rate, foreach=foreach, fused=fused)
         case "adafactor":
-            return torch.optim.Adafactor(parameters, lr=learning_rate, foreach=foreach)
+            return torch.optim.Adafactor(parameters, lr=learning_rate, eps=ADAFACTOR_EPS, foreach=foreach)
         case "sgd":
             return torch.optim.SGD(parameters, lr=learning_rate, momentum=SGD_MOMENTUM, foreach=foreach, fused=fused)

@@ -174,3 +174,10 @@ def test_expandable_segments_are_expandable(server, workload, prepared, tmp_path
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "True"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
+def test_adafactor_is_one_algorithm_in_every_precision(precision, make_trainer):
+    """Left to itself torch takes eps from the dtype of the weights."""
+    optimizer = make_trainer(optimizer="adafactor", precision=precision).training.updater._optimizer
+    assert optimizer.defaults["eps"] == (torch.finfo(torch.float32).eps, 1e-3)
