@@ -3,7 +3,7 @@
 | value | state per parameter | settings |
 |---|---|---|
 | adamw | 2 (arXiv:1711.05101) | betas 0.9, 0.999, weight decay 0.01 |
-| adafactor | about 0: a row and a column (arXiv:1804.04235) | update relative to the weight's size, eps 1.2e-7 and 1e-3 |
+| adafactor | about 0: a row and a column (arXiv:1804.04235) | relative to the weight's size, eps 1.2e-7 and 1e-3 |
 | sgd | 1 | momentum 0.9 |
 
 `foreach` and `fused` are always given: torch's own choice differs between devices.
