@@ -2,7 +2,8 @@
 
 from autotune.config import TrainingConfig
 from autotune.result import DeviceInfo, StudyResult, TrialRecord
-from autotune.search_space import LegalSpace, bind_space, load_space
+from autotune.search_space import LegalSpace, bind_space
+from autotune.space_file import load_space
 from autotune.workload import make_workload
 
 MIB = 1024**2

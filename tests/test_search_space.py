@@ -7,7 +7,8 @@ from building import bound
 
 from autotune.config import FIELD_ORDER, TrainingConfig, broken_rules
 from autotune.errors import InvalidSpace
-from autotune.search_space import SearchSpace, bind_space, load_space, named_spaces
+from autotune.search_space import SearchSpace, bind_space
+from autotune.space_file import load_space, named_spaces
 
 BUDGETS = """
 [techniques]

@@ -173,7 +173,6 @@ def test_a_learning_rate_written_as_a_whole_number_has_the_same_fingerprint():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("model", "other"),
         ("layers", 7),
         ("width", 256),
         ("heads", 2),

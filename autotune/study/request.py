@@ -17,7 +17,8 @@ from autotune.errors import InvalidInput, StorageUnavailable, StudyMismatch
 from autotune.executors.local import PREPARED, LocalExecutor
 from autotune.recommendation.pick import Preferences
 from autotune.result import DeviceInfo
-from autotune.search_space import SearchSpace, load_space
+from autotune.search_space import SearchSpace
+from autotune.space_file import load_space
 from autotune.storage import sqlite_file
 from autotune.study.events import Listener, Preparing
 from autotune.workload import DEFAULTS_BY_DEVICE, make_workload

@@ -1,0 +1,94 @@
+"""What happens in a forked process: its own session, its own log, its limits, the task, the reply."""
+
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import AutotuneError
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def be_the_child(request: dict[str, Any], *, server_pid: int, result_pipe: int) -> None:
+    """Runs the request and leaves by os._exit: the parts of the server that were copied by the fork never run on."""
+    exit_code = 1
+    try:
+        os.setsid()
+        _die_with(server_pid)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _redirect_output(Path(request["log_file"]))
+        os.environ.update(request.get("environment") or {})
+        if request.get("limit_host_memory"):
+            _limit_host_memory()
+        write_line(result_pipe, _run(request))
+        exit_code = 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+
+def _run(request: dict[str, Any]) -> dict[str, Any]:
+    from autotune.trial.tasks import TASKS
+
+    try:
+        return {"result": TASKS[request["task"]](**request["payload"]), "error": None}
+    except AutotuneError as error:
+        kind, message, hint = type(error).__name__, error.message, error.hint
+    except OSError as error:
+        kind, message, hint = "StorageUnavailable", str(error), "choose a folder that can be written to"
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        kind, message = "PreparationFailed", f"{type(error).__name__}: {error}"
+        hint = f"the whole story is in {request['log_file']}"
+    return {"result": None, "error": {"kind": kind, "message": message, "hint": hint}}
+
+
+def _redirect_output(log_file: Path) -> None:
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+
+
+def _die_with(server_pid: int) -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server_pid:
+        os._exit(1)
+
+
+def _limit_host_memory() -> None:
+    """Lets this process take what is available now and no more, so that it fails instead of the machine."""
+    sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    available_kib, data_kib = (int(text.split()[0]) for text in (sizes["MemAvailable"], status["VmData"]))
+    limit = (available_kib + data_kib) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def become_reaper() -> None:
+    """Makes orphaned descendants this process's own children, so that it can wait for them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Linux's prctl; elsewhere nothing, and only what the server does itself holds."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def write_line(pipe: int, value: dict[str, Any]) -> None:
+    data = json.dumps(value).encode() + b"\n"
+    while data:
+        data = data[os.write(pipe, data) :]
