@@ -16,13 +16,13 @@ from autotune.cli import options
 from autotune.config import CHOICES
 from autotune.definition import SAMPLERS
 from autotune.errors import Stopped
-from autotune.quantities import format_duration, format_size, parse_duration, parse_size
+from autotune.quantities import format_duration, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.result import StudyResult
-    from autotune.study import Plan, SearchRequest
+    from autotune.study import SearchRequest
 
 
 def search(
@@ -120,7 +120,9 @@ def search(
         preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
     )
     if dry_run:
-        _dry_run(request, quiet=quiet)
+        from autotune.cli.plan import print_plan
+
+        print_plan(request, quiet=quiet)
     else:
         _search(request, as_json=as_json, quiet=quiet, verbose=verbose)
 
@@ -213,47 +215,3 @@ def print_summary(
         (continue_command(result.study, request.storage, trials=total), "go on"),
     ):
         console.print(Text(f"  {command}  # {purpose}"), soft_wrap=True)
-
-
-def _dry_run(request: "SearchRequest", *, quiet: bool) -> None:
-    from autotune import study
-    from autotune.cli.live import make_display
-    from autotune.cli.tables import make_console
-
-    display = make_display(quiet=quiet, preferences=request.preferences, time_budget_seconds=None)
-    with display:
-        planned = study.plan(request, listener=display)
-    _print_plan(planned, make_console())
-
-
-def _print_plan(planned: "Plan", console: "Console") -> None:
-    from rich.text import Text
-
-    definition, legal = planned.definition, planned.legal
-
-    def say(line: str) -> None:
-        console.print(Text(line), soft_wrap=True)
-
-    say(f"Search space {definition.space.name}: {planned.configurations} legal configurations")
-    for field, values in legal.values.items():
-        if len(values) > 1:
-            say(f"  {field}: {', '.join(map(str, values))}")
-    for line in legal.left_out:
-        say(f"Left out  {line}")
-    say(f"Cap       {format_size(definition.cap_bytes)} on {definition.device.device} ({definition.device.name})")
-    say(f"First     {planned.trials_wanted} trials wanted; the first are")
-    for name, config in planned.first[: planned.trials_wanted]:
-        say(f"  {name}: {config.describe()}")
-    if planned.seconds is None or planned.seconds_per_trial is None:
-        say("Time      not known: the baseline's short training did not finish")
-        return
-    compiled = f"{100 * planned.compiled_share:.0f} %"
-    say(
-        f"Time      about {format_duration(planned.seconds)}: {format_duration(planned.seconds_per_trial)} a trial "
-        "as fast as the baseline"
-        + (
-            f", and {format_duration(planned.compile_seconds)} for compiling {compiled} of them"
-            if planned.compile_seconds is not None
-            else ""
-        )
-    )

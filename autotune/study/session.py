@@ -34,6 +34,15 @@ def baseline_config(space: SearchSpace, *, global_batch: int) -> TrainingConfig:
     return baseline_of(optimizer=optimizers[0], global_batch=global_batch)  # type: ignore[arg-type]
 
 
+def possible_trials(definition: StudyDefinition, wanted: int) -> int:
+    """`wanted`, or as many as there are in a space that only names configurations."""
+    legal = definition.legal_space()
+    if legal.values:
+        return wanted
+    baseline = baseline_config(definition.space, global_batch=definition.workload.global_batch)
+    return min(wanted, len({config.fingerprint for config in [*legal.named.values(), baseline]}))
+
+
 class StudySession:
     def __init__(
         self,
