@@ -34,12 +34,13 @@ class TrialServer:
         self._lock = threading.Lock()
         with log_file.open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "autotune.trial.server"],
+                # -P: a datasets.py or json.py in the current folder must not stand in for the real one.
+                [sys.executable, "-P", "-m", "autotune.trial.server"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C at the terminal reaches the search only
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([_package_root(), *_python_path()])},
+                env={**os.environ, "PYTHONPATH": _python_path()},
             )
         self._reader = threading.Thread(target=self._read_replies, name="trial replies", daemon=True)
         self._reader.start()
@@ -141,10 +142,8 @@ def _resolve(future: "Future[Reply]", reply: dict[str, Any]) -> None:
     future.set_exception(kind(reply["error"]["message"], hint=reply["error"]["hint"]))
 
 
-def _package_root() -> str:
-    """Where this very package is, so that the server runs the same code whatever the current folder."""
-    return str(Path(__file__).resolve().parents[2])
-
-
-def _python_path() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+def _python_path() -> str:
+    """PYTHONPATH with which the server runs this very package, also from a checkout that is not installed."""
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    root = Path(__file__).resolve().parents[2]
+    return os.pathsep.join(paths if root.name == "site-packages" else [*paths, str(root)])

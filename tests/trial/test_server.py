@@ -231,3 +231,14 @@ def test_the_server_stays_free_of_cuda(server, tmp_path):
     )
     assert result["device"]["device"] == "cuda:0"
     assert "nvidia" not in "".join(os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir())
+
+
+def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module(tmp_path, monkeypatch):
+    from autotune.trial.client import TrialServer
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("json", "torch", "datasets"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    with TrialServer(log_file=tmp_path / "server.log") as server:
+        devices = server.submit("devices", {}, log_file=tmp_path / "devices.log").result(WAIT_SECONDS).result
+    assert devices[-1]["device"] == "cpu"
