@@ -18,8 +18,9 @@ import torch._dynamo.utils
 from torch import Tensor
 
 from autotune.config import TrainingConfig
-from autotune.data.tokens import Tokens, batch_of, sequences_in, training_order
-from autotune.memory import MemoryMeter, make_meter, resident_bytes
+from autotune.data.tokens import batch_of, sequences_in, training_order
+from autotune.memory import MemoryMeter, MemoryReading, make_meter, resident_bytes
+from autotune.models.parts import IGNORED_LABEL
 from autotune.quantities import format_size
 from autotune.result import Measurement, Outcome
 from autotune.techniques import Training, apply_techniques, before_the_device
@@ -86,16 +87,13 @@ class Trainer:
         with self._meter.measuring(self._resident_tensors()):
             for step in range(workload.warmup_steps, timed_from):
                 self.step(step, next(batches))
-        if self._request.enforce_cap and self._is_over_cap():
+        memory = self._meter.reading()
+        if self._request.enforce_cap and memory.device_bytes > self._request.cap_bytes:
             # Nothing that follows could bring it back under the cap.
-            return self._measurement(outcome="over_cap", warmup=warmup, timed=[], held_out_loss=None)
+            return self._measurement(memory, warmup=warmup, timed=[], held_out_loss=None)
         timed = [self._timed_step(step, next(batches)) for step in range(timed_from, workload.steps)]
         held_out_loss = self._evaluate()
-        outcome: Outcome = "over_cap" if self._is_over_cap() else "ok"
-        return self._measurement(outcome=outcome, warmup=warmup, timed=timed, held_out_loss=held_out_loss)
-
-    def _is_over_cap(self) -> bool:
-        return self._meter.reading().device_bytes > self._request.cap_bytes
+        return self._measurement(self._meter.reading(), warmup=warmup, timed=timed, held_out_loss=held_out_loss)
 
     # -- one step ----------------------------------------------------------------------------------------------
 
@@ -117,7 +115,8 @@ class Trainer:
         total = torch.zeros((), device=self._device)
         for micro_batch in batch.to(self._device).split(self._config.micro_batch_size):
             with self._meter.phase("forward"):
-                loss = self._forward(micro_batch) / tokens_in_batch
+                loss = self._forward(micro_batch[:, :-1].contiguous(), micro_batch[:, 1:].contiguous())
+                loss = loss / tokens_in_batch
             with self._meter.phase("backward"):
                 self.training.updater.scale(loss).backward()
             total += loss.detach()
@@ -128,10 +127,10 @@ class Trainer:
             raise Diverged(f"the loss became {mean_loss} at step {step + 1}")
         return mean_loss
 
-    def _forward(self, batch: Tensor) -> Tensor:
-        """Summed token loss of a micro batch [sequences, length + 1]."""
+    def _forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Summed token loss of a micro batch: tokens and labels [sequences, length]."""
         with autocast(self._config.precision, device=self._device):
-            loss: Tensor = self.training.parts.model(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+            loss: Tensor = self.training.parts.model(tokens, labels)
         return loss
 
     def learning_rate(self, step: int) -> float:
@@ -151,22 +150,31 @@ class Trainer:
 
     @torch.no_grad()
     def _evaluate(self) -> float:
-        """Mean token loss on the held-out set, in nats; in eager mode, since the weights are what is judged."""
-        workload = self._workload
-        total, batches = 0.0, range(0, workload.evaluation_sequences, self._config.micro_batch_size)
-        with torch.compiler.set_stance("force_eager"):
-            for start in batches:
-                stop = min(start + self._config.micro_batch_size, workload.evaluation_sequences)
-                batch = self._to_device(self._held_out_tokens, range(start, stop))
-                if start == 0:
-                    with self._meter.measuring([*self._resident_tensors(), batch]), self._meter.phase("evaluation"):
-                        total += self._forward(batch).item()
-                else:
-                    total += self._forward(batch).item()
+        """Mean token loss on the held-out set, in nats, by the model as it was trained, in its micro batches.
+
+        Compiled models stay compiled: eager code would hold logits that the training never holds, and set the peak.
+        """
+        workload, micro_batch_size = self._workload, self._config.micro_batch_size
+        if self._config.compile != "none":
+            self._forward(*self._held_out_batch(0))  # compiles the graph without gradients, outside every number
+        with self._meter.measuring(self._resident_tensors()), self._meter.phase("evaluation"):
+            total = self._forward(*self._held_out_batch(0)).item()
+        for start in range(micro_batch_size, workload.evaluation_sequences, micro_batch_size):
+            total += self._forward(*self._held_out_batch(start)).item()
         mean_loss = total / (workload.evaluation_sequences * workload.sequence_length)
         if not mean_loss < LARGEST_LOSS:
             raise Diverged(f"the held-out loss is {mean_loss} after {workload.steps} steps")
         return mean_loss
+
+    def _held_out_batch(self, start: int) -> tuple[Tensor, Tensor]:
+        """Tokens and labels of a whole micro batch; rows beyond the held-out set are there for the shape only."""
+        indices = numpy.arange(start, start + self._config.micro_batch_size)
+        beyond = indices >= self._workload.evaluation_sequences
+        rows = numpy.where(beyond, 0, indices)
+        batch = batch_of(self._held_out_tokens, rows, sequence_length=self._workload.sequence_length)
+        labels = batch[:, 1:].copy()
+        labels[beyond] = IGNORED_LABEL
+        return torch.from_numpy(batch[:, :-1].copy()).to(self._device), torch.from_numpy(labels).to(self._device)
 
     # -- what the steps work on --------------------------------------------------------------------------------
 
@@ -180,10 +188,6 @@ class Trainer:
                 batch_of(self._train_tokens, indices, sequence_length=self._workload.sequence_length)
             )
 
-    def _to_device(self, tokens: Tokens, indices: range) -> Tensor:
-        batch = batch_of(tokens, indices, sequence_length=self._workload.sequence_length)
-        return torch.from_numpy(batch).to(self._device)
-
     def _resident_tensors(self) -> list[Tensor]:
         model = self.training.parts.model
         on_device = [*model.parameters(), *model.buffers(), *self.training.updater.state()]
@@ -196,9 +200,14 @@ class Trainer:
     # -- the result --------------------------------------------------------------------------------------------
 
     def _measurement(
-        self, *, outcome: Outcome, warmup: list["_TimedStep"], timed: list["_TimedStep"], held_out_loss: float | None
+        self,
+        memory: MemoryReading,
+        *,
+        warmup: list["_TimedStep"],
+        timed: list["_TimedStep"],
+        held_out_loss: float | None,
     ) -> Measurement:
-        memory = self._meter.reading()
+        outcome: Outcome = "over_cap" if memory.device_bytes > self._request.cap_bytes else "ok"
         message = ""
         if outcome == "over_cap":
             message = f"needs {format_size(memory.device_bytes)} of {format_size(self._request.cap_bytes)}"

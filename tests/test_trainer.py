@@ -183,3 +183,25 @@ def _on_cuda(server, workload, prepared, tmp_path, *, cap_bytes):
         "requested_at": 0.0,
     }
     return server.submit("train", payload, log_file=tmp_path / "trial.log").result().result
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
+def test_evaluation_never_sets_the_peak_of_a_compiled_training(precision, workload, tmp_path):
+    """A large vocabulary: eager logits of the held-out text would be larger than all the compiled training holds."""
+    import time
+
+    from autotune.config import TrainingConfig
+    from autotune.trial.tasks import prepare
+
+    wide = dataclasses.replace(workload, vocab_size=8192, layers=1)
+    prepare(workload=wide.to_dict(), folder=str(tmp_path / "prepared"))
+    config = TrainingConfig(compile="model", precision=precision, micro_batch_size=wide.global_batch)
+    request = TrainingRequest(
+        workload=wide,
+        config=config,
+        folder=tmp_path / "prepared",
+        device="cpu",
+        cap_bytes=2**40,
+        requested_at=time.time(),
+    )
+    assert train(request).peak_phase != "evaluation"

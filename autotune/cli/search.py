@@ -15,7 +15,7 @@ import typer
 from autotune.cli import options
 from autotune.config import CHOICES
 from autotune.definition import SAMPLERS
-from autotune.errors import Stopped
+from autotune.errors import InvalidInput, Stopped
 from autotune.quantities import format_duration, parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ def search(
         },
         preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
     )
+    if dry_run and as_json:
+        raise InvalidInput("--dry-run has no JSON form", hint="leave --json out")
     if dry_run:
         from autotune.cli.plan import print_plan
 
@@ -149,7 +151,7 @@ def _search(request: "SearchRequest", *, as_json: bool, quiet: bool, verbose: bo
                 result = study.search(request, listener=listener, should_stop=lambda: bool(signals))
         except Stopped:
             if opened:
-                command = continue_command(opened[0].definition.name, request.storage)
+                command = continue_command(opened[0].definition.name, request)
                 print(f"Stopped; every finished trial is kept. Go on with:\n  {command}", file=sys.stderr)
             else:
                 print("Stopped before the study began.", file=sys.stderr)
@@ -180,13 +182,17 @@ def _stop_on_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def continue_command(study: str, storage: str, *, trials: int | None = None) -> str:
-    """The command that goes on with a study; a password in `storage` is left for the reader to fill in."""
+def continue_command(study: str, request: "SearchRequest", *, trials: int | None = None) -> str:
+    """The command that goes on with a study; a password in its URL is left for the reader to fill in."""
     from autotune.storage import shown_url
+    from autotune.study.request import DEFAULT_TIME_LIMIT_SECONDS
 
+    storage = request.storage
     words = ["autotune", "search", "--name", study]
     words += ["--storage", shown_url(storage)] if storage != options.STORAGE else []
     words += ["--trials", str(trials)] if trials is not None else []
+    limit = request.trial_time_limit_seconds
+    words += ["--trial-time-limit", f"{limit:g}s"] if limit != DEFAULT_TIME_LIMIT_SECONDS else []
     return shlex.join(words)
 
 
@@ -212,6 +218,6 @@ def print_summary(
     for command, purpose in (
         (f"autotune show {shown}", "every trial"),
         (f"autotune plot {shown}", "the front as a page"),
-        (continue_command(result.study, request.storage, trials=total), "go on"),
+        (continue_command(result.study, request, trials=total), "go on"),
     ):
         console.print(Text(f"  {command}  # {purpose}"), soft_wrap=True)

@@ -11,6 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+CONTEXT_ALONE = "the CUDA context alone needs"
+"""How the message begins when a cap leaves the allocator nothing at all."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReading:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from autotune.memory import MemoryReading, nvml
+from autotune.memory import CONTEXT_ALONE, MemoryReading, nvml
+from autotune.quantities import format_size
 
 MODULES_LOADED_LATER_BYTES = 64 * 1024**2
 """Kept free under the cap for kernels that CUDA loads after the first step (the evaluation's, for example)."""
@@ -33,7 +34,9 @@ class CudaMeter:
         self._peak_phase = ""
         self._peak_reserved_bytes = 0
         self._has_measured = self._is_measuring = False
-        torch.cuda.set_device(device)  # creates the context; compiled code and bare "cuda" go to this device
+        torch.cuda.set_device(device)  # compiled code and a bare "cuda" go to this device, too
+        torch.empty(1, device=device)  # creates the context
+        torch.cuda.synchronize(device)
         self._limit_allocator(reserve_bytes=0)
 
     @contextmanager
@@ -58,9 +61,12 @@ class CudaMeter:
         self._forget_peak()
 
     def kernels_have_run(self) -> None:
-        self._keep_reserved()
         self._context_bytes = self._outside_allocator_bytes()
         self._limit_allocator(reserve_bytes=MODULES_LOADED_LATER_BYTES)
+        # What the first step reserved under the wider limit, the final limit might have made it give back.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._peak_reserved_bytes = 0
 
     def reading(self) -> MemoryReading:
         self._keep_reserved()
@@ -79,7 +85,7 @@ class CudaMeter:
         allowed_bytes = self._cap_bytes - self._context_bytes - reserve_bytes
         if allowed_bytes <= 0:
             raise torch.OutOfMemoryError(
-                f"the CUDA context alone needs {self._context_bytes + reserve_bytes} bytes of the cap"
+                f"{CONTEXT_ALONE} {format_size(self._context_bytes + reserve_bytes)} of the cap"
             )
         total_bytes = torch.cuda.get_device_properties(self._device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed_bytes / total_bytes), self._device)

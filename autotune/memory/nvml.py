@@ -21,10 +21,13 @@ def used_bytes(uuid: str) -> int:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
 
 
-def utilization_percent(uuid: str) -> int:
-    """Share of the last sample period in which a kernel ran."""
-    with _handle(uuid) as handle:
-        return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+def utilization_percent(uuid: str) -> int | None:
+    """Share of the last sample period in which a kernel ran; None where the driver does not say (MIG, vGPU)."""
+    try:
+        with _handle(uuid) as handle:
+            return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    except pynvml.NVMLError:
+        return None
 
 
 def driver_version() -> str:

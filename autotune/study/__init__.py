@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import filelock
@@ -18,6 +19,7 @@ from autotune.storage import BUSY_TIMEOUT_SECONDS, StudyStore, sqlite_file
 from autotune.study.events import Listener, StudyOpened
 from autotune.study.request import (
     DEFAULT_TRIALS,
+    NewStudy,
     SearchRequest,
     check_same_device,
     check_same_study,
@@ -47,34 +49,50 @@ def search(
     work = work_folder(request.storage)
     store = StudyStore(request.storage, create=True)
     try:
-        if space is None:
-            stored, _ = store.definition(request.name or "")
-            check_same_study(request, stored)
         with LocalExecutor(work, should_stop=should_stop) as executor:
             if space is None:
-                device, _ = executor.probe(request.device or stored.device.device, {})
-                check_same_device(stored, device)
-                definition = stored
-                prepare_again(definition, executor=executor, folder=work / definition.name, listener=listener)
+                name, new = request.name or "", None
+                check_same_study(request, store.definition(name)[0])
             else:
-                definition = new_definition(request, space=space, executor=executor, work=work, listener=listener)
-            with _owned(work / definition.name, definition.name):
-                wanted = _settle(store, definition, request, listener)
-                session = StudySession(
-                    definition,
-                    store=store,
-                    optuna_study=_open_optuna(definition, request.storage),
-                    executor=executor,
-                    study_folder=work / definition.name,
-                    listener=listener,
-                    should_stop=should_stop,
-                    time_limit_seconds=request.trial_time_limit_seconds,
-                )
-                budget = request.time_budget_seconds
-                session.run(trials_wanted=wanted, deadline=None if budget is None else time.monotonic() + budget)
-        return result_of(store, definition.name, request.preferences)
+                new = new_definition(request, space=space, executor=executor, work=work, listener=listener)
+                name = new.definition.name
+            try:
+                with _owned(work, name):
+                    definition, wanted = _open(store, name, new, request, executor=executor, work=work)
+                    _run(definition, wanted, request, store, executor, work / name, listener, should_stop)
+            finally:
+                if new is not None:
+                    new.discard()
+        return result_of(store, name, request.preferences)
     finally:
         store.close()
+
+
+def _run(
+    definition: StudyDefinition,
+    wanted: int,
+    request: SearchRequest,
+    store: StudyStore,
+    executor: LocalExecutor,
+    folder: Path,
+    listener: Listener,
+    should_stop: Callable[[], bool],
+) -> None:
+    records = tuple(store.trials(definition.name))
+    legal = definition.legal_space()
+    listener(StudyOpened(definition=definition, legal=legal, trials_wanted=wanted, records=records, is_new=not records))
+    session = StudySession(
+        definition,
+        store=store,
+        optuna_study=_open_optuna(definition, request.storage),
+        executor=executor,
+        study_folder=folder,
+        listener=listener,
+        should_stop=should_stop,
+        time_limit_seconds=request.trial_time_limit_seconds,
+    )
+    budget = request.time_budget_seconds
+    session.run(trials_wanted=wanted, deadline=None if budget is None else time.monotonic() + budget)
 
 
 def result_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES) -> StudyResult:
@@ -110,27 +128,29 @@ def _exists(request: SearchRequest) -> bool:
         store.close()
 
 
-def _settle(store: StudyStore, definition: StudyDefinition, request: SearchRequest, listener: Listener) -> int:
-    """Creates the study or raises its total; returns how many trials are wanted of it."""
-    is_new = not store.has_study(definition.name)
-    if is_new:
-        wanted = possible_trials(definition, request.trials or DEFAULT_TRIALS)
-        store.create_study(definition, trials_wanted=wanted)
-    else:
-        _, stored_wanted = store.definition(definition.name)
-        wanted = possible_trials(definition, request.trials) if request.trials else stored_wanted
-        if wanted != stored_wanted:
-            store.set_trials_wanted(definition.name, wanted)
-    listener(
-        StudyOpened(
-            definition=definition,
-            legal=definition.legal_space(),
-            trials_wanted=wanted,
-            records=tuple(store.trials(definition.name)),
-            is_new=is_new,
-        )
-    )
-    return wanted
+def _open(
+    store: StudyStore,
+    name: str,
+    new: NewStudy | None,
+    request: SearchRequest,
+    *,
+    executor: LocalExecutor,
+    work: Path,
+) -> tuple[StudyDefinition, int]:
+    """The study to run and how many trials are wanted of it: created now, or the stored one on today's device."""
+    if new is not None and not store.has_study(name):
+        new.settle(work / name)
+        wanted = possible_trials(new.definition, request.trials or DEFAULT_TRIALS)
+        store.create_study(new.definition, trials_wanted=wanted)
+        return new.definition, wanted
+    stored, stored_wanted = store.definition(name)
+    device, _ = executor.probe(request.device or stored.device.device, {})
+    check_same_device(stored, device)
+    prepare_again(stored, executor=executor, folder=work / name)
+    wanted = possible_trials(stored, request.trials) if request.trials else stored_wanted
+    if wanted != stored_wanted:
+        store.set_trials_wanted(name, wanted)
+    return replace(stored, device=device), wanted
 
 
 def _open_optuna(definition: StudyDefinition, storage: str) -> OptunaStudy:
@@ -145,10 +165,9 @@ def _open_optuna(definition: StudyDefinition, storage: str) -> OptunaStudy:
 
 
 @contextmanager
-def _owned(folder: Path, study: str) -> Iterator[None]:
+def _owned(work: Path, study: str) -> Iterator[None]:
     """Holds the study for this process; the lock goes with the process, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(folder / "lock")
+    lock = filelock.FileLock(work / f"{study}.lock")
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -163,4 +182,4 @@ def _owned(folder: Path, study: str) -> Iterator[None]:
 
 def _baseline_of(definition: StudyDefinition, records: Iterable[TrialRecord]) -> TrialRecord | None:
     baseline = baseline_config(definition.space, global_batch=definition.workload.global_batch)
-    return next((r for r in records if r.config == baseline and r.peak_memory_bytes is not None), None)
+    return next((r for r in records if r.config == baseline and r.outcome in ("ok", "over_cap")), None)

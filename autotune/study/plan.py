@@ -56,11 +56,13 @@ def plan(request: SearchRequest, *, listener: Listener = lambda event: None) -> 
     work = work_folder(request.storage)
     with LocalExecutor(work) as executor:
         named = replace(request, name=f"plan-{time.time_ns()}")
-        definition = new_definition(named, space=space, executor=executor, work=work, listener=listener)
-        folder = work / definition.name
+        new = new_definition(named, space=space, executor=executor, work=work, listener=listener)
+        folder = work / new.definition.name
         try:
-            return _plan(definition, request, executor=executor, folder=folder, listener=listener)
+            new.settle(folder)
+            return _plan(new.definition, request, executor=executor, folder=folder, listener=listener)
         finally:
+            new.discard()
             shutil.rmtree(folder, ignore_errors=True)
 
 

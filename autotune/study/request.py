@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import shutil
 import uuid
@@ -15,6 +16,7 @@ from autotune.data.sources import check_name
 from autotune.definition import DEFAULT_STORAGE, RESULTS_FOLDER, SAMPLERS, Sampler, StudyDefinition, check_study_name
 from autotune.errors import InvalidInput, StorageUnavailable, StudyMismatch
 from autotune.executors.local import PREPARED, LocalExecutor
+from autotune.quantities import LARGEST_SIZE_BYTES
 from autotune.recommendation.pick import Preferences
 from autotune.result import DeviceInfo
 from autotune.search_space import SearchSpace
@@ -51,6 +53,8 @@ class SearchRequest:
             check_study_name(self.name)
         if self.sampler is not None and self.sampler not in SAMPLERS:
             raise InvalidInput(f"there is no sampler {self.sampler!r}", hint=f"use one of {', '.join(SAMPLERS)}")
+        if self.cap_bytes is not None and not _is_size(self.cap_bytes):
+            raise InvalidInput(f"a cap of {self.cap_bytes!r} bytes is not possible", hint="give for example 8GiB")
         if self.trials is not None and self.trials < 1:
             raise InvalidInput(f"{self.trials} trials make no study", hint="use --trials 1 or more")
         check_device(self.device)
@@ -62,6 +66,10 @@ class SearchRequest:
         return said if self.seed is None else {**said, "seed": self.seed}
 
 
+def _is_size(size_bytes: object) -> bool:
+    return isinstance(size_bytes, int) and not isinstance(size_bytes, bool) and 1 <= size_bytes < LARGEST_SIZE_BYTES
+
+
 def check_device(name: str | None) -> None:
     """Raises InvalidInput unless `name` has the form of a device; whether there is one, a probe finds."""
     if name is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -71,7 +79,9 @@ def check_device(name: str | None) -> None:
 def work_folder(storage: str) -> Path:
     """Where logs, prepared files and compiler caches go: beside a SQLite database, else in `studies/`."""
     file = sqlite_file(storage)
-    folder = (RESULTS_FOLDER if file is None else file.parent) / "work"
+    # One folder a database: studies of one name in two databases are two studies.
+    own = hashlib.sha256(storage.encode()).hexdigest()[:12] if file is None else file.stem
+    folder = (RESULTS_FOLDER if file is None else file.parent) / "work" / own
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{uuid.uuid4().hex}"
@@ -101,13 +111,32 @@ def space_of(request: SearchRequest) -> SearchSpace:
     return space
 
 
+@dataclass(frozen=True, kw_only=True)
+class NewStudy:
+    """A study that could begin: its definition, and its prepared files in a folder that waits to be taken."""
+
+    definition: StudyDefinition
+    waiting: Path
+
+    def settle(self, study_folder: Path) -> None:
+        """Moves the prepared files to the study's folder; what an earlier study of that name left there goes."""
+        shutil.rmtree(study_folder, ignore_errors=True)
+        study_folder.mkdir(parents=True)
+        self.waiting.rename(study_folder / PREPARED)
+
+    def discard(self) -> None:
+        """Removes the waiting files, if they still wait."""
+        shutil.rmtree(self.waiting, ignore_errors=True)
+
+
 def new_definition(
     request: SearchRequest, *, space: SearchSpace, executor: LocalExecutor, work: Path, listener: Listener
-) -> StudyDefinition:
+) -> NewStudy:
     """Probes the device, prepares the workload's files and settles what the study is.
 
-    The files are left in `work/<name>/prepared`. Raises InvalidInput of every kind.
+    Raises InvalidInput of every kind.
     """
+    _sweep(work)
     listener(Preparing(what="finding out what this device can do"))
     device, unavailable = executor.probe(request.device, space.choices())
     workload = make_workload(device.type, space.workload, request.said_about_workload())
@@ -117,25 +146,29 @@ def new_definition(
         space=space,
         device=device,
         unavailable=unavailable,
-        cap_bytes=request.cap_bytes or device.total_memory_bytes,
+        cap_bytes=device.total_memory_bytes if request.cap_bytes is None else request.cap_bytes,
         seed=workload.seed,
         sampler=request.sampler or "tpe",
     )
     definition.legal_space()  # refuses a space in which nothing works before anything is prepared
     listener(Preparing(what=f"reading {workload.dataset} and drawing the initial weights"))
-    folder = work / f"preparing-{uuid.uuid4().hex}"
-    try:
-        prepared = executor.prepare(workload, folder)
-        workload = dataclasses.replace(workload, text_sha256=prepared["text_sha256"])
-        definition = dataclasses.replace(definition, workload=workload)
-        definition = dataclasses.replace(definition, name=request.name or default_name(definition))
-        target = work / definition.name / PREPARED
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            folder.rename(target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return definition
+    waiting = work / f"{_WAITING}{os.getpid()}-{uuid.uuid4().hex}"
+    prepared = executor.prepare(workload, waiting)
+    workload = dataclasses.replace(workload, text_sha256=prepared["text_sha256"])
+    definition = dataclasses.replace(definition, workload=workload)
+    definition = dataclasses.replace(definition, name=request.name or default_name(definition))
+    return NewStudy(definition=definition, waiting=waiting)
+
+
+_WAITING = "waiting-"
+
+
+def _sweep(work: Path) -> None:
+    """Removes prepared files that a killed search left waiting."""
+    for folder in work.glob(f"{_WAITING}*"):
+        owner = folder.name.removeprefix(_WAITING).partition("-")[0]
+        if not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def default_name(definition: StudyDefinition) -> str:
@@ -150,6 +183,14 @@ def default_name(definition: StudyDefinition) -> str:
     return f"{definition.space.name}-{definition.workload.model}-{size}{unit}-{identity}"
 
 
+_OPTIONS = {
+    "sequence_length": "seq-len",
+    "evaluation_sequences": "eval-sequences",
+    "learning_rate_warmup_steps": "lr-warmup-steps",
+}
+"""Workload fields whose option has another name."""
+
+
 def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
     """Raises StudyMismatch when the request says something that the stored study was not made with."""
     said: dict[str, tuple[Any, Any]] = {
@@ -161,7 +202,7 @@ def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
         if name == "learning_rates":
             said["--learning-rate"] = ({**workload[name], **value}, workload[name])
         else:
-            said[f"--{name.replace('_', '-')}"] = (value, workload[name])
+            said[f"--{_OPTIONS.get(name, name).replace('_', '-')}"] = (value, workload[name])
     for option, (asked, known) in said.items():
         if asked is not None and asked != known:
             raise StudyMismatch(
@@ -189,16 +230,17 @@ def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
             )
 
 
-def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folder: Path, listener: Listener) -> None:
+def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folder: Path) -> None:
     """Makes the prepared files of a stored study where they are missing; the text must still be the same."""
     if (folder / PREPARED).exists():
         return
-    listener(Preparing(what=f"reading {definition.workload.dataset} and drawing the initial weights"))
-    prepared = executor.prepare(definition.workload, folder / PREPARED)
+    waiting = folder / f"{_WAITING}{os.getpid()}"
+    prepared = executor.prepare(definition.workload, waiting)
     if prepared["text_sha256"] != definition.workload.text_sha256:
-        shutil.rmtree(folder / PREPARED)
+        shutil.rmtree(waiting)
         raise StudyMismatch(
             f"the text of dataset {definition.workload.dataset!r} is no longer the one study {definition.name!r} "
             "was begun with",
             hint="bring the old text back, or begin another study with --name",
         )
+    waiting.rename(folder / PREPARED)

@@ -24,6 +24,10 @@ _NUMBER = "autotune_number"
 """User attribute of an Optuna trial: the number of the record it stands for."""
 
 
+NSGA2_POPULATION = 10
+"""Optuna's 50 would leave a study of 30 trials at random search: nothing is bred before one generation is full."""
+
+
 def _tpe(seed: int) -> BaseSampler:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -32,7 +36,7 @@ def _tpe(seed: int) -> BaseSampler:
 
 SAMPLER_FACTORIES: Mapping[Sampler, Callable[[int], BaseSampler]] = {
     "tpe": _tpe,
-    "nsga2": lambda seed: NSGAIISampler(seed=seed),
+    "nsga2": lambda seed: NSGAIISampler(seed=seed, population_size=NSGA2_POPULATION),
     "random": lambda seed: RandomSampler(seed=seed),
     # Enumeration is ours: Optuna's GridSampler knows no conditions and ends with an error under ask and tell.
     "grid": lambda seed: RandomSampler(seed=seed),

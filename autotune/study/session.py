@@ -7,7 +7,7 @@ record.
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 
@@ -41,6 +41,9 @@ def possible_trials(definition: StudyDefinition, wanted: int) -> int:
         return wanted
     baseline = baseline_config(definition.space, global_batch=definition.workload.global_batch)
     return min(wanted, len({config.fingerprint for config in [*legal.named.values(), baseline]}))
+
+
+_SECONDS_TO_END_A_TRIAL = 5.0
 
 
 class StudySession:
@@ -134,20 +137,25 @@ class StudySession:
         number = len(self._records) if number is None else number
         self._store.begin_trial(self._definition.name, number, config, name=name)
         self._listener(TrialBegan(number=number, config=config, name=name))
-        future = self._executor.submit(
-            self._definition,
-            config,
-            study_folder=self._folder,
-            log_name=f"trial-{number}",
-            enforce_cap=config != self._baseline,
-            time_limit_seconds=self._time_limit_seconds,
-        )
-        finished = self._wait_for(future)
+        finished = self._train(config, number=number, enforce_cap=True)
+        if config == self._baseline and finished.measurement.outcome in ("over_cap", "out_of_memory"):
+            finished = self._train(config, number=number, enforce_cap=False)
         self._store.finish_trial(self._definition.name, number, finished.measurement, seconds=finished.seconds)
         record = next(r for r in self._store.trials(self._definition.name) if r.number == number)
         self._records[config.fingerprint] = record
         self._tell(record, asked=asked)
         self._listener(TrialEnded(record=record))
+
+    def _train(self, config: TrainingConfig, *, number: int, enforce_cap: bool) -> FinishedTrial:
+        future = self._executor.submit(
+            self._definition,
+            config,
+            study_folder=self._folder,
+            log_name=f"trial-{number}",
+            enforce_cap=enforce_cap,
+            time_limit_seconds=self._time_limit_seconds,
+        )
+        return self._wait_for(future)
 
     def _wait_for(self, future: "Future[FinishedTrial]") -> FinishedTrial:
         """The trial's result; whatever ends the wait early ends the trial, and it will be run again."""
@@ -158,10 +166,9 @@ class StudySession:
                 except NotYet:
                     self._check_stop()
         except BaseException:
-            if not future.done():
-                self._executor.cancel(future)
-                future.exception(timeout=10)
+            self._executor.cancel(future)
             self._optuna.give_up_running()
+            wait([future], timeout=_SECONDS_TO_END_A_TRIAL)
             raise
 
     def _tell(self, record: TrialRecord, *, asked: Trial | None = None) -> None:

@@ -44,9 +44,9 @@ def gradient_scaler(precision: Precision, *, device: torch.device) -> torch.amp.
 def unavailable(precision: Precision, *, device: torch.device) -> str | None:
     """Why `precision` does not work on `device`, found by a small product forward and backward; None if it does."""
     torch.manual_seed(0)
-    layer = nn.Linear(64, 64, bias=False, device=device, dtype=weights_dtype(precision))
-    x = torch.randn(64, 64, device=device, dtype=weights_dtype(precision))
     try:
+        layer = nn.Linear(64, 64, bias=False, device=device, dtype=weights_dtype(precision))
+        x = torch.randn(64, 64, device=device, dtype=weights_dtype(precision))
         set_matmul_precision("fp32")
         exact = layer(x)
         set_matmul_precision(precision)

@@ -32,6 +32,7 @@ class TrialServer:
         self._futures: dict[int, Future[Reply]] = {}
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
+        self._is_lost = False
         with log_file.open("a") as log:
             self._process = subprocess.Popen(
                 # -P: a datasets.py or json.py in the current folder must not stand in for the real one.
@@ -40,7 +41,7 @@ class TrialServer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C at the terminal reaches the search only
-                env={**os.environ, "PYTHONPATH": _python_path()},
+                env=_environment(),
             )
         self._reader = threading.Thread(target=self._read_replies, name="trial replies", daemon=True)
         self._reader.start()
@@ -75,8 +76,11 @@ class TrialServer:
             "limit_host_memory": limit_host_memory,
         }
         with self._lock:
-            self._futures[request_id] = future
-            self._send(request)
+            if self._is_lost:
+                future.set_exception(self._loss())
+            else:
+                self._futures[request_id] = future
+                self._send(request)
         return future
 
     def cancel(self, future: "Future[Reply]") -> None:
@@ -124,14 +128,16 @@ class TrialServer:
                     future = self._futures.pop(reply["id"])
                 _resolve(future, reply)
         with self._lock:
+            self._is_lost = True
             lost, self._futures = list(self._futures.values()), {}
         for future in lost:
-            future.set_exception(
-                TrialServerLost(
-                    "the process that starts the trials has ended",
-                    hint=f"see {self._log_file}; the same command goes on from here",
-                )
-            )
+            future.set_exception(self._loss())
+
+    def _loss(self) -> TrialServerLost:
+        return TrialServerLost(
+            "the process that starts the trials has ended",
+            hint=f"see {self._log_file}; the same command goes on from here",
+        )
 
 
 def _resolve(future: "Future[Reply]", reply: dict[str, Any]) -> None:
@@ -140,6 +146,15 @@ def _resolve(future: "Future[Reply]", reply: dict[str, Any]) -> None:
         return
     kind: type[AutotuneError] = getattr(errors, reply["error"]["kind"])
     future.set_exception(kind(reply["error"]["message"], hint=reply["error"]["hint"]))
+
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+
+
+def _environment() -> dict[str, str]:
+    """The caller's, less what would decide a technique (the allocator) before a trial can."""
+    kept = {name: value for name, value in os.environ.items() if name not in _ALLOCATOR_VARIABLES}
+    return {**kept, "PYTHONPATH": _python_path()}
 
 
 def _python_path() -> str:

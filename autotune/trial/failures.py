@@ -1,7 +1,7 @@
 """What a trial that failed says it failed of: from an exception inside it, or from how its process ended.
 
 Running out of memory has five faces on a CPU (measured: `RuntimeError` of two kinds, `MemoryError`, an exit of the
-OpenMP runtime, SIGKILL by the kernel) and one on CUDA.
+OpenMP runtime, SIGKILL by the kernel) and several on CUDA, not all of them torch.OutOfMemoryError.
 """
 
 import re
@@ -10,11 +10,21 @@ from pathlib import Path
 
 import torch
 
+from autotune.memory import CONTEXT_ALONE
 from autotune.quantities import format_size
 from autotune.result import Measurement
 from autotune.trainer import Diverged
 
-_CPU_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc")
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "std::bad_alloc",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Error [CUDA]: out of memory",
+)
+"""What an exception of any type says: CUDA's are those of the driver, cuBLAS, Triton and what wraps them."""
+
 _OPENMP_OUT_OF_MEMORY = "libgomp: Thread creation failed: Resource temporarily unavailable"
 _UNIT_BYTES = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
@@ -24,9 +34,11 @@ def measurement_of_exception(error: BaseException) -> Measurement:
     text = str(error)
     if isinstance(error, Diverged):
         return Measurement(outcome="diverged", message=text)
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(face in text for face in _CPU_OUT_OF_MEMORY):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(face in text for face in _OUT_OF_MEMORY):
         requested_bytes = _requested_bytes(text)
         asked = f": {format_size(requested_bytes)} more asked for" if requested_bytes else ""
+        if text.startswith(CONTEXT_ALONE):
+            asked = f": {text}"
         return Measurement(
             outcome="out_of_memory",
             message=f"out of memory{asked}",

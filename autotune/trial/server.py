@@ -89,6 +89,7 @@ class Server:
         server_pid, pid = os.getpid(), os.fork()
         if pid == 0:
             os.close(read_end)
+            os.close(self._replies)  # or a process the trial leaves behind would keep the caller waiting
             be_the_child(request, server_pid=server_pid, result_pipe=write_end)
         os.close(write_end)
         os.set_blocking(read_end, False)

@@ -136,7 +136,7 @@ def _other_users(uuid: str, index: int) -> str:
     from autotune.quantities import format_size
 
     free_bytes, total_bytes = torch.cuda.mem_get_info(index)
-    used_bytes, busy_percent = total_bytes - free_bytes, nvml.utilization_percent(uuid)
+    used_bytes, busy_percent = total_bytes - free_bytes, nvml.utilization_percent(uuid) or 0
     if used_bytes < _IDLE_CUDA_BYTES and busy_percent < 10:
         return ""
     return f"{format_size(used_bytes)} of its memory and {busy_percent} % of its time are in use"

@@ -1,5 +1,8 @@
 """Every technique is really applied: its effect is counted in the operators that run and the tensors that exist."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from operators import operators_in_a_step
@@ -162,15 +165,14 @@ def test_adafactor_keeps_a_row_and_a_column(make_trainer):
 
 
 @pytest.mark.gpu
-def test_expandable_segments_are_expandable(server, workload, prepared, tmp_path):
-    """In a process of its own: the allocator reads its setting once."""
-    import subprocess
-    import sys
-
+def test_expandable_segments_are_expandable_in_a_process_forked_after_torch_was_imported():
     code = (
-        "from autotune.techniques.allocator import set_allocator; set_allocator('expandable')\n"
-        "import torch; x = torch.zeros(2**22, device='cuda')\n"
-        "print(all(s['is_expandable'] for s in torch.cuda.memory_snapshot()))"
+        "import os, torch\n"
+        "if os.fork() == 0:\n"
+        "    from autotune.techniques.allocator import set_allocator; set_allocator('expandable')\n"
+        "    x = torch.zeros(2**22, device='cuda')\n"
+        "    print(all(s['is_expandable'] for s in torch.cuda.memory_snapshot()), flush=True); os._exit(0)\n"
+        "os.wait()"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "True"

@@ -20,8 +20,12 @@ CUDA_REFUSAL = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a tota
         RuntimeError("std::bad_alloc"),
         MemoryError(),
         torch.OutOfMemoryError(CUDA_REFUSAL),
+        RuntimeError(f"wrapped: OutOfMemoryError: {CUDA_REFUSAL}"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
     ],
-    ids=["cpu allocator", "bad_alloc", "python", "cuda"],
+    ids=["cpu allocator", "bad_alloc", "python", "cuda", "wrapped", "driver", "cublas", "triton"],
 )
 def test_running_out_of_memory_is_recognised(error):
     assert measurement_of_exception(error).outcome == "out_of_memory"

@@ -181,6 +181,13 @@ def test_the_loss_of_the_server_reaches_the_caller(server, train, workload):
         future.result(WAIT_SECONDS)
 
 
+def test_a_request_to_a_server_that_has_ended_fails_at_once(server, train):
+    os.kill(server.pid, signal.SIGKILL)
+    server._reader.join(WAIT_SECONDS)
+    with pytest.raises(TrialServerLost):
+        train().result(WAIT_SECONDS)
+
+
 def test_nothing_outlives_a_caller_that_was_killed(workload, prepared, tmp_path):
     caller = textwrap.dedent(
         f"""
