@@ -48,7 +48,7 @@ def test_every_technique_is_in_the_table_with_all_its_values(field):
 
 @pytest.mark.parametrize("path", re.findall(r"`((?:autotune|studies|search_spaces)/[\w/.]*)`", README))
 def test_every_file_it_names_is_there(path):
-    if path != "studies/autotune.db":
+    if path not in ("studies/autotune.db", "studies/work/"):  # made by a search
         assert (ROOT / path).exists()
 
 

@@ -4,15 +4,14 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import options
-
 
 def doctor(
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Only this device: cpu, cuda or cuda:1.")] = None,
-    storage: options.StorageOption = options.STORAGE,
 ) -> None:
     """List versions, devices, who else uses them, and every technique that was found not to work, with the reason."""
     from importlib.metadata import version
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
 
     from rich.text import Text
 
@@ -20,7 +19,7 @@ def doctor(
     from autotune.config import CHOICES
     from autotune.executors.local import LocalExecutor
     from autotune.quantities import format_size
-    from autotune.study.request import check_device, work_folder
+    from autotune.study.request import check_device
 
     check_device(device)
     console = make_console()
@@ -30,7 +29,8 @@ def doctor(
 
     for package in ("autotune", "torch", "optuna", "datasets", "sqlalchemy"):
         say(f"{package} {version(package)}")
-    with LocalExecutor(work_folder(storage)) as executor:
+    # A question leaves nothing behind, and may be asked from a folder that cannot be written to.
+    with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
         names = [info.device for info in executor.devices()] if device is None else [device]
         for name in names:
             info, unavailable = executor.probe(name, CHOICES)

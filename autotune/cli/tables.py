@@ -104,6 +104,9 @@ def print_result(result: StudyResult, console: Console) -> None:
 
 def print_pick(result: StudyResult, console: Console) -> None:
     """The pick and its reason; where nothing fits, the closest miss and what to try."""
+    if not any(record.is_finished for record in result.trials):
+        console.print("No trial has finished yet.")
+        return
     if result.pick is None:
         _print_nothing_fits(result, console)
         return

@@ -14,6 +14,9 @@ PREFERENCES = get_args(Preference)
 
 MAX_PERPLEXITY_INCREASE = 0.01
 
+NOISY_SPREAD = 0.2
+"""Relative spread of a trial's speed beyond which the pick comes with a warning."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preferences:
@@ -55,7 +58,15 @@ def choose(
     picked = min(good, key=lambda record: (_COST[prefer](record, good), record.number))
     words = {"fastest": "the fastest", "smallest": "the smallest", "balanced": "the best balance of speed and memory"}
     reason = f"{words[prefer]} on the front whose perplexity is within {100 * allowed:.2g} % of the best, {best:.4g}"
-    return Pick(number=picked.number, reason=reason + savings(picked, baseline))
+    return Pick(number=picked.number, reason=reason + savings(picked, baseline) + _noise_warning(picked))
+
+
+def _noise_warning(picked: TrialRecord) -> str:
+    assert picked.tokens_per_second is not None
+    spread = (picked.tokens_per_second_spread or 0.0) / picked.tokens_per_second
+    if spread <= NOISY_SPREAD:
+        return ""
+    return f"; its speed varied by ±{100 * spread:.0f} %, so something else was using the device: do not trust speeds"
 
 
 def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:

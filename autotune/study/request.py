@@ -27,6 +27,8 @@ from autotune.workload import DEFAULTS_BY_DEVICE, make_workload
 
 DEFAULT_SPACE = "default"
 DEFAULT_TRIALS = 30
+LEAST_CAP_BYTES = 65536
+"""A cap below this is a unit that was forgotten."""
 DEFAULT_TIME_LIMIT_SECONDS = 600.0
 
 
@@ -55,8 +57,13 @@ class SearchRequest:
             raise InvalidInput(f"there is no sampler {self.sampler!r}", hint=f"use one of {', '.join(SAMPLERS)}")
         if self.cap_bytes is not None and not _is_size(self.cap_bytes):
             raise InvalidInput(f"a cap of {self.cap_bytes!r} bytes is not possible", hint="give for example 8GiB")
-        if self.trials is not None and self.trials < 1:
-            raise InvalidInput(f"{self.trials} trials make no study", hint="use --trials 1 or more")
+        if self.cap_bytes is not None and self.cap_bytes < LEAST_CAP_BYTES:
+            raise InvalidInput(
+                f"a cap of {self.cap_bytes} bytes leaves room for no training",
+                hint=f"give a unit: did you mean {self.cap_bytes}GiB?",
+            )
+        if self.trials is not None and (type(self.trials) is not int or self.trials < 1):
+            raise InvalidInput(f"{self.trials!r} trials make no study", hint="use a whole number from 1 up")
         check_device(self.device)
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise InvalidInput(f"seed {self.seed} is not possible", hint="use a whole number from 0 to 4294967295")

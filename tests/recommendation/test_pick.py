@@ -172,3 +172,10 @@ def test_a_trial_that_fits_or_got_no_number_is_no_miss():
 def test_tolerances_change_what_can_be_picked():
     trials = [record(0, memory=100, speed=1000.0), record(1, memory=101, speed=1020.0)]
     assert [pick(trials, tolerance=Tolerance(speed=share)).number for share in (0.03, 0.0)] == [0, 1]
+
+
+@pytest.mark.parametrize(("spread", "warned"), [(10.0, False), (560.0, True)])
+def test_a_pick_whose_speed_varied_much_comes_with_a_warning(spread, warned):
+    picked = record(0, speed=1000.0, tokens_per_second_spread=spread)
+    reason = choose([picked], [0], baseline=None, preferences=Preferences()).reason
+    assert ("do not trust speeds" in reason) == warned

@@ -220,7 +220,7 @@ def test_nothing_waits_in_the_work_folder_after_a_search(result):
     assert not list(Path("studies/work").rglob("waiting-*"))
 
 
-@pytest.mark.parametrize("cap", [0, -1, 8e9, True])
+@pytest.mark.parametrize("cap", [0, -1, 8, 8e9, True])
 def test_a_cap_that_is_no_size_is_refused_from_python_too(cap, folder):
     with pytest.raises(InvalidInput, match="cap"):
         autotune.search(name="nocap", space="tiny.toml", max_mem=cap)
