@@ -4,10 +4,15 @@ import os
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from autotune.config import TrainingConfig
 from autotune.workload import Workload, make_workload
+
+# The same examples at every run: a failure is the change's, not the day's.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 GLOBAL_BATCH = 4
 
