@@ -18,7 +18,7 @@ Schedule = Literal["constant", "cosine"]
 STANDARD_LIBRARY_TEXT = "python-docs"
 """Name of the default text: the documentation of the Python standard library found on every machine."""
 
-MODEL_NAMES = ("gpt",)
+MODEL_NAMES = ("gpt", "deep-one")
 """Keys of the model registry, which only a trial's own process can import."""
 
 BYTE_VOCABULARY = 256
@@ -43,6 +43,8 @@ class Workload:
     layers: int
     width: int
     heads: int
+    feed_forward_width: int | None = None
+    """Inner size of the feed-forward parts; None: the model's own choice for its width."""
     vocab_size: int = BYTE_VOCABULARY
 
     dataset: str = STANDARD_LIBRARY_TEXT
@@ -91,7 +93,12 @@ class Workload:
             )
 
     def _check_model(self) -> None:
-        if self.width % self.heads or (self.width // self.heads) % 2:
+        if self.width % self.heads:
+            raise InvalidInput(
+                f"width {self.width} cannot be split into {self.heads} heads of one size",
+                hint="choose a width that is a multiple of the number of heads",
+            )
+        if self.model == "gpt" and (self.width // self.heads) % 2:  # its positions rotate pairs
             raise InvalidInput(
                 f"width {self.width} cannot be split into {self.heads} heads of an even size",
                 hint="choose a width that is a multiple of twice the number of heads",
@@ -137,6 +144,8 @@ def check_setting(name: str, value: object) -> None:
             raise InvalidInput(f"schedule = {value!r} is not known", hint=f"use one of {', '.join(get_args(Schedule))}")
     elif name == "learning_rates":
         _check_learning_rates(value)
+    elif value is None and name == "feed_forward_width":
+        return
     elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a whole number from 1 up")
 

@@ -17,6 +17,7 @@ POSITIVE_FIELDS = (
     "layers",
     "width",
     "heads",
+    "feed_forward_width",
     "vocab_size",
     "sequence_length",
     "global_batch",
@@ -115,6 +116,10 @@ def test_a_width_that_its_heads_cannot_share_is_refused(width, heads):
         make_workload("cpu", {"width": width, "heads": heads})
 
 
+def test_only_a_model_with_rotary_positions_needs_heads_of_an_even_size():
+    assert make_workload("cpu", {"model": "deep-one", "width": 12, "heads": 4}).width == 12
+
+
 def test_a_vocabulary_smaller_than_the_bytes_is_refused():
     with pytest.raises(InvalidInput, match="vocab_size = 255"):
         make_workload("cpu", {"vocab_size": 255})
@@ -176,6 +181,7 @@ def test_a_learning_rate_written_as_a_whole_number_has_the_same_fingerprint():
         ("layers", 7),
         ("width", 256),
         ("heads", 2),
+        ("feed_forward_width", 64),
         ("vocab_size", 300),
         ("dataset", "other.txt"),
         ("dataset_config", "other"),
@@ -201,3 +207,9 @@ def test_a_change_of_any_setting_changes_the_fingerprint(name, value):
 def test_a_workload_is_the_same_after_a_trip_through_its_dictionary():
     workload = make_workload("cuda", {"learning_rates": {"sgd": 0.2}})
     assert Workload(**workload.to_dict()) == workload
+
+
+def test_a_workload_stored_before_the_feed_forward_had_a_setting_still_loads():
+    stored = make_workload("cpu").to_dict()
+    del stored["feed_forward_width"]
+    assert Workload(**stored) == make_workload("cpu")

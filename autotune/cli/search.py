@@ -48,10 +48,13 @@ def search(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, data order and sampler. [default: 0]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and how long it takes.")] = False,
-    model: Annotated[str | None, typer.Option(help="Built-in model: gpt.")] = None,
+    model: Annotated[str | None, typer.Option(help="Built-in model: gpt or deep-one. [default: gpt]")] = None,
     layers: Annotated[int | None, typer.Option(help="Transformer blocks.")] = None,
     width: Annotated[int | None, typer.Option(help="Size of the residual stream.")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
+    feed_forward_width: Annotated[
+        int | None, typer.Option(help="Inner size of the feed-forward parts. [default: the model's own]")
+    ] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Rows of embedding and head.")] = None,
     dataset: Annotated[
         str | None,
@@ -103,6 +106,7 @@ def search(
             "layers": layers,
             "width": width,
             "heads": heads,
+            "feed_forward_width": feed_forward_width,
             "vocab_size": vocab_size,
             "dataset": dataset,
             "dataset_config": dataset_config,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from autotune.models import gpt
+from autotune.models import deep_one, gpt
 from autotune.models.parts import ModelParts
 from autotune.workload import Workload
 
@@ -21,6 +21,7 @@ class ModelFamily:
 
 MODELS: Mapping[str, ModelFamily] = {
     "gpt": ModelFamily(build=gpt.build, find_parts=gpt.find_parts, initialize=gpt.initialize),
+    "deep-one": ModelFamily(build=deep_one.build, find_parts=deep_one.find_parts, initialize=deep_one.initialize),
 }
 
 

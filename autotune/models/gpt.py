@@ -45,12 +45,16 @@ class Attention(nn.Module):
         return output
 
 
-class FeedForward(nn.Module):
-    """SwiGLU with the inner size 8/3 of the width, rounded up to a multiple of 32."""
+def default_feed_forward_width(width: int) -> int:
+    """Inner size of the feed-forward: 8/3 of the width, rounded up to a multiple of 32."""
+    return -(-8 * width // (3 * 32)) * 32
 
-    def __init__(self, *, width: int) -> None:
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, *, width: int, inner: int) -> None:
         super().__init__()
-        inner = -(-8 * width // (3 * 32)) * 32
         self.gate = nn.Linear(width, inner, bias=False)
         self.up = nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
@@ -61,12 +65,12 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, *, width: int, heads: int) -> None:
+    def __init__(self, *, width: int, heads: int, inner: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(width, eps=1e-6)
         self.attention = Attention(width=width, heads=heads)
         self.feed_forward_norm = nn.RMSNorm(width, eps=1e-6)
-        self.feed_forward = FeedForward(width=width)
+        self.feed_forward = FeedForward(width=width, inner=inner)
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
         attended: Tensor = x + self.attention(self.attention_norm(x), rotary)
@@ -77,10 +81,12 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """forward(tokens [batch, sequence], labels [batch, sequence]) -> sum of token losses, float32 scalar."""
 
-    def __init__(self, *, layers: int, width: int, heads: int, vocab_size: int, sequence_length: int) -> None:
+    def __init__(
+        self, *, layers: int, width: int, heads: int, inner: int, vocab_size: int, sequence_length: int
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, width)
-        self.blocks = nn.ModuleList(Block(width=width, heads=heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width=width, heads=heads, inner=inner) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-6)
         self.head = nn.Linear(width, vocab_size, bias=False)
         table = rotary_table(sequence_length=sequence_length, head_size=width // heads)
@@ -98,6 +104,7 @@ def build(workload: Workload) -> GPT:
         layers=workload.layers,
         width=workload.width,
         heads=workload.heads,
+        inner=workload.feed_forward_width or default_feed_forward_width(workload.width),
         vocab_size=workload.vocab_size,
         sequence_length=workload.sequence_length,
     )

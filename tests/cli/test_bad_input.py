@@ -56,6 +56,7 @@ MISTAKES = {
         ["--storage", "sqlite:///folder"],
         ["--bogus"],
         ["--layers", "0"],
+        ["--feed-forward-width", "0"],
         ["--dataset", "missing.txt"],
         ["--learning-rate", "adamw=-1"],
         ["--learning-rate", "adamw=nan"],
