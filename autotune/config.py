@@ -16,7 +16,7 @@ from autotune.errors import IllegalConfiguration, InvalidInput
 Precision = Literal["fp32", "tf32", "bf16-mixed", "bf16-true", "fp16-mixed"]
 Checkpointing = Literal["none", "attention", "selective", "every-4", "every-2", "block", "sqrt"]
 CompileScope = Literal["none", "block", "model"]
-Optimizer = Literal["adamw", "adafactor", "sgd"]
+Optimizer = Literal["adamw", "adafactor", "sgd", "adafactor-fixed-rate"]
 OptimizerFusion = Literal["none", "foreach", "kernel", "backward"]
 Allocator = Literal["default", "expandable"]
 
@@ -38,7 +38,7 @@ class TrainingConfig:
     """torch.compile's activation memory budget, 1.0 (keep what the partitioner keeps) to 0.0 (recompute all)."""
 
     optimizer: Optimizer = "adamw"
-    """torch.optim's AdamW, Adafactor or SGD (momentum 0.9)."""
+    """torch.optim's AdamW, Adafactor or SGD (momentum 0.9), or Adafactor with a rate that no weight scales."""
 
     optimizer_fusion: OptimizerFusion = "none"
     """How the update runs: a loop, batched (`foreach`), one kernel (`fused=True`), or inside backward."""
@@ -153,6 +153,12 @@ RULES = (
         ("optimizer", "optimizer_fusion"),
         lambda c, _: c["optimizer_fusion"] == "kernel" and c["optimizer"] == "adafactor",
         "torch's Adafactor has no fused kernel: use optimizer_fusion foreach, or another optimizer",
+    ),
+    Rule(
+        ("optimizer", "optimizer_fusion"),
+        lambda c, _: c["optimizer_fusion"] in ("foreach", "kernel") and c["optimizer"] == "adafactor-fixed-rate",
+        "adafactor-fixed-rate updates one parameter after the other and has no optimizer_fusion {optimizer_fusion}: "
+        "use none or backward, or another optimizer",
     ),
     Rule(
         ("precision", "optimizer_fusion"),

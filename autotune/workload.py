@@ -27,9 +27,15 @@ MEMORY_STEPS = 2
 
 MINIMUM_TIMED_STEPS = 3
 
-DEFAULT_LEARNING_RATES: Mapping[str, float] = {"adamw": 2e-3, "adafactor": 3e-2, "sgd": 0.1}
+DEFAULT_LEARNING_RATES: Mapping[str, float] = {
+    "adamw": 2e-3,
+    "adafactor": 3e-2,
+    "sgd": 0.1,
+    "adafactor-fixed-rate": 2e-4,
+}
 """AdamW: the usual rate of a GPT of a few million parameters. Adafactor: three times torch.optim.Adafactor's default,
-relative to the size of each weight. SGD: the usual rate with momentum 0.9."""
+relative to the size of each weight. SGD: the usual rate with momentum 0.9. Adafactor of fixed
+rate: that of the model it is known from (`autotune/models/deep_one.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

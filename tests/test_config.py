@@ -18,20 +18,24 @@ from autotune.errors import IllegalConfiguration, InvalidInput
 
 GLOBAL_BATCH = 8
 
-# A configuration that breaks exactly this rule, by the fields of the rule.
-BREAKING = {
-    ("micro_batch_size",): {"micro_batch_size": 3},
-    ("compile", "memory_budget"): {"memory_budget": 0.5},
-    ("checkpointing", "memory_budget"): {"memory_budget": 0.25, "checkpointing": "block", "compile": "block"},
-    ("optimizer", "optimizer_fusion"): {"optimizer": "adafactor", "optimizer_fusion": "kernel"},
-    ("precision", "optimizer_fusion"): {
-        "precision": "fp16-mixed",
-        "optimizer_fusion": "backward",
-        "micro_batch_size": GLOBAL_BATCH,
-    },
-    ("micro_batch_size", "optimizer_fusion"): {"optimizer_fusion": "backward", "micro_batch_size": 4},
-}
-EVERY_RULE = pytest.mark.parametrize("rule", RULES, ids=lambda rule: "+".join(rule.fields))
+# For each rule, in their order, a configuration that breaks this one and no other.
+BREAKING = (
+    {"micro_batch_size": 3},
+    {"memory_budget": 0.5},
+    {"memory_budget": 0.25, "checkpointing": "block", "compile": "block"},
+    {"optimizer": "adafactor", "optimizer_fusion": "kernel"},
+    {"optimizer": "adafactor-fixed-rate", "optimizer_fusion": "foreach"},
+    {"precision": "fp16-mixed", "optimizer_fusion": "backward"},
+    {"optimizer_fusion": "backward", "micro_batch_size": 4},
+)
+EVERY_RULE = pytest.mark.parametrize(
+    ("rule", "example"),
+    [pytest.param(rule, example, id=str(example)) for rule, example in zip(RULES, BREAKING, strict=True)],
+)
+
+
+def breaking_config(example):
+    return TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **example})
 
 
 def reason_of(config):
@@ -163,19 +167,14 @@ def test_compiled_and_eager_are_two_classes_only_in_16_bit(precision, classes):
 # -- rules: a contract of every one ------------------------------------------------------------------------------
 
 
-def test_every_rule_has_an_example_that_breaks_it():
-    assert sorted(rule.fields for rule in RULES) == sorted(BREAKING)
-
-
 @EVERY_RULE
-def test_a_rule_is_broken_by_its_example_and_no_other_rule_is(rule):
-    config = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **BREAKING[rule.fields]})
+def test_a_rule_is_broken_by_its_example_and_no_other_rule_is(rule, example):
+    config = breaking_config(example)
     assert [other for other in RULES if other.broken(config.to_dict(), GLOBAL_BATCH)] == [rule]
 
 
 @EVERY_RULE
-def test_a_rule_names_the_values_that_do_not_go_together(rule):
-    example = BREAKING[rule.fields]
+def test_a_rule_names_the_values_that_do_not_go_together(rule, example):
     reason = reason_of(TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **example}))
     named = [str(example[field]) for field in rule.fields if field in example and example[field] != GLOBAL_BATCH]
     assert named
@@ -183,27 +182,27 @@ def test_a_rule_names_the_values_that_do_not_go_together(rule):
 
 
 @EVERY_RULE
-def test_a_rule_says_what_to_change(rule):
-    reason = reason_of(TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **BREAKING[rule.fields]}))
+def test_a_rule_says_what_to_change(rule, example):
+    reason = reason_of(breaking_config(example))
     assert re.match("(use|set) ", reason.hint)
 
 
 @EVERY_RULE
-def test_a_sentence_has_no_blank_left_to_fill(rule):
-    config = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **BREAKING[rule.fields]})
+def test_a_sentence_has_no_blank_left_to_fill(rule, example):
+    config = breaking_config(example)
     assert not any("{" in sentence for sentence in broken_rules(config.to_dict(), global_batch=GLOBAL_BATCH))
 
 
 @EVERY_RULE
-def test_a_rule_waits_until_all_its_fields_are_chosen(rule):
-    chosen = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **BREAKING[rule.fields]}).to_dict()
+def test_a_rule_waits_until_all_its_fields_are_chosen(rule, example):
+    chosen = breaking_config(example).to_dict()
     del chosen[rule.fields[-1]]
     assert broken_rules(chosen, global_batch=GLOBAL_BATCH) == []
 
 
 @EVERY_RULE
-def test_a_rule_reads_only_the_fields_it_names(rule):
-    config = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **BREAKING[rule.fields]})
+def test_a_rule_reads_only_the_fields_it_names(rule, example):
+    config = breaking_config(example)
     assert rule.broken({field: getattr(config, field) for field in rule.fields}, GLOBAL_BATCH)
 
 
@@ -223,6 +222,8 @@ def test_every_broken_rule_has_its_sentence():
         {"compile": "model", "memory_budget": 0.05},
         {"compile": "block", "checkpointing": "block"},
         {"optimizer": "adafactor", "optimizer_fusion": "foreach"},
+        {"optimizer": "adafactor-fixed-rate"},
+        {"optimizer": "adafactor-fixed-rate", "optimizer_fusion": "backward", "micro_batch_size": GLOBAL_BATCH},
         {"optimizer_fusion": "backward", "micro_batch_size": GLOBAL_BATCH},
         {"optimizer_fusion": "kernel", "micro_batch_size": 2, "precision": "fp16-mixed"},
     ],

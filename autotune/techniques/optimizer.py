@@ -1,10 +1,11 @@
-"""Optimizers: torch's own, each with its own default learning rate (`autotune/workload.py`).
+"""Optimizers: torch's own and one of ours, each with its own default learning rate (`autotune/workload.py`).
 
 | value | state per parameter | settings |
 |---|---|---|
 | adamw | 2 (arXiv:1711.05101) | betas 0.9, 0.999, weight decay 0.01 |
 | adafactor | about 0: a row and a column (arXiv:1804.04235) | relative to the weight's size, eps 1.2e-7 and 1e-3 |
 | sgd | 1 | momentum 0.9 |
+| adafactor-fixed-rate | about 0: a row and a column | weight decay 0.01; `adafactor_fixed_rate.py` |
 
 `foreach` and `fused` are always given: torch's own choice differs between devices.
 Source: https://docs.pytorch.org/docs/stable/optim.html
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from autotune.config import Optimizer, OptimizerFusion
+from autotune.techniques.adafactor_fixed_rate import AdafactorFixedRate
 
 SGD_MOMENTUM = 0.9
 ADAFACTOR_EPS = (torch.finfo(torch.float32).eps, 1e-3)
@@ -34,3 +36,6 @@ def make_optimizer(
             return torch.optim.Adafactor(parameters, lr=learning_rate, eps=ADAFACTOR_EPS, foreach=foreach)
         case "sgd":
             return torch.optim.SGD(parameters, lr=learning_rate, momentum=SGD_MOMENTUM, foreach=foreach, fused=fused)
+        case "adafactor-fixed-rate":
+            assert fusion in ("none", "backward")
+            return AdafactorFixedRate(parameters, lr=learning_rate)

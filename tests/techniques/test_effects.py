@@ -157,8 +157,9 @@ def test_an_optimizer_keeps_as_much_state_as_documented(optimizer, states, make_
     assert state == states * parameters
 
 
-def test_adafactor_keeps_a_row_and_a_column(make_trainer):
-    trainer = make_trainer(optimizer="adafactor")
+@pytest.mark.parametrize("optimizer", ["adafactor", "adafactor-fixed-rate"])
+def test_adafactor_keeps_a_row_and_a_column(optimizer, make_trainer):
+    trainer = make_trainer(optimizer=optimizer)
     trainer.step(0, next(trainer.batches()))
     parameters = sum(p.numel() for p in trainer.training.parts.model.parameters())
     assert sum(t.numel() for t in trainer.training.updater.state()) < parameters / 10

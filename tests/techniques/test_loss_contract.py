@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from autotune.config import CHOICES
+from autotune.config import CHOICES, broken_rules
 
 STEPS = 6
 BIT_EQUAL = 0.0
@@ -29,8 +29,8 @@ def test_checkpointing_leaves_every_loss_bit_equal(value, losses_of, reference):
 @pytest.mark.parametrize("value", CHOICES["optimizer_fusion"])
 @pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
 def test_every_way_to_update_gives_the_same_losses(value, optimizer, losses_of):
-    if (optimizer, value) == ("adafactor", "kernel"):
-        pytest.skip("torch's Adafactor has no fused kernel: an illegal configuration")
+    if reasons := broken_rules({"optimizer": optimizer, "optimizer_fusion": value}, global_batch=1):
+        pytest.skip(f"an illegal configuration: {reasons[0]}")
     plain = losses_of(steps=STEPS, optimizer=optimizer)
     assert losses_of(steps=STEPS, optimizer=optimizer, optimizer_fusion=value) == pytest.approx(
         plain, rel=REORDERED_SUMS
@@ -54,7 +54,7 @@ def test_sixteen_bit_precision_really_computes_other_numbers(value, losses_of, r
 
 @pytest.mark.parametrize("value", CHOICES["optimizer"])
 def test_every_optimizer_learns(value, losses_of):
-    losses = losses_of(steps=12, optimizer=value)
+    losses = losses_of(steps=24, optimizer=value)
     assert losses[-1] < losses[0] - 0.1
 
 
