@@ -7,6 +7,7 @@ from autotune.definition import DEFAULT_STORAGE, Sampler
 from autotune.quantities import parse_duration, parse_size
 from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.result import StudyResult
+from autotune.workload import with_model_config
 
 if TYPE_CHECKING:
     from autotune.study.events import Listener
@@ -52,7 +53,7 @@ def search(
         trials=trials,
         time_budget_seconds=None if time_budget is None else parse_duration(str(time_budget)),
         trial_time_limit_seconds=parse_duration(str(trial_time_limit)),
-        workload=workload,
+        workload=with_model_config(workload),
         preferences=preferences,
     )
     return run(request, listener=listener or (lambda _: None), should_stop=should_stop or (lambda: False))

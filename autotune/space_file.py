@@ -33,7 +33,7 @@ from autotune.workload import Workload, check_setting
 
 MAX_RANGE_VALUES = 1000
 _TABLES = {"description", "techniques", "conditions", "defaults", "configurations", "workload"}
-_WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {"text_sha256"}
+_WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {"text_sha256", "model_config"}
 
 
 def named_spaces() -> dict[str, Path]:

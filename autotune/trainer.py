@@ -155,6 +155,7 @@ class Trainer:
         Compiled models stay compiled: eager code would hold logits that the training never holds, and set the peak.
         """
         workload, micro_batch_size = self._workload, self._config.micro_batch_size
+        self.training.parts.model.eval()  # no dropout
         if self._config.compile != "none":
             self._forward(*self._held_out_batch(0))  # compiles the graph without gradients, outside every number
         with self._meter.measuring(self._resident_tensors()), self._meter.phase("evaluation"):

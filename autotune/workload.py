@@ -8,10 +8,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from autotune.config import CHOICES
 from autotune.errors import InvalidInput
+from autotune.model_file import FILE_NAME, largest_sequence_length, model_name, read_model_config, sizes_of
 
 Schedule = Literal["constant", "cosine"]
 
@@ -46,6 +48,9 @@ class Workload:
     """
 
     model: str = "gpt"
+    """A built-in model, or the name that `model_file.py` gives to a config.json."""
+    model_config: Mapping[str, Any] | None = None
+    """The whole content of the config.json, so that a study goes on whatever becomes of the file; else None."""
     layers: int
     width: int
     heads: int
@@ -87,7 +92,11 @@ class Workload:
         rates = {optimizer: float(rate) for optimizer, rate in self.learning_rates.items()}
         object.__setattr__(self, "learning_rates", rates)
         self._check_steps()
-        self._check_model()
+        if self.model_config is None:
+            self._check_built_in()
+        else:
+            self._check_model_config(self.model_config)
+        self._check_vocabulary()
 
     def _check_steps(self) -> None:
         least = self.warmup_steps + MEMORY_STEPS + MINIMUM_TIMED_STEPS
@@ -98,7 +107,17 @@ class Workload:
                 hint=f"use at least {least} steps, or fewer warm-up steps",
             )
 
-    def _check_model(self) -> None:
+    def _check_vocabulary(self) -> None:
+        if self.tokenizer == "bytes" and self.vocab_size < BYTE_VOCABULARY:
+            way = "--vocab-size" if self.model_config is None else "a model with a vocabulary of"
+            raise InvalidInput(
+                f"vocab_size = {self.vocab_size} is smaller than the {BYTE_VOCABULARY} byte-level tokens",
+                hint=f"use {way} {BYTE_VOCABULARY} or more",
+            )
+
+    def _check_built_in(self) -> None:
+        if self.model not in MODEL_NAMES:
+            raise _no_model(self.model)
         if self.width % self.heads:
             raise InvalidInput(
                 f"width {self.width} cannot be split into {self.heads} heads of one size",
@@ -109,10 +128,23 @@ class Workload:
                 f"width {self.width} cannot be split into {self.heads} heads of an even size",
                 hint="choose a width that is a multiple of twice the number of heads",
             )
-        if self.tokenizer == "bytes" and self.vocab_size < BYTE_VOCABULARY:
+
+    def _check_model_config(self, content: Mapping[str, Any]) -> None:
+        if self.model != model_name(content):
+            raise InvalidInput(f"model {self.model!r} and model_config do not belong together", hint=_HOW_TO_NAME)
+        fixed = {**sizes_of(content), "layers": self.layers, "feed_forward_width": None}
+        for field, said in fixed.items():
+            if getattr(self, field) != said:
+                raise InvalidInput(
+                    f"{field} = {getattr(self, field)} contradicts the model's {FILE_NAME}"
+                    + (f", which says {said}" if said else ", which decides it"),
+                    hint=f"leave --{field.replace('_', '-')} out; only --layers can be changed",
+                )
+        positions = largest_sequence_length(content)
+        if positions is not None and self.sequence_length > positions:
             raise InvalidInput(
-                f"vocab_size = {self.vocab_size} is smaller than the {BYTE_VOCABULARY} byte-level tokens",
-                hint=f"use --vocab-size {BYTE_VOCABULARY} or more",
+                f"sequence_length = {self.sequence_length} is more than the {positions} positions of the model",
+                hint=f"use --seq-len {positions} or less",
             )
 
     @property
@@ -140,8 +172,9 @@ def check_setting(name: str, value: object) -> None:
     if name in _TEXTS or name in _TEXTS_OR_NONE:
         if not isinstance(value, str) and not (value is None and name in _TEXTS_OR_NONE):
             raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a text")
-        if name == "model" and value not in MODEL_NAMES:
-            raise InvalidInput(f"there is no model {value!r}", hint=f"the models are {', '.join(MODEL_NAMES)}")
+    elif name == "model_config":
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidInput(f"model_config = {value!r} is not possible", hint=_HOW_TO_NAME)
     elif name == "seed":
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
             raise InvalidInput(f"seed = {value!r} is not possible", hint="use a whole number from 0 to 4294967295")
@@ -167,6 +200,31 @@ def _check_learning_rates(rates: object) -> None:
             )
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
             raise InvalidInput(f"learning rate {rate!r} of {optimizer} is not possible", hint="use a number above zero")
+
+
+_HOW_TO_NAME = f"the models are {', '.join(MODEL_NAMES)}, a Hugging Face {FILE_NAME}, or a folder with one"
+
+
+def _no_model(name: str) -> InvalidInput:
+    return InvalidInput(f"there is no model {name!r}", hint=_HOW_TO_NAME)
+
+
+def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` with a path as `model` replaced by the file's content and the name it gives the model.
+
+    What is already replaced, and settings without a path, stay as they are. Raises InvalidInput.
+    """
+    model = settings.get("model")
+    if not isinstance(model, str) or model in MODEL_NAMES or settings.get("model_config") is not None:
+        return dict(settings)
+    try:
+        exists = bool(model) and Path(model).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, nobody's home
+        exists = False
+    if not exists:
+        raise _no_model(model)
+    content = read_model_config(model)
+    return {**settings, "model": model_name(content), "model_config": content}
 
 
 DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
@@ -198,12 +256,16 @@ DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
 def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
     """The device's defaults overridden by each of `settings` in turn; None values override nothing.
 
-    `learning_rates` are merged optimizer by optimizer. Raises InvalidInput for unknown or impossible settings.
+    `learning_rates` are merged optimizer by optimizer; a config.json brings its sizes. Raises InvalidInput for unknown
+    or impossible settings.
     """
     merged: dict[str, Any] = dict(DEFAULTS_BY_DEVICE[device_type])
     merged["learning_rates"] = dict(merged.get("learning_rates", DEFAULT_LEARNING_RATES))
     known = {field.name for field in dataclasses.fields(Workload)}
-    for setting in settings:
+    for setting in map(with_model_config, settings):
+        if setting.get("model") is not None:
+            content = setting.get("model_config")
+            merged.update({"model_config": content}, **({} if content is None else sizes_of(content)))
         for name, value in setting.items():
             if name not in known:
                 raise InvalidInput(

@@ -88,6 +88,13 @@ def test_perplexity_does_not_depend_on_the_micro_batch(micro_batch_size, request
     assert measurement.perplexity == pytest.approx(train(request_for()).perplexity, rel=1e-4)
 
 
+def test_evaluation_is_without_dropout(make_trainer):
+    trainer = make_trainer()
+    model = trainer.training.parts.model
+    model.norm = torch.nn.Sequential(model.norm, torch.nn.Dropout(0.5))
+    assert trainer._evaluate() == trainer._evaluate()
+
+
 def test_bits_per_byte_and_perplexity_say_the_same(request_for):
     measurement = train(request_for())
     assert 2**measurement.bits_per_byte == pytest.approx(measurement.perplexity)

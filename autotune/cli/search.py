@@ -17,6 +17,7 @@ from autotune.config import CHOICES
 from autotune.definition import SAMPLERS
 from autotune.errors import InvalidInput, Stopped
 from autotune.quantities import format_duration, parse_duration, parse_size
+from autotune.workload import with_model_config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +49,13 @@ def search(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, data order and sampler. [default: 0]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and how long it takes.")] = False,
-    model: Annotated[str | None, typer.Option(help="Built-in model: gpt or deep-one. [default: gpt]")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|PATH",
+            help="gpt, deep-one, a Hugging Face config.json or a folder with one. [default: gpt]",
+        ),
+    ] = None,
     layers: Annotated[int | None, typer.Option(help="Transformer blocks.")] = None,
     width: Annotated[int | None, typer.Option(help="Size of the residual stream.")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
@@ -101,26 +108,28 @@ def search(
         trials=trials,
         time_budget_seconds=None if time_budget is None else parse_duration(time_budget),
         trial_time_limit_seconds=parse_duration(trial_time_limit),
-        workload={
-            "model": model,
-            "layers": layers,
-            "width": width,
-            "heads": heads,
-            "feed_forward_width": feed_forward_width,
-            "vocab_size": vocab_size,
-            "dataset": dataset,
-            "dataset_config": dataset_config,
-            "dataset_split": dataset_split,
-            "text_column": text_column,
-            "sequence_length": seq_len,
-            "global_batch": global_batch,
-            "steps": steps,
-            "warmup_steps": warmup_steps,
-            "evaluation_sequences": eval_sequences,
-            "learning_rates": dict(rates) or None,
-            "schedule": schedule,
-            "learning_rate_warmup_steps": lr_warmup_steps,
-        },
+        workload=with_model_config(
+            {
+                "model": model,
+                "layers": layers,
+                "width": width,
+                "heads": heads,
+                "feed_forward_width": feed_forward_width,
+                "vocab_size": vocab_size,
+                "dataset": dataset,
+                "dataset_config": dataset_config,
+                "dataset_split": dataset_split,
+                "text_column": text_column,
+                "sequence_length": seq_len,
+                "global_batch": global_batch,
+                "steps": steps,
+                "warmup_steps": warmup_steps,
+                "evaluation_sequences": eval_sequences,
+                "learning_rates": dict(rates) or None,
+                "schedule": schedule,
+                "learning_rate_warmup_steps": lr_warmup_steps,
+            }
+        ),
         preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
     )
     if dry_run and as_json:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from autotune.models import deep_one, gpt
+from autotune.models import deep_one, gpt, hugging_face
 from autotune.models.parts import ModelParts
 from autotune.workload import Workload
 
@@ -24,8 +24,16 @@ MODELS: Mapping[str, ModelFamily] = {
     "deep-one": ModelFamily(build=deep_one.build, find_parts=deep_one.find_parts, initialize=deep_one.initialize),
 }
 
+HUGGING_FACE = ModelFamily(
+    build=hugging_face.build, find_parts=hugging_face.find_parts, initialize=hugging_face.initialize
+)
+
+
+def family_of(workload: Workload) -> ModelFamily:
+    return MODELS[workload.model] if workload.model_config is None else HUGGING_FACE
+
 
 def build_model(workload: Workload) -> ModelParts:
     """The workload's model, untrained, on torch's current default device."""
-    family = MODELS[workload.model]
+    family = family_of(workload)
     return family.find_parts(family.build(workload))

@@ -22,6 +22,8 @@ class ModelParts:
     blocks_name: str
     attention_name: str
     """Attribute of a block that holds its attention part."""
+    blocks_are_called_alike: bool = True
+    """False when blocks take different arguments, such as masks, so that several cannot be run as one."""
 
     @property
     def blocks(self) -> nn.ModuleList:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from autotune.models import MODELS, build_model
+from autotune.models import build_model, family_of
 from autotune.models.parts import ModelParts
 from autotune.workload import Workload
 
@@ -18,7 +18,7 @@ def draw_weights(workload: Workload, *, file: Path) -> int:
     """Writes parameters and buffers of the untrained model to `file`; returns the number of parameters."""
     torch.manual_seed(workload.seed)
     model = build_model(workload).model
-    MODELS[workload.model].initialize(model)
+    family_of(workload).initialize(model)
     tensors = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     torch.save(tensors, file)
     return sum(parameter.numel() for parameter in model.parameters())

@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from autotune.config import Checkpointing
+from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
 
 _aten = torch.ops.aten
@@ -32,6 +33,7 @@ _KEPT_OPERATORS = frozenset(
         _aten.addmm.default,
         _aten.bmm.default,
         _aten.baddbmm.default,
+        _aten._grouped_mm.default,
         _aten._scaled_dot_product_flash_attention.default,
         _aten._scaled_dot_product_efficient_attention.default,
         _aten._scaled_dot_product_cudnn_attention.default,
@@ -52,18 +54,26 @@ class Checkpointed(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(self.module, *args, use_reentrant=False, **self._options, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        """What a model reads of its own parts, such as the kind of a block, is still found."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
 
 class Segment(nn.Module):
-    """Several blocks, one after the other, as one module."""
+    """Several blocks, one after the other, as one module; one may return a tuple with the next one's input first."""
 
     def __init__(self, blocks: list[nn.Module]) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        output: Any = x
         for block in self.blocks:
-            x = block(x, *args, **kwargs)
-        return x
+            output = block(output[0] if isinstance(output, tuple) else output, *args, **kwargs)
+        return output
 
 
 def checkpoint_in_blocks(parts: ModelParts, granularity: Checkpointing) -> None:
@@ -84,6 +94,11 @@ def checkpoint_segments(parts: ModelParts, granularity: Checkpointing) -> None:
     """`sqrt`: consecutive blocks in round(sqrt(layers)) segments of nearly equal length, each recomputed as a whole."""
     if granularity != "sqrt":
         return
+    if not parts.blocks_are_called_alike:
+        raise IllegalConfiguration(
+            "checkpointing sqrt runs several blocks as one, and this model's take different arguments",
+            hint="use checkpointing block",
+        )
     blocks = list(parts.blocks)
     segments = round(math.sqrt(len(blocks)))
     bounds = [round(index * len(blocks) / segments) for index in range(segments + 1)]

@@ -65,6 +65,14 @@ MISTAKES = {
         ["--steps", "1"],
         ["--schedule", "linear"],
         ["--model", "nope"],
+        ["--model", ""],
+        ["--model", "folder"],
+        ["--model", "garbage.toml"],
+        ["--model", "typo.toml"],
+        ["--model", "missing/config.json"],
+        ["--model", "llama", "--width", "64"],
+        ["--model", "llama", "--feed-forward-width", "64"],
+        ["--model", "llama", "--seq-len", "4096"],
     ],
     "show": [
         [],
@@ -81,6 +89,10 @@ MISTAKES = {
 }
 
 
+LLAMA = """{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2,
+"vocab_size": 256, "max_position_embeddings": 2048}"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mistakes")
@@ -89,6 +101,8 @@ def folder(tmp_path_factory):
     (folder / "typo.toml").write_text('[techniques]\nprecison = ["fp32"]\n')
     (folder / "file").touch()
     (folder / "folder").mkdir()
+    (folder / "llama").mkdir()
+    (folder / "llama" / "config.json").write_text(LLAMA)
     return folder
 
 

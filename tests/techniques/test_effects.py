@@ -54,6 +54,14 @@ def test_sqrt_makes_about_sqrt_of_layers_segments(make_trainer):
     assert [len(segment.module.blocks) for segment in blocks] == [2, 2]
 
 
+def test_what_a_model_reads_of_a_block_is_found_behind_its_checkpoint():
+    block = torch.nn.Linear(2, 2)
+    block.kind = "sliding"
+    checkpointed = checkpointing.Checkpointed(block)
+    assert (checkpointed.kind, checkpointed.weight) == ("sliding", block.weight)
+    assert not hasattr(checkpointed, "no_such_attribute")
+
+
 @pytest.mark.parametrize("layers", range(1, 40))
 def test_segments_hold_every_block_once_and_none_is_empty(layers):
     from autotune.models.parts import ModelParts

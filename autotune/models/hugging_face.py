@@ -1,0 +1,178 @@
+"""Causal language models that Hugging Face transformers builds from a config.json, with random weights.
+
+Attention runs through scaled_dot_product_attention, without a cache. Where a layer is plainly causal no mask is made,
+in eager, compiled and fake execution alike; transformers alone would make one wherever it cannot look at values.
+Mixtures of experts run as transformers chooses where nothing is said: `grouped_mm`, which sorts the tokens by expert
+and has no shape that depends on data. (`batched_mm` would copy an expert's weights for each token. On fake tensors
+torch's grouped product takes bf16 only.)
+
+The parts are found by structure: the blocks are the longest list of modules of one class that is inside no other
+list, their attention is the child with attention in its name and matrices in it. Imports transformers, an extra, only
+when a model is built: https://huggingface.co/docs/transformers
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autotune.errors import InvalidInput
+from autotune.model_file import with_layers
+from autotune.models.parts import ModelParts, next_token_loss
+from autotune.workload import Workload
+
+_PROBED_TOKENS = 4
+_NOISE = 1e-4
+"""Largest difference, relative to the spread of the logits, that rounding makes of experts given other tokens."""
+
+
+class HuggingFaceModel(nn.Module):
+    """forward(tokens [batch, sequence], labels [batch, sequence]) -> sum of token losses, float32 scalar."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        return next_token_loss(self.logits(tokens), labels)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """[batch, sequence, vocabulary]"""
+        # All ones: says that nothing is padding, where transformers would otherwise look for several sequences in one.
+        everything = torch.ones_like(tokens)
+        logits: Tensor = self.network(input_ids=tokens, attention_mask=everything, use_cache=False).logits
+        return logits
+
+
+def build(workload: Workload) -> HuggingFaceModel:
+    """The model in float32, its weights drawn by transformers. Raises InvalidInput where transformers cannot."""
+    try:
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+        from transformers.masking_utils import AttentionMaskInterface
+    except ImportError as error:
+        raise InvalidInput(
+            f"model {workload.model} needs the transformers library: {error}",
+            hint='pip install "autotune[huggingface]"',
+        ) from None
+    config = _config(workload)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise InvalidInput(
+            f"transformers has no causal language model of type {config.model_type!r}",
+            hint="use the config.json of a decoder that predicts the next token",
+        )
+    AttentionMaskInterface.register("sdpa", _causal_mask)
+    try:
+        network = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, ImportError) as error:
+        raise _refusal(workload, error) from error
+    return HuggingFaceModel(network)
+
+
+def _config(workload: Workload) -> Any:
+    """A config object of its own: building a model writes to it."""
+    from transformers import CONFIG_MAPPING
+
+    assert workload.model_config is not None
+    settings = with_layers(workload.model_config, workload.layers)
+    model_type = settings.pop("model_type")
+    settings.pop("auto_map", None)  # names code outside transformers, which is not run
+    if model_type not in CONFIG_MAPPING:
+        raise InvalidInput(
+            f"this transformers knows no model type {model_type!r}",
+            hint="install a newer transformers, or use another model",
+        )
+    try:
+        return CONFIG_MAPPING[model_type].from_dict(settings)
+    except Exception as error:  # each config class checks its settings in its own way
+        raise _refusal(workload, error) from error
+
+
+def _refusal(workload: Workload, error: Exception) -> InvalidInput:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = lines[0].partition(". ")[0] if lines else type(error).__name__
+    return InvalidInput(
+        f"transformers cannot build model {workload.model}: {reason}", hint="change its config.json, or use another"
+    )
+
+
+def _causal_mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    local_size: int | None = None,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    **options: Any,
+) -> Tensor | None:
+    """transformers' mask for sdpa, or None where the kernel's own causal flag says it all.
+
+    `attention_mask` is always ones here. `local_size` is the window of a layer that sees only so many tokens.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    if allow_is_causal_skip and q_length == kv_length and (local_size is None or kv_length < local_size):
+        return None
+    mask: Tensor | None = sdpa_mask(
+        q_length=q_length, kv_length=kv_length, local_size=local_size, allow_is_causal_skip=False, **options
+    )
+    return mask
+
+
+@torch.no_grad()
+def initialize(model: nn.Module) -> None:
+    """The weights were drawn as the model was built; this refuses a model in which a token sees a later one."""
+    assert isinstance(model, HuggingFaceModel)
+    model.eval()
+    tokens = torch.zeros(1, _PROBED_TOKENS, dtype=torch.int64)
+    changed = tokens.clone()
+    changed[:, _PROBED_TOKENS // 2 :] = 1
+    before, after = (model.logits(each)[:, : _PROBED_TOKENS // 2] for each in (tokens, changed))
+    model.train()
+    if (before - after).abs().max() > _NOISE * before.std():
+        raise InvalidInput(
+            "the model lets a token see later ones: it is an encoder, not a causal language model",
+            hint="use the config.json of a decoder; some become one by is_decoder = true",
+        )
+
+
+def find_parts(model: nn.Module) -> ModelParts:
+    """Raises InvalidInput for a model without a list of alike blocks, or without attention in them."""
+    assert isinstance(model, HuggingFaceModel)
+    found = max(_block_lists(model), key=lambda candidate: len(candidate[2]), default=None)
+    attention_name = None if found is None else _attention_name(found[2])
+    if found is None or attention_name is None:
+        raise InvalidInput(
+            "the model is no sequence of blocks of one class with attention in each",
+            hint="use another model: autotune's techniques replace such blocks and their attention",
+        )
+    owner, name, _ = found
+    layer_types = getattr(model.network.config, "layer_types", None) or ()
+    return ModelParts(
+        model=model,
+        blocks_owner=owner,
+        blocks_name=name,
+        attention_name=attention_name,
+        blocks_are_called_alike=len(set(layer_types)) <= 1,
+    )
+
+
+def _block_lists(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.ModuleList]]:
+    """Every list of modules of one class that is not inside another list: its owner, its name there, and itself."""
+    for name, child in module.named_children():
+        if not isinstance(child, nn.ModuleList):
+            yield from _block_lists(child)
+        elif len({type(block) for block in child}) == 1:
+            yield module, name, child
+
+
+def _attention_name(blocks: nn.ModuleList) -> str | None:
+    for name, child in blocks[0].named_children():
+        words = f"{name} {type(child).__name__}".lower()
+        matrices = sum(parameter.dim() == 2 for parameter in child.parameters())
+        is_attention = ("attn" in words or "attention" in words) and matrices > 1  # a norm may be named after it
+        if is_attention and all(hasattr(block, name) for block in blocks):
+            return name
+    return None

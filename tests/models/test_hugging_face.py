@@ -1,0 +1,263 @@
+"""Models built by transformers: each shape finds its parts and takes every technique that reaches into a model."""
+
+import json
+import math
+import sys
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autotune.errors import IllegalConfiguration, InvalidInput
+from autotune.models import build_model
+from autotune.models.hugging_face import HuggingFaceModel, find_parts
+from autotune.models.weights import draw_weights, load_model
+from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
+from autotune.techniques.compilation import compile_blocks, compile_model
+from autotune.workload import make_workload
+
+LAYERS, CPU = 4, torch.device("cpu")
+SIZES = {
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
+GROUPED_QUERY = {"num_key_value_heads": 2, "head_dim": 8}
+CONFIGS = {
+    "llama": {"model_type": "llama", **SIZES, **GROUPED_QUERY, "dtype": "bfloat16"},
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_layer": LAYERS,
+        "n_embd": 32,
+        "n_head": 4,
+        "vocab_size": 256,
+        "n_positions": 64,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    },
+    "qwen3": {"model_type": "qwen3", **SIZES, **GROUPED_QUERY, "vocab_size": 1000, "tie_word_embeddings": True},
+    "mixtral": {"model_type": "mixtral", **SIZES, **GROUPED_QUERY, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+PARTS = {
+    "llama": ("layers", "self_attn"),
+    "gpt2": ("h", "attn"),
+    "qwen3": ("layers", "self_attn"),
+    "mixtral": ("layers", "self_attn"),
+}
+SLIDING = {
+    "model_type": "gemma3_text",
+    **SIZES,
+    **GROUPED_QUERY,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+EVERY_SHAPE = pytest.mark.parametrize("shape", CONFIGS)
+
+
+@pytest.fixture
+def workload_of(tmp_path):
+    def workload(content, **settings):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(content))
+        return make_workload("cpu", {"model": str(file), "sequence_length": 32, **settings})
+
+    return workload
+
+
+@pytest.fixture
+def make_parts(workload_of):
+    """make_parts("llama") is the model's parts, every time with the same weights."""
+
+    def make(shape):
+        torch.manual_seed(0)
+        return build_model(workload_of(CONFIGS[shape] if isinstance(shape, str) else shape))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def batch():
+    torch.manual_seed(1)
+    return tuple(torch.randint(0, 256, (2, 32)) for _ in range(2))
+
+
+def loss_and_gradients(parts, batch):
+    parameters = list(parts.model.parameters())
+    loss = parts.model(*batch)
+    return loss.item(), torch.autograd.grad(loss, parameters)
+
+
+# -- the model ---------------------------------------------------------------------------------------------------
+
+
+@EVERY_SHAPE
+def test_it_begins_close_to_the_loss_of_guessing(shape, make_parts, batch):
+    loss = make_parts(shape).model(*batch)
+    assert loss.dtype == torch.float32
+    assert loss.item() / batch[0].numel() == pytest.approx(math.log(CONFIGS[shape]["vocab_size"]), rel=0.1)
+
+
+@EVERY_SHAPE
+def test_every_gradient_is_finite(shape, make_parts, batch):
+    assert all(torch.isfinite(gradient).all() for gradient in loss_and_gradients(make_parts(shape), batch)[1])
+
+
+@EVERY_SHAPE
+def test_its_parts_are_found(shape, make_parts):
+    parts = make_parts(shape)
+    assert len(parts.blocks) == LAYERS
+    assert (parts.blocks_name, parts.attention_name) == PARTS[shape]
+
+
+@EVERY_SHAPE
+def test_loaded_it_computes_what_was_drawn(shape, workload_of, batch, tmp_path):
+    workload = workload_of(CONFIGS[shape])
+    count = draw_weights(workload, file=tmp_path / "weights.pt")
+    loaded = load_model(workload, file=tmp_path / "weights.pt", dtype=torch.float32, device=CPU).model
+    torch.manual_seed(workload.seed)
+    assert loaded(*batch).item() == build_model(workload).model(*batch).item()
+    assert count == sum(parameter.numel() for parameter in loaded.parameters())
+
+
+@EVERY_SHAPE
+def test_it_trains_wholly_in_bf16(shape, workload_of, batch, tmp_path):
+    workload = workload_of(CONFIGS[shape])
+    draw_weights(workload, file=tmp_path / "weights.pt")
+    model = load_model(workload, file=tmp_path / "weights.pt", dtype=torch.bfloat16, device=CPU).model
+    model(*batch).backward()
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_tied_embeddings_stay_tied(workload_of, tmp_path):
+    workload = workload_of(CONFIGS["qwen3"])
+    count = draw_weights(workload, file=tmp_path / "weights.pt")
+    network = load_model(workload, file=tmp_path / "weights.pt", dtype=torch.bfloat16, device=CPU).model.network
+    assert network.lm_head.weight is network.model.embed_tokens.weight
+    untied = {**CONFIGS["qwen3"], "tie_word_embeddings": False}
+    assert draw_weights(workload_of(untied), file=tmp_path / "untied.pt") == count + 1000 * 32
+
+
+def test_the_number_of_layers_can_be_said(workload_of):
+    assert len(build_model(workload_of(SLIDING, layers=3)).blocks) == 3
+
+
+def test_the_stored_content_is_left_as_it_was(workload_of):
+    workload = workload_of(CONFIGS["llama"])
+    build_model(workload)
+    assert workload.model_config == CONFIGS["llama"]
+
+
+@pytest.mark.parametrize("shape", ["llama", "gpt2", "qwen3"])
+def test_a_causal_layer_gets_no_mask(shape, make_parts, batch, monkeypatch):
+    masks = []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *args, attn_mask=None, **options: (
+            masks.append(attn_mask) or kernel(*args, attn_mask=attn_mask, **options)
+        ),
+    )
+    make_parts(shape).model(*batch)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        make_parts(shape).model(*(mode.from_tensor(tensor) for tensor in batch))
+    assert masks == [None] * 2 * LAYERS
+
+
+def test_a_layer_with_a_window_gets_its_mask(make_parts, batch, monkeypatch):
+    masks = []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *args, attn_mask=None, **options: (
+            masks.append(attn_mask) or kernel(*args, attn_mask=attn_mask, **options)
+        ),
+    )
+    make_parts(SLIDING).model(*batch)
+    assert [mask is None for mask in masks] == [False, True] * 2
+    assert masks[0][0, 0].sum(dim=1).tolist() == [min(row + 1, 8) for row in range(32)]
+
+
+def test_experts_run_without_shapes_that_depend_on_data(make_parts):
+    assert make_parts("mixtral").model.network.config._experts_implementation == "grouped_mm"
+
+
+# -- techniques --------------------------------------------------------------------------------------------------
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("granularity", ["attention", "selective", "every-2", "block", "sqrt"])
+def test_checkpointing_leaves_loss_and_gradients_alone(granularity, shape, make_parts, batch):
+    parts = make_parts(shape)
+    checkpoint_in_blocks(parts, granularity)
+    checkpoint_segments(parts, granularity)
+    loss, gradients = loss_and_gradients(parts, batch)
+    plain_loss, plain_gradients = loss_and_gradients(make_parts(shape), batch)
+    assert loss == plain_loss
+    assert all(torch.equal(*pair) for pair in zip(gradients, plain_gradients, strict=True))
+
+
+def test_blocks_called_with_different_masks_are_never_run_as_one(make_parts, batch):
+    parts = make_parts(SLIDING)
+    with pytest.raises(IllegalConfiguration, match="sqrt"):
+        checkpoint_segments(parts, "sqrt")
+    checkpoint_in_blocks(parts, "block")
+    assert parts.model(*batch).item() == make_parts(SLIDING).model(*batch).item()
+
+
+@pytest.mark.parametrize(
+    ("shape", "scope"),
+    [
+        pytest.param(shape, scope, marks=() if (shape, scope) == ("llama", "block") else pytest.mark.slow)
+        for shape in CONFIGS
+        for scope in ("block", "model")
+    ],
+)
+@pytest.mark.parametrize("granularity", ["none", "block"])
+def test_compiled_it_computes_the_same(granularity, shape, scope, make_parts, batch):
+    torch._dynamo.reset()
+    parts = make_parts(shape)
+    checkpoint_in_blocks(parts, granularity)
+    compile_blocks(parts, scope)
+    compile_model(parts, scope)
+    loss, gradients = loss_and_gradients(parts, batch)
+    plain_loss, plain_gradients = loss_and_gradients(make_parts(shape), batch)
+    assert loss == pytest.approx(plain_loss, rel=1e-5)
+    for gradient, plain in zip(gradients, plain_gradients, strict=True):
+        assert torch.allclose(gradient, plain, rtol=1e-3, atol=1e-3)
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"model_type": "no_such_model", **SIZES}, "no_such_model"),
+        ({"model_type": "vit", **SIZES}, "no causal language model of type 'vit'"),
+        ({"model_type": "bert", **SIZES}, "encoder"),
+        ({**CONFIGS["llama"], "num_key_value_heads": "two"}, "cannot build model llama-"),
+        ({**CONFIGS["llama"], "hidden_act": "no_such_function"}, "cannot build model llama-"),
+        ({"model_type": "mamba", **SIZES, "state_size": 4}, "scaled_dot_product_attention"),
+    ],
+)
+def test_what_is_no_causal_language_model_is_refused(content, named, workload_of, tmp_path):
+    with pytest.raises(InvalidInput, match=named) as refused:
+        draw_weights(workload_of(content), file=tmp_path / "weights.pt")
+    assert refused.value.hint
+    assert "\n" not in refused.value.message
+
+
+def test_a_network_without_blocks_is_refused():
+    with pytest.raises(InvalidInput, match="no sequence of blocks"):
+        find_parts(HuggingFaceModel(torch.nn.Linear(2, 2)))
+
+
+def test_without_transformers_one_is_told_how_to_get_it(workload_of, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InvalidInput, match="needs the transformers library") as refused:
+        build_model(workload_of(CONFIGS["llama"]))
+    assert "autotune[huggingface]" in refused.value.hint
