@@ -9,6 +9,7 @@
     │   ├── UnknownStudy            no study of that name in that storage
     │   └── StudyMismatch           the study of that name was made with other settings
     ├── StorageUnavailable      the database or a results folder cannot be used (exit 2)
+    ├── PredictionImpossible    a model that cannot run on fake tensors (exit 2)
     ├── PreparationFailed       the workload could not be built in its own process (exit 70)
     ├── TrialServerLost         the process that starts the trials has ended; the search can be continued (exit 75)
     └── Stopped                 the search was asked to stop; the search can be continued (exit 75)
@@ -60,6 +61,10 @@ class StudyMismatch(InvalidInput):
 
 
 class StorageUnavailable(AutotuneError):
+    exit_code = 2
+
+
+class PredictionImpossible(AutotuneError):
     exit_code = 2
 
 

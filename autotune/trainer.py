@@ -24,15 +24,11 @@ from autotune.models.parts import IGNORED_LABEL
 from autotune.quantities import format_size
 from autotune.result import Measurement, Outcome
 from autotune.techniques import Training, apply_techniques, before_the_device
-from autotune.techniques.precision import autocast
+from autotune.training_step import Diverged, TrainingStep
 from autotune.workload import MEMORY_STEPS, Workload
 
 LARGEST_LOSS = 700.0
 """Nats a token; the perplexity of more is not a number a float can hold."""
-
-
-class Diverged(Exception):
-    """The loss is no longer a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +70,9 @@ class Trainer:
         self.training: Training = apply_techniques(
             self._config, self._workload, weights_file=request.folder / "weights.pt", device=self._device
         )
+        self.step = TrainingStep(
+            self.training, workload=self._workload, config=self._config, device=self._device, marker=self._meter
+        )
         self._train_tokens = numpy.load(request.folder / "train.npy", mmap_mode="r")
         self._held_out_tokens = numpy.load(request.folder / "held_out.npy", mmap_mode="r")
 
@@ -104,48 +103,6 @@ class Trainer:
         self._synchronize()
         return _TimedStep(seconds=time.perf_counter() - started, loss=loss)
 
-    def step(self, step: int, batch: Tensor) -> float:
-        """One optimizer step over the global batch [sequences, length + 1]; returns the mean token loss before it.
-
-        Each micro batch's summed loss is divided by the tokens of the *global* batch, so that the gradients add up
-        to those of the global batch whatever the micro batch.
-        """
-        self.training.updater.set_learning_rate(self.learning_rate(step))
-        tokens_in_batch = batch[:, 1:].numel()
-        total = torch.zeros((), device=self._device)
-        for micro_batch in batch.to(self._device).split(self._config.micro_batch_size):
-            with self._meter.phase("forward"):
-                loss = self._forward(micro_batch[:, :-1].contiguous(), micro_batch[:, 1:].contiguous())
-                loss = loss / tokens_in_batch
-            with self._meter.phase("backward"):
-                self.training.updater.scale(loss).backward()
-            total += loss.detach()
-        with self._meter.phase("step"):
-            self.training.updater.step()
-        mean_loss = total.item()
-        if not math.isfinite(mean_loss):
-            raise Diverged(f"the loss became {mean_loss} at step {step + 1}")
-        return mean_loss
-
-    def _forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """Summed token loss of a micro batch: tokens and labels [sequences, length]."""
-        with autocast(self._config.precision, device=self._device):
-            loss: Tensor = self.training.parts.model(tokens, labels)
-        return loss
-
-    def learning_rate(self, step: int) -> float:
-        """Linear rise, then constant or a cosine down to a tenth."""
-        workload = self._workload
-        rate = workload.learning_rates[self._config.optimizer]
-        if step < workload.learning_rate_warmup_steps:
-            return rate * (step + 1) / workload.learning_rate_warmup_steps
-        if workload.schedule == "constant":
-            return rate
-        done = (step - workload.learning_rate_warmup_steps) / max(
-            1, workload.steps - workload.learning_rate_warmup_steps
-        )
-        return rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
-
     # -- held-out text -----------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -157,11 +114,11 @@ class Trainer:
         workload, micro_batch_size = self._workload, self._config.micro_batch_size
         self.training.parts.model.eval()  # no dropout
         if self._config.compile != "none":
-            self._forward(*self._held_out_batch(0))  # compiles the graph without gradients, outside every number
+            self.step.forward(*self._held_out_batch(0))  # compiles the graph without gradients, outside every number
         with self._meter.measuring(self._resident_tensors()), self._meter.phase("evaluation"):
-            total = self._forward(*self._held_out_batch(0)).item()
+            total = self.step.forward(*self._held_out_batch(0)).item()
         for start in range(micro_batch_size, workload.evaluation_sequences, micro_batch_size):
-            total += self._forward(*self._held_out_batch(start)).item()
+            total += self.step.forward(*self._held_out_batch(start)).item()
         mean_loss = total / (workload.evaluation_sequences * workload.sequence_length)
         if not mean_loss < LARGEST_LOSS:
             raise Diverged(f"the held-out loss is {mean_loss} after {workload.steps} steps")

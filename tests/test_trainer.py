@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from autotune.trainer import Diverged, Trainer, TrainingRequest, train
+from autotune.trainer import Trainer, TrainingRequest, train
+from autotune.training_step import Diverged
 
 
 @pytest.fixture
@@ -136,14 +137,14 @@ def test_compilation_is_timed_apart_and_a_second_time_comes_from_the_cache(reque
 
 def test_the_learning_rate_rises_then_stays(request_for):
     trainer = Trainer(request_for(learning_rate_warmup_steps=4, learning_rates={"adamw": 1.0}))
-    assert [trainer.learning_rate(step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert [trainer.step.learning_rate(step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
 def test_a_cosine_ends_near_a_tenth(request_for):
     trainer = Trainer(
         request_for(learning_rate_warmup_steps=2, learning_rates={"adamw": 1.0}, schedule="cosine", steps=1000)
     )
-    rates = [trainer.learning_rate(step) for step in range(2, 1000)]
+    rates = [trainer.step.learning_rate(step) for step in range(2, 1000)]
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] == pytest.approx(0.1, abs=0.001)
 

@@ -12,6 +12,7 @@ from typing import Any
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
+from autotune.prediction import Prediction
 from autotune.result import DeviceInfo, Measurement
 from autotune.trial.client import Reply, TrialServer
 from autotune.workload import Workload
@@ -73,6 +74,19 @@ class LocalExecutor:
                 if self._should_stop():
                     self._server.cancel(future)
                     raise Stopped("the search was stopped", hint="the same command begins again") from None
+
+    def predict(
+        self, workload: Workload, config: TrainingConfig, *, device_type: str, with_timeline: bool = False
+    ) -> Prediction:
+        """Peak memory on fake tensors, without the device. Raises PredictionImpossible, and Stopped when asked to."""
+        payload = {
+            "workload": workload.to_dict(),
+            "config": config.to_dict(),
+            "device": device_type,
+            "with_timeline": with_timeline,
+        }
+        cache = self._folder / "predictions"
+        return Prediction.from_dict(self._call("predict", payload, environment=_compiler_cache(cache)))
 
     def submit(
         self,

@@ -31,12 +31,14 @@ class MemoryReading:
         return self.peak_reserved_bytes + self.context_bytes
 
 
-class MemoryMeter(Protocol):
+class PhaseMarker(Protocol):
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Names a part of a training step, so that it can be said where a peak was."""
+
+
+class MemoryMeter(PhaseMarker, Protocol):
     def measuring(self, resident: Iterable[Tensor]) -> AbstractContextManager[None]:
         """Measures the block it surrounds; `resident`: the tensors alive before and after. Readings accumulate."""
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Names a part of a measured block, so that the reading can say where the peak was."""
 
     def kernels_have_run(self) -> None:
         """To be called once after the first step: the context now has its size, and the cap can be enforced."""

@@ -24,11 +24,14 @@ def draw_weights(workload: Workload, *, file: Path) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def load_model(workload: Workload, *, file: Path, dtype: torch.dtype, device: torch.device) -> ModelParts:
-    """The model on `device` with the weights of `file`: floating-point parameters in `dtype`, buffers as drawn."""
+def load_model(workload: Workload, *, file: Path | None, dtype: torch.dtype, device: torch.device) -> ModelParts:
+    """The model on `device` with the weights of `file`: floating-point parameters in `dtype`, buffers as drawn.
+
+    Without a file the weights are left as they are in memory, for a model on fake tensors.
+    """
     with torch.device("meta"):
         parts = build_model(workload)
-    drawn = torch.load(file, mmap=True, weights_only=True)
+    drawn = _unset_weights(parts.model) if file is None else torch.load(file, mmap=True, weights_only=True)
     loaded: dict[nn.Parameter, nn.Parameter] = {}
     for name, parameter in list(parts.model.named_parameters(remove_duplicate=False)):
         if parameter not in loaded:  # tied parameters stay one
@@ -39,6 +42,13 @@ def load_model(workload: Workload, *, file: Path, dtype: torch.dtype, device: to
     for name, _ in list(parts.model.named_buffers()):
         _assign(parts.model, name, drawn[name].clone().to(device))
     return parts
+
+
+def _unset_weights(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: torch.empty_like(tensor, device="cpu", requires_grad=False)
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
 
 
 def _assign(model: nn.Module, path: str, tensor: Tensor) -> None:

@@ -32,8 +32,9 @@ def before_the_device(config: TrainingConfig) -> None:
 
 
 def apply_techniques(
-    config: TrainingConfig, workload: Workload, *, weights_file: Path, device: torch.device
+    config: TrainingConfig, workload: Workload, *, weights_file: Path | None, device: torch.device
 ) -> Training:
+    """The workload's model with the weights of `weights_file` (None: unset, for fake tensors) and every technique."""
     # Process-wide settings first: they must hold when the first kernel runs and when the first graph is compiled.
     precision.set_matmul_precision(config.precision)
     memory_budget.set_memory_budget(config.memory_budget)

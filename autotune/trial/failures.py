@@ -13,7 +13,7 @@ import torch
 from autotune.memory import CONTEXT_ALONE
 from autotune.quantities import format_size
 from autotune.result import Measurement
-from autotune.trainer import Diverged
+from autotune.training_step import Diverged
 
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",

@@ -204,6 +204,7 @@ def _import_what_trials_need() -> None:
     import torch._dynamo
     import torch._inductor.compile_fx  # noqa: F401
 
+    import autotune.predictor
     import autotune.trainer
     import autotune.trial.failures
     import autotune.trial.tasks  # noqa: F401

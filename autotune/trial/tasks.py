@@ -1,4 +1,4 @@
-"""What a forked process can be asked to do: prepare a study's files, probe a device, train one trial.
+"""What a forked process can be asked to do: prepare a study's files, probe a device, predict or train one trial.
 
 Each task takes and returns JSON-ready values.
 """
@@ -83,7 +83,29 @@ def train(
     return asdict(measurement)
 
 
-TASKS: Mapping[str, Callable[..., Any]] = {"prepare": prepare, "probe": probe, "devices": devices, "train": train}
+def predict(
+    *, workload: dict[str, Any], config: dict[str, Any], device: str, with_timeline: bool = False
+) -> dict[str, Any]:
+    """Peak memory of one configuration on fake tensors; returns a Prediction. Raises PredictionImpossible."""
+    from autotune.predictor import PredictionRequest
+    from autotune.predictor import predict as run
+
+    request = PredictionRequest(
+        workload=Workload(**workload),
+        config=TrainingConfig(**config),
+        device=device,
+        with_timeline=with_timeline,
+    )
+    return run(request).to_dict()
+
+
+TASKS: Mapping[str, Callable[..., Any]] = {
+    "prepare": prepare,
+    "probe": probe,
+    "devices": devices,
+    "predict": predict,
+    "train": train,
+}
 
 
 def _versions() -> dict[str, str]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autotune.trainer import Diverged
+from autotune.training_step import Diverged
 from autotune.trial.failures import measurement_of_exception, measurement_of_exit
 
 CPU_REFUSAL = (

@@ -1,0 +1,88 @@
+"""A prediction: peak memory worked out on fake tensors, and who holds the bytes at the peak."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Category = Literal[
+    "parameters", "buffers", "optimizer_state", "gradients", "activations", "temporaries", "inputs", "workspace"
+]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+"""What holds memory.
+
+activations: born in a forward pass, or in its recomputation, and needed after it; temporaries: everything else that
+lives within a step, the gradients of activations included; inputs: tokens and labels; workspace: what cuBLAS keeps.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Blocks of memory that are alive at the peak and come from the same place."""
+
+    category: Category
+    module: str
+    """Path of the module, its blocks' numbers written as `*`; empty where no module was running."""
+    operator: str
+    """The operator that allocated them, such as `aten.mm`, or the name of a parameter or buffer."""
+    count: int
+    size_bytes: int
+    """Of all of them together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Live bytes over the allocations and frees of one step. A long step is thinned out; the peak is always kept."""
+
+    events: tuple[int, ...]
+    """Number of the allocation or free after which the bytes were read."""
+    bytes_by_category: Mapping[Category, tuple[int, ...]]
+    phases: tuple[tuple[str, int, int], ...]
+    """(name, first event, last event) of each forward, backward and step, in order."""
+    peak_event: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """All sizes in bytes."""
+
+    device: str
+    """The kind of device the prediction is for: cpu or cuda."""
+    fake_device: str
+    """The device of the fake tensors: cpu on a torch built without CUDA, also where the prediction is for CUDA."""
+    peak_memory_bytes: int
+    upper_bound_bytes: int
+    """What no measured peak of the accuracy study exceeded, relative to its prediction (`predictor/accuracy.py`)."""
+    lower_bound_bytes: int
+    phase: str
+    """Where in the step the peak is: forward, backward or step."""
+    module: str
+    operator: str
+    """The operator whose result is the last allocation before the peak."""
+    bytes_by_category: Mapping[Category, int]
+    """At the peak; adds up to it."""
+    holders: tuple[Holder, ...]
+    """The largest at the peak, largest first."""
+    plan: str | None = None
+    """Hash of the code that torch.compile generated; equal plans have equal memory and speed. None: not compiled."""
+    notes: tuple[str, ...] = ()
+    """What the prediction assumes, in words."""
+    timeline: Timeline | None = None
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "Prediction":
+        values = dict(stored)
+        values["holders"] = tuple(Holder(**holder) for holder in values["holders"])
+        values["notes"] = tuple(values["notes"])
+        if timeline := values["timeline"]:
+            values["timeline"] = Timeline(
+                events=tuple(timeline["events"]),
+                bytes_by_category={name: tuple(sizes) for name, sizes in timeline["bytes_by_category"].items()},
+                phases=tuple((name, first, last) for name, first, last in timeline["phases"]),
+                peak_event=timeline["peak_event"],
+            )
+        return cls(**values)

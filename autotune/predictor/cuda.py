@@ -1,0 +1,131 @@
+"""What a CUDA device does to memory that fake tensors on a CPU build of torch do not show, each with its source.
+
+On a torch built with CUDA the fake device is cuda, torch chooses its operators itself, and only block sizes and
+workspaces are added here.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+BLOCK_BYTES = 512
+"""The caching allocator's smallest unit: kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp."""
+
+_WORKSPACE_BYTES = (2 * 4096 + 8 * 16) * 1024
+_HOPPER_WORKSPACE_BYTES = 4096 * 8 * 1024
+"""cuBLAS's workspace for one handle: parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp."""
+
+_HANDLES = 2
+"""The thread of the forward pass and the one that autograd runs backward in have a handle each."""
+
+FLASH_HEAD_SIZE = 256
+"""Largest head of the flash kernel: check_head_dim_size_flash in aten/.../transformers/cuda/sdp_utils.cpp."""
+
+
+def round_up(size_bytes: int) -> int:
+    """The bytes of the block that the caching allocator hands out for `size_bytes`."""
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def workspace_bytes() -> int:
+    """What cuBLAS keeps allocated: for the GPU there is, else for one before Hopper."""
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+    return _HANDLES * (_HOPPER_WORKSPACE_BYTES if hopper else _WORKSPACE_BYTES)
+
+
+def assumptions(*, compiled: bool, autocast: bool) -> Iterator[str]:
+    """What a prediction for CUDA takes for granted, in words."""
+    yield "the CUDA context and what the allocator holds in reserve come on top"
+    if torch.version.cuda:
+        return
+    yield "attention and RMSNorm as their CUDA kernels; cuBLAS workspaces as before Hopper"
+    if autocast:
+        yield "autocast by the CPU's list of operators, since this torch was built without CUDA"
+    if compiled:
+        yield "buffers of compiled code as inductor lays them out for a CPU"
+
+
+@contextmanager
+def kernels_of_a_gpu() -> Iterator[None]:
+    """Lets attention and RMSNorm on a fake CPU allocate what their CUDA kernels would."""
+    before = F.scaled_dot_product_attention, F.rms_norm
+    F.scaled_dot_product_attention, F.rms_norm = _attention, _rms_norm
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention, F.rms_norm = before
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The kernel that a GPU since Ampere would choose: flash, else memory-efficient, else plain operators.
+
+    Flash takes 16-bit numbers and no mask, memory-efficient any dtype and an additive mask but no grouped queries.
+    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+    """
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        attn_mask = attn_mask if attn_mask is None or attn_mask.dtype == torch.bool else attn_mask.to(dtype)
+    with torch.autocast("cpu", enabled=False):
+        is_16_bit = query.dtype in (torch.bfloat16, torch.float16)
+        if is_16_bit and attn_mask is None and query.shape[-1] <= FLASH_HEAD_SIZE:
+            flash = _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
+            attended: Tensor = flash[0]
+        elif enable_gqa:
+            attended = _aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True
+            )[0]
+        else:
+            bias = None if attn_mask is None else _bias(attn_mask, query, key)
+            with_gradients = any(t.requires_grad for t in (query, key, value))
+            attended = _aten._scaled_dot_product_efficient_attention(
+                query, key, value, bias, with_gradients, dropout_p, is_causal, scale=scale
+            )[0]
+    return attended
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """An additive bias [batch, heads, queries, keys]; a boolean mask becomes one in the query's dtype."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    if torch.compiler.is_compiling() or weight is None:
+        return torch.rms_norm(input, normalized_shape, weight, eps)  # inductor fuses it either way
+    normed: Tensor = _FusedRMSNorm.apply(input, weight)  # type: ignore[no-untyped-call]
+    return normed
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    """Allocates what aten::_fused_rms_norm does on CUDA (torch 2.9 and newer): the result and one float a row.
+
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu. On a CPU it is several operators that keep their results.
+    """
+
+    @staticmethod
+    def forward(context: Any, input: Tensor, weight: Tensor) -> Tensor:
+        reciprocal_deviation = input.new_empty(*input.shape[:-1], 1, dtype=torch.float32)
+        context.save_for_backward(input, weight, reciprocal_deviation)
+        return torch.empty_like(input, dtype=torch.promote_types(input.dtype, weight.dtype))
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        input, weight, _ = context.saved_tensors
+        return torch.empty_like(input), torch.empty_like(weight)

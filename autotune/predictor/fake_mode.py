@@ -1,0 +1,195 @@
+"""Fake tensors that are watched: every storage's birth and death, with the phase, module and operator it came in.
+
+A fake tensor has shape, dtype, device and storage but no memory, so a step of any size runs on any machine. One
+storage is one block of the allocator, counted once however many tensors view it.
+
+The watching is done inside the FakeTensorMode and not in a dispatch mode of its own: with another dispatch mode
+active, torch.compile silently runs eager code. Kernels' own scratch memory is invisible here.
+Source: https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_iter
+
+from autotune.prediction import Category
+from autotune.predictor.recording import Block, Phase, Recording, Scope
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_ALLOCATIONS = ("aten.empty_strided", "aten.as_strided")
+"""Operators of generated code that say nothing of what the memory is for; the next kernel does."""
+
+
+class StorageWatch:
+    """A `PhaseMarker` that watches the storages of `mode`'s fake tensors.
+
+    `round_up` turns a tensor's bytes into those of the allocator's block.
+    """
+
+    def __init__(self, *, round_up: Callable[[int], int] = lambda size_bytes: size_bytes) -> None:
+        # No subclass of it: higher-order operators have rules for this very class.
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._fake_dispatch = self.mode.dispatch
+        self.mode.dispatch = self._dispatch  # type: ignore[method-assign]
+        self._round_up = round_up
+        self._recording: Recording | None = None
+        self._known: dict[int, weakref.ref[Any]] = {}
+        self._blocks: dict[int, Block] = {}
+        self._modules: list[str] = []
+        self._module_of_node: dict[int, str] = {}
+        self._scope: Scope | None = None
+        self._unnamed: list[Block] = []
+
+    # -- recording ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def recording(self, resident: Mapping[Category, Iterable[tuple[str, Tensor]]]) -> Iterator[Recording]:
+        """Records the block it surrounds. `resident`: named tensors alive at its start; what else is, is not seen."""
+        self._recording = recording = Recording()
+        for category, tensors in resident.items():
+            for name, tensor in tensors:
+                block = self._note_storage(tensor, module=name.rpartition(".")[0], operator=name.rpartition(".")[2])
+                if block is not None:
+                    block.born, block.resident = -1, category
+                    recording.resident.append(block)
+        recording.events.clear()
+        try:
+            yield recording
+        finally:
+            self._recording = None
+            self._blocks.clear()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if self._recording is None:
+            yield
+            return
+        phase = Phase(name=name, first_event=len(self._recording.events))
+        self._recording.phases.append(phase)
+        if name == "forward":
+            self._scope = Scope()
+        yield
+        self._end_scope()
+        phase.last_event = len(self._recording.events)
+
+    def note_real(self, tensor: Tensor) -> None:
+        """Counts a tensor that is not fake, such as the state of a random number generator."""
+        if self._recording is not None:
+            self._note_storage(tensor, module=None, operator="random state")
+
+    def mark_gradients(self, gradients: Iterable[Tensor]) -> None:
+        for gradient in gradients:
+            if block := self._blocks.get(gradient.untyped_storage()._cdata):
+                block.is_gradient = True
+
+    def name_allocations(self, kernel: str) -> None:
+        """Says which kernel the memory allocated since the last one is for."""
+        for block in self._unnamed:
+            block.operator = kernel
+        self._unnamed.clear()
+
+    # -- where we are ------------------------------------------------------------------------------------------
+
+    def enter_module(self, path: str) -> None:
+        if not self._modules and self._phase_name() == "backward":
+            self._scope = Scope()  # a recomputation
+        self._modules.append(path)
+
+    def leave_module(self, *, first_node: int) -> None:
+        """`first_node`: autograd's sequence number when the module was entered; its nodes since then belong to it."""
+        path = self._modules.pop()
+        if self._phase_name() == "backward":
+            if not self._modules:
+                self._end_scope()
+            return
+        for node in range(first_node, torch._C._autograd._get_sequence_nr()):
+            self._module_of_node.setdefault(node, path)
+
+    def _end_scope(self) -> None:
+        if self._scope is not None and self._recording is not None:
+            self._scope.ended = len(self._recording.events)
+        self._scope = None
+
+    def _phase_name(self) -> str:
+        if self._recording is None or not self._recording.phases:
+            return ""
+        phase = self._recording.phases[-1]
+        return phase.name if phase.last_event < 0 else ""
+
+    def _module(self) -> str:
+        if self._modules:
+            return self._modules[-1]
+        node = torch._C._current_autograd_node()
+        return "" if node is None else self._module_of_node.get(node._sequence_nr(), "")
+
+    # -- storages ----------------------------------------------------------------------------------------------
+
+    def _dispatch(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, object] | None = None
+    ) -> Any:
+        if func is _ITEM and not self._modules and args[0].constant is None:
+            # Read by an optimizer, a gradient scaler or the training step: no branch of theirs changes the memory.
+            return 0.0
+        result = self._fake_dispatch(func, types, args, kwargs or {})
+        if self._recording is not None:
+            name = _name_of(func)
+            tensors = list(_tensors_in(result))
+            if tensors and self._unnamed and name not in _ALLOCATIONS:
+                self.name_allocations(name)
+            self._ignore_unknown(args)
+            for tensor in tensors:
+                self._note_storage(tensor, module=None, operator=name)
+        return result
+
+    def _ignore_unknown(self, values: object) -> None:
+        """What comes in and was never seen is older than the recording and no part of it."""
+        for tensor in _tensors_in(values):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._known:
+                self._known[key] = weakref.ref(storage, lambda _, key=key: self._forget(key))  # type: ignore[misc]
+
+    def _note_storage(self, tensor: Tensor, *, module: str | None, operator: str) -> Block | None:
+        """The block behind `tensor` where it is new, else None."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return None
+        assert self._recording is not None
+        block = Block(
+            size_bytes=self._round_up(storage.nbytes()),
+            module=self._module() if module is None else module,
+            operator=operator,
+            born=len(self._recording.events),
+            scope=self._scope,
+            in_phase=self._phase_name(),
+        )
+        self._known[key] = weakref.ref(storage, lambda _: self._forget(key))
+        self._blocks[key] = block
+        self._recording.events.append((+1, block))
+        if operator in _ALLOCATIONS:
+            self._unnamed.append(block)
+        return block
+
+    def _forget(self, key: int) -> None:
+        del self._known[key]
+        block = self._blocks.pop(key, None)
+        if block is not None and self._recording is not None:
+            block.died = len(self._recording.events)
+            self._recording.events.append((-1, block))
+
+
+def _tensors_in(values: object) -> Iterator[Tensor]:
+    return (value for value in tree_iter(values) if isinstance(value, Tensor))
+
+
+def _name_of(operator: Any) -> str:
+    """`aten.mm` for any overload of it."""
+    packet = getattr(operator, "overloadpacket", operator)
+    return str(packet).replace("::", ".")

@@ -1,0 +1,80 @@
+"""One optimizer step and one forward pass, as a trial runs them and as a prediction does.
+
+What a technique does to memory is decided here and in `techniques/`, and nowhere a second time: the predictor runs
+this very code on fake tensors.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from autotune.config import TrainingConfig
+from autotune.memory import PhaseMarker
+from autotune.techniques import Training
+from autotune.techniques.precision import autocast
+from autotune.workload import Workload
+
+
+class Diverged(Exception):
+    """The loss is no longer a number."""
+
+
+class TrainingStep:
+    """A training with all techniques applied. `marker` is told the phases: forward, backward and step."""
+
+    def __init__(
+        self,
+        training: Training,
+        *,
+        workload: Workload,
+        config: TrainingConfig,
+        device: torch.device,
+        marker: PhaseMarker,
+    ) -> None:
+        self.training = training
+        self._workload, self._config = workload, config
+        self._device = device
+        self._marker = marker
+
+    def __call__(self, step: int, batch: Tensor) -> float:
+        """One optimizer step over the global batch [sequences, length + 1]; returns the mean token loss before it.
+
+        Each micro batch's summed loss is divided by the tokens of the *global* batch, so that the gradients add up
+        to those of the global batch whatever the micro batch. Raises Diverged.
+        """
+        self.training.updater.set_learning_rate(self.learning_rate(step))
+        tokens_in_batch = batch[:, 1:].numel()
+        total = torch.zeros((), device=self._device)
+        for micro_batch in batch.to(self._device).split(self._config.micro_batch_size):
+            tokens, labels = micro_batch[:, :-1].contiguous(), micro_batch[:, 1:].contiguous()
+            with self._marker.phase("forward"):
+                loss = self.forward(tokens, labels) / tokens_in_batch
+            with self._marker.phase("backward"):
+                self.training.updater.scale(loss).backward()
+            total += loss.detach()
+        with self._marker.phase("step"):
+            self.training.updater.step()
+        mean_loss = total.item()
+        if not math.isfinite(mean_loss):
+            raise Diverged(f"the loss became {mean_loss} at step {step + 1}")
+        return mean_loss
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Summed token loss of a micro batch: tokens and labels [sequences, length]."""
+        with autocast(self._config.precision, device=self._device):
+            loss: Tensor = self.training.parts.model(tokens, labels)
+        return loss
+
+    def learning_rate(self, step: int) -> float:
+        """Linear rise, then constant or a cosine down to a tenth."""
+        workload = self._workload
+        rate = workload.learning_rates[self._config.optimizer]
+        if step < workload.learning_rate_warmup_steps:
+            return rate * (step + 1) / workload.learning_rate_warmup_steps
+        if workload.schedule == "constant":
+            return rate
+        done = (step - workload.learning_rate_warmup_steps) / max(
+            1, workload.steps - workload.learning_rate_warmup_steps
+        )
+        return rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))

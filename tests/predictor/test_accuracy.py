@@ -1,0 +1,69 @@
+"""Predicted against measured: the peak of a real training of the same workload, read from the allocator's events."""
+
+import pytest
+import torch._dynamo
+
+from autotune.config import CHOICES, TrainingConfig
+from autotune.predictor import PredictionRequest, predict
+from autotune.trainer import Trainer
+from autotune.workload import Workload
+
+GLOBAL_BATCH = 4
+TOLERANCE = 0.001
+SCRATCH_BYTES = 128 * 1024
+"""Of a 16-bit product in oneDNN or of an attention kernel, which no fake tensor shows."""
+
+EAGER = [
+    {},
+    *({"checkpointing": value} for value in CHOICES["checkpointing"] if value != "none"),
+    *({"precision": value} for value in ("bf16-mixed", "bf16-true", "fp16-mixed")),
+    *({"optimizer": value} for value in CHOICES["optimizer"] if value != "adamw"),
+    *({"optimizer_fusion": value} for value in CHOICES["optimizer_fusion"] if value != "none"),
+    {"checkpointing": "block", "optimizer_fusion": "foreach"},
+    {"checkpointing": "block", "optimizer_fusion": "backward"},
+    {"checkpointing": "block", "optimizer": "adafactor", "optimizer_fusion": "backward"},
+    {"checkpointing": "sqrt", "precision": "bf16-true", "micro_batch_size": 2},
+    {"micro_batch_size": 1, "optimizer_fusion": "foreach"},
+    {"micro_batch_size": 2, "precision": "fp16-mixed", "optimizer_fusion": "kernel"},
+]
+COMPILED = [
+    {"compile": "block"},
+    {"compile": "model", "memory_budget": 0.3},
+    pytest.param({"compile": "block", "checkpointing": "block"}, marks=pytest.mark.slow),
+    pytest.param({"compile": "model", "checkpointing": "sqrt", "micro_batch_size": 2}, marks=pytest.mark.slow),
+    pytest.param({"compile": "block", "precision": "bf16-mixed", "micro_batch_size": 2}, marks=pytest.mark.slow),
+    pytest.param({"compile": "model", "precision": "bf16-true", "memory_budget": 0.5}, marks=pytest.mark.slow),
+]
+
+
+def predicted_bytes(workload: Workload, choices: dict) -> int:
+    torch._dynamo.reset()
+    config = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})
+    return predict(PredictionRequest(workload=workload, config=config, device="cpu")).peak_memory_bytes
+
+
+def measured_bytes(trainer: Trainer, workload: Workload) -> int:
+    batches = trainer.batches()
+    for step in range(workload.warmup_steps):
+        trainer.step(step, next(batches))
+    with trainer._meter.measuring(trainer._resident_tensors()):
+        trainer.step(workload.warmup_steps, next(batches))
+    return trainer._meter.reading().peak_memory_bytes
+
+
+def allowed_bytes(choices: dict) -> int:
+    """What kernels may hold for themselves: attention in compiled code, which is at its peak there, and oneDNN."""
+    return 0 if choices.get("precision", "fp32") == "fp32" and "compile" not in choices else SCRATCH_BYTES
+
+
+@pytest.mark.parametrize("choices", EAGER, ids=str)
+def test_an_eager_peak_is_predicted(workload, make_trainer, choices):
+    measured = measured_bytes(make_trainer(**choices), workload)
+    assert predicted_bytes(workload, choices) == pytest.approx(measured, rel=TOLERANCE, abs=allowed_bytes(choices))
+
+
+@pytest.mark.parametrize("choices", COMPILED, ids=str)
+def test_a_compiled_peak_is_predicted(workload, make_trainer, choices):
+    torch._dynamo.reset()
+    measured = measured_bytes(make_trainer(**choices), workload)
+    assert predicted_bytes(workload, choices) == pytest.approx(measured, rel=TOLERANCE, abs=allowed_bytes(choices))

@@ -1,0 +1,149 @@
+"""What a prediction says besides the peak, and what it refuses."""
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+
+from autotune.config import TrainingConfig
+from autotune.errors import PredictionImpossible
+from autotune.models import MODELS, gpt
+from autotune.prediction import Prediction
+from autotune.predictor import PredictionRequest, predict
+
+GLOBAL_BATCH = 4
+
+
+@pytest.fixture
+def prediction_of(workload):
+    """prediction_of(checkpointing="block", device="cuda") is the prediction for the small workload."""
+
+    def prediction(*, device="cpu", with_timeline=False, **choices):
+        torch._dynamo.reset()
+        config = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})
+        return predict(PredictionRequest(workload=workload, config=config, device=device, with_timeline=with_timeline))
+
+    return prediction
+
+
+def test_the_categories_add_up_to_the_peak(prediction_of):
+    prediction = prediction_of(checkpointing="block")
+    assert sum(prediction.bytes_by_category.values()) == prediction.peak_memory_bytes
+
+
+def test_the_peak_of_plain_training_comes_before_any_gradient(prediction_of):
+    prediction = prediction_of()
+    assert (prediction.phase, prediction.bytes_by_category["gradients"]) == ("backward", 0)
+
+
+def test_with_checkpointing_the_peak_holds_gradients(prediction_of):
+    assert prediction_of(checkpointing="block").bytes_by_category["gradients"] > 0
+
+
+def test_a_step_in_backward_leaves_no_gradients_at_the_peak(prediction_of):
+    assert prediction_of(checkpointing="block", optimizer_fusion="backward").bytes_by_category["gradients"] == 0
+
+
+def test_parameters_and_their_adam_state_are_all_counted(prediction_of, workload):
+    with torch.device("meta"):
+        model = gpt.build(workload)
+    sizes = prediction_of().bytes_by_category
+    weights = sum(4 * parameter.numel() for parameter in model.parameters())
+    steps = 4 * len(list(model.parameters()))
+    assert (sizes["parameters"], sizes["optimizer_state"]) == (weights, 2 * weights + steps)
+
+
+def test_the_module_at_the_peak_is_named_as_in_the_untouched_model(prediction_of):
+    assert prediction_of(checkpointing="block").module.startswith("blocks.0.feed_forward")
+
+
+def test_the_bounds_enclose_the_peak(prediction_of):
+    prediction = prediction_of()
+    assert prediction.lower_bound_bytes <= prediction.peak_memory_bytes <= prediction.upper_bound_bytes
+
+
+def test_a_prediction_survives_being_stored_as_json(prediction_of):
+    import json
+
+    prediction = prediction_of(with_timeline=True)
+    assert Prediction.from_dict(json.loads(json.dumps(prediction.to_dict()))) == prediction
+
+
+def test_budgets_with_the_same_plan_are_recognised_and_others_told_apart(prediction_of):
+    plans = [prediction_of(compile="block", memory_budget=budget).plan for budget in (0.9, 0.7, 0.0)]
+    assert (plans[0] == plans[1], plans[0] == plans[2]) == (True, False)
+
+
+def test_an_eager_configuration_has_no_plan(prediction_of):
+    assert prediction_of().plan is None
+
+
+def test_on_cuda_workspaces_are_counted_and_assumptions_told(prediction_of):
+    prediction = prediction_of(device="cuda")
+    assert prediction.bytes_by_category["workspace"] > 0
+    assert any("context" in note for note in prediction.notes)
+
+
+def test_on_cuda_every_block_is_a_multiple_of_512_bytes(prediction_of):
+    assert prediction_of(device="cuda").peak_memory_bytes % 512 == 0
+
+
+class BiasedAttention(nn.Module):
+    """Attention with a trainable additive bias, in place of a block's own."""
+
+    def __init__(self, attention: gpt.Attention) -> None:
+        super().__init__()
+        self.attention = attention
+        self.slope = nn.Parameter(torch.zeros(attention.heads, 1, 1))
+
+    def forward(self, x, rotary):
+        batch, length, width = x.shape
+        heads = self.attention.heads
+        q, k, v = self.attention.query_key_value(x).view(batch, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        bias = self.slope * torch.ones(heads, length, length)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.attention.output(attended.transpose(1, 2).reshape(batch, length, width))
+
+
+def changed_model(monkeypatch, change):
+    """Lets the built-in model be built with `change(model)` applied."""
+    family = MODELS["gpt"]
+
+    def build(workload):
+        model = family.build(workload)
+        change(model)
+        return model
+
+    monkeypatch.setitem(MODELS, "gpt", type(family)(**{**vars(family), "build": build}))
+
+
+def test_attention_with_a_bias_is_predicted_with_the_kernel_a_gpu_would_take(prediction_of, monkeypatch):
+    def bias_attention(model):
+        for one in model.blocks:
+            one.attention = BiasedAttention(one.attention)
+
+    changed_model(monkeypatch, bias_attention)
+    on_cpu, on_cuda = prediction_of(), prediction_of(device="cuda")
+    of = {name: {holder.operator for holder in p.holders} for name, p in (("cpu", on_cpu), ("cuda", on_cuda))}
+    assert "aten._softmax" in of["cpu"] or "aten._safe_softmax" in of["cpu"]
+    assert not {"aten._softmax", "aten._safe_softmax"} & of["cuda"]
+
+
+def test_a_model_that_branches_on_values_is_refused_with_the_operation(prediction_of, monkeypatch):
+    def branch(model):
+        forward = model.norm.forward
+        model.norm.forward = lambda x: forward(x) if x.sum().item() > 0 else x
+
+    changed_model(monkeypatch, branch)
+    with pytest.raises(PredictionImpossible, match="_local_scalar_dense"):
+        prediction_of()
+
+
+def test_a_model_whose_shapes_depend_on_values_is_refused_with_the_operation(prediction_of, monkeypatch):
+    def select(model):
+        forward = model.norm.forward
+        model.norm.forward = lambda x: forward(x) + x[x > 0].sum()
+
+    changed_model(monkeypatch, select)
+    with pytest.raises(PredictionImpossible, match="nonzero"):
+        prediction_of()
