@@ -22,8 +22,9 @@ from autotune.prediction import Category
 from autotune.predictor.recording import Block, Phase, Recording, Scope
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
-_ALLOCATIONS = ("aten.empty_strided", "aten.as_strided")
-"""Operators of generated code that say nothing of what the memory is for; the next kernel does."""
+_GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
+_ALLOCATIONS = ("aten.empty_strided", "aten.as_strided", "aten.new_empty")
+"""Operators that say nothing of what the memory is for; the next operator or generated kernel does."""
 
 
 class StorageWatch:
@@ -131,12 +132,17 @@ class StorageWatch:
     # -- storages ----------------------------------------------------------------------------------------------
 
     def _dispatch(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, object] | None = None
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is _ITEM and not self._modules and args[0].constant is None:
             # Read by an optimizer, a gradient scaler or the training step: no branch of theirs changes the memory.
             return 0.0
-        result = self._fake_dispatch(func, types, args, kwargs or {})
+        result: Any
+        if func is _GROUPED_PRODUCT and args[0].dtype != torch.bfloat16:
+            with self.mode:
+                result = _grouped_product(*args, **(kwargs or {}))
+        else:
+            result = self._fake_dispatch(func, types, args, kwargs or {})
         if self._recording is not None:
             name = _name_of(func)
             tensors = list(_tensors_in(result))
@@ -183,6 +189,22 @@ class StorageWatch:
         if block is not None and self._recording is not None:
             block.died = len(self._recording.events)
             self._recording.events.append((-1, block))
+
+
+def _grouped_product(
+    first: Tensor, second: Tensor, ends: Tensor | None = None, bias: Tensor | None = None, dtype: Any = None
+) -> Tensor:
+    """The result of aten::_grouped_mm, one product a group; torch's own fake form takes bfloat16 only.
+
+    [rows, k] by [groups, k, n] gives [rows, n]; [m, rows] by [rows, n] gives [groups, m, n], rows cut at `ends`.
+    """
+    shape: tuple[int, ...] = (*first.shape[:-1], second.shape[-1])
+    if first.dim() == 2 and second.dim() == 2:
+        assert ends is not None
+        shape = (ends.shape[0], *shape)
+    elif first.dim() == 3 and second.dim() == 2:
+        shape = (first.shape[1], second.shape[1])
+    return first.new_empty(shape, dtype=dtype or first.dtype)
 
 
 def _tensors_in(values: object) -> Iterator[Tensor]:

@@ -19,18 +19,13 @@ import torch
 import torch._functorch.config
 import torch._inductor.async_compile
 import torch._inductor.config
+import torch._inductor.cpu_vec_isa
 import torch._inductor.graph
 from torch import Tensor, nn
 
 from autotune.predictor.fake_mode import StorageWatch
 
-_QUICK = {
-    "fx_graph_cache": False,
-    "fx_graph_remote_cache": False,
-    # Kernels are written and never compiled: without their vector form it takes a third less time, and no look at
-    # what this CPU's compiler can do.
-    "cpp.simdlen": 1,
-}
+_NO_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
 class GeneratedPrograms:
@@ -57,14 +52,19 @@ class GeneratedPrograms:
             return self._load(code.value, constants=lowering.constants)
 
         graph._compile_to_module_lines = load  # type: ignore[method-assign, assignment]
+        # Kernels are written and never compiled. Without their vector form it takes a third less time, allocates the
+        # same, and needs no look at what the C++ compiler can do here.
+        vector_units = torch._inductor.cpu_vec_isa.pick_vec_isa
+        torch._inductor.cpu_vec_isa.pick_vec_isa = lambda: torch._inductor.cpu_vec_isa.invalid_vec_isa
         with (
-            torch._inductor.config.patch(_QUICK),
+            torch._inductor.config.patch(_NO_CACHES),
             torch._functorch.config.patch(enable_autograd_cache=False),
         ):
             try:
                 yield
             finally:
                 graph._compile_to_module_lines = before  # type: ignore[method-assign]
+                torch._inductor.cpu_vec_isa.pick_vec_isa = vector_units
 
     def _load(self, source: str, *, constants: Mapping[str, Any]) -> ModuleType:
         self._sources.append(source)

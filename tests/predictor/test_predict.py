@@ -7,11 +7,27 @@ from torch import nn
 
 from autotune.config import TrainingConfig
 from autotune.errors import PredictionImpossible
+from autotune.model_file import model_name, sizes_of
 from autotune.models import MODELS, gpt
 from autotune.prediction import Prediction
 from autotune.predictor import PredictionRequest, predict
+from autotune.workload import make_workload
 
 GLOBAL_BATCH = 4
+
+
+MIXTURE_OF_EXPERTS = {
+    "model_type": "mixtral",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+}
 
 
 @pytest.fixture
@@ -72,6 +88,19 @@ def test_a_prediction_survives_being_stored_as_json(prediction_of):
 def test_budgets_with_the_same_plan_are_recognised_and_others_told_apart(prediction_of):
     plans = [prediction_of(compile="block", memory_budget=budget).plan for budget in (0.9, 0.7, 0.0)]
     assert (plans[0] == plans[1], plans[0] == plans[2]) == (True, False)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
+def test_a_mixture_of_experts_can_be_predicted_in_every_precision(workload, precision):
+    settings = {
+        "model": model_name(MIXTURE_OF_EXPERTS),
+        "model_config": MIXTURE_OF_EXPERTS,
+        **sizes_of(MIXTURE_OF_EXPERTS),
+    }
+    experts = make_workload("cpu", workload.to_dict(), settings)
+    config = TrainingConfig(precision=precision, micro_batch_size=GLOBAL_BATCH)
+    prediction = predict(PredictionRequest(workload=experts, config=config, device="cpu"))
+    assert "aten._grouped_mm" in {holder.operator for holder in prediction.holders}
 
 
 def test_an_eager_configuration_has_no_plan(prediction_of):
