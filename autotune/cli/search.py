@@ -5,19 +5,18 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autotune.cli import options
-from autotune.config import CHOICES
+from autotune.cli.option_groups import with_workload
 from autotune.definition import SAMPLERS
 from autotune.errors import InvalidInput, Stopped
 from autotune.quantities import format_duration, parse_duration, parse_size
-from autotune.workload import with_model_config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
     from autotune.study import SearchRequest
 
 
+@with_workload
 def search(
+    *,
     max_mem: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory cap: 8GiB, 8GB, 8192MiB. [default: all of the device]"),
@@ -49,42 +50,7 @@ def search(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, data order and sampler. [default: 0]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and how long it takes.")] = False,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|PATH",
-            help="gpt, deep-one, a Hugging Face config.json or a folder with one. [default: gpt]",
-        ),
-    ] = None,
-    layers: Annotated[int | None, typer.Option(help="Transformer blocks.")] = None,
-    width: Annotated[int | None, typer.Option(help="Size of the residual stream.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
-    feed_forward_width: Annotated[
-        int | None, typer.Option(help="Inner size of the feed-forward parts. [default: the model's own]")
-    ] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Rows of embedding and head.")] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH|NAME",
-            help="Text, jsonl, csv or parquet file, a folder of them, or a Hugging Face hub name. "
-            "[default: the documentation of Python's standard library]",
-        ),
-    ] = None,
-    dataset_config: Annotated[str | None, typer.Option(help="Configuration of a hub dataset.")] = None,
-    dataset_split: Annotated[str | None, typer.Option(help="Split of a hub dataset. [default: train]")] = None,
-    text_column: Annotated[str | None, typer.Option(help="Column that holds the text.")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
-    global_batch: Annotated[int | None, typer.Option(help="Sequences per optimizer step.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps of a trial.")] = None,
-    warmup_steps: Annotated[int | None, typer.Option(help="First steps, neither timed nor measured.")] = None,
-    eval_sequences: Annotated[int | None, typer.Option(help="Held-out sequences for the perplexity.")] = None,
-    learning_rate: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OPTIMIZER=RATE", help="For example adamw=3e-4; repeatable."),
-    ] = None,
-    schedule: Annotated[str | None, typer.Option(metavar="constant|cosine", help="After the warm-up.")] = None,
-    lr_warmup_steps: Annotated[int | None, typer.Option(help="Steps in which the learning rate rises.")] = None,
+    workload: Mapping[str, Any],
     tolerance: options.ToleranceOption = None,
     prefer: options.PreferOption = options.PREFER,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
@@ -96,7 +62,6 @@ def search(
     """Measure real trainings under a memory cap; find the front of memory, speed and perplexity, and a pick."""
     from autotune.study import SearchRequest
 
-    rates = options.parse_pairs("--learning-rate", learning_rate, known=CHOICES["optimizer"])
     request = SearchRequest(
         name=name,
         storage=storage,
@@ -108,28 +73,7 @@ def search(
         trials=trials,
         time_budget_seconds=None if time_budget is None else parse_duration(time_budget),
         trial_time_limit_seconds=parse_duration(trial_time_limit),
-        workload=with_model_config(
-            {
-                "model": model,
-                "layers": layers,
-                "width": width,
-                "heads": heads,
-                "feed_forward_width": feed_forward_width,
-                "vocab_size": vocab_size,
-                "dataset": dataset,
-                "dataset_config": dataset_config,
-                "dataset_split": dataset_split,
-                "text_column": text_column,
-                "sequence_length": seq_len,
-                "global_batch": global_batch,
-                "steps": steps,
-                "warmup_steps": warmup_steps,
-                "evaluation_sequences": eval_sequences,
-                "learning_rates": dict(rates) or None,
-                "schedule": schedule,
-                "learning_rate_warmup_steps": lr_warmup_steps,
-            }
-        ),
+        workload=workload,
         preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
     )
     if dry_run and as_json:

@@ -12,7 +12,6 @@ from typing import Any
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
-from autotune.prediction import Prediction
 from autotune.result import DeviceInfo, Measurement
 from autotune.trial.client import Reply, TrialServer
 from autotune.workload import Workload
@@ -66,27 +65,38 @@ class LocalExecutor:
     def _call(self, task: str, payload: dict[str, Any], *, environment: dict[str, str] | None = None) -> Any:
         """Runs `task` and waits for what it returns. Raises Stopped when asked to stop meanwhile."""
         log_file = self._folder / "logs" / f"{task}.log"
-        future = self._server.submit(task, payload, log_file=log_file, environment=environment)
+        return self.wait_for(self._server.submit(task, payload, log_file=log_file, environment=environment)).result
+
+    def wait_for(self, future: "Future[Reply]") -> Reply:
+        """What a task returned. Raises the error it ended with, and Stopped when asked to stop meanwhile."""
         while True:
             try:
-                return future.result(timeout=POLL_SECONDS).result
+                return future.result(timeout=POLL_SECONDS)
             except NotYet:
                 if self._should_stop():
                     self._server.cancel(future)
                     raise Stopped("the search was stopped", hint="the same command begins again") from None
 
-    def predict(
-        self, workload: Workload, config: TrainingConfig, *, device_type: str, with_timeline: bool = False
-    ) -> Prediction:
-        """Peak memory on fake tensors, without the device. Raises PredictionImpossible, and Stopped when asked to."""
+    def submit_prediction(
+        self,
+        workload: Workload,
+        config: TrainingConfig,
+        *,
+        device_type: str,
+        torch_version: str | None = None,
+        with_timeline: bool = False,
+    ) -> "Future[Reply]":
+        """Peak memory on fake tensors, without the device: a Prediction as JSON. Its error: PredictionImpossible."""
         payload = {
             "workload": workload.to_dict(),
             "config": config.to_dict(),
             "device": device_type,
+            "torch_version": torch_version,
             "with_timeline": with_timeline,
         }
-        cache = self._folder / "predictions"
-        return Prediction.from_dict(self._call("predict", payload, environment=_compiler_cache(cache)))
+        folder = self._folder / "predictions"
+        log_file = folder / f"{config.fingerprint}.log"
+        return self._server.submit("predict", payload, log_file=log_file, environment=_compiler_cache(folder))
 
     def submit(
         self,

@@ -30,6 +30,21 @@ def utilization_percent(uuid: str) -> int | None:
         return None
 
 
+def compute_capability() -> tuple[int, int] | None:
+    """Of the first GPU, such as (9, 0) for Hopper; None where there is none."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
+        return int(major), int(minor)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def driver_version() -> str:
     pynvml.nvmlInit()
     try:

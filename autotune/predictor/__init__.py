@@ -51,6 +51,8 @@ class PredictionRequest:
     config: TrainingConfig
     device: str
     """The kind of device to predict for: cpu or cuda."""
+    torch_version: str | None = None
+    """The torch release whose CUDA kernels are meant, such as 2.8; None: the one that is installed."""
     with_timeline: bool = False
 
 
@@ -105,7 +107,7 @@ class _Rehearsal:
         with ExitStack() as stack:
             stack.enter_context(self._watch.mode)
             if self._is_cuda and self._fake_device.type == "cpu":
-                stack.enter_context(cuda.kernels_of_a_gpu())
+                stack.enter_context(cuda.kernels_of_a_gpu(request.torch_version))
             stack.enter_context(self._programs.active())
             training = apply_techniques(request.config, request.workload, weights_file=None, device=self._fake_device)
             stack.enter_context(self._watching(training.parts.model))
@@ -194,7 +196,11 @@ class _Rehearsal:
     def _notes(self) -> Iterator[str]:
         if self._is_cuda:
             config = self._request.config
-            yield from cuda.assumptions(compiled=config.compile != "none", autocast=config.precision.endswith("mixed"))
+            yield from cuda.assumptions(
+                compiled=config.compile != "none",
+                autocast=config.precision.endswith("mixed"),
+                torch_version=self._request.torch_version,
+            )
 
 
 def _modules_of(model: nn.Module, path: str = "", inside: bool = False) -> Iterator[tuple[str, nn.Module, bool]]:

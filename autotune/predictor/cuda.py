@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autotune.memory import nvml
+
 _aten = torch.ops.aten
 
 BLOCK_BYTES = 512
@@ -35,27 +37,35 @@ def round_up(size_bytes: int) -> int:
 
 def workspace_bytes() -> int:
     """What cuBLAS keeps allocated: for the GPU there is, else for one before Hopper."""
-    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+    hopper = (nvml.compute_capability() or (0, 0))[0] >= 9
     return _HANDLES * (_HOPPER_WORKSPACE_BYTES if hopper else _WORKSPACE_BYTES)
 
 
-def assumptions(*, compiled: bool, autocast: bool) -> Iterator[str]:
+def assumptions(*, compiled: bool, autocast: bool, torch_version: str | None) -> Iterator[str]:
     """What a prediction for CUDA takes for granted, in words."""
     yield "the CUDA context and what the allocator holds in reserve come on top"
     if torch.version.cuda:
         return
-    yield "attention and RMSNorm as their CUDA kernels; cuBLAS workspaces as before Hopper"
+    release = f" of torch {torch_version}" if torch_version else ""
+    yield f"attention and RMSNorm as by the CUDA kernels{release}; cuBLAS workspaces as before Hopper"
     if autocast:
         yield "autocast by the CPU's list of operators, since this torch was built without CUDA"
     if compiled:
         yield "buffers of compiled code as inductor lays them out for a CPU"
 
 
+FUSED_RMS_NORM_SINCE = (2, 9)
+"""torch release that brought aten::_fused_rms_norm to CUDA; before, RMSNorm was several operators there, too."""
+
+
 @contextmanager
-def kernels_of_a_gpu() -> Iterator[None]:
-    """Lets attention and RMSNorm on a fake CPU allocate what their CUDA kernels would."""
+def kernels_of_a_gpu(torch_version: str | None = None) -> Iterator[None]:
+    """Lets attention and RMSNorm on a fake CPU allocate what the CUDA kernels of that torch release would."""
     before = F.scaled_dot_product_attention, F.rms_norm
-    F.scaled_dot_product_attention, F.rms_norm = _attention, _rms_norm
+    release = tuple(int(part) for part in (torch_version or torch.__version__).split(".")[:2])
+    F.scaled_dot_product_attention = _attention
+    if release >= FUSED_RMS_NORM_SINCE:
+        F.rms_norm = _rms_norm
     try:
         yield
     finally:

@@ -83,18 +83,13 @@ def train(
     return asdict(measurement)
 
 
-def predict(
-    *, workload: dict[str, Any], config: dict[str, Any], device: str, with_timeline: bool = False
-) -> dict[str, Any]:
+def predict(*, workload: dict[str, Any], config: dict[str, Any], device: str, **options: Any) -> dict[str, Any]:
     """Peak memory of one configuration on fake tensors; returns a Prediction. Raises PredictionImpossible."""
     from autotune.predictor import PredictionRequest
     from autotune.predictor import predict as run
 
     request = PredictionRequest(
-        workload=Workload(**workload),
-        config=TrainingConfig(**config),
-        device=device,
-        with_timeline=with_timeline,
+        workload=Workload(**workload), config=TrainingConfig(**config), device=device, **options
     )
     return run(request).to_dict()
 

@@ -1,0 +1,99 @@
+"""Predictions for a workload: one configuration, or every one of a space, several at a time in warm processes."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from autotune.config import TrainingConfig, check_legal
+from autotune.data.sources import check_name
+from autotune.errors import PredictionImpossible, PreparationFailed
+from autotune.executors.local import LocalExecutor
+from autotune.prediction import Prediction
+from autotune.search_space import SearchSpace
+from autotune.workload import Workload, make_workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """A configuration and its prediction, or why there is none."""
+
+    config: TrainingConfig
+    prediction: Prediction | None = None
+    refusal: str = ""
+
+
+@dataclass(kw_only=True)
+class Forecaster:
+    """Predicts configurations of one workload on one kind of device; what was predicted once is kept."""
+
+    executor: LocalExecutor
+    workload: Workload
+    device_type: str
+    """cpu or cuda; a CUDA device need not be there."""
+    torch_version: str | None = None
+    """The torch release whose CUDA kernels are meant; None: the one that is installed."""
+    _known: dict[str, Forecast] = field(default_factory=dict)
+
+    def predict(self, config: TrainingConfig, *, with_timeline: bool = False) -> Prediction:
+        """Raises PredictionImpossible and IllegalConfiguration."""
+        check_legal(config, global_batch=self.workload.global_batch)
+        future = self._submit(config, with_timeline=with_timeline)
+        return self._result(future)
+
+    def forecast(self, config: TrainingConfig) -> Forecast:
+        """As `predict`, with the reason in place of an error; asked twice it answers from memory."""
+        if config.fingerprint not in self._known:
+            self._known[config.fingerprint] = _outcome(config, partial(self.predict, config))
+        return self._known[config.fingerprint]
+
+    def forecast_all(
+        self, configs: Iterable[TrainingConfig], *, on_each: Callable[[Forecast], None] = lambda _: None
+    ) -> list[Forecast]:
+        """Every configuration's forecast in the order they ended, as many at a time as there are processors."""
+        waiting = list(configs)[::-1]
+        running: dict[Future[Any], TrainingConfig] = {}
+        ended: list[Forecast] = []
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                config = waiting.pop()
+                running[self._submit(config)] = config
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                config = running.pop(future)
+                ended.append(_outcome(config, partial(self._result, future)))
+                self._known[config.fingerprint] = ended[-1]
+                on_each(ended[-1])
+        return ended
+
+    def _result(self, future: "Future[Any]") -> Prediction:
+        return Prediction.from_dict(self.executor.wait_for(future).result)
+
+    def _submit(self, config: TrainingConfig, *, with_timeline: bool = False) -> "Future[Any]":
+        return self.executor.submit_prediction(
+            self.workload,
+            config,
+            device_type=self.device_type,
+            torch_version=self.torch_version,
+            with_timeline=with_timeline,
+        )
+
+
+def _outcome(config: TrainingConfig, predict: Callable[[], Prediction]) -> Forecast:
+    try:
+        return Forecast(config=config, prediction=predict())
+    except (PredictionImpossible, PreparationFailed) as error:
+        return Forecast(config=config, refusal=error.message)
+
+
+def device_type_of(device: str | None, *, executor: LocalExecutor) -> str:
+    """The kind of `device`; None is a GPU where there is one. A device that is named need not be there."""
+    return executor.devices()[0].type if device is None else device.partition(":")[0]
+
+
+def workload_of(device_type: str, settings: Mapping[str, Any], *, space: SearchSpace | None = None) -> Workload:
+    """The workload that a search with these settings would train. Raises InvalidInput."""
+    workload = make_workload(device_type, {} if space is None else space.workload, settings)
+    check_name(workload.dataset)
+    return workload
