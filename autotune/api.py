@@ -25,6 +25,7 @@ def search(
     sampler: Sampler | None = None,
     seed: int | None = None,
     storage: str = DEFAULT_STORAGE,
+    predict: bool = True,
     preferences: Preferences = DEFAULT_PREFERENCES,
     listener: "Listener | None" = None,
     should_stop: Callable[[], bool] | None = None,
@@ -53,6 +54,7 @@ def search(
         trials=trials,
         time_budget_seconds=None if time_budget is None else parse_duration(str(time_budget)),
         trial_time_limit_seconds=parse_duration(str(trial_time_limit)),
+        predict=predict,
         workload=with_model_config(workload),
         preferences=preferences,
     )

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from autotune.config import TrainingConfig
+
 Category = Literal[
     "parameters", "buffers", "optimizer_state", "gradients", "activations", "temporaries", "inputs", "workspace"
 ]
@@ -71,6 +73,7 @@ class Prediction:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -86,3 +89,22 @@ class Prediction:
                 peak_event=timeline["peak_event"],
             )
         return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """A configuration and its prediction, or why there is none."""
+
+    config: TrainingConfig
+    prediction: Prediction | None = None
+    refusal: str = ""
+
+    @property
+    def plan(self) -> tuple[str, str] | None:
+        """Equal for configurations that run the same program; None where nothing is compiled or predicted.
+
+        torch.compile makes one program of several memory budgets; all else in the configuration must be equal.
+        """
+        if self.prediction is None or self.prediction.plan is None:
+            return None
+        return self.prediction.plan, dataclasses.replace(self.config, memory_budget=1.0).fingerprint

@@ -11,7 +11,7 @@ import traceback
 import typer
 from typer.exceptions import TyperException
 
-from autotune.cli import doctor, plot, search, show, studies
+from autotune.cli import doctor, plot, predict, search, show, studies
 from autotune.errors import AutotuneError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("search")(search.search)
+app.command("predict")(predict.predict)
 app.command("show")(show.show)
 app.command("studies")(studies.studies)
 app.command("plot")(plot.plot)

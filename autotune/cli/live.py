@@ -18,7 +18,17 @@ from autotune.quantities import format_duration, format_size
 from autotune.recommendation.front import pareto_front
 from autotune.recommendation.pick import Preferences, choose
 from autotune.result import TrialRecord
-from autotune.study.events import BudgetSpent, Event, Preparing, SpaceExhausted, StudyOpened, TrialBegan, TrialEnded
+from autotune.study.events import (
+    BudgetSpent,
+    Event,
+    Predicting,
+    Preparing,
+    SameProgram,
+    SpaceExhausted,
+    StudyOpened,
+    TrialBegan,
+    TrialEnded,
+)
 
 _ROWS_SHOWN = 14
 
@@ -34,7 +44,7 @@ class Progress:
         self.opened: StudyOpened | None = None
         self.records: list[TrialRecord] = []
         self.running: TrialBegan | None = None
-        self.preparing = ""
+        self.preparing = self.predicting = ""
 
     def note(self, event: Event) -> None:
         match event:
@@ -43,10 +53,14 @@ class Progress:
             case StudyOpened():
                 self.opened, self.records = event, [r for r in event.records if r.is_finished]
                 self._first_trial_at = time.monotonic()
+            case Predicting(config=config):
+                self.predicting = config.describe()
+            case SameProgram():
+                self.predicting = ""
             case TrialBegan():
-                self.running = event
+                self.running, self.predicting = event, ""
             case TrialEnded(record=record):
-                self.running = None
+                self.running, self.predicting = None, ""
                 self.records.append(record)
                 self._done_here += 1
 
@@ -112,6 +126,8 @@ class PlainDisplay:
                     self._say(f"Warning: {event.definition.device.device}: {event.definition.device.others}")
             case TrialEnded(record=record):
                 self._say(f"[{self._progress.status()}]  {_one_line(record)}")
+            case SameProgram(config=config, number=number):
+                self._say(f"{config.describe()}: the same program as #{number}, not run again")
             case SpaceExhausted(trials=trials):
                 self._say(f"Every legal configuration has been tried: {trials}.")
             case BudgetSpent(trials=trials, trials_wanted=wanted):
@@ -136,7 +152,7 @@ class LiveDisplay:
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=True)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, StudyOpened | SpaceExhausted | BudgetSpent):
+        if isinstance(event, StudyOpened | SameProgram | SpaceExhausted | BudgetSpent):
             self._plain(event)  # stays above the live part
         else:
             self._progress.note(event)
@@ -164,6 +180,8 @@ class LiveDisplay:
             name = f"{progress.running.name}: " if progress.running.name else ""
             text = f" #{progress.running.number} {name}{progress.running.config.describe()}"
             running.append(Spinner("dots", text=Text(text)))
+        if progress.predicting:
+            running.append(Spinner("dots", text=Text(f" predicting {progress.predicting}")))
         bar = ProgressBar(total=max(1, progress.wanted), completed=len(progress.records), width=30)
         status = Table.grid(padding=(0, 2))
         status.add_row(bar, Text(progress.status()))

@@ -13,6 +13,10 @@ from autotune.recommendation.pick import MAX_PERPLEXITY_INCREASE, PREFERENCES, P
 StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")]
 StorageOption = Annotated[str, typer.Option("--storage", metavar="URL", help="Database with the studies.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+TorchVersionOption = Annotated[
+    str | None,
+    typer.Option("--torch", metavar="RELEASE", help="Predict for CUDA as with this torch. [default: the one here]"),
+]
 ToleranceOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -49,6 +49,9 @@ def search(
         typer.Option(metavar="|".join(SAMPLERS), help="Who suggests. [default: tpe]"),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, data order and sampler. [default: 0]")] = None,
+    no_predict: Annotated[
+        bool, typer.Option("--no-predict", help="Train also what is predicted to be over the cap.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and how long it takes.")] = False,
     workload: Mapping[str, Any],
     tolerance: options.ToleranceOption = None,
@@ -73,6 +76,7 @@ def search(
         trials=trials,
         time_budget_seconds=None if time_budget is None else parse_duration(time_budget),
         trial_time_limit_seconds=parse_duration(trial_time_limit),
+        predict=not no_predict,
         workload=workload,
         preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
     )
@@ -141,7 +145,7 @@ def _stop_on_signals() -> Iterator[list[int]]:
 
 def continue_command(study: str, request: "SearchRequest", *, trials: int | None = None) -> str:
     """The command that goes on with a study; a password in its URL is left for the reader to fill in."""
-    from autotune.storage import shown_url
+    from autotune.storage.database import shown_url
     from autotune.study.request import DEFAULT_TIME_LIMIT_SECONDS
 
     storage = request.storage

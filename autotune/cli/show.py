@@ -23,6 +23,7 @@ def show(
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
         return
     console = make_console()
-    console.print(trials_table(result, result.trials, title=f"Study {study}: {outcome_counts(result.trials)}"))
+    title = f"Study {study}: {outcome_counts(result.trials)}"
+    console.print(trials_table(result, result.trials, title=title, with_predictions=True))
     console.print()
     print_pick(result, console)

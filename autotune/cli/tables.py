@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.quantities import format_size
-from autotune.recommendation.pick import closest_miss
+from autotune.recommendation.pick import closest_miss, needed_bytes
 from autotune.result import StudyResult, TrialRecord
 
 OUTCOME_WORDS = {
@@ -33,24 +33,35 @@ def make_console(file: TextIO = sys.stdout) -> Console:
     return Console(file=file, width=width, highlight=False, soft_wrap=False)
 
 
-def trials_table(result: StudyResult, records: Sequence[TrialRecord], *, title: str = "") -> Table:
-    """One row a trial: memory, speed, perplexity, and what is particular about it."""
+def trials_table(
+    result: StudyResult, records: Sequence[TrialRecord], *, title: str = "", with_predictions: bool = False
+) -> Table:
+    """One row a trial: memory, speed, perplexity, and what is particular about it.
+
+    `with_predictions` puts the predicted peak beside the measured, and their ratio.
+    """
+    predicted = with_predictions and any(record.predicted_peak_memory_bytes for record in records)
     table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("#", justify="right")
     table.add_column("configuration", ratio=1, overflow="fold")
     table.add_column("peak memory", justify="right", no_wrap=True)
+    if predicted:
+        table.add_column("predicted", justify="right", no_wrap=True)
+        table.add_column("ratio", justify="right", no_wrap=True)
     if result.device.type == "cuda":
         table.add_column("on device", justify="right", no_wrap=True)
     table.add_column("tokens/s", justify="right", no_wrap=True)
     table.add_column("perplexity", justify="right", no_wrap=True)
     table.add_column("", overflow="fold", max_width=34)
     for record in records:
-        table.add_row(*_row(result, record), style="bold" if _is_pick(result, record) else "")
+        table.add_row(*_row(result, record, predicted=predicted), style="bold" if _is_pick(result, record) else "")
     return table
 
 
-def _row(result: StudyResult, record: TrialRecord) -> list[Text | str]:
+def _row(result: StudyResult, record: TrialRecord, *, predicted: bool) -> list[Text | str]:
     cells: list[Text | str] = [str(record.number), describe(record), _size(record.peak_memory_bytes)]
+    if predicted:
+        cells += [_size(record.predicted_peak_memory_bytes), _ratio(record)]
     if result.device.type == "cuda":
         cells.append(_size(record.device_bytes))
     return [*cells, speed(record), _number(record.perplexity, 2), _remark(result, record)]
@@ -119,9 +130,9 @@ def _print_nothing_fits(result: StudyResult, console: Console) -> None:
     cap = format_size(result.cap_bytes)
     console.print(Text(f"Nothing that was tried trains under {cap}.", style="bold red"))
     closest = closest_miss(result.trials)
-    if closest is not None and closest.device_bytes is not None:
+    if closest is not None:
         needed = Text.assemble(
-            f"  The closest miss needs {format_size(closest.device_bytes)}: #{closest.number} ", describe(closest)
+            f"  The closest miss needs {format_size(needed_bytes(closest))}: #{closest.number} ", describe(closest)
         )
         console.print(needed)
     console.print(
@@ -139,6 +150,13 @@ def outcome_counts(records: Sequence[TrialRecord]) -> str:
 
 def _is_pick(result: StudyResult, record: TrialRecord) -> bool:
     return result.pick is not None and record.number == result.pick.number
+
+
+def _ratio(record: TrialRecord) -> str:
+    """Predicted over measured peak."""
+    if not record.peak_memory_bytes or not record.predicted_peak_memory_bytes:
+        return "-"
+    return f"{record.predicted_peak_memory_bytes / record.peak_memory_bytes:.4f}"
 
 
 def _size(size_bytes: int | None) -> str:

@@ -71,12 +71,13 @@ def _noise_warning(picked: TrialRecord) -> str:
 
 def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
     """`; against the baseline: 62 % less memory, 1.2x the speed, perplexity +0.1 %`; empty without a baseline."""
-    if baseline is None or baseline.number == record.number or not baseline.peak_memory_bytes:
+    if baseline is None or baseline.number == record.number or not _known_peak(baseline):
         return "; it is the baseline" if baseline is not None and baseline.number == record.number else ""
     words = []
     if record.peak_memory_bytes is not None:
-        saved = 1 - record.peak_memory_bytes / baseline.peak_memory_bytes
-        sizes = f"{format_size(record.peak_memory_bytes)} for {format_size(baseline.peak_memory_bytes)}"
+        saved = 1 - record.peak_memory_bytes / _known_peak(baseline)
+        source = "" if baseline.peak_memory_bytes else " predicted"
+        sizes = f"{format_size(record.peak_memory_bytes)} for {format_size(_known_peak(baseline))}{source}"
         words.append(f"{100 * abs(saved):.0f} % {'less' if saved >= 0 else 'more'} memory ({sizes})")
     if record.tokens_per_second and baseline.tokens_per_second:
         words.append(f"{record.tokens_per_second / baseline.tokens_per_second:.2f}x the speed")
@@ -86,10 +87,20 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
     return f"; against the baseline: {', '.join(words)}"
 
 
+def _known_peak(record: TrialRecord) -> int:
+    """Measured, or for a baseline that no device could hold, predicted."""
+    return record.peak_memory_bytes or record.predicted_peak_memory_bytes or 0
+
+
 def closest_miss(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The trial that was over the cap by least; None when none got as far as a number."""
-    over = [record for record in records if record.outcome == "over_cap" and record.device_bytes is not None]
-    return min(over, key=lambda record: record.device_bytes or 0, default=None)
+    """The trial that was over the cap by least, measured or predicted; None when none got as far as a number."""
+    over = [record for record in records if record.outcome in ("over_cap", "predicted_over_cap")]
+    return min((record for record in over if needed_bytes(record)), key=needed_bytes, default=None)
+
+
+def needed_bytes(record: TrialRecord) -> int:
+    """What the device must have: measured, else predicted; 0 where neither is known."""
+    return record.device_bytes or record.predicted_peak_memory_bytes or 0
 
 
 def _perplexity(record: TrialRecord) -> float:

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from autotune.quantities import format_size
 from autotune.recommendation.pick import savings
+from autotune.report.html_page import whole_page
 from autotune.result import StudyResult, TrialRecord
 
 _UNITS = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024}
@@ -223,28 +224,13 @@ def _mark_the_cap(drawing: go.Figure, figure: ParetoFigure) -> None:
 
 
 def page(figure: ParetoFigure) -> str:
-    """The figure as one HTML page with plotly.js inside: no request leaves the machine."""
-    drawing = draw(figure).to_html(full_html=False, include_plotlyjs=True, default_height="72vh")
+    """The figure as one HTML page."""
     without = "".join(f"<li>{html.escape(line)}</li>" for line in figure.without_numbers)
-    not_drawn = f"<details><summary>Ended without a speed: {len(figure.without_numbers)}</summary><ul>{without}</ul>"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{html.escape(figure.study)}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 75rem; padding: 0 1rem; color: #202124 }}
-h1 {{ font-size: 1.4rem; margin: 0 }} .answer {{ font-weight: 600 }} .about {{ color: #5f6368; margin: .2rem 0 }}
-</style>
-</head>
-<body>
-<h1>{html.escape(figure.study)}</h1>
-<p class="about">{html.escape(figure.subtitle)}</p>
-<p class="answer">{html.escape(figure.answer)}</p>
-{drawing}
-{not_drawn + "</details>" if figure.without_numbers else ""}
-</body>
-</html>
-"""
+    summary = f"<summary>Ended without a speed: {len(figure.without_numbers)}</summary>"
+    return whole_page(
+        figure.study,
+        about=figure.subtitle,
+        answer=figure.answer,
+        drawing=draw(figure),
+        below=f"<details>{summary}<ul>{without}</ul></details>" if without else "",
+    )

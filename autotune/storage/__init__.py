@@ -6,23 +6,21 @@ Optuna keeps its own tables in the same database, for its samplers only: what au
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import Connection, Engine, create_engine, event, insert, select, update
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from autotune.config import TrainingConfig
 from autotune.definition import DEFAULT_STORAGE, StudyDefinition
 from autotune.errors import StorageUnavailable, StudyMismatch, UnknownStudy
+from autotune.prediction import Forecast, Prediction
 from autotune.result import DeviceInfo, Measurement, TrialRecord
 from autotune.search_space import SearchSpace
-from autotune.storage.tables import METADATA, SCHEMA_VERSION, STUDIES, TRIALS
+from autotune.storage.database import make_engine, shown_url, storage_errors
+from autotune.storage.tables import METADATA, PREDICTIONS, SCHEMA_VERSION, STUDIES, TRIALS
 from autotune.workload import Workload
-
-BUSY_TIMEOUT_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +40,8 @@ class StudyStore:
     def __init__(self, url: str = DEFAULT_STORAGE, *, create: bool = False) -> None:
         self.url = shown_url(url)
         """The database's URL as it may be shown: without its password."""
-        with _storage_errors(url):
-            self._engine = _make_engine(url, create=create)
+        with storage_errors(url):
+            self._engine = make_engine(url, create=create)
             if create:
                 METADATA.create_all(self._engine)
             elif not sqlalchemy.inspect(self._engine).has_table(STUDIES.name):
@@ -132,6 +130,7 @@ class StudyStore:
 
     def trials(self, study: str) -> list[TrialRecord]:
         """Every trial of the study in the order of its number; one without a result reads as interrupted."""
+        predicted = {fingerprint: one.prediction for fingerprint, one in self.forecasts(study).items()}
         with self._reading() as connection:
             rows = connection.execute(
                 select(TRIALS, STUDIES.c.cap_bytes)
@@ -139,7 +138,7 @@ class StudyStore:
                 .where(STUDIES.c.name == study)
                 .order_by(TRIALS.c.number)
             ).all()
-            return [_record(row) for row in rows]
+            return [_record(row, predicted.get(row.fingerprint)) for row in rows]
 
     def begin_trial(self, study: str, number: int, config: TrainingConfig, *, name: str | None) -> None:
         """Takes down that this configuration is being run. One that was begun before keeps its row."""
@@ -166,20 +165,49 @@ class StudyStore:
                 .values(measurement=asdict(measurement), seconds=seconds, finished_at=sqlalchemy.func.now())
             )
 
+    # -- predictions -------------------------------------------------------------------------------------------
+
+    def keep_forecast(self, study: str, forecast: Forecast) -> None:
+        """Keeps a prediction, or that there is none; what is known of a configuration already stays."""
+        if forecast.config.fingerprint in self.forecasts(study):
+            return
+        row = {
+            "study_id": select(STUDIES.c.id).where(STUDIES.c.name == study).scalar_subquery(),
+            "fingerprint": forecast.config.fingerprint,
+            "config": forecast.config.to_dict(),
+            "prediction": None if forecast.prediction is None else forecast.prediction.to_dict(),
+            "refusal": forecast.refusal[:500],
+        }
+        with self._writing() as connection:
+            connection.execute(insert(PREDICTIONS).values(row))
+
+    def forecasts(self, study: str) -> dict[str, Forecast]:
+        """What was predicted in this study, by the configuration's fingerprint."""
+        if not sqlalchemy.inspect(self._engine).has_table(PREDICTIONS.name):
+            return {}  # a database from before there were predictions
+        with self._reading() as connection:
+            rows = connection.execute(select(PREDICTIONS).join(STUDIES).where(STUDIES.c.name == study)).all()
+            return {row.fingerprint: _forecast(row) for row in rows}
+
     # -- connections -------------------------------------------------------------------------------------------
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with _storage_errors(self.url), self._engine.connect() as connection:
+        with storage_errors(self.url), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        with _storage_errors(self.url), self._engine.begin() as connection:
+        with storage_errors(self.url), self._engine.begin() as connection:
             yield connection
 
 
-def _record(row: Any) -> TrialRecord:
+def _forecast(row: Any) -> Forecast:
+    prediction = None if row.prediction is None else Prediction.from_dict(row.prediction)
+    return Forecast(config=TrainingConfig(**row.config), prediction=prediction, refusal=row.refusal)
+
+
+def _record(row: Any, prediction: Prediction | None) -> TrialRecord:
     measurement = row.measurement or asdict(Measurement(outcome="interrupted", message="has no result yet"))
     device_bytes = measurement["device_bytes"]
     return TrialRecord(
@@ -188,83 +216,7 @@ def _record(row: Any) -> TrialRecord:
         config=TrainingConfig(**row.config),
         name=row.name,
         feasible=measurement["outcome"] == "ok" and device_bytes is not None and device_bytes <= row.cap_bytes,
+        predicted_peak_memory_bytes=None if prediction is None else prediction.peak_memory_bytes,
         perplexity_source=None if measurement["perplexity"] is None else "measured",
         seconds=row.seconds,
     )
-
-
-def sqlite_file(url: str) -> Path | None:
-    """The file behind a SQLite URL; None for another database or one in memory."""
-    with _storage_errors(url):
-        parsed = make_url(url)
-    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
-        return None
-    return Path(parsed.database)
-
-
-def _make_engine(url: str, *, create: bool) -> Engine:
-    file = sqlite_file(url)
-    if file is None:
-        return create_engine(url)
-    if create:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    elif not file.is_file():
-        what = "a folder, not a studies database" if file.is_dir() else "not there"
-        raise UnknownStudy(f"the studies database {file} is {what}", hint="begin a study with: autotune search")
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
-    event.listen(engine, "connect", _durable_sqlite)
-    return engine
-
-
-def _durable_sqlite(connection: Any, _record: Any) -> None:
-    """WAL lets readers and a writer work side by side; FULL syncs every commit to disk."""
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("PRAGMA foreign_keys=ON")
-
-
-@contextmanager
-def _storage_errors(url: str) -> Iterator[None]:
-    try:
-        yield
-    except IntegrityError:
-        raise
-    except (ArgumentError, NoSuchModuleError) as error:
-        raise StorageUnavailable(
-            f"{shown_url(url)!r} is not a database URL: {_first_line(error)}",
-            hint="write for example sqlite:///studies/autotune.db, or leave --storage out",
-        ) from None
-    except ImportError as error:
-        package = {"psycopg": "psycopg[binary]", "MySQLdb": "mysqlclient"}.get(error.name or "", error.name)
-        raise StorageUnavailable(
-            f"the database driver {error.name!r} for {shown_url(url)!r} is not installed",
-            hint=f'install it with: pip install "{package}"',
-        ) from None
-    except DBAPIError as error:
-        raise StorageUnavailable(
-            f"the studies database {shown_url(url)} cannot be used: {_first_line(error.orig or error)}",
-            hint="check that it is an autotune database and that its folder can be written to, or name another "
-            "with --storage",
-        ) from None
-    except (SQLAlchemyError, ValueError, TypeError, KeyError) as error:  # the latter from rows that are damaged
-        raise StorageUnavailable(
-            f"the studies database {shown_url(url)} cannot be used: {_first_line(error)}",
-            hint="bring back a copy that is whole, or name another with --storage",
-        ) from None
-    except OSError as error:
-        raise StorageUnavailable(
-            f"the studies database {shown_url(url)} cannot be used: {error.strerror or error}",
-            hint="choose a folder that can be written to, or name another database with --storage",
-        ) from None
-
-
-def shown_url(url: str) -> str:
-    """`url` without its password."""
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return url
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0]

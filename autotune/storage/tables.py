@@ -52,3 +52,15 @@ TRIALS = Table(
     UniqueConstraint("study_id", "number"),
     UniqueConstraint("study_id", "fingerprint"),
 )
+
+PREDICTIONS = Table(
+    "autotune_predictions",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", ForeignKey("autotune_studies.id", ondelete="CASCADE"), nullable=False),
+    Column("fingerprint", String(12), nullable=False),
+    Column("config", JSON, nullable=False),
+    Column("prediction", JSON(none_as_null=True)),  # null: the model cannot be predicted
+    Column("refusal", String(500), nullable=False),
+    UniqueConstraint("study_id", "fingerprint"),
+)

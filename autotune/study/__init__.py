@@ -15,8 +15,11 @@ from autotune.executors.local import LocalExecutor
 from autotune.recommendation.front import pareto_front
 from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences, choose
 from autotune.result import StudyResult, TrialRecord
-from autotune.storage import BUSY_TIMEOUT_SECONDS, StudyStore, sqlite_file
+from autotune.storage import StudyStore
+from autotune.storage.database import BUSY_TIMEOUT_SECONDS, sqlite_file
 from autotune.study.events import Listener, StudyOpened
+from autotune.study.forecast import Forecaster
+from autotune.study.foresight import Foresight
 from autotune.study.request import (
     DEFAULT_TRIALS,
     NewStudy,
@@ -81,11 +84,13 @@ def _run(
     records = tuple(store.trials(definition.name))
     legal = definition.legal_space()
     listener(StudyOpened(definition=definition, legal=legal, trials_wanted=wanted, records=records, is_new=not records))
+    forecaster = Forecaster(executor=executor, workload=definition.workload, device_type=definition.device.type)
     session = StudySession(
         definition,
         store=store,
         optuna_study=_open_optuna(definition, request.storage),
         executor=executor,
+        foresight=Foresight(definition, store=store, predict=forecaster.forecast if request.predict else None),
         study_folder=folder,
         listener=listener,
         should_stop=should_stop,
@@ -182,4 +187,5 @@ def _owned(work: Path, study: str) -> Iterator[None]:
 
 def _baseline_of(definition: StudyDefinition, records: Iterable[TrialRecord]) -> TrialRecord | None:
     baseline = baseline_config(definition.space, global_batch=definition.workload.global_batch)
-    return next((r for r in records if r.config == baseline and r.outcome in ("ok", "over_cap")), None)
+    known = ("ok", "over_cap", "predicted_over_cap")
+    return next((r for r in records if r.config == baseline and r.outcome in known), None)

@@ -39,6 +39,21 @@ class TrialEnded:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Predicting:
+    """A suggestion's peak memory is being worked out."""
+
+    config: TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameProgram:
+    """A suggestion compiles to the program that a trial has run: it is answered from there."""
+
+    config: TrainingConfig
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpaceExhausted:
     """Every legal configuration has been tried."""
 
@@ -53,5 +68,5 @@ class BudgetSpent:
     trials_wanted: int
 
 
-Event = Preparing | StudyOpened | TrialBegan | TrialEnded | SpaceExhausted | BudgetSpent
+Event = Preparing | StudyOpened | TrialBegan | TrialEnded | Predicting | SameProgram | SpaceExhausted | BudgetSpent
 Listener = Callable[[Event], None]

@@ -1,6 +1,7 @@
 """Predictions for a workload: one configuration, or every one of a space, several at a time in warm processes."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -9,20 +10,11 @@ from typing import Any
 
 from autotune.config import TrainingConfig, check_legal
 from autotune.data.sources import check_name
-from autotune.errors import PredictionImpossible, PreparationFailed
+from autotune.errors import InvalidInput, PredictionImpossible, PreparationFailed
 from autotune.executors.local import LocalExecutor
-from autotune.prediction import Prediction
+from autotune.prediction import Forecast, Prediction
 from autotune.search_space import SearchSpace
 from autotune.workload import Workload, make_workload
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """A configuration and its prediction, or why there is none."""
-
-    config: TrainingConfig
-    prediction: Prediction | None = None
-    refusal: str = ""
 
 
 @dataclass(kw_only=True)
@@ -36,6 +28,10 @@ class Forecaster:
     torch_version: str | None = None
     """The torch release whose CUDA kernels are meant; None: the one that is installed."""
     _known: dict[str, Forecast] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.torch_version is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", self.torch_version):
+            raise InvalidInput(f"{self.torch_version!r} is no torch release", hint="write for example 2.8")
 
     def predict(self, config: TrainingConfig, *, with_timeline: bool = False) -> Prediction:
         """Raises PredictionImpossible and IllegalConfiguration."""

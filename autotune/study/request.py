@@ -21,7 +21,7 @@ from autotune.recommendation.pick import Preferences
 from autotune.result import DeviceInfo
 from autotune.search_space import SearchSpace
 from autotune.space_file import load_space
-from autotune.storage import sqlite_file
+from autotune.storage.database import sqlite_file
 from autotune.study.events import Listener, Preparing
 from autotune.workload import DEFAULTS_BY_DEVICE, make_workload
 
@@ -46,6 +46,8 @@ class SearchRequest:
     trials: int | None = None
     time_budget_seconds: float | None = None
     trial_time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
+    predict: bool = True
+    """Whether peak memory is predicted before each trial; what is then surely over the cap is not trained."""
     workload: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Workload`; None values say nothing."""
     preferences: Preferences = field(default_factory=Preferences)

@@ -2,7 +2,7 @@
 
 A result is in the database, synced, before Optuna hears of it; what Optuna missed because the process died in
 between is told at the next start. A configuration is never run twice: a repeated suggestion is answered from its
-record.
+record, and so is one that compiles to the same program. What is predicted to be over the cap is not run at all.
 """
 
 import time
@@ -20,7 +20,16 @@ from autotune.executors.local import POLL_SECONDS, FinishedTrial, LocalExecutor
 from autotune.result import TrialRecord
 from autotune.search_space import LegalSpace, SearchSpace
 from autotune.storage import StudyStore
-from autotune.study.events import BudgetSpent, Listener, SpaceExhausted, TrialBegan, TrialEnded
+from autotune.study.events import (
+    BudgetSpent,
+    Listener,
+    Predicting,
+    SameProgram,
+    SpaceExhausted,
+    TrialBegan,
+    TrialEnded,
+)
+from autotune.study.foresight import Foresight
 from autotune.study.observation import observe
 from autotune.study.sampling import OptunaStudy
 
@@ -54,6 +63,7 @@ class StudySession:
         store: StudyStore,
         optuna_study: OptunaStudy,
         executor: LocalExecutor,
+        foresight: Foresight,
         study_folder: Path,
         listener: Listener,
         should_stop: Callable[[], bool],
@@ -64,6 +74,7 @@ class StudySession:
         self._store = store
         self._optuna = optuna_study
         self._executor = executor
+        self._foresight = foresight
         self._folder = study_folder
         self._listener = listener
         self._should_stop = should_stop
@@ -105,16 +116,33 @@ class StudySession:
             for _ in range(REPEATS_BEFORE_DRAWING):
                 self._check_stop()
                 trial, config = self._optuna.ask()
-                known = self._records.get(config.fingerprint)
+                known = self._known(config)
                 if known is None:
                     self._measure(config, asked=trial)
                     return True
                 self._tell(known, asked=trial)
-        unseen = next(self._optuna.unseen(set(self._records)), None)
-        if unseen is None:
-            return False
-        self._measure(unseen)
-        return True
+        for config in self._optuna.unseen(set(self._records)):
+            self._check_stop()
+            if self._known(config) is None:
+                self._measure(config)
+                return True
+        return False
+
+    def _known(self, config: TrainingConfig) -> TrialRecord | None:
+        """What answers for a configuration without a new trial: its own record, or one of the same program."""
+        if record := self._records.get(config.fingerprint):
+            return record
+        is_news = not self._foresight.is_known(config)
+        self._predict(config)
+        same = self._foresight.same_program(config, self._records.values())
+        if same is not None and is_news:
+            self._listener(SameProgram(config=config, number=same.number))
+        return same
+
+    def _predict(self, config: TrainingConfig) -> None:
+        if not self._foresight.is_known(config):
+            self._listener(Predicting(config=config))
+            self._foresight.of(config)
 
     def _is_over(self, deadline: float | None) -> bool:
         self._check_stop()
@@ -137,14 +165,33 @@ class StudySession:
         number = len(self._records) if number is None else number
         self._store.begin_trial(self._definition.name, number, config, name=name)
         self._listener(TrialBegan(number=number, config=config, name=name))
-        finished = self._train(config, number=number, enforce_cap=True)
-        if config == self._baseline and finished.measurement.outcome in ("over_cap", "out_of_memory"):
-            finished = self._train(config, number=number, enforce_cap=False)
+        finished = self._foreseen(config) or self._train_under_cap(config, number=number)
         self._store.finish_trial(self._definition.name, number, finished.measurement, seconds=finished.seconds)
         record = next(r for r in self._store.trials(self._definition.name) if r.number == number)
         self._records[config.fingerprint] = record
         self._tell(record, asked=asked)
         self._listener(TrialEnded(record=record))
+
+    def _foreseen(self, config: TrainingConfig) -> FinishedTrial | None:
+        """The result of a configuration whose prediction leaves no doubt; None where it must be trained.
+
+        The baseline is trained beyond the cap, wherever the device can hold it.
+        """
+        began = time.monotonic()
+        self._predict(config)
+        device_bytes = self._definition.device.total_memory_bytes
+        limit_bytes = device_bytes if config == self._baseline else self._definition.cap_bytes
+        refused = self._foresight.refused(config, limit_bytes=limit_bytes)
+        return None if refused is None else FinishedTrial(measurement=refused, seconds=time.monotonic() - began)
+
+    def _train_under_cap(self, config: TrainingConfig, *, number: int) -> FinishedTrial:
+        is_baseline = config == self._baseline
+        if is_baseline and self._foresight.refused(config, limit_bytes=self._definition.cap_bytes):
+            return self._train(config, number=number, enforce_cap=False)
+        finished = self._train(config, number=number, enforce_cap=True)
+        if is_baseline and finished.measurement.outcome in ("over_cap", "out_of_memory"):
+            return self._train(config, number=number, enforce_cap=False)
+        return finished
 
     def _train(self, config: TrainingConfig, *, number: int, enforce_cap: bool) -> FinishedTrial:
         future = self._executor.submit(

@@ -1,0 +1,192 @@
+"""`autotune predict`: peak memory without running the model, and who holds it."""
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli import options
+from autotune.cli.option_groups import with_configuration, with_model_size
+from autotune.config import TrainingConfig, check_legal
+from autotune.errors import InvalidInput, StorageUnavailable
+from autotune.quantities import parse_size
+
+if TYPE_CHECKING:
+    from autotune.cli.forecasts import Answer
+    from autotune.prediction import Forecast
+    from autotune.result import TrialRecord
+    from autotune.study.forecast import Forecaster
+
+
+@with_model_size
+@with_configuration
+def predict(
+    *,
+    max_mem: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory cap to hold the prediction against: 8GiB.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="cpu|cuda", help="Kind of device; need not be there. [default: a GPU if there is one]"),
+    ] = None,
+    study: Annotated[str | None, typer.Option(metavar="STUDY", help="Workload and device of this study ...")] = None,
+    trial: Annotated[int | None, typer.Option(help="... and the configuration of this trial.")] = None,
+    space: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Every legal configuration of a search space, sorted.")
+    ] = None,
+    workload: Mapping[str, Any],
+    configuration: Mapping[str, Any],
+    torch_version: options.TorchVersionOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the step's memory over time as an HTML page.")
+    ] = None,
+    storage: options.StorageOption = options.STORAGE,
+    as_json: options.JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Work out peak memory on fake tensors: no device, no data and no memory needed."""
+    from tempfile import TemporaryDirectory
+
+    from autotune.executors.local import LocalExecutor
+
+    cap_bytes = None if max_mem is None else parse_size(max_mem)
+    _check_together(study=study, trial=trial, space=space, plot=plot, workload=workload, configuration=configuration)
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory())
+        executor = stack.enter_context(LocalExecutor(Path(folder)))
+        if space is not None:
+            forecaster = _forecaster(executor, device, workload, torch_version, space=space)
+            _predict_space(forecaster, space, cap_bytes=cap_bytes, as_json=as_json, quiet=quiet)
+            return
+        record = None
+        if study is not None and trial is not None:
+            forecaster, record = _of_trial(executor, study, trial, storage=storage, torch_version=torch_version)
+            config = record.config
+        else:
+            forecaster = _forecaster(executor, device, workload, torch_version)
+            config = TrainingConfig(**{"micro_batch_size": forecaster.workload.global_batch, **configuration})
+            check_legal(config, global_batch=forecaster.workload.global_batch)
+        prediction = forecaster.predict(config, with_timeline=plot is not None)
+    from autotune.cli.forecasts import Answer, print_answer
+
+    answer = Answer(forecaster=forecaster, config=config, prediction=prediction, cap_bytes=cap_bytes, record=record)
+    if as_json:
+        print(json.dumps(answer.to_dict(), indent=2))
+    else:
+        print_answer(answer)
+    if plot is not None:
+        _write_page(answer, plot)
+    if answer.is_too_large:
+        raise typer.Exit(1)
+
+
+def _predict_space(
+    forecaster: "Forecaster", space_name: str, *, cap_bytes: int | None, as_json: bool, quiet: bool
+) -> None:
+    from autotune.cli.forecasts import space_table, space_to_dict
+    from autotune.cli.tables import make_console
+    from autotune.search_space import bind_space
+    from autotune.space_file import load_space
+
+    space = load_space(space_name)
+    legal = bind_space(space, global_batch=forecaster.workload.global_batch, unavailable={})
+    names = {config.fingerprint: name for name, config in legal.named.items()}
+    configs = {c.fingerprint: c for c in [*legal.named.values(), *legal.configurations()]}
+    forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
+    forecasts.sort(key=lambda forecast: forecast.prediction.peak_memory_bytes if forecast.prediction else 2**63)
+    if as_json:
+        print(json.dumps(space_to_dict(forecaster, forecasts, names, cap_bytes=cap_bytes), indent=2))
+    else:
+        make_console().print(space_table(forecasts, names, cap_bytes=cap_bytes))
+
+
+def _with_progress(forecaster: "Forecaster", configs: list[TrainingConfig], *, quiet: bool) -> "list[Forecast]":
+    from rich.progress import Progress
+
+    from autotune.cli.tables import make_console
+
+    with Progress(console=make_console(sys.stderr), transient=True, disable=quiet) as progress:
+        task = progress.add_task("predicting", total=len(configs))
+        return forecaster.forecast_all(configs, on_each=lambda _: progress.advance(task))
+
+
+def _forecaster(
+    executor: Any, device: str | None, workload: Mapping[str, Any], torch_version: str | None, space: str | None = None
+) -> "Forecaster":
+    from autotune.space_file import load_space
+    from autotune.study.forecast import Forecaster, device_type_of, workload_of
+    from autotune.study.request import check_device
+
+    check_device(device)
+    loaded = None if space is None else load_space(space)
+    device_type = device_type_of(device, executor=executor)
+    return Forecaster(
+        executor=executor,
+        workload=workload_of(device_type, workload, space=loaded),
+        device_type=device_type,
+        torch_version=torch_version,
+    )
+
+
+def _of_trial(
+    executor: Any, study: str, trial: int, *, storage: str, torch_version: str | None
+) -> "tuple[Forecaster, TrialRecord]":
+    import autotune
+    from autotune.study.forecast import Forecaster
+
+    result = autotune.show(study, storage=storage)
+    record = next((record for record in result.trials if record.number == trial), None)
+    if record is None:
+        raise InvalidInput(
+            f"study {study!r} has no trial {trial}", hint=f"it has {len(result.trials)}, see autotune show {study}"
+        )
+    forecaster = Forecaster(
+        executor=executor, workload=result.workload, device_type=result.device.type, torch_version=torch_version
+    )
+    return forecaster, record
+
+
+def _check_together(
+    *,
+    study: str | None,
+    trial: int | None,
+    space: str | None,
+    plot: Path | None,
+    workload: Mapping[str, Any],
+    configuration: Mapping[str, Any],
+) -> None:
+    said = {name for name, value in workload.items() if value is not None} | set(configuration)
+    if (study is None) != (trial is None):
+        raise InvalidInput("--study and --trial belong together", hint="give both, or neither")
+    if study is not None and (said or space is not None):
+        raise InvalidInput("a trial has its own workload and configuration", hint="leave the other settings out")
+    if space is not None and configuration:
+        raise InvalidInput(
+            f"--space predicts all configurations, {', '.join(configuration)} names one", hint="leave one of them out"
+        )
+    if space is not None and plot is not None:
+        raise InvalidInput("--plot draws one configuration", hint="name it by its techniques instead of --space")
+
+
+def _write_page(answer: "Answer", file: Path) -> None:
+    from autotune.report import memory_timeline
+
+    figure = memory_timeline.compute(
+        answer.prediction,
+        title=answer.config.describe(),
+        about=answer.about(),
+        answer=f"{answer.verdict()}.",
+        cap_bytes=answer.cap_bytes,
+    )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(memory_timeline.page(figure), encoding="utf-8")
+    except OSError as error:
+        raise StorageUnavailable(
+            f"{file} cannot be written: {error.strerror or error}", hint="name another file with --plot"
+        ) from None
+    print(file, file=sys.stderr)

@@ -1,0 +1,84 @@
+"""`autotune predict` as a user types it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SMALL = ("--layers", "2", "--width", "32", "--heads", "2", "--seq-len", "32", "--global-batch", "4", "--device", "cpu")
+
+
+def run(*arguments, folder):
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", "predict", *arguments], cwd=folder, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("predict")
+
+
+def test_it_says_the_peak_its_place_and_who_holds_the_bytes(folder):
+    ended = run(*SMALL, "--checkpointing", "block", folder=folder)
+    assert ended.returncode == 0
+    for word in ("Peak ", "in backward", "blocks.0", "gradients", "Largest holders"):
+        assert word in ended.stdout
+
+
+def test_it_leaves_nothing_behind(folder):
+    run(*SMALL, folder=folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_json_is_one_object_whose_categories_add_up(folder):
+    ended = run(*SMALL, "--json", "--max-mem", "64MiB", folder=folder)
+    answer = json.loads(ended.stdout)
+    assert sum(answer["bytes_by_category"].values()) == answer["peak_memory_bytes"]
+    assert answer["margin_bytes"] == 64 * 1024**2 - answer["upper_bound_bytes"]
+
+
+def test_a_cap_that_is_surely_exceeded_is_exit_code_1(folder):
+    ended = run("--layers", "6", "--device", "cpu", "--max-mem", "8MiB", folder=folder)
+    assert (ended.returncode, "more than 8.00 MiB" in ended.stdout) == (1, True)
+
+
+def test_a_space_is_predicted_whole_and_sorted(folder, tmp_path):
+    space = tmp_path / "space.toml"
+    space.write_text('[techniques]\ncheckpointing = ["none", "block"]\n[defaults]\nmicro_batch_size = 4\n')
+    ended = run(*SMALL, "--space", str(space), "--json", folder=folder)
+    predictions = json.loads(ended.stdout)["predictions"]
+    assert [one["config"]["checkpointing"] for one in predictions] == ["block", "none"]
+
+
+def test_a_gpu_that_is_not_there_can_be_predicted_for(folder):
+    ended = run(*SMALL, "--device", "cuda", folder=folder)
+    assert (ended.returncode, "for cuda" in ended.stdout, "Note: the CUDA context" in ended.stdout) == (0, True, True)
+
+
+def test_the_step_is_drawn_on_a_page(folder, tmp_path):
+    page = tmp_path / "step.html"
+    ended = run(*SMALL, "--plot", str(page), folder=folder)
+    assert (ended.returncode, "activations" in page.read_text()) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--study", "x"), "--study and --trial belong together"),
+        (("--study", "x", "--trial", "1", "--layers", "3"), "a trial has its own workload"),
+        (("--space", "quick", "--precision", "fp32"), "names one"),
+        (("--precision", "fp7"), "precision = 'fp7' is not possible"),
+        (("--memory-budget", "0.5"), "needs torch.compile"),
+        (("--micro-batch", "3", "--global-batch", "4"), "does not divide"),
+        (("--max-mem", "8,5GiB"), "is not a memory size"),
+        (("--study", "x", "--trial", "1"), "no"),
+        (("--torch", "two"), "'two' is no torch release"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_exit_code_2(folder, arguments, sentence):
+    ended = run(*arguments, folder=folder)
+    assert ended.returncode == 2
+    assert sentence in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,147 @@
+"""Predictions in a real search: what is surely over the cap is not trained, and one program is not run twice."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.study.events import SameProgram
+
+MIB = 1024**2
+SIZES = {
+    "layers": 6,
+    "width": 64,
+    "heads": 2,
+    "sequence_length": 128,
+    "global_batch": 8,
+    "steps": 9,
+    "warmup_steps": 2,
+    "evaluation_sequences": 4,
+}
+CAP_BYTES = 26 * MIB
+SPACE = """
+[techniques]
+checkpointing = ["none", "every-4", "block"]
+
+[defaults]
+micro_batch_size = 8
+optimizer_fusion = "kernel"
+"""
+BUDGETS = """
+[techniques]
+memory_budget = [0.9, 0.8, 0.0]
+
+[defaults]
+compile = "block"
+micro_batch_size = 2
+"""
+MIXTURE_WITH_BRANCHES = {
+    "model_type": "mixtral",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+    "experts_implementation": "eager",
+}
+"""Its experts look at values to decide which of them runs."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    before = os.getcwd()
+    folder = tmp_path_factory.mktemp("foresight")
+    os.chdir(folder)
+    Path("space.toml").write_text(SPACE)
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def result(folder):
+    return autotune.search(name="foreseen", space="space.toml", max_mem=CAP_BYTES, trials=4, **SIZES)
+
+
+def of(result, checkpointing, fusion="kernel"):
+    return next(
+        record
+        for record in result.trials
+        if (record.config.checkpointing, record.config.optimizer_fusion) == (checkpointing, fusion)
+    )
+
+
+def test_what_is_predicted_to_be_over_the_cap_is_recorded_and_not_trained(folder, result):
+    record = of(result, "none")
+    assert (record.outcome, record.tokens_per_second, record.feasible) == ("predicted_over_cap", None, False)
+    assert not list(folder.glob(f"studies/work/*/foreseen/logs/trial-{record.number}.log"))
+
+
+def test_such_a_record_says_what_was_predicted(result):
+    record = of(result, "none")
+    assert record.predicted_peak_memory_bytes > CAP_BYTES
+    assert "predicted to need" in record.message
+
+
+def test_the_baseline_is_measured_however_much_it_is_predicted_to_need(result):
+    baseline = result.trial(result.baseline)
+    assert (baseline.outcome, baseline.peak_memory_bytes > CAP_BYTES) == ("over_cap", True)
+
+
+def test_the_front_holds_only_what_was_measured(result):
+    assert result.front
+    assert all(result.trial(number).outcome == "ok" for number in result.front)
+
+
+def test_every_measured_peak_is_close_to_its_prediction(result):
+    measured = [record for record in result.trials if record.peak_memory_bytes]
+    assert len(measured) > 1
+    for record in measured:
+        assert record.predicted_peak_memory_bytes == pytest.approx(record.peak_memory_bytes, rel=0.005)
+
+
+def test_optuna_hears_of_a_prediction_over_the_cap(folder, result):
+    import optuna
+
+    study = optuna.load_study(study_name="foreseen", storage="sqlite:///studies/autotune.db")
+    told = {trial.user_attrs["autotune_number"]: trial for trial in study.get_trials(deepcopy=False)}
+    assert told[of(result, "none").number].constraints["device_memory"] > 0
+
+
+def test_show_has_predicted_beside_measured_and_their_ratio(result, capsys):
+    from autotune.cli.show import show
+
+    show("foreseen")
+    printed = capsys.readouterr().out
+    assert ("predicted" in printed, "ratio" in printed, "1.0000" in printed) == (True, True, True)
+
+
+def test_predictions_can_be_turned_off(folder):
+    result = autotune.search(
+        name="unforeseen", space="space.toml", max_mem=CAP_BYTES, trials=2, sampler="grid", predict=False, **SIZES
+    )
+    over = result.trial(1)
+    assert (over.outcome, over.predicted_peak_memory_bytes) == ("over_cap", None)
+
+
+def test_budgets_that_compile_to_one_program_are_measured_once(folder):
+    Path("budgets.toml").write_text(BUDGETS)
+    events = []
+    sizes = {**SIZES, "layers": 2, "sequence_length": 32, "global_batch": 4}
+    result = autotune.search(name="budgets", space="budgets.toml", trials=5, listener=events.append, **sizes)
+    same = [event for event in events if isinstance(event, SameProgram)]
+    compiled = [record for record in result.trials if record.config.compile == "block"]
+    assert (len(compiled), len(same)) == (3, 1)  # 1.0 is in every space
+    assert {same[0].config.memory_budget, result.trial(same[0].number).config.memory_budget} == {0.9, 0.8}
+
+
+def test_a_model_that_cannot_be_predicted_is_measured_all_the_same(folder):
+    Path("config.json").write_text(json.dumps(MIXTURE_WITH_BRANCHES))
+    few = {"sequence_length": 32, "global_batch": 2, "steps": 9, "warmup_steps": 2, "evaluation_sequences": 2}
+    result = autotune.search(name="branches", space="space.toml", model="config.json", trials=1, max_mem="1GiB", **few)
+    assert (result.trial(0).outcome, result.trial(0).predicted_peak_memory_bytes) == ("ok", None)
