@@ -2,6 +2,7 @@
 
     fake_mode.py       fake tensors, and the birth and death of their storages
     generated_code.py  torch.compile: inductor's own program on fake tensors, without its kernels
+    cpu.py             what kernels on a CPU hold while they run
     cuda.py            what a CUDA device would do and a fake CPU does not
     recording.py       what was allocated and freed
     attribution.py     from there to the peak, its holders and the timeline
@@ -30,7 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from autotune.config import TrainingConfig
 from autotune.errors import PredictionImpossible
 from autotune.prediction import Category, Prediction
-from autotune.predictor import cuda
+from autotune.predictor import cpu, cuda
 from autotune.predictor.accuracy import error_of
 from autotune.predictor.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
 from autotune.predictor.fake_mode import StorageWatch
@@ -74,7 +75,7 @@ class _Rehearsal:
         self._request = request
         self._is_cuda = request.device == "cuda"
         self._fake_device = torch.device("cuda" if self._is_cuda and torch.version.cuda else "cpu")
-        self._watch = StorageWatch(round_up=cuda.round_up if self._is_cuda else lambda size_bytes: size_bytes)
+        self._watch = StorageWatch(round_up=cuda.round_up) if self._is_cuda else StorageWatch(scratch=cpu.scratch_bytes)
         self._programs = GeneratedPrograms(self._watch)
 
     def prediction(self) -> Prediction:

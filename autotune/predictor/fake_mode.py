@@ -4,7 +4,7 @@ A fake tensor has shape, dtype, device and storage but no memory, so a step of a
 storage is one block of the allocator, counted once however many tensors view it.
 
 The watching is done inside the FakeTensorMode and not in a dispatch mode of its own: with another dispatch mode
-active, torch.compile silently runs eager code. Kernels' own scratch memory is invisible here.
+active, torch.compile silently runs eager code. Kernels' own scratch memory is invisible here, and told by `scratch`.
 Source: https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html
 """
 
@@ -30,15 +30,22 @@ _ALLOCATIONS = ("aten.empty_strided", "aten.as_strided", "aten.new_empty")
 class StorageWatch:
     """A `PhaseMarker` that watches the storages of `mode`'s fake tensors.
 
-    `round_up` turns a tensor's bytes into those of the allocator's block.
+    `round_up` turns a tensor's bytes into those of the allocator's block; `scratch` says what an operator with these
+    arguments holds while it runs, beside its results.
     """
 
-    def __init__(self, *, round_up: Callable[[int], int] = lambda size_bytes: size_bytes) -> None:
+    def __init__(
+        self,
+        *,
+        round_up: Callable[[int], int] = lambda size_bytes: size_bytes,
+        scratch: Callable[[Any, Sequence[Any]], int] = lambda _operator, _args: 0,
+    ) -> None:
         # No subclass of it: higher-order operators have rules for this very class.
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._fake_dispatch = self.mode.dispatch
         self.mode.dispatch = self._dispatch  # type: ignore[method-assign]
         self._round_up = round_up
+        self._scratch = scratch
         self._recording: Recording | None = None
         self._known: dict[int, weakref.ref[Any]] = {}
         self._blocks: dict[int, Block] = {}
@@ -151,6 +158,8 @@ class StorageWatch:
             self._ignore_unknown(args)
             for tensor in tensors:
                 self._note_storage(tensor, module=None, operator=name)
+            if size_bytes := self._scratch(func, args):
+                self._note_scratch(size_bytes, operator=name)
         return result
 
     def _ignore_unknown(self, values: object) -> None:
@@ -182,6 +191,21 @@ class StorageWatch:
         if operator in _ALLOCATIONS:
             self._unnamed.append(block)
         return block
+
+    def _note_scratch(self, size_bytes: int, *, operator: str) -> None:
+        """Memory that is gone again when the operator returns."""
+        assert self._recording is not None
+        born = len(self._recording.events)
+        block = Block(
+            size_bytes=self._round_up(size_bytes),
+            module=self._module(),
+            operator=operator,
+            born=born,
+            died=born + 1,
+            scope=self._scope,
+            in_phase=self._phase_name(),
+        )
+        self._recording.events += [(+1, block), (-1, block)]
 
     def _forget(self, key: int) -> None:
         del self._known[key]
