@@ -1,0 +1,381 @@
+"""Predicted against measured peak memory: the same workload and configuration, on fake tensors and as a real training.
+
+    python studies/predictor_accuracy/measure.py [--quick] [--device cpu|cuda:0] [--out results.json]
+    python studies/predictor_accuracy/measure.py --read studies/predictor_accuracy/results.json
+
+A pair is one prediction and one short real training, each in a process of its own, by the same route as a search.
+Writes machine, versions, date and every pair to `--out`, and goes on where such a file ends; prints a summary and the
+bounds it would propose for `autotune/predictor/accuracy.py`. `--read` does that from results that are there.
+"""
+
+import argparse
+import hashlib
+import itertools
+import json
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_args
+
+from autotune.config import CHOICES, TrainingConfig
+from autotune.definition import StudyDefinition
+from autotune.errors import AutotuneError
+from autotune.executors.local import LocalExecutor
+from autotune.predictor.accuracy import Group, PredictionError
+from autotune.predictor.accuracy import group_of as group_of_bound
+from autotune.result import DeviceInfo
+from autotune.search_space import DIVISORS, LegalSpace, SearchSpace, bind_space
+from autotune.workload import make_workload
+
+HERE = Path(__file__).parent
+MIB = 1024**2
+
+SHORTEST = {"global_batch": 4, "steps": 7, "warmup_steps": 2, "evaluation_sequences": 4}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {"layers": 3, "width": 128, "heads": 4, "sequence_length": 128},
+    "gpt wide vocabulary": {"layers": 2, "width": 64, "heads": 2, "vocab_size": 8192, "sequence_length": 128},
+    "gpt deep": {"layers": 16, "width": 64, "heads": 4, "sequence_length": 64},
+    "gpt long": {"layers": 2, "width": 96, "heads": 3, "sequence_length": 768},
+    "llama": {"model": f"{HERE}/models/llama.json", "sequence_length": 128},
+    "gpt2": {"model": f"{HERE}/models/gpt2.json", "sequence_length": 128},
+    "gpt2 dropout": {"model": f"{HERE}/models/gpt2_dropout.json", "sequence_length": 128},
+    "mixtral": {"model": f"{HERE}/models/mixtral.json", "sequence_length": 128},
+}
+QUICK_MODELS = ("gpt", "gpt wide vocabulary", "llama")
+LARGE_MODELS: dict[str, dict[str, Any]] = {
+    "gpt 100 M": {"layers": 16, "width": 768, "heads": 12, "sequence_length": 1024, "global_batch": 16},
+    "gpt 1.6 B": {
+        "layers": 32,
+        "width": 2048,
+        "heads": 16,
+        "vocab_size": 8000,
+        "sequence_length": 768,
+        "global_batch": 4,
+    },
+}
+"""Too large for a training here: only the prediction's own time is taken."""
+LARGE_CHOICES: tuple[dict[str, Any], ...] = ({}, {"checkpointing": "block"}, {"compile": "block"}, {"compile": "model"})
+REPEATS = 3
+TIMES = "prediction times"
+"""Named among the groups."""
+
+SPACE = SearchSpace(
+    name="every technique",
+    techniques={
+        "precision": CHOICES["precision"],
+        "optimizer": CHOICES["optimizer"],
+        "micro_batch_size": DIVISORS,
+        "checkpointing": CHOICES["checkpointing"],
+        "compile": CHOICES["compile"],
+        "memory_budget": (1.0, 0.4, 0.1),
+        "optimizer_fusion": CHOICES["optimizer_fusion"],
+    },
+)
+SAMPLED = {"eager fp32": 4, "eager 16-bit": 4, "compiled by block": 1, "compiled whole": 2, "memory budget": 1}
+"""Combinations drawn of each group, for each model."""
+GROUPS = [*SAMPLED, TIMES]
+
+
+def group_of(config: TrainingConfig) -> str:
+    if config.memory_budget != 1.0:
+        return "memory budget"
+    if config.compile != "none":
+        return "compiled by block" if config.compile == "block" else "compiled whole"
+    return "eager fp32" if config.precision in ("fp32", "tf32") else "eager 16-bit"
+
+
+def half_of(model: str, config: TrainingConfig) -> str:
+    digest = hashlib.sha256(f"{model} {config.describe()}".encode()).digest()
+    return "calibration" if digest[0] % 2 else "held out"
+
+
+# -- which configurations ----------------------------------------------------------------------------------------
+
+
+def configurations(model: str, legal: LegalSpace, *, quick: bool) -> list[TrainingConfig]:
+    """Every value of every technique alone, then a sample of each group of combinations, drawn by the model's name."""
+    alone = list(one_technique_each(legal))
+    if quick:
+        return alone[:: len(alone) // 8]
+    draw = random.Random(model)
+    sampled = []
+    for group, count in SAMPLED.items():
+        candidates = [config for config in legal.configurations() if group_of(config) == group and config not in alone]
+        sampled += draw.sample(candidates, count)
+    return alone + sampled
+
+
+def one_technique_each(legal: LegalSpace) -> Iterator[TrainingConfig]:
+    plain = TrainingConfig(micro_batch_size=legal.global_batch)
+    yield plain
+    for technique, values in legal.values.items():
+        for value in values:
+            needed = {"compile": "model" if value == 0.1 else "block"} if technique == "memory_budget" else {}
+            config = TrainingConfig(**{**plain.to_dict(), technique: value, **(needed if value != 1.0 else {})})
+            if config != plain and config in legal:
+                yield config
+
+
+# -- a pair ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Runs predictions and trainings of one model on one device."""
+
+    model: str
+    executor: LocalExecutor
+    definition: StudyDefinition
+    folder: Path
+
+    def pair(self, config: TrainingConfig) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "configuration": config.describe(),
+            "config": chosen_in(config),
+            "group": group_of(config),
+            "half": half_of(self.model, config),
+            **self.predicted(config),
+            **self.measured(config),
+        }
+
+    def predicted(self, config: TrainingConfig) -> dict[str, Any]:
+        try:
+            prediction = self.executor.predict(
+                self.definition.workload, config, device_type=self.definition.device.type
+            )
+        except AutotuneError as error:
+            return {"predicted_bytes": None, "refused": str(error)}
+        return {
+            "predicted_bytes": prediction.peak_memory_bytes,
+            "predicted_phase": prediction.phase,
+            "prediction_seconds": round(prediction.seconds, 2),
+        }
+
+    def measured(self, config: TrainingConfig) -> dict[str, Any]:
+        finished = self.executor.submit(
+            self.definition,
+            config,
+            study_folder=self.folder,
+            log_name="training",
+            enforce_cap=False,
+            time_limit_seconds=600,
+        ).result()
+        measurement = finished.measurement
+        if measurement.outcome != "ok":
+            return {"measured_bytes": None, "outcome": measurement.outcome, "message": measurement.message}
+        return {
+            "measured_bytes": measurement.peak_memory_bytes,
+            "measured_phase": measurement.peak_phase,
+            "training_seconds": round(finished.seconds, 1),
+        }
+
+
+def chosen_in(config: TrainingConfig) -> dict[str, Any]:
+    """What of `config` is not the default."""
+    plain = TrainingConfig().to_dict()
+    return {name: value for name, value in config.to_dict().items() if value != plain[name]}
+
+
+def ratio_of(row: dict[str, Any]) -> float:
+    return float(row["predicted_bytes"] / row["measured_bytes"])
+
+
+def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["predicted_bytes"] and row["measured_bytes"]]
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------
+
+
+def measure(*, device: str, models: list[str], groups: list[str], quick: bool, file: Path) -> dict[str, Any]:
+    """Measures what `file` does not hold yet, and writes it after every row."""
+    with tempfile.TemporaryDirectory() as temporary, LocalExecutor(Path(temporary)) as executor:
+        choices = SPACE.choices()
+        if not any(group.startswith(("compiled", "memory")) for group in groups):
+            del choices["compile"]  # the only probe that takes long
+        info, unavailable = executor.probe(device, choices)
+        empty: dict[str, Any] = {**about(), "runs": [], "pairs": [], "predictions": []}
+        results = json.loads(file.read_text()) if file.exists() else empty
+        results["runs"].append(run_now(info))
+        benches: dict[str, Bench] = {}
+        legal = bind_space(SPACE, global_batch=SHORTEST["global_batch"], unavailable=unavailable)
+        jobs = [(model, config) for model in models for config in configurations(model, legal, quick=quick)]
+        results["pairs"] = [row for row in results["pairs"] if row["predicted_bytes"]]
+        known = {(row["model"], row["configuration"]) for row in results["pairs"]}
+        random.Random(0).shuffle(jobs)  # where it is stopped early, what is there is a fair part of all
+        for model, config in jobs:
+            if (model, config.describe()) not in known and group_of(config) in groups:
+                if model not in benches:
+                    benches[model] = prepare(model, executor, info, Path(temporary))
+                row = {**benches[model].pair(config), "run": len(results["runs"])}
+                results["pairs"].append(row)
+                file.write_text(written(results))
+                told = f"{row.get('predicted_bytes')} / {row.get('measured_bytes')}"
+                print(model, "|", row["configuration"], "|", told, file=sys.stderr, flush=True)
+        if TIMES in groups and not quick:
+            timed = {(row["model"], row["configuration"]) for row in results["predictions"]}
+            for row in own_seconds(executor, device_type=info.type, known=timed):
+                results["predictions"].append({**row, "run": len(results["runs"])})
+                file.write_text(written(results))
+        return results
+
+
+def about() -> dict[str, Any]:
+    return {
+        "models": {name: {**sizes, "model": Path(sizes.get("model", "gpt")).name} for name, sizes in MODELS.items()},
+        "large_models": LARGE_MODELS,
+    }
+
+
+def run_now(info: DeviceInfo) -> dict[str, Any]:
+    """One call of this script: rows name it by its number, from 1."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", "studies/predictor_accuracy/measure.py", *sys.argv[1:]]),
+        "device": info.name,
+        "versions": {**info.versions, "autotune": version("autotune"), "transformers": version("transformers")},
+    }
+
+
+def prepare(model: str, executor: LocalExecutor, info: DeviceInfo, folder: Path) -> Bench:
+    workload = make_workload("cpu", SHORTEST, MODELS[model])
+    own_folder = folder / model.replace(" ", "_")  # inductor's C++ compiler takes no space in its cache's path
+    executor.prepare(workload, own_folder / "prepared")
+    definition = StudyDefinition(
+        name="accuracy",
+        workload=workload,
+        space=SPACE,
+        device=info,
+        unavailable={},
+        cap_bytes=info.total_memory_bytes,
+        seed=0,
+        sampler="random",
+    )
+    return Bench(model=model, executor=executor, definition=definition, folder=own_folder)
+
+
+def own_seconds(executor: LocalExecutor, *, device_type: str, known: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    """What a prediction takes inside its process, for models that no training here could hold."""
+    for choices, model in itertools.product(LARGE_CHOICES, LARGE_MODELS):
+        workload = make_workload("cpu", LARGE_MODELS[model])
+        config = TrainingConfig(micro_batch_size=workload.global_batch, **choices)
+        if (model, config.describe()) in known:
+            continue
+        runs = [executor.predict(workload, config, device_type=device_type) for _ in range(REPEATS)]
+        seconds = [round(run.seconds, 2) for run in runs]
+        print(model, "|", config.describe(), "|", seconds, file=sys.stderr, flush=True)
+        yield {
+            "model": model,
+            "configuration": config.describe(),
+            "predicted_bytes": runs[0].peak_memory_bytes,
+            "seconds": seconds,
+        }
+
+
+# -- what it says ------------------------------------------------------------------------------------------------
+
+
+def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| group | pairs | ratio: least | median | greatest | worst difference, MiB | predicted too little |"
+    yield "|---|---|---|---|---|---|---|"
+    for group in [*SAMPLED, "all"]:
+        of_group = [row for row in compared(rows) if group in (row["group"], "all")]
+        if of_group:
+            ratios = [ratio_of(row) for row in of_group]
+            cells = [f"{value:.5f}" for value in (min(ratios), statistics.median(ratios), max(ratios))]
+            worst = max(abs(difference(row)) for row in of_group) / MIB
+            too_little = sum(difference(row) > 0 for row in of_group)
+            yield f"| {group} | {len(of_group)} | {' | '.join(cells)} | {worst:.4f} | {too_little} |"
+
+
+def difference(row: dict[str, Any]) -> int:
+    """Bytes measured beyond the prediction."""
+    return int(row["measured_bytes"] - row["predicted_bytes"])
+
+
+def proposed_bounds(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Twice the worst difference of the calibration half, as a share of the prediction and in bytes, rounded up.
+
+    Both are added: bytes for small models, where a kernel's scratch is a large part; the share for large ones, whose
+    scratch was not seen. Also how many of the held-out half would lie outside.
+    """
+    yield "| bound for | calibrated on | share | bytes | held out | outside |"
+    yield "|---|---|---|---|---|---|"
+    for group in get_args(Group):
+        of_group = [row for row in compared(rows) if group_of_bound(TrainingConfig(**row["config"])) == group]
+        calibration = [row for row in of_group if row["half"] == "calibration"]
+        held_out = [row for row in of_group if row["half"] == "held out"]
+        error = PredictionError(
+            share=rounded_up(2 * max((abs(ratio_of(row) - 1) for row in calibration), default=0), least=0.0001),
+            size_bytes=round(rounded_up(2 * max((abs(difference(row)) for row in calibration), default=0), least=1024)),
+        )
+        outside = [row for row in held_out if not is_within(row, error)]
+        cells = (group, len(calibration), f"{error.share:.2%}", error.size_bytes, len(held_out), len(outside))
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
+def rounded_up(value: float, *, least: float) -> float:
+    """`least` doubled until it holds `value`."""
+    while least < value:
+        least *= 2
+    return least
+
+
+def is_within(row: dict[str, Any], error: PredictionError) -> bool:
+    predicted = row["predicted_bytes"]
+    return error.lower_bound(predicted) <= row["measured_bytes"] <= error.upper_bound(predicted)
+
+
+def worst(rows: list[dict[str, Any]], *, count: int = 10) -> Iterator[str]:
+    for row in sorted(compared(rows), key=lambda row: -abs(ratio_of(row) - 1))[:count]:
+        yield (
+            f"| {row['model']} | {row['configuration']} | {row['predicted_bytes'] / MIB:.3f} | "
+            f"{row['measured_bytes'] / MIB:.3f} | {difference(row):+,} |"
+        )
+
+
+def written(results: dict[str, Any]) -> str:
+    """JSON with one line a row."""
+    lines = []
+    for name, value in results.items():
+        if isinstance(value, list):
+            rows = ",\n".join(f"  {json.dumps(row)}" for row in value)
+            lines.append(f" {json.dumps(name)}: [\n{rows}\n ]")
+        else:
+            lines.append(f" {json.dumps(name)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true", help="three models, eight configurations each")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), help="only these")
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=GROUPS, help="only these")
+    parser.add_argument("--read", type=Path, help="results to summarize instead of measuring")
+    parser.add_argument("--out", type=Path, default=Path("results.json"))
+    arguments = parser.parse_args()
+    if arguments.read:
+        results = json.loads(arguments.read.read_text())
+    else:
+        models = arguments.models or list(QUICK_MODELS if arguments.quick else MODELS)
+        results = measure(
+            device=arguments.device,
+            models=models,
+            groups=arguments.groups,
+            quick=arguments.quick,
+            file=arguments.out,
+        )
+    pairs = results["pairs"]
+    print(*summary(pairs), "", *worst(pairs), "", *proposed_bounds(pairs), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The stated bounds of a prediction against both halves of the committed study."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.config import TrainingConfig
+from autotune.predictor.accuracy import ASSUMED_ON_CUDA, MEASURED_ON_CPU, error_of, group_of
+
+STUDY = Path(__file__).parents[2] / "studies" / "predictor_accuracy" / "results.json"
+PAIRS = [row for row in json.loads(STUDY.read_text())["pairs"] if row["predicted_bytes"] and row["measured_bytes"]]
+HALVES = ("calibration", "held out")
+
+
+def is_outside(row) -> bool:
+    error = error_of(TrainingConfig(**row["config"]), device="cpu")
+    predicted, measured = row["predicted_bytes"], row["measured_bytes"]
+    return not error.lower_bound(predicted) <= measured <= error.upper_bound(predicted)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_no_measured_peak_of_the_study_is_outside_its_bounds(half):
+    assert [row for row in PAIRS if row["half"] == half and is_outside(row)] == []
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("group", MEASURED_ON_CPU)
+def test_every_bound_rests_on_pairs_of_both_halves(half, group):
+    assert sum(row["half"] == half and group_of(TrainingConfig(**row["config"])) == group for row in PAIRS) >= 10
+
+
+@pytest.mark.parametrize("group", MEASURED_ON_CPU)
+def test_what_was_not_measured_has_wider_bounds(group):
+    measured = MEASURED_ON_CPU[group]
+    assert (ASSUMED_ON_CUDA.share, ASSUMED_ON_CUDA.size_bytes) > (measured.share, measured.size_bytes)
+
+
+def test_on_cuda_the_assumed_bounds_hold_whatever_the_configuration():
+    assert {error_of(TrainingConfig(compile=scope), device="cuda") for scope in ("none", "model")} == {ASSUMED_ON_CUDA}
