@@ -84,6 +84,13 @@ MISTAKES = {
     ],
     "plot": [[], ["nope"], ["nope", "--tolerance", "x"]],
     "studies": [[], ["--storage", "sqlite:///folder"], ["--storage", "sqlite:///garbage.db"]],
+    "explain": [
+        ["nope", "0"],
+        ["nope"],
+        ["--device", "tpu"],
+        ["--space", "quick"],
+        ["--layers", "0", "--device", "cpu"],
+    ],
     "doctor": [["--device", "gpu"]],
     "frobnicate": [[]],
 }

@@ -1,0 +1,246 @@
+"""`autotune explain`: where the peak of a configuration is and why, and what would make it lower."""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli import options
+from autotune.cli.option_groups import with_configuration, with_model_size
+from autotune.config import TrainingConfig, check_legal
+from autotune.errors import InvalidInput
+from autotune.result import JSON_SCHEMA, TrialRecord
+
+if TYPE_CHECKING:
+    from autotune.executors.local import LocalExecutor
+    from autotune.recommendation.explanation import Explanation
+    from autotune.study.forecast import Forecaster
+
+
+@with_model_size
+@with_configuration
+def explain(
+    *,
+    study: Annotated[str | None, typer.Argument(metavar="STUDY", help="Name of a study ...")] = None,
+    trial: Annotated[int | None, typer.Argument(metavar="TRIAL", help="... and the number of its trial.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="cpu|cuda", help="Kind of device; need not be there. [default: a GPU if there is one]"),
+    ] = None,
+    space: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Workload of this search space; of its configurations ..."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="ROW", help="... the one of this name.")] = None,
+    workload: Mapping[str, Any],
+    configuration: Mapping[str, Any],
+    torch_version: options.TorchVersionOption = None,
+    storage: options.StorageOption = options.STORAGE,
+    as_json: options.JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Say where the peak of a trial is and why, what each technique would save there, and what cannot help.
+
+    Without a study: of the configuration that the options name.
+    """
+    from tempfile import TemporaryDirectory
+
+    from autotune.executors.local import LocalExecutor
+    from autotune.study.request import check_device
+
+    said = [*(name for name, value in workload.items() if value is not None), *configuration]
+    said += [option for option, value in (("device", device), ("space", space), ("name", name)) if value is not None]
+    _check_together(study=study, trial=trial, space=space, name=name, said=said, configuration=configuration)
+    check_device(device)
+    if torch_version is not None and not re.match(r"\d+\.\d+", torch_version):
+        raise InvalidInput(f"{torch_version!r} is no release of torch", hint="give for example --torch 2.8")
+    with ExitStack() as stack:
+        # A question leaves nothing behind, and may be asked from a folder that cannot be written to.
+        executor = stack.enter_context(LocalExecutor(Path(stack.enter_context(TemporaryDirectory()))))
+        if study is not None and trial is not None:
+            question = _of_trial(executor, study, trial, storage=storage, torch_version=torch_version)
+        else:
+            question = _of_options(executor, device, workload, configuration, torch_version, space=space, name=name)
+        answer = _answered(question, quiet=quiet)
+    if as_json:
+        print(json.dumps(_to_dict(question, answer), indent=2, allow_nan=False))
+    else:
+        print_explanation(question, answer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be explained."""
+
+    forecaster: "Forecaster"
+    config: TrainingConfig
+    study: str | None = None
+    record: TrialRecord | None = None
+    records: tuple[TrialRecord, ...] = ()
+    unavailable: Mapping[str, Mapping[str, str]]
+
+    def about(self) -> str:
+        workload = self.forecaster.workload
+        return (
+            f"{workload.model} of {workload.layers} layers, width {workload.width}, {workload.global_batch} x "
+            f"{workload.sequence_length} tokens a step, for {self.forecaster.device_type}"
+        )
+
+
+def _of_trial(
+    executor: "LocalExecutor", study: str, trial: int, *, storage: str, torch_version: str | None
+) -> Question:
+    from autotune.storage import StudyStore
+    from autotune.study.forecast import Forecaster
+
+    store = StudyStore(storage)
+    try:
+        definition, _ = store.definition(study)
+        records = tuple(store.trials(study))
+    finally:
+        store.close()
+    record = next((record for record in records if record.number == trial), None)
+    if record is None:
+        there = f"its trials are 0 to {len(records) - 1}" if records else "it has none yet"
+        raise InvalidInput(f"study {study!r} has no trial {trial}", hint=f"{there}; see autotune show {study}")
+    forecaster = Forecaster(
+        executor=executor,
+        workload=definition.workload,
+        device_type=definition.device.type,
+        torch_version=torch_version,
+    )
+    return Question(
+        forecaster=forecaster,
+        config=record.config,
+        study=study,
+        record=record,
+        records=records,
+        unavailable=definition.unavailable,
+    )
+
+
+def _of_options(
+    executor: "LocalExecutor",
+    device: str | None,
+    settings: Mapping[str, Any],
+    configuration: Mapping[str, Any],
+    torch_version: str | None,
+    *,
+    space: str | None,
+    name: str | None,
+) -> Question:
+    from autotune.space_file import load_space
+    from autotune.study.forecast import Forecaster, device_type_of, workload_of
+
+    loaded = None if space is None else load_space(space)
+    device_type = device_type_of(device, executor=executor)
+    workload = workload_of(device_type, settings, space=loaded)
+    if loaded is not None:
+        config = _row(loaded, name, global_batch=workload.global_batch)
+    else:
+        config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
+    check_legal(config, global_batch=workload.global_batch)
+    forecaster = Forecaster(executor=executor, workload=workload, device_type=device_type, torch_version=torch_version)
+    return Question(forecaster=forecaster, config=config, unavailable={})
+
+
+def _row(space: Any, name: str | None, *, global_batch: int) -> TrainingConfig:
+    from autotune.search_space import bind_space
+
+    rows = bind_space(space, global_batch=global_batch, unavailable={}).named
+    if name is None or name not in rows:
+        there = f"it names {', '.join(rows)}" if rows else "it names none"
+        raise InvalidInput(f"search space {space.name!r} has no legal configuration {name!r}", hint=there)
+    return rows[name]
+
+
+def _check_together(
+    *,
+    study: str | None,
+    trial: int | None,
+    space: str | None,
+    name: str | None,
+    said: list[str],
+    configuration: Mapping[str, Any],
+) -> None:
+    if study is not None and trial is None:
+        raise InvalidInput(
+            f"which trial of study {study!r} is not said", hint=f"give its number, see autotune show {study}"
+        )
+    if study is not None and said:
+        options_said = ", ".join(f"--{option.replace('_', '-')}" for option in said)
+        raise InvalidInput(
+            f"a trial has its own workload, device and configuration, not {options_said}",
+            hint="leave these options out, or the study and the trial",
+        )
+    if (space is None) != (name is None):
+        raise InvalidInput("--space and --name belong together", hint="give both, or neither")
+    if space is not None and configuration:
+        raise InvalidInput(
+            f"--name and {', '.join(configuration)} both say what to explain", hint="leave one of them out"
+        )
+
+
+def _answered(question: Question, *, quiet: bool) -> "Explanation":
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from autotune.cli.tables import make_console
+    from autotune.study.explain import explain_configuration
+
+    columns = (TextColumn("predicting"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=make_console(sys.stderr), transient=True, disable=quiet) as shown:
+        task = shown.add_task("", total=None)
+        return explain_configuration(
+            question.forecaster,
+            question.config,
+            record=question.record,
+            records=question.records,
+            unavailable=question.unavailable,
+            progress=lambda made, wanted: shown.update(task, completed=made, total=wanted),
+        )
+
+
+def print_explanation(question: Question, answer: "Explanation") -> None:
+    from rich.text import Text
+
+    from autotune.cli.tables import make_console
+
+    console = make_console()
+
+    def say(line: str, style: str = "") -> None:
+        console.print(Text(line, style=style), soft_wrap=True)
+
+    number = "" if question.record is None else f"#{question.record.number} "
+    say(f"{number}{answer.config.describe()}", "bold")
+    say(question.about())
+    for title, lines in (
+        ("Where the peak is", answer.peak),
+        ("In use", [remark.sentence for remark in answer.in_use]),
+        ("What would save memory", [alternative.sentence for alternative in answer.alternatives]),
+        ("What would not", [remark.sentence for remark in answer.no_help]),
+    ):
+        if lines:
+            say("")
+            say(title, "bold")
+            for line in lines:
+                say(f"  {line[:1].upper() + line[1:] if title == 'Where the peak is' else line}")
+    say("")
+    say("All sizes are predicted, apart from those said to be measured.")
+    for note in answer.prediction.notes:
+        say(f"Note: {note}.")
+
+
+def _to_dict(question: Question, answer: "Explanation") -> dict[str, Any]:
+    return {
+        "schema": JSON_SCHEMA,
+        "study": question.study,
+        "trial": None if question.record is None else question.record.number,
+        "workload": question.forecaster.workload.to_dict(),
+        **answer.to_dict(),
+    }

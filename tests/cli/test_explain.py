@@ -1,0 +1,164 @@
+"""`autotune explain`, the real command: of a study's trial, of options, of a search space's row."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from study_building import MIB, definition, measured, open_store
+
+from autotune.config import TrainingConfig
+from autotune.workload import make_workload
+
+SIZES = {"layers": 2, "width": 16, "heads": 2, "sequence_length": 16, "global_batch": 2}
+FLAGS = ("--device", "cpu", "--layers", "2", "--width", "16", "--heads", "2", "--seq-len", "16", "--global-batch", "2")
+PLAIN = TrainingConfig(micro_batch_size=2)
+CHECKPOINTED = TrainingConfig(micro_batch_size=2, checkpointing="block")
+COMPILERS = {"block": "there is no compiler", "model": "there is no compiler"}
+SPACE = """
+[defaults]
+checkpointing = "block"
+[workload]
+layers = 1
+width = 16
+heads = 2
+sequence_length = 16
+global_batch = 2
+[[configurations]]
+name = "one"
+optimizer_fusion = "backward"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a study of two measured trials, on a device without a compiler, and with a search space."""
+    folder = tmp_path_factory.mktemp("explain")
+    (folder / "rows.toml").write_text(SPACE)
+    with open_store(f"sqlite:///{folder}/studies/autotune.db") as store:
+        workload = make_workload("cpu", SIZES)
+        store.create_study(definition(workload=workload, unavailable={"compile": COMPILERS}), trials_wanted=2)
+        for number, (config, speed) in enumerate([(PLAIN, 1000.0), (CHECKPOINTED, 760.0)]):
+            store.begin_trial("by-hand", number, config, name=None)
+            store.finish_trial("by-hand", number, measured(tokens_per_second=speed, peak_memory_bytes=MIB), seconds=1.0)
+    return folder
+
+
+def run(*arguments, folder):
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", "explain", *arguments],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "200"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def output(*arguments, folder):
+    ended = run(*arguments, folder=folder)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def of_a_trial(folder):
+    return output("by-hand", "0", folder=folder)
+
+
+def test_a_trial_is_told_where_its_peak_is(of_a_trial):
+    assert of_a_trial.startswith("#0 fp32, micro-batch 2")
+    assert "is at the start of backward" in of_a_trial
+    assert "no gradient exists yet" in of_a_trial
+    assert "Measured: 1.00 MiB" in of_a_trial
+
+
+def test_a_trial_is_told_what_another_one_measured(of_a_trial):
+    (line,) = [line for line in of_a_trial.splitlines() if line.startswith("  checkpointing block: ")]
+    assert line.endswith("measured in #1: 1.00 MiB, 24 % slower, the same perplexity")
+
+
+def test_a_trial_is_told_why_a_step_in_backward_cannot_help_it_alone(of_a_trial):
+    (line,) = [line for line in of_a_trial.splitlines() if line.startswith("  optimizer-fusion backward saves nothing")]
+    assert "before any gradient exists; with " in line
+
+
+def test_a_trial_is_told_what_its_device_cannot_do(of_a_trial):
+    assert "compile block does not work on this device: there is no compiler" in of_a_trial
+
+
+@pytest.fixture(scope="module")
+def as_json(folder):
+    return json.loads(output("by-hand", "1", "--json", folder=folder))
+
+
+def test_the_json_has_one_object_with_everything(as_json):
+    assert set(as_json) >= {
+        "schema", "study", "trial", "workload", "config", "prediction", "peak", "in_use", "alternatives", "others",
+        "no_help", "pairs",
+    }  # fmt: skip
+    assert (as_json["study"], as_json["trial"]) == ("by-hand", 1)
+    assert as_json["workload"]["layers"] == 2
+
+
+def test_alternatives_in_the_json_hold_configuration_bytes_and_sentence(as_json):
+    peak = as_json["prediction"]["peak_memory_bytes"]
+    assert as_json["alternatives"]
+    for one in [*as_json["alternatives"], *as_json["others"]]:
+        assert one["saved_bytes"] == peak - one["predicted_peak_memory_bytes"]
+        assert one["config"][one["technique"]] == one["value"]
+        assert str(one["value"]) in one["sentence"]
+
+
+def test_techniques_in_use_are_weighed(as_json):
+    assert [one["technique"] for one in as_json["in_use"]] == ["checkpointing"]
+    assert as_json["in_use"][0]["saved_bytes"] > 0
+
+
+def test_a_row_of_a_search_space_brings_its_own_workload(folder):
+    text = output("--device", "cuda", "--torch", "2.8", "--space", "rows.toml", "--name", "one", folder=folder)
+    assert text.startswith("fp32, checkpointing block, optimizer-fusion backward, micro-batch 2")
+    assert "gpt of 1 layers, width 16, 2 x 16 tokens a step, for cuda" in text
+    assert "RMSNorm as by the CUDA kernels of torch 2.8" in text
+    assert re.search(r"compile (block|model)", text)
+
+
+def test_options_name_a_configuration(folder):
+    choices = ("--precision", "bf16-true", "--optimizer", "sgd", "--optimizer-fusion", "foreach", "--layers", "1")
+    text = output(*FLAGS, *choices, folder=folder)
+    assert text.startswith("bf16-true, optimizer sgd, optimizer-fusion foreach, micro-batch 2")
+    assert "precision bf16-true saves" in text.partition("In use")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["nope", "0"], "there is by-hand"),
+        (["by-hand", "9"], "its trials are 0 to 1"),
+        (["by-hand"], "which trial of study 'by-hand'"),
+        (["by-hand", "0", "--layers", "3"], "--layers"),
+        (["by-hand", "x"], "TRIAL"),
+        (["--space", "rows.toml"], "--space and --name belong together"),
+        (["--space", "rows.toml", "--name", "two", "--device", "cpu"], "it names one"),
+        (["--space", "rows.toml", "--name", "one", "--checkpointing", "none"], "checkpointing"),
+        (["--device", "gpu"], "'gpu' is not a device"),
+        ([*FLAGS, "--torch", "newest"], "'newest' is no release of torch"),
+        ([*FLAGS, "--memory-budget", "0.5"], "needs torch.compile"),
+        ([*FLAGS, "--precision", "fp3"], "fp3"),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_refused_with_what_there_is(arguments, named, folder):
+    ended = run(*arguments, folder=folder)
+    lines = ended.stderr.splitlines()
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert [line.partition(":")[0] for line in lines] == ["error", "hint"]
+    assert named in ended.stderr
+
+
+def test_no_study_is_left_behind(folder, of_a_trial):
+    assert sorted(path.name for path in (folder / "studies").iterdir()) == ["autotune.db"]
