@@ -194,7 +194,8 @@ def _answered(question: Question, *, quiet: bool) -> "Explanation":
     from autotune.study.explain import explain_configuration
 
     columns = (TextColumn("predicting"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=make_console(sys.stderr), transient=True, disable=quiet) as shown:
+    silent = quiet or not sys.stderr.isatty()
+    with Progress(*columns, console=make_console(sys.stderr), transient=True, disable=silent) as shown:
         task = shown.add_task("", total=None)
         return explain_configuration(
             question.forecaster,

@@ -140,6 +140,8 @@ def _in_use(explained: Explained, without: Variant, pairs: Sequence[Pair]) -> In
     assert without.prediction is not None
     saved, value = explained.saved_by(without), getattr(explained.config, without.technique)
     words = named(without.technique, value)
+    if without.technique == "compile" and explained.config.memory_budget != without.config.memory_budget:
+        words += f" with its {named('memory_budget', explained.config.memory_budget)}"
     peak = format_size(without.prediction.peak_memory_bytes)
     cost = _cost(explained, without.config)
     if explained.is_worth_a_word(saved):
@@ -228,7 +230,8 @@ def _what_they_need(explained: Explained, variants: Sequence[Variant]) -> str:
     words = []
     for variant in variants:
         more = -explained.saved_by(variant)
-        words.append(f"{variant.value} {f'{format_size(more)} more' if explained.is_worth_a_word(more) else 'as much'}")
+        size = f"{format_size(more)} more" if explained.is_worth_a_word(more) else "as much"
+        words.append(f"{size} with {variant.value}")
     return listed(*words)
 
 

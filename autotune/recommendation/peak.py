@@ -216,6 +216,8 @@ def _largest_groups(prediction: Prediction, config: TrainingConfig) -> Iterator[
         words += [f"in smaller pieces {format_size(rest)}"] if shown and rest >= NOTABLE * size else []
         if words:
             label = _CATEGORY_WORDS.get(category, category)
+            is_recomputed = category == "temporaries" and config.compile == "model" and config.memory_budget != 1.0
+            label += ", among them what compiled code recomputes" if is_recomputed else ""
             yield f"of the {format_size(size)} of {label}: {', '.join(words)}"
 
 

@@ -160,5 +160,13 @@ def test_a_mistake_is_refused_with_what_there_is(arguments, named, folder):
     assert named in ended.stderr
 
 
+def test_a_model_that_cannot_be_predicted_is_one_sentence(folder):
+    ended = run(*FLAGS, "--width", str(2**32), folder=folder)
+    lines = ended.stderr.splitlines()
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert [line.partition(":")[0] for line in lines] == ["error", "hint"]
+    assert "the prediction failed: RuntimeError: Storage size calculation overflowed" in lines[0]
+
+
 def test_no_study_is_left_behind(folder, of_a_trial):
     assert sorted(path.name for path in (folder / "studies").iterdir()) == ["autotune.db"]

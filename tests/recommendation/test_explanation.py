@@ -267,7 +267,7 @@ def test_values_that_save_nothing_either_and_those_that_need_more_are_named():
     )
     said = no_help(explained(), [batched, kernel, FUSION], technique="optimizer_fusion")
     assert said.startswith("optimizer-fusion backward saves nothing here, nor do kernel:")
-    assert said.endswith("foreach 2.00 GiB more")
+    assert said.endswith("; 2.00 GiB more with foreach")
 
 
 def test_an_equal_plan_of_the_compiler_is_the_reason():
