@@ -63,6 +63,8 @@ class Prediction:
     """The operator whose result is the last allocation before the peak."""
     bytes_by_category: Mapping[Category, int]
     """At the peak; adds up to it."""
+    parameters: int
+    """Number of trained parameters; their bytes are in `bytes_by_category`."""
     holders: tuple[Holder, ...]
     """The largest at the peak, largest first."""
     plan: str | None = None

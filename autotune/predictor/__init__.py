@@ -77,6 +77,7 @@ class _Rehearsal:
         self._fake_device = torch.device("cuda" if self._is_cuda and torch.version.cuda else "cpu")
         self._watch = StorageWatch(round_up=cuda.round_up) if self._is_cuda else StorageWatch(scratch=cpu.scratch_bytes)
         self._programs = GeneratedPrograms(self._watch)
+        self._parameters = 0
 
     def prediction(self) -> Prediction:
         request = self._request
@@ -97,6 +98,7 @@ class _Rehearsal:
             module=peak.last_block.module if peak.last_block else "",
             operator=peak.last_block.operator if peak.last_block else "",
             bytes_by_category=sizes,
+            parameters=self._parameters,
             holders=largest_holders(peak.blocks),
             plan=self._programs.plan,
             notes=tuple(self._notes()),
@@ -111,6 +113,7 @@ class _Rehearsal:
                 stack.enter_context(cuda.kernels_of_a_gpu(request.torch_version))
             stack.enter_context(self._programs.active())
             training = apply_techniques(request.config, request.workload, weights_file=None, device=self._fake_device)
+            self._parameters = _number_of_parameters(training.parts.model)
             stack.enter_context(self._watching(training.parts.model))
             if self._fake_device.type == "cpu" and not self._is_cuda:
                 stack.enter_context(self._random_states_counted())
@@ -210,6 +213,10 @@ def _modules_of(model: nn.Module, path: str = "", inside: bool = False) -> Itera
     for name, child in model.named_children():
         below = path if isinstance(model, Checkpointed) else f"{path}.{name}".lstrip(".")
         yield from _modules_of(child, below, inside or is_compiled(model))
+
+
+def _number_of_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _resident(model: nn.Module, state: list[Tensor]) -> Mapping[Category, list[tuple[str, Tensor]]]:

@@ -69,6 +69,12 @@ def test_parameters_and_their_adam_state_are_all_counted(prediction_of, workload
     assert (sizes["parameters"], sizes["optimizer_state"]) == (weights, 2 * weights + steps)
 
 
+def test_the_number_of_parameters_is_that_of_the_untouched_model(prediction_of, workload):
+    with torch.device("meta"):
+        model = gpt.build(workload)
+    assert prediction_of(precision="bf16-true").parameters == sum(p.numel() for p in model.parameters())
+
+
 def test_the_module_at_the_peak_is_named_as_in_the_untouched_model(prediction_of):
     assert prediction_of(checkpointing="block").module.startswith("blocks.0.feed_forward")
 
