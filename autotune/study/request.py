@@ -57,13 +57,8 @@ class SearchRequest:
             check_study_name(self.name)
         if self.sampler is not None and self.sampler not in SAMPLERS:
             raise InvalidInput(f"there is no sampler {self.sampler!r}", hint=f"use one of {', '.join(SAMPLERS)}")
-        if self.cap_bytes is not None and not _is_size(self.cap_bytes):
-            raise InvalidInput(f"a cap of {self.cap_bytes!r} bytes is not possible", hint="give for example 8GiB")
-        if self.cap_bytes is not None and self.cap_bytes < LEAST_CAP_BYTES:
-            raise InvalidInput(
-                f"a cap of {self.cap_bytes} bytes leaves room for no training",
-                hint=f"give a unit: did you mean {self.cap_bytes}GiB?",
-            )
+        if self.cap_bytes is not None:
+            check_cap(self.cap_bytes)
         if self.trials is not None and (type(self.trials) is not int or self.trials < 1):
             raise InvalidInput(f"{self.trials!r} trials make no study", hint="use a whole number from 1 up")
         check_device(self.device)
@@ -73,6 +68,18 @@ class SearchRequest:
     def said_about_workload(self) -> dict[str, Any]:
         said = {name: value for name, value in self.workload.items() if value is not None}
         return said if self.seed is None else {**said, "seed": self.seed}
+
+
+def check_cap(cap_bytes: object) -> None:
+    """Raises InvalidInput unless `cap_bytes` can be the memory of a device."""
+    if not _is_size(cap_bytes):
+        raise InvalidInput(f"a cap of {cap_bytes!r} bytes is not possible", hint="give for example 8GiB")
+    assert isinstance(cap_bytes, int)
+    if cap_bytes < LEAST_CAP_BYTES:
+        raise InvalidInput(
+            f"a cap of {cap_bytes} bytes leaves room for no training",
+            hint=f"give a unit: did you mean {cap_bytes}GiB?",
+        )
 
 
 def _is_size(size_bytes: object) -> bool:

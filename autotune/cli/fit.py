@@ -1,0 +1,213 @@
+"""`autotune fit`: how large a model can be trained under a cap."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli import options
+from autotune.cli.option_groups import with_configuration, with_model_size
+from autotune.quantities import format_size, parse_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from autotune.study.fit import FitProgress
+    from autotune.study.fit.result import Confirmation, FitResult, FitRow
+
+
+@with_model_size
+@with_configuration
+def fit(
+    *,
+    max_mem: Annotated[str, typer.Option(metavar="SIZE", help="Memory cap: 8GiB, 8GB, 8192MiB.")],
+    vary: Annotated[
+        str, typer.Option(metavar="layers|width|seq-len|micro-batch", help="What grows until it no longer fits.")
+    ] = "layers",
+    space: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="The best of a search space, in place of the ladder.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1; need not be there. [default: a GPU if there is one]"),
+    ] = None,
+    torch: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="The torch whose CUDA kernels are meant. [default: the installed one]"),
+    ] = None,
+    context: Annotated[
+        str, typer.Option(metavar="SIZE", help="CUDA only: what the device holds beside the tensors.")
+    ] = "0.6GiB",
+    no_confirm: Annotated[bool, typer.Option("--no-confirm", help="Predict only: no real trial at the end.")] = False,
+    workload: Mapping[str, Any],
+    configuration: Mapping[str, Any],
+    as_json: options.JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Find the most layers, width, tokens a sequence or micro batch that a memory cap leaves room for, by prediction.
+
+    Shows techniques added one by one; with --precision, --checkpointing, --compile, --optimizer-fusion or
+    --memory-budget, that one configuration. Where the device is there, the largest is trained for a few steps.
+    """
+    from autotune.space_file import load_space
+    from autotune.study.fit import FitRequest
+    from autotune.study.fit import fit as run
+
+    request = FitRequest(
+        cap_bytes=parse_size(max_mem),
+        vary=vary,  # type: ignore[arg-type]  # FitRequest refuses what it does not know
+        device=device,
+        workload=workload,
+        configuration=configuration,
+        space=None if space is None else load_space(space),
+        torch_version=torch,
+        context_bytes=parse_size(context),
+        confirms=not no_confirm,
+    )
+    with _display(quiet=quiet) as listener:
+        result = run(request, listener=listener)
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+    else:
+        from autotune.cli.tables import make_console
+
+        print_fit(result, make_console())
+    if result.best is None or (result.confirmed is not None and result.confirmed.went_over):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _display(*, quiet: bool) -> "Iterator[Callable[[FitProgress], None]]":
+    """A spinner under what has been found on a terminal, plain lines elsewhere; on stderr."""
+    from rich.text import Text
+
+    from autotune.cli.tables import make_console
+
+    console = make_console(sys.stderr)
+    if quiet:
+        yield lambda _: None
+    elif console.is_terminal and not console.is_dumb_terminal:
+        with console.status(Text("starting")) as status:
+
+            def show(progress: "FitProgress") -> None:
+                if progress.is_found:
+                    console.print(Text(progress.what), soft_wrap=True)
+                else:
+                    status.update(Text(progress.what))
+
+            yield show
+    else:
+        yield lambda progress: console.print(Text(progress.what), soft_wrap=True)
+
+
+def print_fit(result: "FitResult", console: "Console") -> None:
+    from rich.text import Text
+
+    cap = format_size(result.cap_bytes)
+    context = f", {format_size(result.context_bytes)} of it for the CUDA context" if result.context_bytes else ""
+    console.print(
+        Text(f"The largest {_NAMES[result.varying.vary]} under {cap}{context}, by prediction", style="bold"),
+        soft_wrap=True,
+    )
+    console.print(Text(f"  {_given(result)}"), soft_wrap=True)
+    console.print()
+    console.print(fit_table(result))
+    console.print()
+    if result.best is None:
+        console.print(Text(f"Nothing fits under {cap}.", style="bold red"))
+        console.print(Text("  Try a larger --max-mem, a shorter --seq-len, a smaller --global-batch or another model."))
+    elif result.confirmed is None:
+        console.print(Text(f"Not confirmed by a trial: {result.not_confirmed}."), soft_wrap=True)
+    else:
+        _print_confirmation(result, result.confirmed, console)
+
+
+_NAMES = {
+    "layers": "number of layers",
+    "width": "width",
+    "seq-len": "sequence length",
+    "micro-batch": "micro batch",
+}
+
+
+def _given(result: "FitResult") -> str:
+    """What does not vary."""
+    workload, vary = result.varying.workload, result.varying.vary
+    sizes = {
+        "layers": f"{workload.layers} layers",
+        "width": f"width {workload.width}, {workload.heads} heads",
+        "seq-len": f"sequences of {workload.sequence_length} tokens",
+        "micro-batch": f"global batch {workload.global_batch}",
+    }
+    if vary == "width":
+        sizes["width"] = f"heads of {workload.width // workload.heads}"
+    elif vary != "micro-batch" or not result.varying.keeps_global_batch:
+        del sizes[vary]
+    vocabulary = f"vocabulary {workload.vocab_size}"
+    return f"{workload.model}: {', '.join([*sizes.values(), vocabulary])}; device {result.device_type}"
+
+
+def fit_table(result: "FitResult") -> "Table":
+    """One row a configuration."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("technique", no_wrap=True)
+    for column in (result.varying.vary, "parameters", "predicted peak", "upper bound"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("at the peak", overflow="fold")
+    table.add_column("one more", overflow="fold")
+    for row in result.rows:
+        table.add_row(*(Text(cell) for cell in _cells(row)), style="bold" if row is result.best else "")
+    return table
+
+
+def _cells(row: "FitRow") -> list[str]:
+    prediction = row.prediction
+    if prediction is None:
+        return [row.technique, "-", "-", "-", "-", "-", row.message]
+    sizes = prediction.bytes_by_category
+    largest = max(sizes, key=lambda category: sizes[category])
+    share = 100 * sizes[largest] / max(1, prediction.peak_memory_bytes)
+    return [
+        row.technique,
+        f"{row.value:,}",
+        f"{prediction.parameters / 1e6:,.1f} M",
+        format_size(prediction.peak_memory_bytes),
+        format_size(prediction.upper_bound_bytes),
+        f"{prediction.phase}, {largest.replace('_', ' ')} {share:.0f} %",
+        row.message,
+    ]
+
+
+def _print_confirmation(result: "FitResult", confirmed: "Confirmation", console: "Console") -> None:
+    from rich.text import Text
+
+    from autotune.cli.tables import OUTCOME_WORDS
+
+    row, measured = confirmed.row, confirmed.measurement
+    assert row.value is not None
+    assert row.prediction is not None
+    what = f"{row.technique} with {result.varying.describe(row.value)}, a few steps on {confirmed.device.name}"
+    cap = format_size(result.cap_bytes)
+    if confirmed.stayed_under:
+        console.print(Text.assemble(("Confirmed under the cap: ", "bold green"), what), soft_wrap=True)
+    else:
+        words = OUTCOME_WORDS[measured.outcome] + (f", {measured.message}" if measured.message else "")
+        console.print(Text.assemble((f"Not confirmed, {words}: ", "bold red"), what), soft_wrap=True)
+    if measured.peak_memory_bytes is not None:
+        predicted = format_size(row.prediction.peak_memory_bytes)
+        device = ""
+        if result.device_type == "cuda" and measured.device_bytes is not None:
+            device = f"; {format_size(measured.device_bytes)} on the device"
+        console.print(
+            Text(
+                f"  measured peak {format_size(measured.peak_memory_bytes)}, predicted {predicted}{device}; cap {cap}"
+            ),
+            soft_wrap=True,
+        )

@@ -1,0 +1,70 @@
+"""One real, short trial of a configuration, to hold against its prediction."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.config import TrainingConfig
+from autotune.definition import StudyDefinition
+from autotune.executors.local import PREPARED, LocalExecutor
+from autotune.prediction import Prediction
+from autotune.quantities import format_size
+from autotune.result import DeviceInfo, Measurement
+from autotune.search_space import SearchSpace
+from autotune.study.request import DEFAULT_TIME_LIMIT_SECONDS
+from autotune.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, Workload
+
+_WARMUP_STEPS = 1
+_NO_LEARNING = 1e-9
+"""Learning rate: memory does not depend on it, and a model of any depth stays finite for the few steps."""
+_FP32_BYTES = 4
+
+
+def why_not(prediction: Prediction, *, needed_bytes: int, device: DeviceInfo, host: DeviceInfo) -> str:
+    """Why this machine cannot train what was predicted; empty if it can."""
+    if needed_bytes > device.total_memory_bytes:
+        total = format_size(device.total_memory_bytes)
+        return f"{device.device} has {total} in all, less than the {format_size(needed_bytes)} that it may need"
+    weights_bytes = _FP32_BYTES * prediction.parameters
+    if weights_bytes > host.total_memory_bytes:
+        total = format_size(host.total_memory_bytes)
+        return f"its initial weights, {format_size(weights_bytes)}, are drawn on the host, which has {total}"
+    return ""
+
+
+def confirm(
+    workload: Workload,
+    config: TrainingConfig,
+    *,
+    executor: LocalExecutor,
+    device: DeviceInfo,
+    cap_bytes: int,
+    folder: Path,
+) -> Measurement:
+    """Trains the fewest steps that show the peak, in `folder`, with the cap enforced. Raises InvalidInput."""
+    short = replace(
+        workload,
+        warmup_steps=_WARMUP_STEPS,
+        steps=_WARMUP_STEPS + MEMORY_STEPS + MINIMUM_TIMED_STEPS,
+        evaluation_sequences=1,
+        learning_rates={**workload.learning_rates, config.optimizer: _NO_LEARNING},
+    )
+    executor.prepare(short, folder / PREPARED)
+    definition = StudyDefinition(
+        name="fit",
+        workload=short,
+        space=SearchSpace(name="fit", techniques={}),
+        device=device,
+        unavailable={},
+        cap_bytes=cap_bytes,
+        seed=short.seed,
+        sampler="grid",
+    )
+    future = executor.submit(
+        definition,
+        config,
+        study_folder=folder,
+        log_name="confirm",
+        enforce_cap=True,
+        time_limit_seconds=DEFAULT_TIME_LIMIT_SECONDS,
+    )
+    return future.result().measurement

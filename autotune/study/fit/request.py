@@ -1,0 +1,84 @@
+"""What `fit` is asked: a cap, what may vary, and a ladder of techniques, one configuration or a space of them."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.config import TrainingConfig, check_legal
+from autotune.errors import InvalidInput
+from autotune.search_space import SearchSpace
+from autotune.study.fit.ladder import Rung, ladder
+from autotune.study.fit.varying import VARY, Vary, Varying
+from autotune.study.forecast import workload_of
+from autotune.study.request import check_cap, check_device
+from autotune.workload import DEFAULTS_BY_DEVICE
+
+CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)
+"""What a CUDA device holds beside the allocator: contexts were measured from 300 to 600 MiB."""
+
+_BASE = ("optimizer", "micro_batch_size")
+"""Choices that a ladder begins with; any other asks for one configuration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRequest:
+    """Raises InvalidInput for what can be refused without a device."""
+
+    cap_bytes: int
+    vary: Vary = "layers"
+    device: str | None = None
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Workload`; None values say nothing."""
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `TrainingConfig` that were said."""
+    space: SearchSpace | None = None
+    torch_version: str | None = None
+    context_bytes: int = CUDA_CONTEXT_BYTES
+    confirms: bool = True
+    """Where the device is there."""
+
+    def __post_init__(self) -> None:
+        check_cap(self.cap_bytes)
+        check_device(self.device)
+        if self.vary not in VARY:
+            raise InvalidInput(f"{self.vary!r} cannot vary", hint=f"use one of {', '.join(VARY)}")
+        if self.space is not None and self.configuration:
+            raise InvalidInput(
+                "a space has configurations of its own", hint="leave --space or the configuration's options out"
+            )
+        self._check_on_some_device()
+
+    def _check_on_some_device(self) -> None:
+        """Which device there is, and with it the defaults, is not known yet."""
+        device_types = [self.device.partition(":")[0]] if self.device else list(DEFAULTS_BY_DEVICE)
+        refusals = []
+        for device_type in device_types:
+            try:
+                self.base(self.varying(device_type))
+            except InvalidInput as error:
+                refusals.append(error)
+        if len(refusals) == len(device_types):
+            raise refusals[0]
+
+    def varying(self, device_type: str) -> Varying:
+        workload = workload_of(device_type, self.workload, space=self.space)
+        said = [self.workload, {} if self.space is None else self.space.workload]
+        keeps = any(settings.get("global_batch") is not None for settings in said)
+        if self.vary == "micro-batch" and not keeps:
+            micro_batch_size = self.configuration.get("micro_batch_size", workload.global_batch)
+            workload = dataclasses.replace(workload, global_batch=micro_batch_size)
+        return Varying(vary=self.vary, workload=workload, keeps_global_batch=keeps)
+
+    def base(self, varying: Varying) -> TrainingConfig:
+        """What the options say, on a plain fp32 training."""
+        global_batch = varying.workload.global_batch
+        config = TrainingConfig(**{"micro_batch_size": global_batch, **self.configuration})
+        check_legal(config, global_batch=global_batch)
+        return config
+
+    def rungs(self, varying: Varying) -> list[Rung]:
+        base = self.base(varying)
+        if all(name in _BASE for name in self.configuration):
+            return list(ladder(base, accumulates=varying.accumulates(base)))
+        return [Rung(name="as given", config=base)]

@@ -1,0 +1,104 @@
+"""What `fit` found: a row a configuration, and the real trial of the best of them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.config import TrainingConfig
+from autotune.prediction import Prediction
+from autotune.result import JSON_SCHEMA, DeviceInfo, Measurement
+from autotune.study.fit.varying import Varying
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRow:
+    """The largest value of one configuration. What fits is the prediction's upper bound, with a GPU's context."""
+
+    technique: str
+    config: TrainingConfig
+    value: int | None = None
+    """None: nothing fits, or nothing can be predicted."""
+    prediction: Prediction | None = None
+    """At the value."""
+    predictions_made: int
+    message: str
+    """Why not one more."""
+
+    def to_dict(self) -> dict[str, Any]:
+        prediction = self.prediction
+        return {
+            "technique": self.technique,
+            "config": self.config.to_dict(),
+            "value": self.value,
+            "parameters": prediction and prediction.parameters,
+            "predicted_peak_memory_bytes": prediction and prediction.peak_memory_bytes,
+            "upper_bound_bytes": prediction and prediction.upper_bound_bytes,
+            "phase": prediction and prediction.phase,
+            "bytes_by_category": prediction and dict(prediction.bytes_by_category),
+            "predictions_made": self.predictions_made,
+            "message": self.message,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """One real trial of a row's configuration at its value."""
+
+    row: FitRow
+    device: DeviceInfo
+    measurement: Measurement
+
+    @property
+    def stayed_under(self) -> bool:
+        return self.measurement.outcome == "ok"
+
+    @property
+    def went_over(self) -> bool:
+        """False also where the trial ended before it could tell, by a timeout for one."""
+        return self.measurement.outcome in ("over_cap", "out_of_memory")
+
+    def to_dict(self) -> dict[str, Any]:
+        row, measured = self.row.to_dict(), self.measurement
+        keys = ("technique", "config", "value", "predicted_peak_memory_bytes", "upper_bound_bytes")
+        return {
+            **{key: row[key] for key in keys},
+            "device": self.device.name,
+            "outcome": measured.outcome,
+            "stayed_under": self.stayed_under,
+            "peak_memory_bytes": measured.peak_memory_bytes,
+            "device_bytes": measured.device_bytes,
+            "peak_phase": measured.peak_phase,
+            "message": measured.message,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    varying: Varying
+    cap_bytes: int
+    context_bytes: int
+    """Counted beside a prediction: 0 but for CUDA."""
+    device_type: str
+    torch_version: str | None
+    rows: tuple[FitRow, ...]
+    confirmed: Confirmation | None = None
+    not_confirmed: str = ""
+    """Why there was no real trial."""
+
+    @property
+    def best(self) -> FitRow | None:
+        """The largest value; of equals the first."""
+        return max((row for row in self.rows if row.value), key=lambda row: row.value or 0, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": JSON_SCHEMA,
+            "vary": self.varying.vary,
+            "cap_bytes": self.cap_bytes,
+            "context_bytes": self.context_bytes,
+            "device": self.device_type,
+            "torch_version": self.torch_version,
+            "workload": self.varying.workload.to_dict(),
+            "rows": [row.to_dict() for row in self.rows],
+            "confirmed": self.confirmed and self.confirmed.to_dict(),
+            "not_confirmed": self.not_confirmed,
+        }

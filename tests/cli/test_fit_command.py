@@ -1,0 +1,120 @@
+"""`autotune fit` from the command line: predictions of a small model on a CPU, and one real trial."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from autotune.quantities import parse_size
+
+SMALL = ["--width", "32", "--heads", "2", "--seq-len", "32", "--global-batch", "2", "--layers", "2"]
+ROW_KEYS = {
+    "technique",
+    "config",
+    "value",
+    "parameters",
+    "predicted_peak_memory_bytes",
+    "upper_bound_bytes",
+    "phase",
+    "bytes_by_category",
+    "predictions_made",
+    "message",
+}
+SPACE = """
+[techniques]
+checkpointing = ["none", "block", "attention"]
+optimizer_fusion = ["none", "backward"]
+"""
+
+
+def fit(*arguments, folder):
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", "fit", "--device", "cpu", *SMALL, *arguments],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def found(*arguments, folder):
+    """The JSON of a run that found something."""
+    ended = fit(*arguments, "--json", "--quiet", folder=folder)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return json.loads(ended.stdout)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fit")
+    (folder / "space.toml").write_text(SPACE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def confirmed(folder):
+    """One configuration, with its real trial."""
+    return found("--max-mem", "3MiB", "--checkpointing", "block", folder=folder)
+
+
+def test_a_row_keeps_the_contract(confirmed):
+    assert {"schema", "vary", "cap_bytes", "device", "rows", "confirmed"} <= set(confirmed)
+    assert (confirmed["schema"], confirmed["vary"], confirmed["device"]) == (1, "layers", "cpu")
+    assert confirmed["cap_bytes"] == parse_size("3MiB")
+    assert [set(row) for row in confirmed["rows"]] == [ROW_KEYS]
+
+
+def test_what_fits_is_the_upper_bound(confirmed):
+    (row,) = confirmed["rows"]
+    assert row["predicted_peak_memory_bytes"] <= row["upper_bound_bytes"] <= confirmed["cap_bytes"]
+    assert row["message"].startswith(f"{row['value'] + 1} layers may need 3.0")
+
+
+def test_the_largest_was_trained_and_stayed_under_the_cap(confirmed):
+    (row,), trial = confirmed["rows"], confirmed["confirmed"]
+    assert (trial["value"], trial["config"]) == (row["value"], row["config"])
+    assert (trial["outcome"], trial["stayed_under"]) == ("ok", True)
+    assert trial["peak_memory_bytes"] <= row["upper_bound_bytes"]
+
+
+def test_the_ladder_is_a_table_with_a_row_a_technique(folder):
+    ended = fit("--max-mem", "3MiB", "--no-confirm", "--vary", "micro-batch", "--micro-batch", "2", folder=folder)
+    assert ended.returncode == 0, ended.stderr
+    techniques = ("plain fp32", "+ block checkpointing", "+ bf16-mixed", "bf16-true for mixed", "+ compile block")
+    rows = [line for line in ended.stdout.splitlines() if line.startswith(techniques)]
+    assert [line for name, line in zip(techniques, rows, strict=True) if not line.startswith(name)] == []
+    assert "Not confirmed by a trial: not asked for." in ended.stdout
+
+
+def test_progress_goes_to_stderr_in_plain_lines(folder):
+    ended = fit("--max-mem", "2MiB", "--no-confirm", "--compile", "none", "--vary", "seq-len", folder=folder)
+    assert "as given: 32 tokens a sequence may need" in ended.stderr
+    assert "\x1b" not in ended.stderr
+
+
+def test_a_device_that_is_not_there_gets_predictions_with_room_for_its_context(folder):
+    arguments = ("--device", "cuda:77", "--max-mem", "680MiB", "--precision", "fp32", "--vary", "width")
+    result = found(*arguments, folder=folder)
+    (row,) = result["rows"]
+    assert row["upper_bound_bytes"] + result["context_bytes"] <= result["cap_bytes"]
+    assert result["confirmed"] is None
+    assert "no device cuda:77" in result["not_confirmed"]
+
+
+def test_the_best_of_a_space_is_at_least_what_each_of_its_configurations_reaches(folder):
+    (best,) = found("--max-mem", "3MiB", "--no-confirm", "--space", "space.toml", folder=folder)["rows"]
+    alone = ["--checkpointing", "block", "--optimizer-fusion", "backward"]
+    (one,) = found("--max-mem", "3MiB", "--no-confirm", *alone, folder=folder)["rows"]
+    assert best["value"] >= one["value"]
+    assert best["technique"] == "best of 6 in space space"
+
+
+def test_where_nothing_fits_it_says_so_and_ends_with_1(folder):
+    ended = fit("--max-mem", "600KiB", "--checkpointing", "none", folder=folder)
+    assert ended.returncode == 1, ended.stderr
+    assert "does not fit: 1 layer may need" in ended.stdout
+    assert "Nothing fits under 600.0 KiB" in ended.stdout
