@@ -1,12 +1,15 @@
 """Trials on a device of this machine, one at a time, each in a process of its own."""
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from autotune.config import TrainingConfig
@@ -36,8 +39,12 @@ class LocalExecutor:
     def __init__(self, folder: Path, *, should_stop: Callable[[], bool] = lambda: False) -> None:
         self._folder = folder
         self._should_stop = should_stop
-        self._server = TrialServer(log_file=folder / "logs" / "server.log")
         self._replies: dict[Future[FinishedTrial], Future[Reply]] = {}
+
+    @cached_property
+    def _server(self) -> TrialServer:
+        """Started when it is first needed: what is refused before costs no start."""
+        return TrialServer(log_file=self._folder / "logs" / "server.log")
 
     @property
     def server_pid(self) -> int:
@@ -140,7 +147,8 @@ class LocalExecutor:
 
     def shutdown(self) -> None:
         """Ends every trial and the server."""
-        self._server.close()
+        if "_server" in vars(self):
+            self._server.close()
 
     def __enter__(self) -> "LocalExecutor":
         return self
@@ -159,4 +167,8 @@ class LocalExecutor:
 
 def _compiler_cache(folder: Path) -> dict[str, str]:
     """inductor's and Triton's disk caches, so that compilation times never come from another study's cache."""
-    return {"TORCHINDUCTOR_CACHE_DIR": str((folder / "inductor").absolute())}
+    cache = (folder / "inductor").absolute()
+    if any(character.isspace() for character in str(cache)):
+        # inductor hands the path to the C++ compiler unquoted.
+        cache = Path(gettempdir()) / f"autotune-inductor-{hashlib.sha256(str(cache).encode()).hexdigest()[:16]}"
+    return {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
