@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from autotune.config import TrainingConfig
-from autotune.prediction import Prediction
+from autotune.prediction import Forecast, Prediction
 from autotune.recommendation.explanation import Explanation, explain
 from autotune.recommendation.variants import Explained, Variant
 from autotune.result import TrialRecord
 from autotune.study.alternatives import Unavailable, wanted_pairs, wanted_variants
-from autotune.study.forecast import Forecast, Forecaster
+from autotune.study.forecast import Forecaster
 
 Progress = Callable[[int, int], None]
 """Called with how many predictions are made, and how many there are by all that is known so far."""

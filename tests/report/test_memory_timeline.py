@@ -13,6 +13,7 @@ def prediction(*, workspace=0):
     return Prediction(
         device="cpu",
         fake_device="cpu",
+        parameters=1000,
         peak_memory_bytes=8 * MIB,
         upper_bound_bytes=9 * MIB,
         lower_bound_bytes=7 * MIB,

@@ -31,7 +31,7 @@ optimizer_fusion = "kernel"
 """
 BUDGETS = """
 [techniques]
-memory_budget = [0.9, 0.8, 0.0]
+memory_budget = [0.9, 0.8]
 
 [defaults]
 compile = "block"
@@ -133,15 +133,15 @@ def test_budgets_that_compile_to_one_program_are_measured_once(folder):
     Path("budgets.toml").write_text(BUDGETS)
     events = []
     sizes = {**SIZES, "layers": 2, "sequence_length": 32, "global_batch": 4}
-    result = autotune.search(name="budgets", space="budgets.toml", trials=5, listener=events.append, **sizes)
+    result = autotune.search(name="budgets", space="budgets.toml", trials=4, listener=events.append, **sizes)
     same = [event for event in events if isinstance(event, SameProgram)]
     compiled = [record for record in result.trials if record.config.compile == "block"]
-    assert (len(compiled), len(same)) == (3, 1)  # 1.0 is in every space
+    assert (len(compiled), len(same)) == (2, 1)  # 1.0 is in every space
     assert {same[0].config.memory_budget, result.trial(same[0].number).config.memory_budget} == {0.9, 0.8}
 
 
 def test_a_model_that_cannot_be_predicted_is_measured_all_the_same(folder):
     Path("config.json").write_text(json.dumps(MIXTURE_WITH_BRANCHES))
-    few = {"sequence_length": 32, "global_batch": 2, "steps": 9, "warmup_steps": 2, "evaluation_sequences": 2}
+    few = {"sequence_length": 32, "global_batch": 8, "steps": 9, "warmup_steps": 2, "evaluation_sequences": 2}
     result = autotune.search(name="branches", space="space.toml", model="config.json", trials=1, max_mem="1GiB", **few)
     assert (result.trial(0).outcome, result.trial(0).predicted_peak_memory_bytes) == ("ok", None)

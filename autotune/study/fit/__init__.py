@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from autotune.config import TrainingConfig, broken_rules
 from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.executors.local import LocalExecutor
+from autotune.prediction import Forecast
 from autotune.quantities import format_size
 from autotune.result import DeviceInfo
 from autotune.search_space import bind_space
@@ -24,7 +25,7 @@ from autotune.study.fit.largest import Largest, find_largest
 from autotune.study.fit.request import FitRequest
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
 from autotune.study.fit.varying import Varying
-from autotune.study.forecast import Forecast, Forecaster, device_type_of
+from autotune.study.forecast import Forecaster, device_type_of
 from autotune.workload import Workload
 
 __all__ = ["FitProgress", "FitRequest", "fit"]

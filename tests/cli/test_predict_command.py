@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-SMALL = ("--layers", "2", "--width", "32", "--heads", "2", "--seq-len", "32", "--global-batch", "4", "--device", "cpu")
+DEVICE = ("--device", "cpu")
+SMALL = ("--layers", "2", "--width", "32", "--heads", "2", "--seq-len", "32", "--global-batch", "4", *DEVICE)
 
 
 def run(*arguments, folder):
@@ -78,7 +79,7 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
     ],
 )
 def test_bad_input_gets_one_sentence_and_exit_code_2(folder, arguments, sentence):
-    ended = run(*arguments, folder=folder)
+    ended = run(*arguments, *DEVICE, folder=folder)
     assert ended.returncode == 2
     assert sentence in ended.stderr
     assert "Traceback" not in ended.stderr
