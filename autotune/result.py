@@ -67,6 +67,8 @@ class Measurement:
     """Where in a step the peak is: forward, backward, step or evaluation."""
     bytes_by_kind: Mapping[str, int] | None = None
     """Bytes of parameters, buffers and optimizer state between two steps; the rest of a peak lives within one."""
+    peak_bytes_by_category: Mapping[str, int] | None = None
+    """Who held the memory at the peak, read from the allocator's history where that was asked for (CUDA)."""
     requested_bytes: int | None = None
     """For out_of_memory: what the allocator was asked for on top of what it held, where the error says so."""
     tokens_per_second: float | None = None

@@ -7,7 +7,8 @@ process around it turns them into outcomes (`autotune/trial/failures.py`).
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,8 @@ from torch import Tensor
 from autotune.config import TrainingConfig
 from autotune.data.tokens import batch_of, sequences_in, training_order
 from autotune.memory import MemoryMeter, MemoryReading, make_meter, resident_bytes
+from autotune.memory.attribution import bytes_by_category, find_peak
+from autotune.memory.history import StepHistory
 from autotune.models.parts import IGNORED_LABEL
 from autotune.quantities import format_size
 from autotune.result import Measurement, Outcome
@@ -43,6 +46,8 @@ class TrainingRequest:
     cap_bytes: int
     enforce_cap: bool = True
     """False for the baseline, which is measured beyond the cap where the device can hold it."""
+    snapshot_file: Path | None = None
+    """Where torch's allocation history of the measured steps is kept; CUDA only."""
     requested_at: float
     """time.time() of the request."""
 
@@ -70,8 +75,9 @@ class Trainer:
         self.training: Training = apply_techniques(
             self._config, self._workload, weights_file=request.folder / "weights.pt", device=self._device
         )
+        self._history = StepHistory(marker=self._meter)
         self.step = TrainingStep(
-            self.training, workload=self._workload, config=self._config, device=self._device, marker=self._meter
+            self.training, workload=self._workload, config=self._config, device=self._device, marker=self._history
         )
         self._train_tokens = numpy.load(request.folder / "train.npy", mmap_mode="r")
         self._held_out_tokens = numpy.load(request.folder / "held_out.npy", mmap_mode="r")
@@ -83,7 +89,7 @@ class Trainer:
         self._meter.kernels_have_run()
         warmup += [self._timed_step(step, next(batches)) for step in range(1, workload.warmup_steps)]
         timed_from = workload.warmup_steps + MEMORY_STEPS
-        with self._meter.measuring(self._resident_tensors()):
+        with self._history_kept(), self._meter.measuring(self._resident_tensors()):
             for step in range(workload.warmup_steps, timed_from):
                 self.step(step, next(batches))
         memory = self._meter.reading()
@@ -179,6 +185,7 @@ class Trainer:
             alloc_retries=memory.alloc_retries,
             peak_phase=memory.peak_phase,
             bytes_by_kind=self._bytes_by_kind(),
+            peak_bytes_by_category=self._bytes_at_the_peak(),
             perplexity=None if held_out_loss is None else math.exp(held_out_loss),
             # Byte-level tokens: one token is one byte.
             bits_per_byte=None if held_out_loss is None else held_out_loss / math.log(2),
@@ -186,6 +193,23 @@ class Trainer:
             device_startup_seconds=self._device_startup_seconds,
             **self._speed(warmup, timed),
         )
+
+    def _history_kept(self) -> AbstractContextManager[None]:
+        file = self._request.snapshot_file
+        return nullcontext() if file is None else self._history.recorded(self._device, snapshot_file=file)
+
+    def _bytes_at_the_peak(self) -> Mapping[str, int] | None:
+        if self._request.snapshot_file is None:
+            return None
+        model = self.training.parts.model
+        recording = self._history.recording(
+            {
+                "parameters": model.parameters(),
+                "buffers": model.buffers(),
+                "optimizer_state": (t for t in self.training.updater.state() if t.device.type == self._device.type),
+            }
+        )
+        return {str(name): size_bytes for name, size_bytes in bytes_by_category(find_peak(recording).blocks).items()}
 
     def _bytes_by_kind(self) -> dict[str, int]:
         model = self.training.parts.model

@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
+import time
 
 import pytest
 import torch
 
+from autotune.config import TrainingConfig
 from autotune.trainer import Trainer, TrainingRequest, train
 from autotune.training_step import Diverged
 
@@ -13,7 +15,6 @@ from autotune.training_step import Diverged
 @pytest.fixture
 def request_for(workload, prepared):
     """request_for(steps=..., ...) is a training request with those workload settings."""
-    from autotune.config import TrainingConfig
 
     def make(*, cap_bytes=2**40, enforce_cap=True, choices=None, **settings):
         changed = dataclasses.replace(workload, **settings)
@@ -213,3 +214,24 @@ def test_evaluation_never_sets_the_peak_of_a_compiled_training(precision, worklo
         requested_at=time.time(),
     )
     assert train(request).peak_phase != "evaluation"
+
+
+@pytest.mark.gpu
+def test_the_allocation_history_adds_up_to_the_measured_peak(workload, prepared, tmp_path):
+    from autotune.trial.tasks import devices
+
+    request = TrainingRequest(
+        workload=workload,
+        config=TrainingConfig(micro_batch_size=workload.global_batch, checkpointing="block"),
+        folder=prepared,
+        device="cuda:0",
+        device_uuid=devices()[0]["uuid"],
+        cap_bytes=2**40,
+        snapshot_file=tmp_path / "snapshot.pickle",
+        requested_at=time.time(),
+    )
+    measurement = train(request)
+    assert measurement.peak_bytes_by_category["gradients"] > 0
+    # cuBLAS workspaces and what the first steps left behind are older than the history.
+    assert sum(measurement.peak_bytes_by_category.values()) <= measurement.peak_memory_bytes
+    assert (tmp_path / "snapshot.pickle").stat().st_size > 0

@@ -52,6 +52,9 @@ def search(
     no_predict: Annotated[
         bool, typer.Option("--no-predict", help="Train also what is predicted to be over the cap.")
     ] = False,
+    memory_snapshot: Annotated[
+        bool, typer.Option("--memory-snapshot", help="Keep torch's allocation history of each trial (CUDA).")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and how long it takes.")] = False,
     workload: Mapping[str, Any],
     tolerance: options.ToleranceOption = None,
@@ -77,6 +80,7 @@ def search(
         time_budget_seconds=None if time_budget is None else parse_duration(time_budget),
         trial_time_limit_seconds=parse_duration(trial_time_limit),
         predict=not no_predict,
+        memory_snapshot=memory_snapshot,
         workload=workload,
         preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
     )

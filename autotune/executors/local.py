@@ -115,8 +115,13 @@ class LocalExecutor:
         enforce_cap: bool,
         time_limit_seconds: float,
         workload: Workload | None = None,
+        keep_snapshot: bool = False,
     ) -> "Future[FinishedTrial]":
-        """Trains `config` on the study's workload, or on `workload` in its place."""
+        """Trains `config` on the study's workload, or on `workload` in its place.
+
+        `keep_snapshot` keeps torch's allocation history of the measured steps in the study's folder; CUDA only.
+        """
+        snapshot_file = study_folder / "snapshots" / f"{log_name}.pickle"
         payload = {
             "workload": (workload or definition.workload).to_dict(),
             "config": config.to_dict(),
@@ -125,6 +130,7 @@ class LocalExecutor:
             "device_uuid": definition.device.uuid,
             "cap_bytes": definition.cap_bytes,
             "enforce_cap": enforce_cap,
+            "snapshot_file": str(snapshot_file.absolute()) if keep_snapshot else None,
             "requested_at": time.time(),
         }
         reply = self._server.submit(

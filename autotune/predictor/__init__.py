@@ -4,9 +4,9 @@
     generated_code.py  torch.compile: inductor's own program on fake tensors, without its kernels
     cpu.py             what kernels on a CPU hold while they run
     cuda.py            what a CUDA device would do and a fake CPU does not
-    recording.py       what was allocated and freed
-    attribution.py     from there to the peak, its holders and the timeline
     accuracy.py        how far predictions were from measurements
+
+What was allocated and freed, and who holds the bytes at the peak, is in `autotune/memory/`.
 
 Imported only in a trial's own process, which ends after one prediction: settings and patches die with it.
 """
@@ -30,13 +30,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.config import TrainingConfig
 from autotune.errors import PredictionImpossible
+from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
+from autotune.memory.recording import Recording
 from autotune.prediction import Category, Prediction
 from autotune.predictor import cpu, cuda
 from autotune.predictor.accuracy import error_of
-from autotune.predictor.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
 from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.generated_code import GeneratedPrograms, is_compiled
-from autotune.predictor.recording import Recording
 from autotune.techniques import apply_techniques
 from autotune.techniques.checkpointing import Checkpointed
 from autotune.training_step import TrainingStep

@@ -26,6 +26,7 @@ from autotune.study.request import (
     SearchRequest,
     check_same_device,
     check_same_study,
+    check_snapshot,
     new_definition,
     prepare_again,
     space_of,
@@ -95,6 +96,7 @@ def _run(
         listener=listener,
         should_stop=should_stop,
         time_limit_seconds=request.trial_time_limit_seconds,
+        keep_snapshots=request.memory_snapshot,
     )
     budget = request.time_budget_seconds
     session.run(trials_wanted=wanted, deadline=None if budget is None else time.monotonic() + budget)
@@ -151,6 +153,7 @@ def _open(
     stored, stored_wanted = store.definition(name)
     device, _ = executor.probe(request.device or stored.device.device, {})
     check_same_device(stored, device)
+    check_snapshot(request, device)
     prepare_again(stored, executor=executor, folder=work / name)
     wanted = possible_trials(stored, request.trials) if request.trials else stored_wanted
     if wanted != stored_wanted:

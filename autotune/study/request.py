@@ -48,6 +48,8 @@ class SearchRequest:
     trial_time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
     predict: bool = True
     """Whether peak memory is predicted before each trial; what is then surely over the cap is not trained."""
+    memory_snapshot: bool = False
+    """Whether torch's allocation history of the measured steps is kept for every trial; CUDA only."""
     workload: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Workload`; None values say nothing."""
     preferences: Preferences = field(default_factory=Preferences)
@@ -90,6 +92,15 @@ def check_device(name: str | None) -> None:
     """Raises InvalidInput unless `name` has the form of a device; whether there is one, a probe finds."""
     if name is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise InvalidInput(f"{name!r} is not a device", hint="use cpu, cuda or for example cuda:1")
+
+
+def check_snapshot(request: SearchRequest, device: DeviceInfo) -> None:
+    """Raises InvalidInput where an allocation history was asked for that `device` does not have."""
+    if request.memory_snapshot and device.type != "cuda":
+        raise InvalidInput(
+            f"--memory-snapshot keeps the history of CUDA's allocator, the device is {device.device}",
+            hint="leave it out; autotune predict says who holds the memory on any device",
+        )
 
 
 def work_folder(storage: str) -> Path:
@@ -155,6 +166,7 @@ def new_definition(
     _sweep(work)
     listener(Preparing(what="finding out what this device can do"))
     device, unavailable = executor.probe(request.device, space.choices())
+    check_snapshot(request, device)
     workload = make_workload(device.type, space.workload, request.said_about_workload())
     definition = StudyDefinition(
         name=request.name or "",

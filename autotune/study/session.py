@@ -68,6 +68,7 @@ class StudySession:
         listener: Listener,
         should_stop: Callable[[], bool],
         time_limit_seconds: float,
+        keep_snapshots: bool = False,
     ) -> None:
         self._definition = definition
         self._legal: LegalSpace = definition.legal_space()
@@ -79,6 +80,7 @@ class StudySession:
         self._listener = listener
         self._should_stop = should_stop
         self._time_limit_seconds = time_limit_seconds
+        self._keep_snapshots = keep_snapshots
         self._baseline = baseline_config(definition.space, global_batch=definition.workload.global_batch)
         self._records = {record.config.fingerprint: record for record in store.trials(definition.name)}
 
@@ -201,6 +203,7 @@ class StudySession:
             log_name=f"trial-{number}",
             enforce_cap=enforce_cap,
             time_limit_seconds=self._time_limit_seconds,
+            keep_snapshot=self._keep_snapshots,
         )
         return self._wait_for(future)
 

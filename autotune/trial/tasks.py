@@ -63,7 +63,13 @@ def devices() -> list[dict[str, Any]]:
 
 
 def train(
-    *, workload: dict[str, Any], config: dict[str, Any], folder: str, device: str, **options: Any
+    *,
+    workload: dict[str, Any],
+    config: dict[str, Any],
+    folder: str,
+    device: str,
+    snapshot_file: str | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Trains one configuration; returns a Measurement, whatever happens short of the process's death."""
     from autotune.trainer import TrainingRequest
@@ -71,7 +77,12 @@ def train(
     from autotune.trial.failures import measurement_of_exception
 
     request = TrainingRequest(
-        workload=Workload(**workload), config=TrainingConfig(**config), folder=Path(folder), device=device, **options
+        workload=Workload(**workload),
+        config=TrainingConfig(**config),
+        folder=Path(folder),
+        device=device,
+        snapshot_file=None if snapshot_file is None else Path(snapshot_file),
+        **options,
     )
     try:
         measurement = run(request)

@@ -15,6 +15,7 @@ import pytest
 
 import autotune
 from autotune.errors import InvalidDataset, InvalidInput, StudyMismatch
+from autotune.storage import StudyStore
 from autotune.study.events import TrialBegan, TrialEnded
 
 TRIALS = 9
@@ -310,3 +311,14 @@ def test_a_second_search_of_a_running_study_is_refused(folder):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_an_allocation_history_is_refused_where_there_is_no_cuda_allocator(folder):
+    ended = subprocess.run(
+        command("search", "--name", "history", "--space", "small.toml", "--device", "cpu", "--memory-snapshot"),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
+    assert (ended.returncode, "the device is cpu" in ended.stderr) == (2, True)
+    assert "history" not in [summary.name for summary in StudyStore(STORAGE).studies()]

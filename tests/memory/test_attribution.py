@@ -1,7 +1,7 @@
 """Peak, holders and timeline of recordings written by hand."""
 
-from autotune.predictor.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
-from autotune.predictor.recording import Block, Phase, Recording, Scope
+from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
+from autotune.memory.recording import Block, Phase, Recording, Scope
 
 
 def block(size_bytes, *, module="", operator="aten.mm", **fields):

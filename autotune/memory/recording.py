@@ -1,6 +1,7 @@
-"""What a step on fake tensors allocated and freed: blocks with birth, death and where they come from.
+"""What a training step allocated and freed: blocks with birth, death and where they come from.
 
-Pure bookkeeping; `fake_mode.py` fills it in, `attribution.py` reads it.
+Pure bookkeeping. A prediction fills it in from fake tensors, `history.py` from a real step on CUDA; `attribution.py`
+reads it.
 """
 
 from dataclasses import dataclass, field

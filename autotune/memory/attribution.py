@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autotune.memory.recording import Block, Recording
 from autotune.prediction import CATEGORIES, Category, Holder, Timeline
-from autotune.predictor.recording import Block, Recording
 
 HOLDERS_KEPT = 12
 TIMELINE_POINTS = 400

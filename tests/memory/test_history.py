@@ -1,0 +1,56 @@
+"""torch's allocation history on CUDA, read from entries in its form written by hand."""
+
+from autotune.memory.attribution import bytes_by_category, find_peak
+from autotune.memory.history import read_trace
+
+PHASES = [("forward", 10, 20), ("backward", 21, 30), ("step", 31, 40)]
+
+
+def entry(action, address, size, at, **fields):
+    return {"action": action, "addr": address, "size": size, "time_us": at, **fields}
+
+
+def recording_of(*entries, gradients=()):
+    return read_trace(entries, resident={"parameters": [100]}, phases=PHASES, gradients=gradients)
+
+
+STEP = (
+    entry("segment_alloc", 0, 4096, 1),
+    entry("alloc", 1000, 50, 12),
+    entry("alloc", 2000, 30, 13),
+    entry("free_requested", 2000, 30, 14),
+    entry("free_completed", 2000, 30, 14),
+    entry("alloc", 3000, 40, 22),
+    entry("free_requested", 1000, 50, 23),
+    entry("free_requested", 3000, 40, 33),
+)
+
+
+def test_the_peak_counts_what_was_there_and_what_was_allocated():
+    assert find_peak(recording_of(*STEP)).size_bytes == 100 + 50 + 40
+
+
+def test_the_phase_of_the_peak_is_known_by_its_time():
+    assert find_peak(recording_of(*STEP)).phase == "backward"
+
+
+def test_what_outlives_forward_is_an_activation_and_what_an_optimizer_took_a_gradient():
+    peak = find_peak(recording_of(*STEP, gradients=[(3000, 32)]))
+    sizes = bytes_by_category(peak.blocks)
+    assert (sizes["parameters"], sizes["activations"], sizes["gradients"]) == (100, 50, 40)
+
+
+def test_an_address_used_again_is_another_block():
+    again = entry("alloc", 3000, 5, 35)
+    recording = recording_of(*STEP, again, gradients=[(3000, 32)])
+    assert [block.is_gradient for sign, block in recording.events if sign > 0] == [False, False, True, False]
+
+
+def test_the_end_of_what_was_there_before_is_no_event():
+    assert recording_of(entry("free_requested", 7, 9, 12)).events == []
+
+
+def test_a_block_is_named_by_its_innermost_frame():
+    frames = [{"name": "forward", "filename": "/somewhere/model.py", "line": 7}, {"name": "step"}]
+    recording = recording_of(entry("alloc", 1, 1, 12, frames=frames))
+    assert recording.events[0][1].operator == "forward (model.py:7)"
