@@ -7,9 +7,10 @@ print(result.pick.reason)
 print(result.trial(result.pick.number).config)
 """
 
-from autotune.api import search, show
+from autotune.api import predict, search, show
 from autotune.config import TrainingConfig
 from autotune.errors import AutotuneError
+from autotune.prediction import Prediction
 from autotune.recommendation.front import Tolerance
 from autotune.recommendation.pick import Preferences
 from autotune.result import StudyResult, TrialRecord
@@ -19,12 +20,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutotuneError",
+    "Prediction",
     "Preferences",
     "StudyResult",
     "Tolerance",
     "TrainingConfig",
     "TrialRecord",
     "Workload",
+    "predict",
     "search",
     "show",
 ]

@@ -1,9 +1,13 @@
 """The Python interface: the same as the command line, with plain dataclasses as results. Does not load torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from autotune.config import TrainingConfig
 from autotune.definition import DEFAULT_STORAGE, Sampler
+from autotune.prediction import Prediction
 from autotune.quantities import parse_duration, parse_size
 from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.result import StudyResult
@@ -59,6 +63,33 @@ def search(
         preferences=preferences,
     )
     return run(request, listener=listener or (lambda _: None), should_stop=should_stop or (lambda: False))
+
+
+def predict(
+    *,
+    device: str | None = None,
+    configuration: Mapping[str, Any] | None = None,
+    torch_version: str | None = None,
+    with_timeline: bool = False,
+    **workload: Any,
+) -> Prediction:
+    """Peak memory of one configuration on fake tensors, without a device, a text or the model's memory.
+
+    `configuration` takes the fields of `TrainingConfig`: {"checkpointing": "block", "compile": "block"}; `workload`
+    those of `Workload`. `device` is "cpu" or "cuda", which need not be there. Raises InvalidInput of every kind, and
+    PredictionImpossible for a model that cannot run on fake tensors.
+    """
+    from autotune.executors.local import LocalExecutor
+    from autotune.study.forecast import Forecaster, device_type_of, workload_of
+
+    with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
+        device_type = device_type_of(device, executor=executor)
+        settled = workload_of(device_type, with_model_config(workload))
+        forecaster = Forecaster(
+            executor=executor, workload=settled, device_type=device_type, torch_version=torch_version
+        )
+        config = TrainingConfig(**{"micro_batch_size": settled.global_batch, **(configuration or {})})
+        return forecaster.predict(config, with_timeline=with_timeline)
 
 
 def show(
