@@ -1,7 +1,6 @@
 """`autotune explain`: where the peak of a configuration is and why, and what would make it lower."""
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -58,8 +57,6 @@ def explain(
     said += [option for option, value in (("device", device), ("space", space), ("name", name)) if value is not None]
     _check_together(study=study, trial=trial, space=space, name=name, said=said, configuration=configuration)
     check_device(device)
-    if torch_version is not None and not re.match(r"\d+\.\d+", torch_version):
-        raise InvalidInput(f"{torch_version!r} is no release of torch", hint="give for example --torch 2.8")
     with ExitStack() as stack:
         # A question leaves nothing behind, and may be asked from a folder that cannot be written to.
         executor = stack.enter_context(LocalExecutor(Path(stack.enter_context(TemporaryDirectory()))))

@@ -31,7 +31,7 @@ class Forecaster:
 
     def __post_init__(self) -> None:
         if self.torch_version is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", self.torch_version):
-            raise InvalidInput(f"{self.torch_version!r} is no torch release", hint="write for example 2.8")
+            raise InvalidInput(f"{self.torch_version!r} is no release of torch", hint="give for example 2.8")
 
     def predict(self, config: TrainingConfig, *, with_timeline: bool = False) -> Prediction:
         """Raises PredictionImpossible and IllegalConfiguration."""

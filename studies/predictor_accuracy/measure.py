@@ -31,6 +31,7 @@ from autotune.predictor.accuracy import Group, PredictionError
 from autotune.predictor.accuracy import group_of as group_of_bound
 from autotune.result import DeviceInfo
 from autotune.search_space import DIVISORS, LegalSpace, SearchSpace, bind_space
+from autotune.study.forecast import Forecaster
 from autotune.workload import make_workload
 
 HERE = Path(__file__).parent
@@ -147,9 +148,11 @@ class Bench:
 
     def predicted(self, config: TrainingConfig) -> dict[str, Any]:
         try:
-            prediction = self.executor.predict(
-                self.definition.workload, config, device_type=self.definition.device.type
-            )
+            prediction = Forecaster(
+                executor=self.executor,
+                workload=self.definition.workload,
+                device_type=self.definition.device.type,
+            ).predict(config)
         except AutotuneError as error:
             return {"predicted_bytes": None, "refused": str(error)}
         return {
@@ -268,7 +271,8 @@ def own_seconds(executor: LocalExecutor, *, device_type: str, known: set[tuple[s
         config = TrainingConfig(micro_batch_size=workload.global_batch, **choices)
         if (model, config.describe()) in known:
             continue
-        runs = [executor.predict(workload, config, device_type=device_type) for _ in range(REPEATS)]
+        forecaster = Forecaster(executor=executor, workload=workload, device_type=device_type)
+        runs = [forecaster.predict(config) for _ in range(REPEATS)]
         seconds = [round(run.seconds, 2) for run in runs]
         print(model, "|", config.describe(), "|", seconds, file=sys.stderr, flush=True)
         yield {

@@ -75,7 +75,7 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
         (("--micro-batch", "3", "--global-batch", "4"), "does not divide"),
         (("--max-mem", "8,5GiB"), "is not a memory size"),
         (("--study", "x", "--trial", "1"), "no"),
-        (("--torch", "two"), "'two' is no torch release"),
+        (("--torch", "two"), "'two' is no release of torch"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_exit_code_2(folder, arguments, sentence):

@@ -27,7 +27,7 @@ def test_no_measured_peak_of_the_study_is_outside_its_bounds(half):
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("group", MEASURED_ON_CPU)
 def test_every_bound_rests_on_pairs_of_both_halves(half, group):
-    assert sum(row["half"] == half and group_of(TrainingConfig(**row["config"])) == group for row in PAIRS) >= 10
+    assert sum(row["half"] == half and group_of(TrainingConfig(**row["config"])) == group for row in PAIRS) >= 4
 
 
 @pytest.mark.parametrize("group", MEASURED_ON_CPU)
