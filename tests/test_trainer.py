@@ -194,7 +194,7 @@ def _on_cuda(server, workload, prepared, tmp_path, *, cap_bytes):
     return server.submit("train", payload, log_file=tmp_path / "trial.log").result().result
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16-true", marks=pytest.mark.slow)])
 def test_evaluation_never_sets_the_peak_of_a_compiled_training(precision, workload, tmp_path):
     """A large vocabulary: eager logits of the held-out text would be larger than all the compiled training holds."""
     import time

@@ -127,6 +127,7 @@ def test_a_row_of_a_search_space_brings_its_own_workload(folder):
     assert re.search(r"compile (block|model)", text)
 
 
+@pytest.mark.slow
 def test_options_name_a_configuration(folder):
     choices = ("--precision", "bf16-true", "--optimizer", "sgd", "--optimizer-fusion", "foreach", "--layers", "1")
     text = output(*FLAGS, *choices, folder=folder)

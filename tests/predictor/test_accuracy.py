@@ -28,7 +28,7 @@ EAGER = [
 ]
 COMPILED = [
     {"compile": "block"},
-    {"compile": "model", "memory_budget": 0.3},
+    pytest.param({"compile": "model", "memory_budget": 0.3}, marks=pytest.mark.slow),
     pytest.param({"compile": "block", "checkpointing": "block"}, marks=pytest.mark.slow),
     pytest.param({"compile": "model", "checkpointing": "sqrt", "micro_batch_size": 2}, marks=pytest.mark.slow),
     pytest.param({"compile": "block", "precision": "bf16-mixed", "micro_batch_size": 2}, marks=pytest.mark.slow),

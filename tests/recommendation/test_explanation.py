@@ -34,6 +34,7 @@ def prediction(*, phase="backward", module="blocks.0.feed_forward", operator="at
     return Prediction(
         device="cuda",
         fake_device="cpu",
+        parameters=1000,
         peak_memory_bytes=peak,
         upper_bound_bytes=peak,
         lower_bound_bytes=peak,

@@ -28,6 +28,7 @@ EVERYTHING_MEASURED = Measurement(
     alloc_retries=3,
     peak_phase="backward",
     bytes_by_kind={"parameters": 12, "optimizer state": 24},
+    peak_bytes_by_category={"parameters": 12, "gradients": 8},
     requested_bytes=123,
     tokens_per_second=1234.5,
     tokens_per_second_spread=6.75,

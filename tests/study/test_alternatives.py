@@ -17,6 +17,7 @@ def prediction(peak=100, **sizes):
     return Prediction(
         device="cpu",
         fake_device="cpu",
+        parameters=1000,
         peak_memory_bytes=peak,
         upper_bound_bytes=peak,
         lower_bound_bytes=peak,

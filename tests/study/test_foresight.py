@@ -127,8 +127,10 @@ def test_predictions_can_be_turned_off(folder):
     )
     over = result.trial(1)
     assert (over.outcome, over.predicted_peak_memory_bytes) == ("over_cap", None)
+    assert (over.tokens_per_second, over.peak_memory_bytes > CAP_BYTES) == (None, True)  # not trained to its end
 
 
+@pytest.mark.slow
 def test_budgets_that_compile_to_one_program_are_measured_once(folder):
     Path("budgets.toml").write_text(BUDGETS)
     events = []

@@ -99,10 +99,11 @@ def test_the_pick_is_on_the_front_with_a_reason(result):
     assert "against the baseline" in result.pick.reason
 
 
-def test_an_over_cap_trial_is_not_trained_to_its_end(result):
-    over = [trial for trial in result.trials[1:] if trial.outcome == "over_cap"]
+def test_what_is_over_the_cap_is_predicted_to_be_and_not_trained(result):
+    over = [trial for trial in result.trials[1:] if not trial.feasible]
     assert over
-    assert all(trial.tokens_per_second is None and trial.peak_memory_bytes > CAP_BYTES for trial in over)
+    assert {trial.outcome for trial in over} == {"predicted_over_cap"}
+    assert all(trial.peak_memory_bytes is None and trial.predicted_peak_memory_bytes > CAP_BYTES for trial in over)
 
 
 def test_configurations_of_one_numerics_class_end_at_one_perplexity(result):

@@ -1,0 +1,102 @@
+"""Which trial answers for a configuration that compiles to the same program; predictions written by hand."""
+
+from dataclasses import replace
+
+from study_building import definition, measured, open_store
+
+from autotune.config import TrainingConfig
+from autotune.prediction import CATEGORIES, Forecast, Prediction
+from autotune.result import TrialRecord
+from autotune.study.foresight import Foresight
+
+MIB = 1024**2
+
+
+def prediction(*, plan, peak_bytes=40 * MIB):
+    return Prediction(
+        device="cpu",
+        fake_device="cpu",
+        parameters=1000,
+        peak_memory_bytes=peak_bytes,
+        upper_bound_bytes=peak_bytes + MIB,
+        lower_bound_bytes=peak_bytes - MIB,
+        phase="backward",
+        module="",
+        operator="",
+        bytes_by_category=dict.fromkeys(CATEGORIES, 0) | {"activations": peak_bytes},
+        holders=(),
+        plan=plan,
+    )
+
+
+def compiled(budget, **choices):
+    return TrainingConfig(compile="block", memory_budget=budget, micro_batch_size=8, **choices)
+
+
+def record(config, *, outcome="ok"):
+    measurement = replace(measured(), outcome=outcome)
+    return TrialRecord(**vars(measurement), number=3, config=config)
+
+
+PLANS = {0.9: "one", 0.8: "one", 0.5: "two"}
+
+
+def foresight_in(tmp_path, *, plans=PLANS):
+    store_context = open_store(f"sqlite:///{tmp_path}/studies.db")
+    store = store_context.__enter__()
+    store.create_study(definition(), trials_wanted=3)
+
+    def predict(config):
+        return Forecast(config=config, prediction=prediction(plan=plans.get(config.memory_budget)))
+
+    return Foresight(definition(), store=store, predict=predict), store
+
+
+def same(tmp_path, config, *, known, outcome="ok"):
+    foresight, store = foresight_in(tmp_path)
+    try:
+        foresight.of(known)
+        return foresight.same_program(config, [record(known, outcome=outcome)])
+    finally:
+        store.close()
+
+
+def test_a_budget_with_the_plan_of_a_measured_one_is_answered_by_it(tmp_path):
+    assert same(tmp_path, compiled(0.8), known=compiled(0.9)).number == 3
+
+
+def test_a_budget_with_another_plan_is_not(tmp_path):
+    assert same(tmp_path, compiled(0.5), known=compiled(0.9)) is None
+
+
+def test_the_same_plan_with_another_optimizer_is_another_program(tmp_path):
+    assert same(tmp_path, compiled(0.8, optimizer="sgd"), known=compiled(0.9)) is None
+
+
+def test_a_trial_without_a_result_answers_for_nothing(tmp_path):
+    assert same(tmp_path, compiled(0.8), known=compiled(0.9), outcome="interrupted") is None
+
+
+def test_an_eager_configuration_has_no_program(tmp_path):
+    eager = TrainingConfig(micro_batch_size=8)
+    assert same(tmp_path, replace(eager, optimizer_fusion="kernel"), known=eager) is None
+
+
+def test_predictions_are_read_again_by_the_next_search(tmp_path):
+    foresight, store = foresight_in(tmp_path)
+    foresight.of(compiled(0.9))
+    try:
+        again = Foresight(definition(), store=store, predict=None)
+        assert again.of(compiled(0.9)).prediction == prediction(plan="one")
+    finally:
+        store.close()
+
+
+def test_only_what_even_at_its_least_exceeds_the_limit_is_refused(tmp_path):
+    foresight, store = foresight_in(tmp_path)
+    try:
+        limits = (38 * MIB, 39 * MIB, 40 * MIB)
+        refused = [foresight.refused(compiled(0.9), limit_bytes=limit) is not None for limit in limits]
+    finally:
+        store.close()
+    assert refused == [True, False, False]
