@@ -105,7 +105,10 @@ def test_checkpointing_leaves_loss_and_gradients_bit_equal(granularity, make_par
     assert all(torch.equal(*pair) for pair in zip(gradients, plain_gradients, strict=True))
 
 
-@pytest.mark.parametrize(("scope", "granularity"), [("block", "none"), ("model", "none"), ("block", "block")])
+@pytest.mark.parametrize(
+    ("scope", "granularity"),
+    [("block", "none"), ("model", "none"), pytest.param("block", "block", marks=pytest.mark.slow)],
+)
 def test_compiled_it_computes_the_same(scope, granularity, make_parts, batch):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

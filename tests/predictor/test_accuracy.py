@@ -1,11 +1,14 @@
 """Predicted against measured: the peak of a real training of the same workload, read from the allocator's events."""
 
+import time
+
 import pytest
 import torch._dynamo
 
 from autotune.config import CHOICES, TrainingConfig
 from autotune.predictor import PredictionRequest, predict
-from autotune.trainer import Trainer
+from autotune.trainer import Trainer, TrainingRequest, train
+from autotune.trial.tasks import devices
 from autotune.workload import Workload
 
 GLOBAL_BATCH = 4
@@ -67,3 +70,22 @@ def test_a_compiled_peak_is_predicted(workload, make_trainer, choices):
     torch._dynamo.reset()
     measured = measured_bytes(make_trainer(**choices), workload)
     assert predicted_bytes(workload, choices) == pytest.approx(measured, rel=TOLERANCE, abs=allowed_bytes(choices))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("choices", [*EAGER, {"compile": "block"}, {"compile": "model"}], ids=str)
+def test_a_peak_on_cuda_is_within_its_bounds(workload, prepared, choices):
+    config = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})
+    request = TrainingRequest(
+        workload=workload,
+        config=config,
+        folder=prepared,
+        device="cuda:0",
+        device_uuid=devices()[0]["uuid"],
+        cap_bytes=2**40,
+        enforce_cap=False,
+        requested_at=time.time(),
+    )
+    measured = train(request).peak_memory_bytes
+    prediction = predict(PredictionRequest(workload=workload, config=config, device="cuda"))
+    assert prediction.lower_bound_bytes <= measured <= prediction.upper_bound_bytes
