@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autotune.models.parts import ModelParts, next_token_loss
+from autotune.models.parts import ModelParts, TokenLoss, full_token_loss
 from autotune.workload import Workload
 
 RESIDUAL_FACTOR = 2.828
@@ -105,13 +105,14 @@ class DeepOne(nn.Module):
         self.blocks = nn.ModuleList(Block(width=width, heads=heads, inner=inner) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-6)
         self.head = nn.Linear(width, vocab_size, bias=False)
+        self.token_loss: TokenLoss = full_token_loss
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         x = self.embedding(tokens)
         offsets, causal = relative_positions(tokens.shape[1], device=tokens.device)
         for block in self.blocks:
             x = block(x, offsets, causal)
-        return next_token_loss(self.head(self.norm(x)), labels)
+        return self.token_loss(self.norm(x), self.head, labels)
 
 
 def build(workload: Workload) -> DeepOne:
@@ -143,4 +144,6 @@ def initialize(model: nn.Module) -> None:
 
 def find_parts(model: nn.Module) -> ModelParts:
     assert isinstance(model, DeepOne)
-    return ModelParts(model=model, blocks_owner=model, blocks_name="blocks", attention_name="attention")
+    return ModelParts(
+        model=model, blocks_owner=model, blocks_name="blocks", attention_name="attention", head=model.head
+    )

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autotune.models.parts import ModelParts, next_token_loss
+from autotune.models.parts import ModelParts, TokenLoss, full_token_loss
 from autotune.workload import Workload
 
 ROTARY_BASE = 10_000.0
@@ -89,6 +89,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(width=width, heads=heads, inner=inner) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-6)
         self.head = nn.Linear(width, vocab_size, bias=False)
+        self.token_loss: TokenLoss = full_token_loss
         table = rotary_table(sequence_length=sequence_length, head_size=width // heads)
         self.register_buffer("rotary", table, persistent=False)
 
@@ -96,7 +97,7 @@ class GPT(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.rotary)
-        return next_token_loss(self.head(self.norm(x)), labels)
+        return self.token_loss(self.norm(x), self.head, labels)
 
 
 def build(workload: Workload) -> GPT:
@@ -125,4 +126,6 @@ def initialize(model: nn.Module) -> None:
 
 def find_parts(model: nn.Module) -> ModelParts:
     assert isinstance(model, GPT)
-    return ModelParts(model=model, blocks_owner=model, blocks_name="blocks", attention_name="attention")
+    return ModelParts(
+        model=model, blocks_owner=model, blocks_name="blocks", attention_name="attention", head=model.head
+    )

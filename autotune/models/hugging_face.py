@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from autotune.errors import InvalidInput
 from autotune.model_file import with_layers
-from autotune.models.parts import ModelParts, next_token_loss
+from autotune.models.parts import ModelParts, TokenLoss, next_token_loss
 from autotune.workload import Workload
 
 _PROBED_TOKENS = 4
@@ -32,17 +32,28 @@ class HuggingFaceModel(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        self.network: Any = network
+        self.token_loss: TokenLoss | None = None
+        """Where it is set, the loss is made of the last hidden states and the head; else of the network's logits."""
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        return next_token_loss(self.logits(tokens), labels)
+        if self.token_loss is None:
+            return next_token_loss(self.logits(tokens), labels)
+        return self.token_loss(self.hidden(tokens), self.network.get_output_embeddings(), labels)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """[batch, sequence, vocabulary]"""
-        # All ones: says that nothing is padding, where transformers would otherwise look for several sequences in one.
-        everything = torch.ones_like(tokens)
-        logits: Tensor = self.network(input_ids=tokens, attention_mask=everything, use_cache=False).logits
+        logits: Tensor = self._run(self.network, tokens).logits
         return logits
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Last hidden states, [batch, sequence, width]."""
+        hidden: Tensor = self._run(self.network.base_model, tokens)[0]
+        return hidden
+
+    def _run(self, network: Any, tokens: Tensor) -> Any:
+        # All ones: says that nothing is padding, where transformers would otherwise look for several sequences in one.
+        return network(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
 
 
 def build(workload: Workload) -> HuggingFaceModel:
@@ -139,23 +150,22 @@ def initialize(model: nn.Module) -> None:
 
 
 def find_parts(model: nn.Module) -> ModelParts:
-    """Raises InvalidInput for a model without a list of alike blocks, or without attention in them."""
+    """By structure: parts that are not there are None."""
     assert isinstance(model, HuggingFaceModel)
     found = max(_block_lists(model), key=lambda candidate: len(candidate[2]), default=None)
-    attention_name = None if found is None else _attention_name(found[2])
-    if found is None or attention_name is None:
-        raise InvalidInput(
-            "the model is no sequence of blocks of one class with attention in each",
-            hint="use another model: autotune's techniques replace such blocks and their attention",
-        )
-    owner, name, _ = found
+    head = model.network.get_output_embeddings() if hasattr(model.network, "get_output_embeddings") else None
+    head = head if isinstance(head, nn.Linear) else None
+    if found is None:
+        return ModelParts(model=model, head=head)
+    owner, name, blocks = found
     layer_types = getattr(model.network.config, "layer_types", None) or ()
     return ModelParts(
         model=model,
         blocks_owner=owner,
         blocks_name=name,
-        attention_name=attention_name,
+        attention_name=_attention_name(blocks),
         blocks_are_called_alike=len(set(layer_types)) <= 1,
+        head=head,
     )
 
 

@@ -1,5 +1,6 @@
-"""The small protocol every model is used through: where its blocks and their attention are, and its loss."""
+"""The small protocol every model is used through: where its parts are that techniques replace, and its loss."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -7,34 +8,52 @@ from torch import Tensor, nn
 
 IGNORED_LABEL = -100
 
+TokenLoss = Callable[[Tensor, nn.Linear, Tensor], Tensor]
+"""(hidden states [batch, sequence, width], head, labels [batch, sequence]) -> sum of token losses, float32 scalar."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParts:
     """Where the parts of `model` are that techniques replace.
 
     `model(tokens, labels)` takes two integer tensors [batch, sequence] and returns the sum of the token losses as a
-    float32 scalar, so that micro batches add up to the global batch exactly.
+    float32 scalar, so that micro batches add up to the global batch exactly. A part that was not found is None; the
+    techniques that need it are left out (`missing_parts` in `autotune/techniques/__init__.py`).
     """
 
     model: nn.Module
-    blocks_owner: nn.Module
+    blocks_owner: nn.Module | None = None
     """The module that holds the list of transformer blocks and calls them one after the other."""
-    blocks_name: str
-    attention_name: str
+    blocks_name: str = ""
+    attention_name: str | None = None
     """Attribute of a block that holds its attention part."""
     blocks_are_called_alike: bool = True
     """False when blocks take different arguments, such as masks, so that several cannot be run as one."""
+    head: nn.Linear | None = None
+    """What makes logits of the last hidden states. That nothing else does, `requirements.py` finds out."""
 
     @property
     def blocks(self) -> nn.ModuleList:
+        assert self.blocks_owner is not None, "a technique that needs blocks was applied to a model without"
         blocks = getattr(self.blocks_owner, self.blocks_name)
         assert isinstance(blocks, nn.ModuleList)
         return blocks
 
     def replace_blocks(self, blocks: list[nn.Module]) -> None:
+        assert self.blocks_owner is not None
         setattr(self.blocks_owner, self.blocks_name, nn.ModuleList(blocks))
+
+    def set_token_loss(self, token_loss: TokenLoss) -> None:
+        """Makes the model compute its loss from the last hidden states and the head by `token_loss`."""
+        assert self.head is not None, "a technique that needs the head was applied to a model without"
+        self.model.token_loss = token_loss  # type: ignore[assignment]
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Sum of cross entropies in float32: logits [batch, sequence, vocabulary], labels [batch, sequence]."""
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum", ignore_index=IGNORED_LABEL)
+
+
+def full_token_loss(hidden: Tensor, head: nn.Linear, labels: Tensor) -> Tensor:
+    """A `TokenLoss` with the logits of the whole batch at once."""
+    return next_token_loss(head(hidden), labels)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.config import FIELD_ORDER
 from autotune.data.sources import check_name
 from autotune.definition import DEFAULT_STORAGE, RESULTS_FOLDER, SAMPLERS, Sampler, StudyDefinition, check_study_name
 from autotune.errors import InvalidInput, StorageUnavailable, StudyMismatch
@@ -168,12 +169,17 @@ def new_definition(
     device, unavailable = executor.probe(request.device, space.choices())
     check_snapshot(request, device)
     workload = make_workload(device.type, space.workload, request.said_about_workload())
+    lacking = executor.examine(workload, space.choices())
     definition = StudyDefinition(
         name=request.name or "",
         workload=workload,
         space=space,
         device=device,
-        unavailable=unavailable,
+        unavailable={
+            technique: lacking.get(technique, {}) | unavailable.get(technique, {})
+            for technique in FIELD_ORDER
+            if technique in lacking or technique in unavailable
+        },
         cap_bytes=device.total_memory_bytes if request.cap_bytes is None else request.cap_bytes,
         seed=workload.seed,
         sampler=request.sampler or "tpe",

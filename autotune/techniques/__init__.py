@@ -15,6 +15,7 @@ from autotune.models.parts import ModelParts
 from autotune.models.weights import load_model
 from autotune.techniques import allocator, checkpointing, compilation, memory_budget, optimizer_fusion, precision
 from autotune.techniques.optimizer_fusion import Updater, make_updater
+from autotune.techniques.requirements import check_parts
 from autotune.workload import Workload
 
 
@@ -40,6 +41,7 @@ def apply_techniques(
     memory_budget.set_memory_budget(config.memory_budget)
     # Weights arrive in their final dtype: nothing larger than what is trained ever stands on the device.
     parts = load_model(workload, file=weights_file, dtype=precision.weights_dtype(config.precision), device=device)
+    check_parts(parts, config)
     parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
     # Inside the compiled region: the partitioner sees what checkpointing recomputes and fuses it.
     checkpointing.checkpoint_in_blocks(parts, config.checkpointing)

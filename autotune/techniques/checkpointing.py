@@ -23,7 +23,6 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from autotune.config import Checkpointing
-from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
 
 _aten = torch.ops.aten
@@ -79,6 +78,7 @@ class Segment(nn.Module):
 def checkpoint_in_blocks(parts: ModelParts, granularity: Checkpointing) -> None:
     """Applies every granularity that stays within single blocks; `sqrt` is `checkpoint_segments`."""
     if granularity == "attention":
+        assert parts.attention_name is not None
         for block in parts.blocks:
             setattr(block, parts.attention_name, Checkpointed(getattr(block, parts.attention_name)))
     elif granularity == "selective":
@@ -94,11 +94,7 @@ def checkpoint_segments(parts: ModelParts, granularity: Checkpointing) -> None:
     """`sqrt`: consecutive blocks in round(sqrt(layers)) segments of nearly equal length, each recomputed as a whole."""
     if granularity != "sqrt":
         return
-    if not parts.blocks_are_called_alike:
-        raise IllegalConfiguration(
-            "checkpointing sqrt runs several blocks as one, and this model's take different arguments",
-            hint="use checkpointing block",
-        )
+    assert parts.blocks_are_called_alike
     blocks = list(parts.blocks)
     segments = round(math.sqrt(len(blocks)))
     bounds = [round(index * len(blocks) / segments) for index in range(segments + 1)]

@@ -56,6 +56,19 @@ def probe(*, device: str | None, choices: dict[str, list[Any]]) -> dict[str, Any
     return {"device": asdict(info), "unavailable": find_unavailable(choices, device=chosen)}
 
 
+def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]]) -> dict[str, dict[str, str]]:
+    """Which of `choices`, {technique: values}, the workload's model cannot take: {technique: {value: reason}}.
+
+    Raises InvalidInput for a model that cannot be built.
+    """
+    from autotune.models import build_model
+    from autotune.techniques.requirements import missing_parts
+
+    with torch.device("meta"):
+        parts = build_model(Workload(**workload))
+    return missing_parts(parts, choices)
+
+
 def devices() -> list[dict[str, Any]]:
     """Every device this torch can use: the CUDA devices in order, then the CPU."""
     cuda = [_cuda_info(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
@@ -108,6 +121,7 @@ def predict(*, workload: dict[str, Any], config: dict[str, Any], device: str, **
 TASKS: Mapping[str, Callable[..., Any]] = {
     "prepare": prepare,
     "probe": probe,
+    "examine": examine,
     "devices": devices,
     "predict": predict,
     "train": train,

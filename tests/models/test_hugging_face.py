@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autotune.config import TrainingConfig
 from autotune.errors import IllegalConfiguration, InvalidInput
 from autotune.models import build_model
 from autotune.models.hugging_face import HuggingFaceModel, find_parts
 from autotune.models.weights import draw_weights, load_model
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
 from autotune.techniques.compilation import compile_blocks, compile_model
+from autotune.techniques.requirements import check_parts
 from autotune.workload import make_workload
 
 LAYERS, CPU = 4, torch.device("cpu")
@@ -203,7 +205,7 @@ def test_checkpointing_leaves_loss_and_gradients_alone(granularity, shape, make_
 def test_blocks_called_with_different_masks_are_never_run_as_one(make_parts, batch):
     parts = make_parts(SLIDING)
     with pytest.raises(IllegalConfiguration, match="sqrt"):
-        checkpoint_segments(parts, "sqrt")
+        check_parts(parts, TrainingConfig(checkpointing="sqrt"))
     checkpoint_in_blocks(parts, "block")
     assert parts.model(*batch).item() == make_parts(SLIDING).model(*batch).item()
 
@@ -251,9 +253,9 @@ def test_what_is_no_causal_language_model_is_refused(content, named, workload_of
     assert "\n" not in refused.value.message
 
 
-def test_a_network_without_blocks_is_refused():
-    with pytest.raises(InvalidInput, match="no sequence of blocks"):
-        find_parts(HuggingFaceModel(torch.nn.Linear(2, 2)))
+def test_of_a_network_without_blocks_no_part_is_found():
+    parts = find_parts(HuggingFaceModel(torch.nn.Linear(2, 2)))
+    assert (parts.blocks_owner, parts.attention_name, parts.head) == (None, None, None)
 
 
 def test_without_transformers_one_is_told_how_to_get_it(workload_of, monkeypatch):

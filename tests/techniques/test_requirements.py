@@ -1,0 +1,73 @@
+"""What a model lacks for a technique is found by its structure, before anything is trained."""
+
+import json
+
+import pytest
+import torch
+
+from autotune.config import TrainingConfig
+from autotune.errors import IllegalConfiguration
+from autotune.models import build_model
+from autotune.models.parts import ModelParts
+from autotune.techniques.requirements import check_parts, missing_parts
+from autotune.workload import MODEL_NAMES, make_workload
+
+CHOICES = {"checkpointing": ["none", "attention", "block", "sqrt"], "compile": ["none", "block", "model"]}
+LOSSES = {"loss": ["full", "chunked"]}
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "vocab_size": 256,
+}
+
+
+@pytest.fixture
+def shapes_of(tmp_path):
+    """shapes_of(model_type="llama") are the parts of such a model on the meta device."""
+
+    def make(**settings):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps({**SIZES, **settings}))
+        with torch.device("meta"):
+            return build_model(make_workload("cpu", {"model": str(file)}))
+
+    return make
+
+
+@pytest.mark.parametrize("model", MODEL_NAMES)
+def test_a_built_in_model_lacks_nothing(model):
+    with torch.device("meta"):
+        parts = build_model(make_workload("cpu", {"model": model}))
+    assert missing_parts(parts, CHOICES | LOSSES) == {}
+
+
+def test_a_model_without_blocks_keeps_what_needs_none():
+    missing = missing_parts(ModelParts(model=torch.nn.Linear(2, 2)), CHOICES)
+    assert set(missing["checkpointing"]) == {"attention", "block", "sqrt"}
+    assert set(missing["compile"]) == {"block"}
+
+
+def test_logits_that_come_straight_from_the_head_can_be_made_in_chunks(shapes_of):
+    assert missing_parts(shapes_of(model_type="llama"), LOSSES) == {}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": "gemma3_text", "final_logit_softcapping": 30.0},
+        {"model_type": "cohere", "logit_scale": 0.0625},
+        {"model_type": "granite", "logits_scaling": 8.0},
+    ],
+    ids=lambda settings: settings["model_type"],
+)
+def test_logits_that_are_changed_after_the_head_cannot(shapes_of, settings):
+    assert "changes the logits" in missing_parts(shapes_of(**settings), LOSSES)["loss"]["chunked"]
+
+
+def test_a_technique_without_its_part_is_refused_with_the_part_that_is_missing():
+    with pytest.raises(IllegalConfiguration, match="no list of alike blocks"):
+        check_parts(ModelParts(model=torch.nn.Linear(2, 2)), TrainingConfig(checkpointing="block"))
