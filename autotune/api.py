@@ -30,6 +30,8 @@ def search(
     seed: int | None = None,
     storage: str = DEFAULT_STORAGE,
     predict: bool = True,
+    full_trainings: bool = False,
+    perplexity_seeds: int = 1,
     preferences: Preferences = DEFAULT_PREFERENCES,
     listener: "Listener | None" = None,
     should_stop: Callable[[], bool] | None = None,
@@ -59,6 +61,8 @@ def search(
         time_budget_seconds=None if time_budget is None else parse_duration(str(time_budget)),
         trial_time_limit_seconds=parse_duration(str(trial_time_limit)),
         predict=predict,
+        full_trainings=full_trainings,
+        perplexity_seeds=perplexity_seeds,
         workload=with_model_config(workload),
         preferences=preferences,
     )

@@ -14,6 +14,7 @@ Outcome = Literal[
     "out_of_memory",
     "over_cap",
     "predicted_over_cap",
+    "parity_failed",
     "diverged",
     "timeout",
     "crashed",
@@ -75,6 +76,15 @@ class Measurement:
     tokens_per_second_spread: float | None = None
     """Half the interquartile range of the per-step speeds, in tokens per second."""
     perplexity: float | None = None
+    """With several seeds, their mean."""
+    perplexity_spread: float | None = None
+    """Standard deviation over the seeds; None where there was one."""
+    perplexity_source: str | None = None
+    """`measured`, with the number of seeds where there were several, or `shared with trial 3`."""
+    parity: Literal["same", "failed", "not compared"] | None = None
+    """Whether its first steps are those of a plain training of the same numerics; None: that was never asked."""
+    parity_message: str | None = None
+    """The largest difference found, or why nothing could be compared."""
     bits_per_byte: float | None = None
     final_loss: float | None = None
     """Mean token loss of the last training step, in nats."""
@@ -94,8 +104,6 @@ class TrialRecord(Measurement):
     config: TrainingConfig
     name: str | None = None
     feasible: bool = False
-    perplexity_source: str | None = None
-    """`measured`, or where the value was taken from."""
     predicted_peak_memory_bytes: int | None = None
     seconds: float | None = None
     """Wall-clock time of the whole trial, process start included."""

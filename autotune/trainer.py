@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy
 import torch
 import torch._dynamo.utils
+import torch._inductor.config
 from torch import Tensor
 
 from autotune.config import TrainingConfig
@@ -24,11 +25,16 @@ from autotune.memory import MemoryMeter, MemoryReading, make_meter, resident_byt
 from autotune.memory.attribution import bytes_by_category, find_peak
 from autotune.memory.history import StepHistory
 from autotune.models.parts import IGNORED_LABEL
+from autotune.parity import PARITY_STEPS, ParityTrace
+from autotune.parity_watch import ParityWatch
 from autotune.quantities import format_size
 from autotune.result import Measurement, Outcome
 from autotune.techniques import Training, apply_techniques, before_the_device
 from autotune.training_step import Diverged, TrainingStep
 from autotune.workload import MEMORY_STEPS, Workload
+
+SHORT_TIMED_STEPS = 10
+"""Steps timed where nothing but memory and speed is wanted of a training."""
 
 LARGEST_LOSS = 700.0
 """Nats a token; the perplexity of more is not a number a float can hold."""
@@ -46,6 +52,10 @@ class TrainingRequest:
     cap_bytes: int
     enforce_cap: bool = True
     """False for the baseline, which is measured beyond the cap where the device can hold it."""
+    reference: ParityTrace | None = None
+    """The beginning of a plain training of the same numerics, which this one must repeat."""
+    shares_perplexity: bool = False
+    """Whether only memory and speed are wanted: the training stops when they are measured."""
     snapshot_file: Path | None = None
     """Where torch's allocation history of the measured steps is kept; CUDA only."""
     requested_at: float
@@ -53,9 +63,24 @@ class TrainingRequest:
 
 
 def train(request: TrainingRequest) -> Measurement:
-    """Trains the workload's steps and measures them. Raises Diverged and whatever torch raises."""
+    """Trains the workload's steps and measures them. Raises ParityFailed, Diverged and whatever torch raises."""
     before_the_device(request.config)
     return Trainer(request).run()
+
+
+def trace(request: TrainingRequest, *, dropout: bool) -> ParityTrace:
+    """The first steps, to compare with those of another configuration; without `dropout` as in evaluation.
+
+    Compiled code draws the random numbers of eager code, which costs memory and time: nothing else is measured.
+    """
+    before_the_device(request.config)
+    torch._inductor.config.fallback_random = True
+    trainer = Trainer(request)
+    trainer.training.parts.model.train(dropout)
+    batches = trainer.batches()
+    for step in range(PARITY_STEPS):
+        trainer.take_step(step, next(batches))
+    return trainer.parity.trace()
 
 
 class Trainer:
@@ -79,6 +104,12 @@ class Trainer:
         self.step = TrainingStep(
             self.training, workload=self._workload, config=self._config, device=self._device, marker=self._history
         )
+        self.parity = ParityWatch(
+            self.training.parameters_by_block,
+            device=self._device,
+            precision=self._config.precision,
+            reference=request.reference,
+        )
         self._train_tokens = numpy.load(request.folder / "train.npy", mmap_mode="r")
         self._held_out_tokens = numpy.load(request.folder / "held_out.npy", mmap_mode="r")
 
@@ -91,12 +122,15 @@ class Trainer:
         timed_from = workload.warmup_steps + MEMORY_STEPS
         with self._history_kept(), self._meter.measuring(self._resident_tensors()):
             for step in range(workload.warmup_steps, timed_from):
-                self.step(step, next(batches))
+                self.take_step(step, next(batches))
         memory = self._meter.reading()
         if self._request.enforce_cap and memory.device_bytes > self._request.cap_bytes:
             # Nothing that follows could bring it back under the cap.
             return self._measurement(memory, warmup=warmup, timed=[], held_out_loss=None)
-        timed = [self._timed_step(step, next(batches)) for step in range(timed_from, workload.steps)]
+        last = (
+            min(workload.steps, timed_from + SHORT_TIMED_STEPS) if self._request.shares_perplexity else workload.steps
+        )
+        timed = [self._timed_step(step, next(batches)) for step in range(timed_from, last)]
         held_out_loss = self._evaluate()
         return self._measurement(self._meter.reading(), warmup=warmup, timed=timed, held_out_loss=held_out_loss)
 
@@ -105,15 +139,24 @@ class Trainer:
     def _timed_step(self, step: int, batch: Tensor) -> "_TimedStep":
         self._synchronize()
         started = time.perf_counter()
-        loss = self.step(step, batch)
+        loss = self.take_step(step, batch)
         self._synchronize()
         return _TimedStep(seconds=time.perf_counter() - started, loss=loss)
+
+    def take_step(self, step: int, batch: Tensor) -> float:
+        """One step of the training. Raises ParityFailed once its beginning is known not to be the reference's."""
+        with self.parity.first_step() if step == 0 else nullcontext():
+            loss = self.step(step, batch)
+        self.parity.note(loss)
+        return loss
 
     # -- held-out text -----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _evaluate(self) -> float:
+    def _evaluate(self) -> float | None:
         """Mean token loss on the held-out set, in nats, by the model as it was trained, in its micro batches.
+
+        None where perplexity is shared: only the memory of a first micro batch is then measured.
 
         Compiled models stay compiled: eager code would hold logits that the training never holds, and set the peak.
         """
@@ -123,6 +166,8 @@ class Trainer:
             self.step.forward(*self._held_out_batch(0))  # compiles the graph without gradients, outside every number
         with self._meter.measuring(self._resident_tensors()), self._meter.phase("evaluation"):
             total = self.step.forward(*self._held_out_batch(0)).item()
+        if self._request.shares_perplexity:
+            return None
         for start in range(micro_batch_size, workload.evaluation_sequences, micro_batch_size):
             total += self.step.forward(*self._held_out_batch(start)).item()
         mean_loss = total / (workload.evaluation_sequences * workload.sequence_length)
@@ -187,6 +232,9 @@ class Trainer:
             bytes_by_kind=self._bytes_by_kind(),
             peak_bytes_by_category=self._bytes_at_the_peak(),
             perplexity=None if held_out_loss is None else math.exp(held_out_loss),
+            perplexity_source=None if held_out_loss is None else "measured",
+            parity=None if self.parity.difference is None else "same",
+            parity_message=None if self.parity.difference is None else f"at most, {self.parity.difference.message}",
             # Byte-level tokens: one token is one byte.
             bits_per_byte=None if held_out_loss is None else held_out_loss / math.log(2),
             startup_seconds=self._startup_seconds,

@@ -20,6 +20,7 @@ from autotune.recommendation.pick import Preferences, choose
 from autotune.result import TrialRecord
 from autotune.study.events import (
     BudgetSpent,
+    Comparing,
     Event,
     Predicting,
     Preparing,
@@ -44,7 +45,7 @@ class Progress:
         self.opened: StudyOpened | None = None
         self.records: list[TrialRecord] = []
         self.running: TrialBegan | None = None
-        self.preparing = self.predicting = ""
+        self.preparing = self.meanwhile = ""
 
     def note(self, event: Event) -> None:
         match event:
@@ -54,13 +55,15 @@ class Progress:
                 self.opened, self.records = event, [r for r in event.records if r.is_finished]
                 self._first_trial_at = time.monotonic()
             case Predicting(config=config):
-                self.predicting = config.describe()
+                self.meanwhile = f"predicting {config.describe()}"
+            case Comparing(config=config):
+                self.meanwhile = f"first steps of {config.describe()}, to compare"
             case SameProgram():
-                self.predicting = ""
+                self.meanwhile = ""
             case TrialBegan():
-                self.running, self.predicting = event, ""
+                self.running, self.meanwhile = event, ""
             case TrialEnded(record=record):
-                self.running, self.predicting = None, ""
+                self.running, self.meanwhile = None, ""
                 self.records.append(record)
                 self._done_here += 1
 
@@ -180,8 +183,8 @@ class LiveDisplay:
             name = f"{progress.running.name}: " if progress.running.name else ""
             text = f" #{progress.running.number} {name}{progress.running.config.describe()}"
             running.append(Spinner("dots", text=Text(text)))
-        if progress.predicting:
-            running.append(Spinner("dots", text=Text(f" predicting {progress.predicting}")))
+        if progress.meanwhile:
+            running.append(Spinner("dots", text=Text(f" {progress.meanwhile}")))
         bar = ProgressBar(total=max(1, progress.wanted), completed=len(progress.records), width=30)
         status = Table.grid(padding=(0, 2))
         status.add_row(bar, Text(progress.status()))

@@ -52,6 +52,15 @@ def search(
     no_predict: Annotated[
         bool, typer.Option("--no-predict", help="Train also what is predicted to be over the cap.")
     ] = False,
+    full_trainings: Annotated[
+        bool,
+        typer.Option(
+            "--full-trainings", help="Train every trial to the end; else one for all that compute the same numbers."
+        ),
+    ] = False,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", help="Trainings behind each perplexity that is measured, for its spread.")
+    ] = 1,
     memory_snapshot: Annotated[
         bool, typer.Option("--memory-snapshot", help="Keep torch's allocation history of each trial (CUDA).")
     ] = False,
@@ -80,6 +89,8 @@ def search(
         time_budget_seconds=None if time_budget is None else parse_duration(time_budget),
         trial_time_limit_seconds=parse_duration(trial_time_limit),
         predict=not no_predict,
+        full_trainings=full_trainings,
+        perplexity_seeds=seeds,
         memory_snapshot=memory_snapshot,
         workload=workload,
         preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
@@ -157,6 +168,8 @@ def continue_command(study: str, request: "SearchRequest", *, trials: int | None
     words += ["--storage", shown_url(storage)] if storage != options.STORAGE else []
     words += ["--trials", str(trials)] if trials is not None else []
     limit = request.trial_time_limit_seconds
+    words += ["--full-trainings"] if request.full_trainings else []
+    words += ["--seeds", str(request.perplexity_seeds)] if request.perplexity_seeds > 1 else []
     words += ["--trial-time-limit", f"{limit:g}s"] if limit != DEFAULT_TIME_LIMIT_SECONDS else []
     return shlex.join(words)
 

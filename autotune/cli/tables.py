@@ -19,6 +19,7 @@ OUTCOME_WORDS = {
     "out_of_memory": "out of memory",
     "over_cap": "over the cap",
     "predicted_over_cap": "predicted over the cap",
+    "parity_failed": "another training",
     "diverged": "diverged",
     "timeout": "timeout",
     "crashed": "crashed",
@@ -53,6 +54,11 @@ def trials_table(
     table.add_column("tokens/s", justify="right", no_wrap=True)
     table.add_column("perplexity", justify="right", no_wrap=True)
     table.add_column("", overflow="fold", max_width=34)
+    if any(_is_shared(record) for record in records):
+        table.caption, table.caption_justify = (
+            "= perplexity of the trial trained to the end for all its numerics",
+            "left",
+        )
     for record in records:
         table.add_row(*_row(result, record, predicted=predicted), style="bold" if _is_pick(result, record) else "")
     return table
@@ -64,7 +70,7 @@ def _row(result: StudyResult, record: TrialRecord, *, predicted: bool) -> list[T
         cells += [_size(record.predicted_peak_memory_bytes), _ratio(record)]
     if result.device.type == "cuda":
         cells.append(_size(record.device_bytes))
-    return [*cells, speed(record), _number(record.perplexity, 2), _remark(result, record)]
+    return [*cells, speed(record), _perplexity(record), _remark(result, record)]
 
 
 def describe(record: TrialRecord) -> Text:
@@ -163,5 +169,13 @@ def _size(size_bytes: int | None) -> str:
     return "-" if size_bytes is None else format_size(size_bytes)
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+def _perplexity(record: TrialRecord) -> str:
+    """With its spread over seeds; `=` stands before one that another trial of its numerics class was trained for."""
+    if record.perplexity is None:
+        return "-"
+    spread = f" ±{record.perplexity_spread:.2f}" if record.perplexity_spread is not None else ""
+    return f"{'=' if _is_shared(record) else ''}{record.perplexity:,.2f}{spread}"
+
+
+def _is_shared(record: TrialRecord) -> bool:
+    return (record.perplexity_source or "").startswith("shared")

@@ -15,6 +15,7 @@ from typing import Any
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
+from autotune.parity import ParityTrace
 from autotune.result import DeviceInfo, Measurement
 from autotune.trial.client import Reply, TrialServer
 from autotune.workload import Workload
@@ -24,6 +25,11 @@ POLL_SECONDS = 0.1
 
 PREPARED = "prepared"
 """Folder of a study's token streams and initial weights."""
+
+
+def prepared_folder(of_study: Workload, workload: Workload) -> str:
+    """The folder for `workload`, which may have another seed than the study's own."""
+    return PREPARED if workload.seed == of_study.seed else f"{PREPARED}-seed-{workload.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +80,14 @@ class LocalExecutor:
         """Writes token streams and initial weights into `folder`. Raises InvalidDataset."""
         return dict(self._call("prepare", {"workload": workload.to_dict(), "folder": str(folder.absolute())}))
 
+    def prepare_seed(self, definition: StudyDefinition, workload: Workload, study_folder: Path) -> None:
+        """Draws the initial weights of another seed for the study's text, where that was not done yet."""
+        folder = study_folder / prepared_folder(definition.workload, workload)
+        if not folder.exists():
+            prepared = str((study_folder / PREPARED).absolute())
+            payload = {"workload": workload.to_dict(), "prepared": prepared, "folder": str(folder.absolute())}
+            self._call("prepare_seed", payload)
+
     def _call(self, task: str, payload: dict[str, Any], *, environment: dict[str, str] | None = None) -> Any:
         """Runs `task` and waits for what it returns. Raises Stopped when asked to stop meanwhile."""
         log_file = self._folder / "logs" / f"{task}.log"
@@ -120,36 +134,95 @@ class LocalExecutor:
         enforce_cap: bool,
         time_limit_seconds: float,
         workload: Workload | None = None,
+        reference: ParityTrace | None = None,
+        shares_perplexity: bool = False,
         keep_snapshot: bool = False,
     ) -> "Future[FinishedTrial]":
         """Trains `config` on the study's workload, or on `workload` in its place.
 
+        The training must begin as `reference` does. `shares_perplexity`: only memory and speed are measured.
         `keep_snapshot` keeps torch's allocation history of the measured steps in the study's folder; CUDA only.
         """
         snapshot_file = study_folder / "snapshots" / f"{log_name}.pickle"
         payload = {
-            "workload": (workload or definition.workload).to_dict(),
+            **self._training(definition, config, workload or definition.workload, study_folder, enforce_cap),
+            "reference": None if reference is None else reference.to_dict(),
+            "shares_perplexity": shares_perplexity,
+            "snapshot_file": str(snapshot_file.absolute()) if keep_snapshot else None,
+        }
+        reply = self._submit_training(
+            "train", payload, definition, study_folder, log_name=log_name, time_limit_seconds=time_limit_seconds
+        )
+        finished: Future[FinishedTrial] = Future()
+        self._replies[finished] = reply
+        reply.add_done_callback(lambda done: self._finish(done, finished))
+        return finished
+
+    def trace(
+        self,
+        definition: StudyDefinition,
+        config: TrainingConfig,
+        *,
+        study_folder: Path,
+        dropout: bool,
+        enforce_cap: bool,
+        time_limit_seconds: float,
+    ) -> ParityTrace | str:
+        """The first steps of `config`, or why there are none. Raises Stopped when asked to stop meanwhile."""
+        payload = {
+            **self._training(definition, config, definition.workload, study_folder, enforce_cap),
+            "dropout": dropout,
+        }
+        reply = self._submit_training(
+            "trace",
+            payload,
+            definition,
+            study_folder,
+            log_name=f"trace-{config.fingerprint}",
+            time_limit_seconds=time_limit_seconds,
+        )
+        result = self.wait_for(reply).result
+        if result.get("trace") is None:
+            return str(result.get("failure") or result.get("message"))
+        return ParityTrace.from_dict(result["trace"])
+
+    def _training(
+        self,
+        definition: StudyDefinition,
+        config: TrainingConfig,
+        workload: Workload,
+        study_folder: Path,
+        enforce_cap: bool,
+    ) -> dict[str, Any]:
+        return {
+            "workload": workload.to_dict(),
             "config": config.to_dict(),
-            "folder": str((study_folder / PREPARED).absolute()),
+            "folder": str((study_folder / prepared_folder(definition.workload, workload)).absolute()),
             "device": definition.device.device,
             "device_uuid": definition.device.uuid,
             "cap_bytes": definition.cap_bytes,
             "enforce_cap": enforce_cap,
-            "snapshot_file": str(snapshot_file.absolute()) if keep_snapshot else None,
             "requested_at": time.time(),
         }
-        reply = self._server.submit(
-            "train",
+
+    def _submit_training(
+        self,
+        task: str,
+        payload: dict[str, Any],
+        definition: StudyDefinition,
+        study_folder: Path,
+        *,
+        log_name: str,
+        time_limit_seconds: float,
+    ) -> "Future[Reply]":
+        return self._server.submit(
+            task,
             payload,
             log_file=study_folder / "logs" / f"{log_name}.log",
             time_limit_seconds=time_limit_seconds,
             environment=_compiler_cache(study_folder),
             limit_host_memory=definition.device.type == "cpu",
         )
-        finished: Future[FinishedTrial] = Future()
-        self._replies[finished] = reply
-        reply.add_done_callback(lambda done: self._finish(done, finished))
-        return finished
 
     def cancel(self, future: "Future[FinishedTrial]") -> None:
         """Kills the trial; its future then holds the outcome `interrupted`."""

@@ -32,6 +32,7 @@ class _Point:
     peak_memory_bytes: int
     tokens_per_second: float
     perplexity: float
+    perplexity_spread: float
     number: int
 
 
@@ -60,35 +61,45 @@ def _point(record: TrialRecord) -> _Point:
         peak_memory_bytes=record.peak_memory_bytes,
         tokens_per_second=record.tokens_per_second,
         perplexity=record.perplexity,
+        perplexity_spread=record.perplexity_spread or 0.0,
         number=record.number,
     )
 
 
 def _dominates(one: _Point, other: _Point, tolerance: Tolerance) -> bool:
-    """`one` is worse on no objective by more than its tolerance, and better on one by more than its tolerance."""
+    """`one` is worse on no objective by more than its tolerance, and better on one by more than its tolerance.
+
+    A perplexity measured over seeds has no smaller tolerance than its spread.
+    """
+    spread = max(one.perplexity_spread, other.perplexity_spread)
+    perplexity_noise = max(tolerance.perplexity * other.perplexity, spread)
     slower = one.tokens_per_second < other.tokens_per_second * (1 - tolerance.speed)
-    less_sure = one.perplexity > other.perplexity * (1 + tolerance.perplexity)
+    less_sure = one.perplexity > other.perplexity + perplexity_noise
     if one.peak_memory_bytes > other.peak_memory_bytes or slower or less_sure:
         return False
     return (
         one.peak_memory_bytes < other.peak_memory_bytes
         or one.tokens_per_second > other.tokens_per_second * (1 + tolerance.speed)
-        or one.perplexity < other.perplexity * (1 - tolerance.perplexity)
+        or one.perplexity < other.perplexity - perplexity_noise
     )
 
 
 def perplexity_spread(records: Sequence[TrialRecord]) -> float:
     """Relative spread of perplexity among trials that compute the same numbers: the noise of its measurement.
 
-    The pooled standard deviation over all numerics classes with at least two measured trials; 0 where there is none.
+    The pooled standard deviation over all numerics classes with at least two trained trials, or the largest over
+    seeds where that is more; 0 where there is neither.
     """
     classes: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    over_seeds = 0.0
     for record in records:
-        if record.outcome in ("ok", "over_cap") and record.perplexity is not None:
+        is_shared = (record.perplexity_source or "").startswith("shared")
+        if record.outcome in ("ok", "over_cap") and record.perplexity is not None and not is_shared:
+            over_seeds = max(over_seeds, (record.perplexity_spread or 0.0) / record.perplexity)
             classes[record.config.numerics_class].append(record.perplexity)
     repeated = [values for values in classes.values() if len(values) > 1]
     if not repeated:
-        return 0.0
+        return over_seeds
     squares = sum(sum((v / statistics.fmean(values) - 1) ** 2 for v in values) for values in repeated)
     degrees_of_freedom = sum(len(values) - 1 for values in repeated)
-    return float((squares / degrees_of_freedom) ** 0.5)
+    return max(over_seeds, float((squares / degrees_of_freedom) ** 0.5))

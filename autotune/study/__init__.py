@@ -20,6 +20,7 @@ from autotune.storage.database import BUSY_TIMEOUT_SECONDS, sqlite_file
 from autotune.study.events import Listener, StudyOpened
 from autotune.study.forecast import Forecaster
 from autotune.study.foresight import Foresight
+from autotune.study.measuring import Manner
 from autotune.study.request import (
     DEFAULT_TRIALS,
     NewStudy,
@@ -95,8 +96,12 @@ def _run(
         study_folder=folder,
         listener=listener,
         should_stop=should_stop,
-        time_limit_seconds=request.trial_time_limit_seconds,
-        keep_snapshots=request.memory_snapshot,
+        manner=Manner(
+            time_limit_seconds=request.trial_time_limit_seconds,
+            full_trainings=request.full_trainings,
+            seeds=request.perplexity_seeds,
+            keep_snapshots=request.memory_snapshot,
+        ),
     )
     budget = request.time_budget_seconds
     session.run(trials_wanted=wanted, deadline=None if budget is None else time.monotonic() + budget)

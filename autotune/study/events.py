@@ -46,6 +46,13 @@ class Predicting:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Comparing:
+    """The first steps of a configuration are taken, to be compared with others."""
+
+    config: TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
 class SameProgram:
     """A suggestion compiles to the program that a trial has run: it is answered from there."""
 
@@ -68,5 +75,15 @@ class BudgetSpent:
     trials_wanted: int
 
 
-Event = Preparing | StudyOpened | TrialBegan | TrialEnded | Predicting | SameProgram | SpaceExhausted | BudgetSpent
+Event = (
+    Preparing
+    | StudyOpened
+    | TrialBegan
+    | TrialEnded
+    | Predicting
+    | Comparing
+    | SameProgram
+    | SpaceExhausted
+    | BudgetSpent
+)
 Listener = Callable[[Event], None]

@@ -31,6 +31,7 @@ DEFAULT_TRIALS = 30
 LEAST_CAP_BYTES = 65536
 """A cap below this is a unit that was forgotten."""
 DEFAULT_TIME_LIMIT_SECONDS = 600.0
+LARGEST_NUMBER_OF_SEEDS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,10 @@ class SearchRequest:
     trial_time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
     predict: bool = True
     """Whether peak memory is predicted before each trial; what is then surely over the cap is not trained."""
+    full_trainings: bool = False
+    """Whether every trial is trained to the end, also where another of its numerics class was."""
+    perplexity_seeds: int = 1
+    """Trainings whose mean perplexity a numerics class gets, each of another seed."""
     memory_snapshot: bool = False
     """Whether torch's allocation history of the measured steps is kept for every trial; CUDA only."""
     workload: Mapping[str, Any] = field(default_factory=dict)
@@ -64,6 +69,11 @@ class SearchRequest:
             check_cap(self.cap_bytes)
         if self.trials is not None and (type(self.trials) is not int or self.trials < 1):
             raise InvalidInput(f"{self.trials!r} trials make no study", hint="use a whole number from 1 up")
+        if type(self.perplexity_seeds) is not int or not 1 <= self.perplexity_seeds <= LARGEST_NUMBER_OF_SEEDS:
+            raise InvalidInput(
+                f"{self.perplexity_seeds!r} seeds are not possible",
+                hint=f"use a whole number from 1 to {LARGEST_NUMBER_OF_SEEDS}",
+            )
         check_device(self.device)
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise InvalidInput(f"seed {self.seed} is not possible", hint="use a whole number from 0 to 4294967295")

@@ -7,8 +7,6 @@ record, and so is one that compiles to the same program. What is predicted to be
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
-from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 
 from optuna.trial import Trial
@@ -16,7 +14,7 @@ from optuna.trial import Trial
 from autotune.config import CHOICES, TrainingConfig, baseline_of
 from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
-from autotune.executors.local import POLL_SECONDS, FinishedTrial, LocalExecutor
+from autotune.executors.local import LocalExecutor
 from autotune.result import TrialRecord
 from autotune.search_space import LegalSpace, SearchSpace
 from autotune.storage import StudyStore
@@ -30,6 +28,7 @@ from autotune.study.events import (
     TrialEnded,
 )
 from autotune.study.foresight import Foresight
+from autotune.study.measuring import Manner, Measuring
 from autotune.study.observation import observe
 from autotune.study.sampling import OptunaStudy
 
@@ -52,9 +51,6 @@ def possible_trials(definition: StudyDefinition, wanted: int) -> int:
     return min(wanted, len({config.fingerprint for config in [*legal.named.values(), baseline]}))
 
 
-_SECONDS_TO_END_A_TRIAL = 5.0
-
-
 class StudySession:
     def __init__(
         self,
@@ -67,22 +63,27 @@ class StudySession:
         study_folder: Path,
         listener: Listener,
         should_stop: Callable[[], bool],
-        time_limit_seconds: float,
-        keep_snapshots: bool = False,
+        manner: Manner,
     ) -> None:
         self._definition = definition
         self._legal: LegalSpace = definition.legal_space()
         self._store = store
         self._optuna = optuna_study
-        self._executor = executor
         self._foresight = foresight
-        self._folder = study_folder
         self._listener = listener
         self._should_stop = should_stop
-        self._time_limit_seconds = time_limit_seconds
-        self._keep_snapshots = keep_snapshots
         self._baseline = baseline_config(definition.space, global_batch=definition.workload.global_batch)
         self._records = {record.config.fingerprint: record for record in store.trials(definition.name)}
+        self._measuring = Measuring(
+            definition,
+            baseline=self._baseline,
+            executor=executor,
+            foresight=foresight,
+            study_folder=study_folder,
+            manner=manner,
+            listener=listener,
+            check_stop=self._check_stop,
+        )
 
     def run(self, *, trials_wanted: int, deadline: float | None) -> None:
         """Runs until the study has `trials_wanted` distinct configurations, or time.monotonic() passes `deadline`.
@@ -167,59 +168,17 @@ class StudySession:
         number = len(self._records) if number is None else number
         self._store.begin_trial(self._definition.name, number, config, name=name)
         self._listener(TrialBegan(number=number, config=config, name=name))
-        finished = self._foreseen(config) or self._train_under_cap(config, number=number)
+        self._predict(config)
+        try:
+            finished = self._measuring.measure(config, number=number, records=self._records.values())
+        except BaseException:
+            self._optuna.give_up_running()
+            raise
         self._store.finish_trial(self._definition.name, number, finished.measurement, seconds=finished.seconds)
         record = next(r for r in self._store.trials(self._definition.name) if r.number == number)
         self._records[config.fingerprint] = record
         self._tell(record, asked=asked)
         self._listener(TrialEnded(record=record))
-
-    def _foreseen(self, config: TrainingConfig) -> FinishedTrial | None:
-        """The result of a configuration whose prediction leaves no doubt; None where it must be trained.
-
-        The baseline is trained beyond the cap, wherever the device can hold it.
-        """
-        began = time.monotonic()
-        self._predict(config)
-        device_bytes = self._definition.device.total_memory_bytes
-        limit_bytes = device_bytes if config == self._baseline else self._definition.cap_bytes
-        refused = self._foresight.refused(config, limit_bytes=limit_bytes)
-        return None if refused is None else FinishedTrial(measurement=refused, seconds=time.monotonic() - began)
-
-    def _train_under_cap(self, config: TrainingConfig, *, number: int) -> FinishedTrial:
-        is_baseline = config == self._baseline
-        if is_baseline and self._foresight.refused(config, limit_bytes=self._definition.cap_bytes):
-            return self._train(config, number=number, enforce_cap=False)
-        finished = self._train(config, number=number, enforce_cap=True)
-        if is_baseline and finished.measurement.outcome in ("over_cap", "out_of_memory"):
-            return self._train(config, number=number, enforce_cap=False)
-        return finished
-
-    def _train(self, config: TrainingConfig, *, number: int, enforce_cap: bool) -> FinishedTrial:
-        future = self._executor.submit(
-            self._definition,
-            config,
-            study_folder=self._folder,
-            log_name=f"trial-{number}",
-            enforce_cap=enforce_cap,
-            time_limit_seconds=self._time_limit_seconds,
-            keep_snapshot=self._keep_snapshots,
-        )
-        return self._wait_for(future)
-
-    def _wait_for(self, future: "Future[FinishedTrial]") -> FinishedTrial:
-        """The trial's result; whatever ends the wait early ends the trial, and it will be run again."""
-        try:
-            while True:
-                try:
-                    return future.result(timeout=POLL_SECONDS)
-                except NotYet:
-                    self._check_stop()
-        except BaseException:
-            self._executor.cancel(future)
-            self._optuna.give_up_running()
-            wait([future], timeout=_SECONDS_TO_END_A_TRIAL)
-            raise
 
     def _tell(self, record: TrialRecord, *, asked: Trial | None = None) -> None:
         observation = observe(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from autotune.config import TrainingConfig
 from autotune.models.parts import ModelParts
@@ -25,6 +26,8 @@ class Training:
 
     parts: ModelParts
     updater: Updater
+    parameters_by_block: Mapping[str, Sequence[nn.Parameter]]
+    """What is trained: `block 0`, `block 1`, ... and `rest`, as the model was before techniques wrapped its parts."""
 
 
 def before_the_device(config: TrainingConfig) -> None:
@@ -43,6 +46,7 @@ def apply_techniques(
     parts = load_model(workload, file=weights_file, dtype=precision.weights_dtype(config.precision), device=device)
     check_parts(parts, config)
     parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+    parameters_by_block = _parameters_by_block(parts)
     # Inside the compiled region: the partitioner sees what checkpointing recomputes and fuses it.
     checkpointing.checkpoint_in_blocks(parts, config.checkpointing)
     compilation.compile_blocks(parts, config.compile)
@@ -58,7 +62,14 @@ def apply_techniques(
         learning_rate=workload.learning_rates[config.optimizer],
         scaler=precision.gradient_scaler(config.precision, device=device),
     )
-    return Training(parts=parts, updater=updater)
+    return Training(parts=parts, updater=updater, parameters_by_block=parameters_by_block)
+
+
+def _parameters_by_block(parts: ModelParts) -> dict[str, list[nn.Parameter]]:
+    blocks = [] if parts.blocks_owner is None else list(parts.blocks)
+    found = {f"block {index}": list(block.parameters()) for index, block in enumerate(blocks)}
+    inside = {parameter for block in found.values() for parameter in block}
+    return {**found, "rest": [parameter for parameter in parts.model.parameters() if parameter not in inside]}
 
 
 def find_unavailable(choices: Mapping[str, Sequence[Any]], *, device: torch.device) -> dict[str, dict[str, str]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from autotune.memory import CONTEXT_ALONE
+from autotune.parity_watch import ParityFailed
 from autotune.quantities import format_size
 from autotune.result import Measurement
 from autotune.training_step import Diverged
@@ -34,6 +35,9 @@ def measurement_of_exception(error: BaseException) -> Measurement:
     text = str(error)
     if isinstance(error, Diverged):
         return Measurement(outcome="diverged", message=text)
+    if isinstance(error, ParityFailed):
+        message = f"computes another training: {text}"
+        return Measurement(outcome="parity_failed", message=message, parity="failed", parity_message=text)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(face in text for face in _OUT_OF_MEMORY):
         requested_bytes = _requested_bytes(text)
         asked = f": {format_size(requested_bytes)} more asked for" if requested_bytes else ""

@@ -9,14 +9,18 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autotune.config import TrainingConfig
 from autotune.errors import InvalidInput
+from autotune.parity import ParityTrace
 from autotune.result import DeviceInfo
 from autotune.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.trainer import TrainingRequest
 
 
 def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -41,6 +45,24 @@ def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return {"text_sha256": text_sha256, "parameters": parameters}
+
+
+def prepare_seed(*, workload: dict[str, Any], prepared: str, folder: str) -> dict[str, Any]:
+    """Makes `folder` as `prepared` with the same text and the initial weights of the workload's own seed."""
+    from autotune.models.weights import draw_weights
+
+    source, target = Path(prepared), Path(folder)
+    unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
+    unfinished.mkdir(parents=True)
+    try:
+        for file in source.iterdir():
+            if file.name != "weights.pt":
+                (unfinished / file.name).symlink_to(file.absolute())
+        parameters = draw_weights(Workload(**workload), file=unfinished / "weights.pt")
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return {"parameters": parameters}
 
 
 def probe(*, device: str | None, choices: dict[str, list[Any]]) -> dict[str, Any]:
@@ -75,36 +97,54 @@ def devices() -> list[dict[str, Any]]:
     return [asdict(info) for info in [*cuda, _cpu_info()]]
 
 
-def train(
-    *,
-    workload: dict[str, Any],
-    config: dict[str, Any],
-    folder: str,
-    device: str,
-    snapshot_file: str | None = None,
-    **options: Any,
-) -> dict[str, Any]:
+def train(**request: Any) -> dict[str, Any]:
     """Trains one configuration; returns a Measurement, whatever happens short of the process's death."""
-    from autotune.trainer import TrainingRequest
     from autotune.trainer import train as run
     from autotune.trial.failures import measurement_of_exception
 
-    request = TrainingRequest(
-        workload=Workload(**workload),
-        config=TrainingConfig(**config),
-        folder=Path(folder),
-        device=device,
-        snapshot_file=None if snapshot_file is None else Path(snapshot_file),
-        **options,
-    )
     try:
-        measurement = run(request)
+        measurement = run(_training_request(**request))
     except Exception as error:
         import traceback
 
         traceback.print_exc()  # into the trial's log
         measurement = measurement_of_exception(error)
     return asdict(measurement)
+
+
+def trace(*, dropout: bool, **request: Any) -> dict[str, Any]:
+    """A configuration's first steps; returns {"trace": ParityTrace or None, "failure": why there is none}."""
+    from autotune.trainer import trace as run
+    from autotune.trial.failures import measurement_of_exception
+
+    try:
+        return {"trace": run(_training_request(**request), dropout=dropout).to_dict(), "failure": ""}
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()  # into the log
+        return {"trace": None, "failure": measurement_of_exception(error).message}
+
+
+def _training_request(
+    *,
+    workload: dict[str, Any],
+    config: dict[str, Any],
+    folder: str,
+    reference: dict[str, Any] | None = None,
+    snapshot_file: str | None = None,
+    **options: Any,
+) -> "TrainingRequest":
+    from autotune.trainer import TrainingRequest
+
+    return TrainingRequest(
+        workload=Workload(**workload),
+        config=TrainingConfig(**config),
+        folder=Path(folder),
+        reference=None if reference is None else ParityTrace.from_dict(reference),
+        snapshot_file=None if snapshot_file is None else Path(snapshot_file),
+        **options,
+    )
 
 
 def predict(*, workload: dict[str, Any], config: dict[str, Any], device: str, **options: Any) -> dict[str, Any]:
@@ -125,6 +165,8 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "devices": devices,
     "predict": predict,
     "train": train,
+    "trace": trace,
+    "prepare_seed": prepare_seed,
 }
 
 

@@ -55,6 +55,18 @@ def test_more_memory_for_more_speed_is_on_it():
     assert front((1, 1000.0, 10.0), (2, 1100.0, 10.0)) == {0, 1}
 
 
+def test_a_perplexity_better_by_less_than_its_spread_over_seeds_is_not_better():
+    far, near = (
+        [
+            record(0, memory=1, speed=1000.0, perplexity=10.0, perplexity_spread=spread),
+            record(1, memory=2, speed=1000.0, perplexity=9.0, perplexity_spread=0.1),
+        ]
+        for spread in (0.5, 1.5)
+    )
+    assert pareto_front(far, tolerance=TOLERANCE) == (0, 1)
+    assert pareto_front(near, tolerance=TOLERANCE) == (0,)
+
+
 def test_more_memory_for_a_better_perplexity_is_on_it():
     assert front((1, 1000.0, 10.0), (2, 1000.0, 9.0)) == {0, 1}
 
@@ -191,3 +203,11 @@ def test_a_trial_over_the_cap_counts_for_the_spread():
 @pytest.mark.parametrize("outcome", ["diverged", "crashed", "timeout"])
 def test_a_trial_that_did_not_end_well_does_not_count_for_the_spread(outcome):
     assert perplexity_spread([record(0), record(1, outcome=outcome, perplexity=99.0), out_of_memory(2)]) == 0.0
+
+
+def test_shared_perplexities_say_nothing_of_the_spread_and_seeds_do():
+    shared = [
+        record(0, perplexity=10.0, perplexity_source="measured, mean of 3 seeds", perplexity_spread=0.2),
+        record(1, perplexity=10.0, perplexity_source="shared with trial 0", perplexity_spread=0.2),
+    ]
+    assert perplexity_spread(shared) == pytest.approx(0.02)

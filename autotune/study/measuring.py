@@ -1,0 +1,221 @@
+"""One configuration put to the test: foreseen, held against a plain training, trained under the cap.
+
+Perplexity belongs to a numerics class: the first trial of a class is trained to the end, with `seeds` more than once,
+and stands for the others, which are trained for memory and speed only. `full_trainings` trains every one to the end.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autotune.config import TrainingConfig
+from autotune.definition import StudyDefinition
+from autotune.errors import PreparationFailed
+from autotune.executors.local import POLL_SECONDS, FinishedTrial, LocalExecutor
+from autotune.parity import ParityTrace
+from autotune.result import Measurement, TrialRecord
+from autotune.study.events import Comparing, Listener
+from autotune.study.foresight import Foresight
+from autotune.study.parity_gate import ParityGate, Verdict
+from autotune.workload import Workload
+
+_SECONDS_TO_END_A_TRIAL = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How trials are run; may differ from one run of a study to the next."""
+
+    time_limit_seconds: float
+    full_trainings: bool = False
+    seeds: int = 1
+    """Trainings of a trial that stands for its numerics class, each from its own initial weights and data order."""
+    keep_snapshots: bool = False
+
+
+class Measuring:
+    def __init__(
+        self,
+        definition: StudyDefinition,
+        *,
+        baseline: TrainingConfig,
+        executor: LocalExecutor,
+        foresight: Foresight,
+        study_folder: Path,
+        manner: Manner,
+        listener: Listener,
+        check_stop: Callable[[], None],
+    ) -> None:
+        self._definition = definition
+        self._baseline = baseline
+        self._executor = executor
+        self._foresight = foresight
+        self._folder = study_folder
+        self._manner = manner
+        self._check_stop = check_stop
+        self._gate = ParityGate(
+            self._trace,
+            folder=study_folder / "parity",
+            on_trace=lambda config: listener(Comparing(config=config)),
+        )
+
+    def measure(self, config: TrainingConfig, *, number: int, records: Iterable[TrialRecord]) -> FinishedTrial:
+        """The result of one configuration. Raises Stopped."""
+        return self._foreseen(config) or self._judged(config, number=number, records=records)
+
+    def _foreseen(self, config: TrainingConfig) -> FinishedTrial | None:
+        """The result of a configuration whose prediction leaves no doubt; None where it must be trained.
+
+        The baseline is trained beyond the cap, wherever the device can hold it.
+        """
+        began = time.monotonic()
+        device_bytes = self._definition.device.total_memory_bytes
+        limit_bytes = device_bytes if config == self._baseline else self._definition.cap_bytes
+        refused = self._foresight.refused(config, limit_bytes=limit_bytes)
+        return None if refused is None else FinishedTrial(measurement=refused, seconds=time.monotonic() - began)
+
+    def _judged(self, config: TrainingConfig, *, number: int, records: Iterable[TrialRecord]) -> FinishedTrial:
+        began = time.monotonic()
+        verdict = self._gate.judge(config)
+        if verdict.kind == "failed":
+            failed = Measurement(
+                outcome="parity_failed",
+                message=f"computes another training: {verdict.message}",
+                parity="failed",
+                parity_message=verdict.message,
+            )
+            return FinishedTrial(measurement=failed, seconds=time.monotonic() - began)
+        stands_for_it = None
+        if verdict.kind != "not compared" and not self._manner.full_trainings:
+            stands_for_it = representative(config, records)
+        finished = self._train_under_cap(
+            config, number=number, reference=verdict.reference, shares_perplexity=stands_for_it is not None
+        )
+        measurement = _with_verdict(finished.measurement, verdict)
+        if stands_for_it is not None:
+            measurement = _with_perplexity_of(stands_for_it, measurement)
+        elif representative(config, records) is None:
+            measurement = self._repeated(config, measurement, number=number)
+        return FinishedTrial(measurement=measurement, seconds=time.monotonic() - began)
+
+    def _repeated(self, config: TrainingConfig, first: Measurement, *, number: int) -> Measurement:
+        """With the mean and the spread of perplexity over the seeds wanted."""
+        if self._manner.seeds == 1 or first.perplexity is None:
+            return first
+        perplexities = [first.perplexity]
+        for seed in range(self._definition.workload.seed + 1, self._definition.workload.seed + self._manner.seeds):
+            workload = replace(self._definition.workload, seed=seed % 2**32)
+            self._executor.prepare_seed(self._definition, workload, self._folder)
+            repeat = self._train(config, log_name=f"trial-{number}-seed-{seed}", enforce_cap=False, workload=workload)
+            if repeat.measurement.perplexity is not None:
+                perplexities.append(repeat.measurement.perplexity)
+        return replace(
+            first,
+            perplexity=statistics.fmean(perplexities),
+            perplexity_spread=statistics.stdev(perplexities) if len(perplexities) > 1 else None,
+            perplexity_source=f"measured, mean of {len(perplexities)} seeds",
+        )
+
+    # -- in a process of its own -------------------------------------------------------------------------------
+
+    def _train_under_cap(
+        self, config: TrainingConfig, *, number: int, reference: ParityTrace | None, shares_perplexity: bool
+    ) -> FinishedTrial:
+        def train(*, enforce_cap: bool) -> FinishedTrial:
+            return self._train(
+                config,
+                log_name=f"trial-{number}",
+                enforce_cap=enforce_cap,
+                reference=reference,
+                shares_perplexity=shares_perplexity,
+            )
+
+        is_baseline = config == self._baseline
+        if is_baseline and self._foresight.refused(config, limit_bytes=self._definition.cap_bytes):
+            return train(enforce_cap=False)
+        finished = train(enforce_cap=True)
+        if is_baseline and finished.measurement.outcome in ("over_cap", "out_of_memory"):
+            return train(enforce_cap=False)
+        return finished
+
+    def _train(
+        self,
+        config: TrainingConfig,
+        *,
+        log_name: str,
+        enforce_cap: bool,
+        workload: Workload | None = None,
+        reference: ParityTrace | None = None,
+        shares_perplexity: bool = False,
+    ) -> FinishedTrial:
+        future = self._executor.submit(
+            self._definition,
+            config,
+            study_folder=self._folder,
+            log_name=log_name,
+            enforce_cap=enforce_cap,
+            time_limit_seconds=self._manner.time_limit_seconds,
+            workload=workload,
+            reference=reference,
+            shares_perplexity=shares_perplexity,
+            keep_snapshot=self._manner.keep_snapshots,
+        )
+        return self._wait_for(future)
+
+    def _wait_for(self, future: "Future[FinishedTrial]") -> FinishedTrial:
+        """The trial's result; whatever ends the wait early ends the trial, and it will be run again."""
+        try:
+            while True:
+                try:
+                    return future.result(timeout=POLL_SECONDS)
+                except NotYet:
+                    self._check_stop()
+        except BaseException:
+            self._executor.cancel(future)
+            wait([future], timeout=_SECONDS_TO_END_A_TRIAL)
+            raise
+
+    def _trace(self, config: TrainingConfig, *, dropout: bool, enforce_cap: bool) -> ParityTrace | str:
+        try:
+            return self._executor.trace(
+                self._definition,
+                config,
+                study_folder=self._folder,
+                dropout=dropout,
+                enforce_cap=enforce_cap,
+                time_limit_seconds=self._manner.time_limit_seconds,
+            )
+        except PreparationFailed as error:  # its process died or ran out of time
+            return error.message
+
+
+def representative(config: TrainingConfig, records: Iterable[TrialRecord]) -> TrialRecord | None:
+    """The first trial of the same numerics class whose perplexity was measured, and which is the same training."""
+    for record in sorted(records, key=lambda one: one.number):
+        is_measured = record.perplexity is not None and (record.perplexity_source or "").startswith("measured")
+        if is_measured and record.parity == "same" and record.config.numerics_class == config.numerics_class:
+            return record
+    return None
+
+
+def _with_verdict(measurement: Measurement, verdict: Verdict) -> Measurement:
+    """A trial that compared itself with the reference has said so already."""
+    if verdict.kind == "compare":
+        return measurement
+    return replace(measurement, parity=verdict.kind, parity_message=verdict.message)
+
+
+def _with_perplexity_of(record: TrialRecord, measurement: Measurement) -> Measurement:
+    if measurement.outcome != "ok":
+        return measurement
+    return replace(
+        measurement,
+        perplexity=record.perplexity,
+        perplexity_spread=record.perplexity_spread,
+        bits_per_byte=record.bits_per_byte,
+        perplexity_source=f"shared with trial {record.number}",
+    )

@@ -1,0 +1,121 @@
+"""The parity gate: before a trial counts, its first steps are held against a plain training of the same numerics.
+
+Plain: eager, nothing recomputed, no technique but the precision and the optimizer. Where a model draws no random
+numbers one plain training serves all micro batches, and a trial's own first steps are compared. Where it does, as with
+dropout, both take their first steps apart from the trial, with the random numbers of eager code and the same micro
+batch, so that they draw the same masks. Should they differ, that may still be the masks: then the two are compared
+without dropout, and with it against the same configuration that recomputes nothing. (pytorch issue 190758: a memory
+budget below 1 draws dropout's masks anew in the backward pass and gets the gradients wrong.)
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+from autotune.config import TrainingConfig
+from autotune.parity import ParityTrace, largest_difference
+
+
+class Tracer(Protocol):
+    def __call__(self, config: TrainingConfig, *, dropout: bool, enforce_cap: bool) -> ParityTrace | str:
+        """The first steps of a configuration, or why there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    kind: Literal["compare", "same", "failed", "not compared"]
+    message: str = ""
+    reference: ParityTrace | None = None
+    """With `compare`: what the trial's own first steps must repeat."""
+
+
+class ParityGate:
+    """Judges configurations of one study. Traces of plain trainings are kept in `folder`."""
+
+    def __init__(self, trace: Tracer, *, folder: Path, on_trace: Callable[[TrainingConfig], None]) -> None:
+        self._trace = trace
+        self._folder = folder
+        self._on_trace = on_trace
+        self._failures: dict[str, str] = {}
+
+    def judge(self, config: TrainingConfig) -> Verdict:
+        reference = self._plain(config, micro_batch_size=1)
+        if isinstance(reference, str):
+            return Verdict(kind="not compared", message=reference)
+        if not reference.draws_random_numbers:
+            return Verdict(kind="compare", reference=reference)
+        plain = plain_form(config, micro_batch_size=config.micro_batch_size)
+        if config == plain:
+            return Verdict(kind="same", message="it is the plain training itself")
+        return self._judge_random(config)
+
+    def _judge_random(self, config: TrainingConfig) -> Verdict:
+        self._on_trace(config)
+        mine = self._trace(config, dropout=True, enforce_cap=True)
+        if isinstance(mine, str):
+            return Verdict(kind="not compared", message=f"its first steps: {mine}")
+        plain = self._plain(config, micro_batch_size=config.micro_batch_size)
+        if isinstance(plain, ParityTrace):
+            difference = largest_difference(mine, plain, precision=config.precision)
+            if not difference.is_outside:
+                return Verdict(kind="same", message=f"at most, {difference.message}")
+        return self._judge_in_parts(config, mine)
+
+    def _judge_in_parts(self, config: TrainingConfig, mine: ParityTrace) -> Verdict:
+        recomputes_nothing = replace(config, memory_budget=1.0, checkpointing="none")
+        pairs = {
+            "without dropout, ": (
+                self._trace(config, dropout=False, enforce_cap=True),
+                self._plain(config, micro_batch_size=1, dropout=False),
+            ),
+            "with dropout, against the same without recomputation, ": (mine, self._kept(recomputes_nothing)),
+        }
+        same = []
+        for what, (trace, reference) in pairs.items():
+            if isinstance(trace, str) or isinstance(reference, str):
+                return Verdict(kind="not compared", message=what + str(trace if isinstance(trace, str) else reference))
+            difference = largest_difference(trace, reference, precision=config.precision)
+            if difference.is_outside:
+                return Verdict(kind="failed", message=what + difference.message)
+            same.append(what + difference.message)
+        return Verdict(kind="same", message="at most, " + "; ".join(same))
+
+    def _plain(self, config: TrainingConfig, *, micro_batch_size: int, dropout: bool = True) -> ParityTrace | str:
+        """Of the plain training; where the device cannot hold it, with torch's own checkpointing of each block."""
+        plain = plain_form(config, micro_batch_size=micro_batch_size)
+        trace = self._kept(plain, dropout=dropout)
+        return (
+            trace
+            if isinstance(trace, ParityTrace)
+            else self._kept(replace(plain, checkpointing="block"), dropout=dropout)
+        )
+
+    def _kept(self, config: TrainingConfig, *, dropout: bool = True) -> ParityTrace | str:
+        """The trace of a configuration that others are compared with; taken once a study, beyond the cap if need be."""
+        name = config.fingerprint if dropout else f"{config.fingerprint}-without-dropout"
+        file = self._folder / f"{name}.json"
+        if file.exists():
+            return ParityTrace.from_dict(json.loads(file.read_text()))
+        if name not in self._failures:
+            self._on_trace(config)
+            trace = self._trace(config, dropout=dropout, enforce_cap=False)
+            if isinstance(trace, ParityTrace):
+                _write(file, json.dumps(trace.to_dict()))
+                return trace
+            self._failures[name] = f"the plain training to compare with: {trace}"
+        return self._failures[name]
+
+
+def plain_form(config: TrainingConfig, *, micro_batch_size: int) -> TrainingConfig:
+    """The plain training of the same numerics."""
+    return TrainingConfig(precision=config.precision, optimizer=config.optimizer, micro_batch_size=micro_batch_size)
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(text)
+    unfinished.rename(file)

@@ -1,0 +1,118 @@
+"""How the parity gate comes to its verdict; the traces are given, so that each case is one it must tell apart."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from autotune.config import TrainingConfig
+from autotune.parity import ParityTrace
+from autotune.study.parity_gate import ParityGate, plain_form
+
+SAME = ParityTrace(
+    losses=(5.5, 5.4, 5.3),
+    gradient_norms={"block 0": 1.0},
+    gradient_projections={"block 0": (1.0, -1.0)},
+    draws_random_numbers=False,
+)
+RANDOM = replace(SAME, draws_random_numbers=True)
+OTHER_MASKS = replace(RANDOM, losses=(5.6, 5.5, 5.4))
+WRONG = replace(RANDOM, gradient_projections={"block 0": (0.3, -0.3)})
+BUDGET = TrainingConfig(compile="model", memory_budget=0.5, micro_batch_size=4)
+
+
+class Traces:
+    """A tracer that answers from a table and remembers what it was asked."""
+
+    def __init__(self, otherwise=SAME):
+        self.otherwise, self.answers, self.asked = otherwise, {}, []
+
+    def answer(self, config, trace, *, dropout=True):
+        self.answers[config, dropout] = trace
+        return self
+
+    def __call__(self, config, *, dropout, enforce_cap):
+        self.asked.append((config, dropout, enforce_cap))
+        return self.answers.get((config, dropout), self.otherwise)
+
+
+@pytest.fixture
+def gate(tmp_path):
+    def make(traces):
+        return ParityGate(traces, folder=tmp_path / "parity", on_trace=lambda config: None)
+
+    return make
+
+
+def test_without_random_numbers_the_trial_itself_is_compared_with_a_plain_training(gate):
+    verdict = gate(Traces(SAME)).judge(BUDGET)
+    assert (verdict.kind, verdict.reference) == ("compare", SAME)
+
+
+def test_one_plain_training_serves_a_whole_class_and_is_not_under_the_cap(gate):
+    traces = Traces(SAME)
+    judged = gate(traces)
+    for size in (4, 2, 1):
+        judged.judge(replace(BUDGET, micro_batch_size=size))
+    assert traces.asked == [(plain_form(BUDGET, micro_batch_size=1), True, False)]
+
+
+def test_a_plain_training_is_kept_for_the_next_run_of_the_study(gate):
+    gate(Traces(SAME)).judge(BUDGET)
+    again = Traces("must not be asked")
+    assert gate(again).judge(BUDGET).reference == SAME
+    assert again.asked == []
+
+
+def test_precision_and_optimizer_are_what_a_plain_training_keeps():
+    config = TrainingConfig(precision="bf16-mixed", optimizer="sgd", checkpointing="block", micro_batch_size=4)
+    assert plain_form(config, micro_batch_size=2) == TrainingConfig(
+        precision="bf16-mixed", optimizer="sgd", micro_batch_size=2
+    )
+
+
+def test_with_the_same_masks_it_is_compared_at_its_own_micro_batch(gate):
+    traces = Traces(RANDOM)
+    assert gate(traces).judge(BUDGET).kind == "same"
+    assert (plain_form(BUDGET, micro_batch_size=4), True, False) in traces.asked
+
+
+def test_wrong_gradients_with_dropout_fail_though_they_are_right_without(gate):
+    verdict = gate(Traces(RANDOM).answer(BUDGET, WRONG)).judge(BUDGET)
+    assert verdict.kind == "failed"
+    assert "with dropout" in verdict.message
+    assert "70 % off" in verdict.message
+
+
+def test_other_masks_are_no_other_training(gate):
+    whole = replace(BUDGET, memory_budget=1.0)
+    traces = Traces(RANDOM).answer(BUDGET, OTHER_MASKS).answer(whole, OTHER_MASKS)
+    assert gate(traces).judge(BUDGET).kind == "same"
+
+
+def test_what_is_wrong_without_dropout_fails_whatever_the_masks(gate):
+    whole = replace(BUDGET, memory_budget=1.0)
+    traces = Traces(RANDOM).answer(BUDGET, OTHER_MASKS).answer(whole, OTHER_MASKS)
+    verdict = gate(traces.answer(BUDGET, WRONG, dropout=False)).judge(BUDGET)
+    assert verdict.kind == "failed"
+    assert verdict.message.startswith("without dropout")
+
+
+def test_a_plain_training_that_does_not_fit_is_checkpointed(gate):
+    plain = plain_form(BUDGET, micro_batch_size=1)
+    verdict = gate(Traces(SAME).answer(plain, "out of memory")).judge(BUDGET)
+    assert verdict.kind == "compare"
+
+
+def test_where_there_is_nothing_to_compare_with_that_is_said(gate):
+    verdict = gate(Traces("out of memory")).judge(BUDGET)
+    assert (verdict.kind, verdict.message) == (
+        "not compared",
+        "the plain training to compare with: out of memory",
+    )
+
+
+def test_a_kept_trace_is_readable_json(gate, tmp_path):
+    gate(Traces(SAME)).judge(BUDGET)
+    (file,) = (tmp_path / "parity").iterdir()
+    assert json.loads(file.read_text())["losses"] == [5.5, 5.4, 5.3]
