@@ -31,10 +31,7 @@ from autotune.quantities import format_size
 from autotune.result import Measurement, Outcome
 from autotune.techniques import Training, apply_techniques, before_the_device
 from autotune.training_step import Diverged, TrainingStep
-from autotune.workload import MEMORY_STEPS, Workload
-
-SHORT_TIMED_STEPS = 10
-"""Steps timed where nothing but memory and speed is wanted of a training."""
+from autotune.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 
 LARGEST_LOSS = 700.0
 """Nats a token; the perplexity of more is not a number a float can hold."""

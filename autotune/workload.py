@@ -28,6 +28,8 @@ MEMORY_STEPS = 2
 """Steady-state steps whose memory is measured; they are not timed."""
 
 MINIMUM_TIMED_STEPS = 3
+SHORT_TIMED_STEPS = 10
+"""Steps timed where nothing but memory and speed is wanted of a training."""
 
 DEFAULT_LEARNING_RATES: Mapping[str, float] = {
     "adamw": 2e-3,

@@ -36,7 +36,9 @@ def print_plan(request: SearchRequest, *, quiet: bool) -> None:
         return
     say(f"Time      about {format_duration(planned.seconds)}, were the trials drawn evenly from the space; a trial of")
     for precision, seconds in planned.seconds_by_precision.items():
-        say(f"  {precision}, eager: {format_duration(seconds)}")
+        shared = format_duration(planned.shared_seconds_by_precision[precision])
+        say(f"  {precision}, eager: {format_duration(seconds)} to the end, {shared} for memory and speed only")
+    say(f"  {planned.full_trainings} of {planned.trials_wanted} are trained to the end")
     if planned.compile_seconds is not None:
         share = f"{100 * planned.compiled_share:.0f} %"
         say(f"  and {format_duration(planned.compile_seconds)} more for the {share} that compile")

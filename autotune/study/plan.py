@@ -15,7 +15,7 @@ from autotune.search_space import LegalSpace
 from autotune.study.events import Listener, Preparing
 from autotune.study.request import DEFAULT_TRIALS, SearchRequest, new_definition, space_of, work_folder
 from autotune.study.session import baseline_config, possible_trials
-from autotune.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS
+from autotune.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIMED_STEPS, Workload
 
 _WARMUP_STEPS = 1
 
@@ -32,7 +32,11 @@ class Plan:
     first: tuple[tuple[str, TrainingConfig], ...]
     """The baseline and the named configurations, by name."""
     seconds_by_precision: Mapping[str, float]
-    """Wall-clock seconds of an eager trial; without the precisions whose short training did not finish."""
+    """Wall-clock seconds of an eager trial to the end; without the precisions whose short training did not finish."""
+    shared_seconds_by_precision: Mapping[str, float]
+    """Of one that measures memory and speed only."""
+    full_trainings: int
+    """How many of the trials wanted are trained to the end: one of each numerics class."""
     compile_seconds: float | None
     """What compiling adds to a trial; None when nothing in the space compiles, or it did not finish."""
     share_by_precision: Mapping[str, float]
@@ -42,12 +46,18 @@ class Plan:
     @property
     def seconds(self) -> float | None:
         """Of the whole search, were its trials drawn evenly from the space; None when nothing could be timed."""
-        timed = sum(self.share_by_precision[precision] for precision in self.seconds_by_precision)
+        full, shared = self._mean(self.seconds_by_precision), self._mean(self.shared_seconds_by_precision)
+        if full is None or shared is None:
+            return None
+        compile_seconds = self.trials_wanted * self.compiled_share * (self.compile_seconds or 0.0)
+        return self.full_trainings * full + (self.trials_wanted - self.full_trainings) * shared + compile_seconds
+
+    def _mean(self, seconds_by_precision: Mapping[str, float]) -> float | None:
+        """Over the precisions that were timed, by their shares of the space."""
+        timed = sum(self.share_by_precision[precision] for precision in seconds_by_precision)
         if not timed:
             return None
-        by_precision = self.seconds_by_precision.items()
-        mean_seconds = sum(self.share_by_precision[precision] * seconds for precision, seconds in by_precision) / timed
-        return self.trials_wanted * (mean_seconds + self.compiled_share * (self.compile_seconds or 0.0))
+        return sum(self.share_by_precision[name] * seconds for name, seconds in seconds_by_precision.items()) / timed
 
 
 def plan(request: SearchRequest, *, listener: Listener = lambda event: None) -> Plan:
@@ -99,28 +109,40 @@ def _plan(
         return future.result().measurement
 
     timed = {precision: short_training(replace(baseline, precision=precision)) for precision in precisions}
+    finished = {precision: one for precision, one in timed.items() if one.tokens_per_second is not None}
+    wanted = possible_trials(definition, request.trials or DEFAULT_TRIALS)
+    classes = len({config.numerics_class for config in configurations.values()})
     first = {c.fingerprint: (name, c) for name, c in [("baseline", baseline), *legal.named.items()]}
     return Plan(
         definition=definition,
         legal=legal,
         configurations=len(configurations),
-        trials_wanted=possible_trials(definition, request.trials or DEFAULT_TRIALS),
+        trials_wanted=wanted,
         first=tuple(first.values()),
-        seconds_by_precision={
-            precision: _trial_seconds(definition, measurement)
-            for precision, measurement in timed.items()
-            if measurement.tokens_per_second is not None
+        seconds_by_precision={precision: _full_seconds(definition, one) for precision, one in finished.items()},
+        shared_seconds_by_precision={
+            precision: _shared_seconds(definition, one) for precision, one in finished.items()
         },
+        full_trainings=wanted if request.full_trainings else min(wanted, classes),
         compile_seconds=short_training(compiled[0]).compile_seconds if compiled else None,
         share_by_precision={precision: count / len(configurations) for precision, count in precisions.items()},
         compiled_share=len(compiled) / len(configurations),
     )
 
 
-def _trial_seconds(definition: StudyDefinition, measurement: Measurement) -> float:
+def _full_seconds(definition: StudyDefinition, measurement: Measurement) -> float:
     """Of a whole trial at the measured speed; a held-out sequence costs a third of a trained one."""
     workload = definition.workload
+    return _trial_seconds(workload, measurement, workload.steps * workload.global_batch, workload.evaluation_sequences)
+
+
+def _shared_seconds(definition: StudyDefinition, measurement: Measurement) -> float:
+    workload = definition.workload
+    steps = min(workload.steps, workload.warmup_steps + MEMORY_STEPS + SHORT_TIMED_STEPS)
+    return _trial_seconds(workload, measurement, steps * workload.global_batch, 0)
+
+
+def _trial_seconds(workload: Workload, measurement: Measurement, trained: int, evaluated: int) -> float:
     assert measurement.tokens_per_second is not None
-    sequences = workload.steps * workload.global_batch + workload.evaluation_sequences / 3
-    training_seconds = sequences * workload.sequence_length / measurement.tokens_per_second
+    training_seconds = (trained + evaluated / 3) * workload.sequence_length / measurement.tokens_per_second
     return (measurement.startup_seconds or 0.0) + training_seconds
