@@ -20,7 +20,8 @@ import torch._inductor.config
 from torch import Tensor
 
 from autotune.config import TrainingConfig
-from autotune.data.tokens import batch_of, sequences_in, training_order
+from autotune.data.batches import Batch, TokenSequences, training_order
+from autotune.data.token_file import TextFacts
 from autotune.memory import MemoryMeter, MemoryReading, make_meter, resident_bytes
 from autotune.memory.attribution import bytes_by_category, find_peak
 from autotune.memory.history import StepHistory
@@ -39,7 +40,7 @@ LARGEST_LOSS = 700.0
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest:
-    """One trial's work order. `folder` holds `weights.pt`, `train.npy` and `held_out.npy`, as prepared."""
+    """One trial's work order. `folder` holds `weights.pt`, `train.npy`, `held_out.npy` and `text.json`, as prepared."""
 
     workload: Workload
     config: TrainingConfig
@@ -107,8 +108,12 @@ class Trainer:
             precision=self._config.precision,
             reference=request.reference,
         )
-        self._train_tokens = numpy.load(request.folder / "train.npy", mmap_mode="r")
-        self._held_out_tokens = numpy.load(request.folder / "held_out.npy", mmap_mode="r")
+        self._train, self._held_out = (
+            TokenSequences(
+                request.folder / name, packing=self._workload.packing, sequence_length=self._workload.sequence_length
+            )
+            for name in ("train.npy", "held_out.npy")
+        )
 
     def run(self) -> Measurement:
         workload, batches = self._workload, self.batches()
@@ -133,7 +138,7 @@ class Trainer:
 
     # -- one step ----------------------------------------------------------------------------------------------
 
-    def _timed_step(self, step: int, batch: Tensor) -> "_TimedStep":
+    def _timed_step(self, step: int, batch: Batch) -> "_TimedStep":
         self._synchronize()
         started = time.perf_counter()
         loss = self.take_step(step, batch)
@@ -159,40 +164,42 @@ class Trainer:
         """
         workload, micro_batch_size = self._workload, self._config.micro_batch_size
         self.training.parts.model.eval()  # no dropout
+        batches = map(self._held_out_batch, range(0, workload.evaluation_sequences, micro_batch_size))
+        first = next(batches)
         if self._config.compile != "none":
-            self.step.forward(*self._held_out_batch(0))  # compiles the graph without gradients, outside every number
+            self._summed_loss(first)  # compiles the graph without gradients, outside every number
         with self._meter.measuring(self._resident_tensors()), self._meter.phase("evaluation"):
-            total = self.step.forward(*self._held_out_batch(0)).item()
+            total = self._summed_loss(first)
         if self._request.shares_perplexity:
             return None
-        for start in range(micro_batch_size, workload.evaluation_sequences, micro_batch_size):
-            total += self.step.forward(*self._held_out_batch(start)).item()
-        mean_loss = total / (workload.evaluation_sequences * workload.sequence_length)
+        valid_labels = first.valid_labels()
+        for batch in batches:
+            total += self._summed_loss(batch)
+            valid_labels += batch.valid_labels()
+        mean_loss = total / max(1, valid_labels)
         if not mean_loss < LARGEST_LOSS:
             raise Diverged(f"the held-out loss is {mean_loss} after {workload.steps} steps")
         return mean_loss
 
-    def _held_out_batch(self, start: int) -> tuple[Tensor, Tensor]:
-        """Tokens and labels of a whole micro batch; rows beyond the held-out set are there for the shape only."""
+    def _summed_loss(self, batch: Batch) -> float:
+        return self.step.forward(*(part.to(self._device) for part in batch)).item()
+
+    def _held_out_batch(self, start: int) -> Batch:
+        """A whole micro batch on the host; rows beyond the held-out set are there for the shape only."""
         indices = numpy.arange(start, start + self._config.micro_batch_size)
         beyond = indices >= self._workload.evaluation_sequences
-        rows = numpy.where(beyond, 0, indices)
-        batch = batch_of(self._held_out_tokens, rows, sequence_length=self._workload.sequence_length)
-        labels = batch[:, 1:].copy()
-        labels[beyond] = IGNORED_LABEL
-        return torch.from_numpy(batch[:, :-1].copy()).to(self._device), torch.from_numpy(labels).to(self._device)
+        tokens, labels = self._held_out.batch(numpy.where(beyond, 0, indices))
+        labels = labels.masked_fill(torch.from_numpy(beyond)[:, None], IGNORED_LABEL)
+        return Batch(tokens.contiguous(), labels.contiguous())
 
     # -- what the steps work on --------------------------------------------------------------------------------
 
-    def batches(self) -> Iterator[Tensor]:
-        """Global batches [sequences, length + 1] on the host, in the order all trials of the study share."""
-        sequences = sequences_in(self._train_tokens, sequence_length=self._workload.sequence_length)
+    def batches(self) -> Iterator[Batch]:
+        """Global batches on the host, in the order all trials of the study share."""
         for indices in training_order(
-            sequences=sequences, global_batch=self._workload.global_batch, seed=self._workload.seed
+            sequences=len(self._train), global_batch=self._workload.global_batch, seed=self._workload.seed
         ):
-            yield torch.from_numpy(
-                batch_of(self._train_tokens, indices, sequence_length=self._workload.sequence_length)
-            )
+            yield self._train.batch(indices)
 
     def _resident_tensors(self) -> list[Tensor]:
         model = self.training.parts.model
@@ -232,12 +239,17 @@ class Trainer:
             perplexity_source=None if held_out_loss is None else "measured",
             parity=None if self.parity.difference is None else "same",
             parity_message=None if self.parity.difference is None else f"at most, {self.parity.difference.message}",
-            # Byte-level tokens: one token is one byte.
-            bits_per_byte=None if held_out_loss is None else held_out_loss / math.log(2),
+            bits_per_byte=self._bits_per_byte(held_out_loss),
             startup_seconds=self._startup_seconds,
             device_startup_seconds=self._device_startup_seconds,
             **self._speed(warmup, timed),
         )
+
+    def _bits_per_byte(self, held_out_loss: float | None) -> float | None:
+        bytes_per_token = TextFacts.read(self._request.folder).bytes_per_token
+        if held_out_loss is None or bytes_per_token is None:
+            return None
+        return held_out_loss / math.log(2) / bytes_per_token
 
     def _history_kept(self) -> AbstractContextManager[None]:
         file = self._request.snapshot_file

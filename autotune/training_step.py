@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from autotune.config import TrainingConfig
+from autotune.data.batches import Batch
 from autotune.memory import PhaseMarker
 from autotune.techniques import Training
 from autotune.techniques.precision import autocast
@@ -37,19 +38,19 @@ class TrainingStep:
         self._device = device
         self._marker = marker
 
-    def __call__(self, step: int, batch: Tensor) -> float:
-        """One optimizer step over the global batch [sequences, length + 1]; returns the mean token loss before it.
+    def __call__(self, step: int, batch: Batch) -> float:
+        """One optimizer step over the global batch; returns the mean token loss before it.
 
-        Each micro batch's summed loss is divided by the tokens of the *global* batch, so that the gradients add up
-        to those of the global batch whatever the micro batch. Raises Diverged.
+        Each micro batch's summed loss is divided by the labels of the *global* batch, so that the gradients add up
+        to those of the global batch whatever the micro batch and wherever its padding is. Raises Diverged.
         """
         self.training.updater.set_learning_rate(self.learning_rate(step))
-        tokens_in_batch = batch[:, 1:].numel()
+        valid_labels = max(1, batch.valid_labels())
         total = torch.zeros((), device=self._device)
-        for micro_batch in batch.to(self._device).split(self._config.micro_batch_size):
-            tokens, labels = micro_batch[:, :-1].contiguous(), micro_batch[:, 1:].contiguous()
+        micro_batches = (part.to(self._device).split(self._config.micro_batch_size) for part in batch)
+        for tokens, labels in zip(*micro_batches, strict=True):
             with self._marker.phase("forward"):
-                loss = self.forward(tokens, labels) / tokens_in_batch
+                loss = self.forward(tokens.contiguous(), labels.contiguous()) / valid_labels
             with self._marker.phase("backward"):
                 self.training.updater.scale(loss).backward()
             total += loss.detach()

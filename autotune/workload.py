@@ -16,6 +16,7 @@ from autotune.errors import InvalidInput
 from autotune.model_file import FILE_NAME, largest_sequence_length, model_name, read_model_config, sizes_of
 
 Schedule = Literal["constant", "cosine"]
+Packing = Literal["packed", "padded"]
 
 STANDARD_LIBRARY_TEXT = "python-docs"
 """Name of the default text: the documentation of the Python standard library found on every machine."""
@@ -24,6 +25,9 @@ MODEL_NAMES = ("gpt", "deep-one")
 """Keys of the model registry, which only a trial's own process can import."""
 
 BYTE_VOCABULARY = 256
+SMALLEST_BPE_VOCABULARY = BYTE_VOCABULARY + 2
+"""Every byte, the end of a text, and padding."""
+DEFAULT_BPE_VOCABULARY = 8000
 MEMORY_STEPS = 2
 """Steady-state steps whose memory is measured; they are not timed."""
 
@@ -61,13 +65,20 @@ class Workload:
     vocab_size: int = BYTE_VOCABULARY
 
     dataset: str = STANDARD_LIBRARY_TEXT
-    """`python-docs`, a local text, jsonl, csv or parquet file, a folder of them, or a Hugging Face hub name."""
+    """`python-docs`, a local text, jsonl, csv or parquet file, a folder (also of `save_to_disk`), or a hub name."""
     dataset_config: str | None = None
     dataset_split: str = "train"
+    held_out_split: str | None = None
+    """The split the perplexity is measured on; None: a tenth of the text, by hash."""
+    streaming: bool = False
+    """Whether no more is read than the steps and the held-out set can use."""
     text_column: str | None = None
     text_sha256: str = ""
-    """SHA-256 of the prepared token stream, training and held-out part; empty until the text has been read."""
+    """SHA-256 of the prepared tokens, training and held-out part; empty until the text has been read."""
     tokenizer: str = "bytes"
+    """`bytes`, `bpe` (trained on the training part), a tokenizer.json, a folder with one, or a hub name."""
+    packing: Packing = "packed"
+    """packed: sequences cut from one stream. padded: a sequence is the beginning of one document."""
 
     sequence_length: int
     """Tokens in one sequence."""
@@ -110,11 +121,14 @@ class Workload:
             )
 
     def _check_vocabulary(self) -> None:
-        if self.tokenizer == "bytes" and self.vocab_size < BYTE_VOCABULARY:
+        if self.tokenizer == "model":
+            raise InvalidInput("tokenizer = 'model' needs a model with files", hint="name its folder with --model")
+        least = {"bytes": BYTE_VOCABULARY, "bpe": SMALLEST_BPE_VOCABULARY}.get(self.tokenizer, 1)
+        if self.vocab_size < least:
             way = "--vocab-size" if self.model_config is None else "a model with a vocabulary of"
             raise InvalidInput(
-                f"vocab_size = {self.vocab_size} is smaller than the {BYTE_VOCABULARY} byte-level tokens",
-                hint=f"use {way} {BYTE_VOCABULARY} or more",
+                f"vocab_size = {self.vocab_size} is smaller than the {least} byte-level tokens",
+                hint=f"use {way} {least} or more",
             )
 
     def _check_built_in(self) -> None:
@@ -163,7 +177,8 @@ class Workload:
 
 
 _TEXTS = ("model", "dataset", "dataset_split", "text_sha256", "tokenizer")
-_TEXTS_OR_NONE = ("dataset_config", "text_column")
+_TEXTS_OR_NONE = ("dataset_config", "text_column", "held_out_split")
+_CHOICES = {"schedule": get_args(Schedule), "packing": get_args(Packing), "streaming": (False, True)}
 
 
 def check_setting(name: str, value: object) -> None:
@@ -180,9 +195,10 @@ def check_setting(name: str, value: object) -> None:
     elif name == "seed":
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
             raise InvalidInput(f"seed = {value!r} is not possible", hint="use a whole number from 0 to 4294967295")
-    elif name == "schedule":
-        if not isinstance(value, str) or value not in get_args(Schedule):
-            raise InvalidInput(f"schedule = {value!r} is not known", hint=f"use one of {', '.join(get_args(Schedule))}")
+    elif name in _CHOICES:
+        choices = _CHOICES[name]
+        if type(value) is not type(choices[0]) or value not in choices:  # 1 is no True
+            raise InvalidInput(f"{name} = {value!r} is not known", hint=f"use one of {', '.join(map(str, choices))}")
     elif name == "learning_rates":
         _check_learning_rates(value)
     elif value is None and name == "feed_forward_width":
@@ -226,7 +242,9 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not exists:
         raise _no_model(model)
     content = read_model_config(model)
-    return {**settings, "model": model_name(content), "model_config": content}
+    beside = {"tokenizer": str(Path(model).parent if model.endswith(".json") else model)}
+    tokenizer = beside if settings.get("tokenizer") == "model" else {}
+    return {**settings, "model": model_name(content), "model_config": content, **tokenizer}
 
 
 DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
@@ -277,4 +295,6 @@ def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
                 continue
             check_setting(name, value)
             merged[name] = {**merged[name], **value} if name == "learning_rates" else value
+    if merged.get("tokenizer") == "bpe":
+        merged.setdefault("vocab_size", DEFAULT_BPE_VOCABULARY)
     return Workload(**merged)

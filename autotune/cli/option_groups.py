@@ -33,13 +33,43 @@ _WORKLOAD_OPTIONS: Mapping[str, Any] = {
         str | None,
         typer.Option(
             metavar="PATH|NAME",
-            help="Text, jsonl, csv or parquet file, a folder of them, or a Hugging Face hub name. "
-            "[default: the documentation of Python's standard library]",
+            help="Text, jsonl, csv or parquet file, a folder of them, a folder of save_to_disk (also with tokens), "
+            "or a Hugging Face hub name. [default: the documentation of Python's standard library]",
         ),
     ],
     "dataset_config": Annotated[str | None, typer.Option(help="Configuration of a hub dataset.")],
-    "dataset_split": Annotated[str | None, typer.Option(help="Split of a hub dataset. [default: train]")],
+    "dataset_split": Annotated[
+        str | None,
+        typer.Option(help="Split to train on, of a hub dataset or a folder laid out as one. [default: train]"),
+    ],
+    "held_out_split": Annotated[
+        str | None, typer.Option(help="Split for the perplexity. [default: a tenth of the text, by hash]")
+    ],
     "text_column": Annotated[str | None, typer.Option(help="Column that holds the text.")],
+    "streaming": Annotated[
+        bool | None,
+        typer.Option(
+            "--streaming/--no-streaming",
+            help="Read no more than the steps and the held-out set can use, from the hub or from files. "
+            "[default: everything]",
+        ),
+    ],
+    "tokenizer": Annotated[
+        str | None,
+        typer.Option(
+            metavar="bytes|bpe|model|PATH|NAME",
+            help="bytes; a BPE of --vocab-size tokens (8000) trained on the text; the one in the folder of --model; "
+            "a tokenizer.json, a folder with one, or a hub name. [default: bytes]",
+        ),
+    ],
+    "packing": Annotated[
+        str | None,
+        typer.Option(
+            metavar="packed|padded",
+            help="packed: sequences cut from one stream; padded: one document a sequence, cut or filled up. "
+            "[default: packed]",
+        ),
+    ],
     "seq_len": Annotated[int | None, typer.Option(help="Tokens in a sequence.")],
     "global_batch": Annotated[int | None, typer.Option(help="Sequences per optimizer step.")],
     "steps": Annotated[int | None, typer.Option(help="Optimizer steps of a trial.")],

@@ -1,17 +1,20 @@
 """Where text comes from: the Python documentation, local files and folders, or the Hugging Face hub.
 
-Everything but the default text is read by the `datasets` library.
+Plain text is read in pieces (`text_files.py`), everything else by the `datasets` library:
+https://huggingface.co/docs/datasets
 """
 
 import glob
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.data import hub
+from autotune.data.columns import TokenColumn, documents_of, unreadable
+from autotune.data.text_files import TextFiles, check_lines
 from autotune.errors import InvalidDataset
 from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
-
-HUB_TIMEOUT_SECONDS = 10
 
 READERS = {
     ".txt": "text",
@@ -24,101 +27,183 @@ READERS = {
 }
 """How `datasets` calls the reader of each kind of local file."""
 
+_SAVED_SET, _SAVED_SPLITS = "state.json", "dataset_dict.json"
+"""What `save_to_disk` leaves in the folder of a dataset, and of one with splits."""
+_ALL = "train"
+"""The split that everything belongs to where no file is named by one."""
 
-def read_documents(workload: Workload, *, cache_folder: Path) -> Iterable[str]:
+Documents = Iterable[str] | TokenColumn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The documents to train on and those held out, each to be gone through as often as needed."""
+
+    train: Documents
+    held_out: Documents | None = None
+    """None: a fixed fraction of `train`, by hash."""
+
+
+def read_documents(workload: Workload, *, cache_folder: Path) -> Parts:
     """The documents of the workload's dataset. Raises InvalidDataset, naming the dataset and the way out."""
     check_name(workload.dataset)
-    if workload.dataset == STANDARD_LIBRARY_TEXT:
-        from autotune.data import python_docs
-
-        return python_docs.documents()
-    path = Path(workload.dataset).expanduser()
-    if path.exists():
-        rows = _read_local(path, cache_folder=cache_folder)
-    else:
-        rows = _read_hub(workload, cache_folder=cache_folder)
-    return _text_column(rows, workload)
+    held_out = workload.held_out_split
+    read = _reader(workload, cache_folder=cache_folder)
+    return Parts(train=read(workload.dataset_split), held_out=None if held_out is None else read(held_out))
 
 
 def check_name(name: str) -> None:
     """Raises InvalidDataset when `name` can be nothing but a local path and there is none. Costs nothing."""
-    path = Path(name).expanduser()
-    is_path = path.suffix.lower() in READERS or name.startswith((".", "/", "~")) or name.count("/") > 1
-    if not name or (is_path and not path.exists()):
+    if not name or (hub.is_local_name(name, suffixes=tuple(READERS)) and not Path(name).expanduser().exists()):
         raise InvalidDataset(f"there is no file or folder {name!r}", hint="check --dataset, or leave it out")
 
 
-def _read_local(path: Path, *, cache_folder: Path) -> Any:
+def _reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], Documents]:
+    """What makes documents of the name of a split."""
+    path = Path(workload.dataset).expanduser()
+    if workload.dataset == STANDARD_LIBRARY_TEXT or path.is_file():
+        _check_no_splits(workload)
+    if workload.dataset == STANDARD_LIBRARY_TEXT:
+        from autotune.data import python_docs
+
+        return lambda _split: python_docs.documents()
     import datasets
 
     datasets.disable_progress_bars()
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix.lower() in READERS)
-    readers = {READERS.get(file.suffix.lower()) for file in files}
-    if not files or None in readers:
+    if not path.exists():
+        return lambda split: documents_of(hub.load_rows(workload, split=split), workload)
+    if (path / _SAVED_SET).exists() or (path / _SAVED_SPLITS).exists():
+        return lambda split: documents_of(_saved_rows(path, workload, split=split), workload)
+    if path.is_dir() and workload.dataset_config is not None:
+        return lambda split: documents_of(_configured_rows(path, workload, split, cache_folder), workload)
+    files = _files_by_split(path, workload)
+    return lambda split: _read_files(files, workload, split=split, cache_folder=cache_folder)
+
+
+def _check_no_splits(workload: Workload) -> None:
+    if workload.held_out_split is not None:
+        raise InvalidDataset(
+            f"dataset {workload.dataset!r} is one text without a split {workload.held_out_split!r}",
+            hint="leave --held-out-split out: a tenth is held out; or name a folder with a file for each split",
+        )
+
+
+# -- folders saved by datasets ----------------------------------------------------------------------------------------
+
+
+def _saved_rows(path: Path, workload: Workload, *, split: str) -> Any:
+    import datasets
+
+    try:
+        saved = datasets.load_from_disk(str(path))
+    except Exception as error:
+        raise unreadable(workload.dataset, error, kind="a dataset saved by save_to_disk") from error
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            raise _no_split(workload, split, known=list(saved))
+        return saved[split]
+    if split != workload.dataset_split:
+        raise _no_split(workload, split, known=[])
+    return saved
+
+
+def _no_split(workload: Workload, split: str, *, known: list[str]) -> InvalidDataset:
+    return InvalidDataset(
+        f"dataset {workload.dataset!r} has no split {split!r}",
+        hint=f"its splits are {', '.join(known)}" if known else "it has no splits: leave --held-out-split out",
+    )
+
+
+# -- local files ------------------------------------------------------------------------------------------------------
+
+
+def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
+    """The files to read; all of them are of one split unless the folder is laid out by splits, as on the hub."""
+    everything = [path] if path.is_file() else _files_in(path)
+    if not everything or any(file.suffix.lower() not in READERS for file in everything):
         raise InvalidDataset(
             f"dataset {str(path)!r} holds no file autotune can read", hint=f"use one of {', '.join(READERS)}"
         )
-    if len(readers) > 1:
+    kinds = {READERS[file.suffix.lower()] for file in everything}
+    if len(kinds) > 1:
         raise InvalidDataset(
-            f"dataset folder {str(path)!r} mixes {', '.join(sorted(r for r in readers if r))} files",
+            f"dataset folder {str(path)!r} mixes {', '.join(sorted(kinds))} files",
             hint="name one file, or a folder with files of one kind",
         )
-    if not any(file.stat().st_size for file in files):
+    if not any(file.stat().st_size for file in everything):
         raise InvalidDataset(f"dataset {str(path)!r} is empty", hint="name a file with text in it")
-    reader = readers.pop()
-    options = {"sample_by": "document"} if reader == "text" else {}
-    try:
-        return datasets.load_dataset(
-            reader,
-            data_files=[glob.escape(str(file)) for file in files],
-            split="train",
-            cache_dir=str(cache_folder),
-            **options,
-        )
-    except Exception as error:
-        reason = str(error.__cause__ or error).strip().splitlines()
-        raise InvalidDataset(
-            f"dataset {str(path)!r} cannot be read as {reader}: {reason[0] if reason else type(error).__name__}",
-            hint="check that the file is complete and of the kind its name says",
-        ) from error
+    if path.is_file():
+        return {_ALL: everything}
+    splits = _files_named_by_split(path, everything)
+    wants_splits = workload.held_out_split is not None or workload.dataset_split != _ALL
+    # By itself a file called test.txt says nothing: splits are taken to be meant where they leave no file out.
+    is_laid_out = _ALL in splits and {file for files in splits.values() for file in files} == set(everything)
+    return splits if wants_splits or is_laid_out else {_ALL: everything}
 
 
-def _read_hub(workload: Workload, *, cache_folder: Path) -> Any:
+def _files_in(folder: Path) -> list[Path]:
+    """All that can be read, in alphabetical order; the card of a dataset is no part of it."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in READERS)
+    without_card = [file for file in files if file.name != "README.md"]
+    return without_card or files
+
+
+def _files_named_by_split(folder: Path, everything: list[Path]) -> dict[str, list[Path]]:
+    """{split: files} by the names of files and folders, as `datasets` understands them."""
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+    readable = {str(file.resolve()): file for file in everything}
+    by_split = {
+        str(split): sorted({readable[name] for name in map(_resolved, names) if name in readable})
+        for split, names in found.items()
+    }
+    return {split: files for split, files in by_split.items() if files}
+
+
+def _resolved(name: str) -> str:
+    return str(Path(name).resolve())
+
+
+def _read_files(files: dict[str, list[Path]], workload: Workload, *, split: str, cache_folder: Path) -> Documents:
+    """The documents of a split; records also of a part of one, such as train[:400]."""
+    kind = READERS[next(iter(files.values()))[0].suffix.lower()]
+    if kind == "text":
+        if split not in files:
+            raise _no_split(workload, split, known=list(files))
+        return TextFiles(files=files[split], dataset=workload.dataset, beginnings_only=workload.packing == "padded")
+    return documents_of(_rows(kind, files, workload, split=split, cache_folder=cache_folder), workload)
+
+
+def _rows(kind: str, files: dict[str, list[Path]], workload: Workload, *, split: str, cache_folder: Path) -> Any:
     import datasets
-    from huggingface_hub import HfApi
 
-    datasets.disable_progress_bars()
+    if kind != "parquet":
+        every_file = [file for of_split in files.values() for file in of_split]
+        check_lines(every_file, dataset=workload.dataset, streaming=workload.streaming)
     try:
-        if not datasets.config.HF_HUB_OFFLINE:
-            # One short question first: without a network the library would retry for half a minute.
-            HfApi().dataset_info(workload.dataset, timeout=HUB_TIMEOUT_SECONDS)
         return datasets.load_dataset(
-            workload.dataset, workload.dataset_config, split=workload.dataset_split, cache_dir=str(cache_folder)
+            kind,
+            data_files={name: [glob.escape(str(file)) for file in of_split] for name, of_split in files.items()},
+            split=split,
+            cache_dir=str(cache_folder),
+            streaming=workload.streaming,
         )
     except Exception as error:
-        reason = str(error).strip().splitlines()
-        raise InvalidDataset(
-            f"dataset {workload.dataset!r} is no local path and cannot be loaded from the Hugging Face hub: "
-            f"{reason[0] if reason else type(error).__name__}",
-            hint="name a local text, jsonl, csv or parquet file, check the hub name, its config and split, "
-            f"or leave --dataset out for {STANDARD_LIBRARY_TEXT}",
-        ) from error
+        raise unreadable(workload.dataset, error, kind=kind) from error
 
 
-def _text_column(rows: Any, workload: Workload) -> Iterable[str]:
-    """The named column, else the one called text, else the only column of strings."""
-    strings = [name for name, feature in rows.features.items() if getattr(feature, "dtype", "") in _STRING_TYPES]
-    wanted = workload.text_column
-    if wanted is None and ("text" in strings or len(strings) == 1):
-        wanted = "text" if "text" in strings else strings[0]
-    if wanted not in strings:
-        found = ", ".join(strings) or "none"
-        raise InvalidDataset(
-            f"dataset {workload.dataset!r} has "
-            + (f"no text column {wanted!r}" if wanted else "no single text column to choose"),
-            hint=f"name one with --text-column; columns of text: {found}",
+def _configured_rows(path: Path, workload: Workload, split: str, cache_folder: Path) -> Any:
+    """Rows of a folder with the card of a hub dataset, which says what its configurations are."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(
+            str(path),
+            workload.dataset_config,
+            split=split,
+            cache_dir=str(cache_folder),
+            streaming=workload.streaming,
         )
-    return (text for text in rows[wanted] if text)
-
-
-_STRING_TYPES = {"string", "large_string", "string_view"}
+    except Exception as error:
+        raise unreadable(workload.dataset, error, kind=f"configuration {workload.dataset_config}") from error

@@ -1,24 +1,34 @@
-"""From documents to two token streams on disk, and from the streams to batches.
+"""From documents to the two token files of a study, `train.npy` and `held_out.npy`.
 
-Long documents are cut into passages; a passage belongs to the held-out part when its hash says so, whatever its
-place in the text. Each part is one packed stream of byte-level tokens, kept as a .npy file and memory-mapped.
+Packed, long documents are cut into passages, and each passage is a text of its own in the stream; padded, a document
+is one sample, cut where the sequence ends. Where no split is named, a passage or a document belongs to the held-out
+part when its hash says so, whatever its place. Nothing is held in memory but the pieces under way.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
-from numpy.typing import NDArray
 
+from autotune.data.columns import TokenColumn
+from autotune.data.part_writers import PartWriter, part_writer
+from autotune.data.sources import Parts
+from autotune.data.token_file import TextFacts
+from autotune.data.tokenizer import FILE_NAME, Tokenizer, load_tokenizer, train_bpe
 from autotune.errors import InvalidDataset
 from autotune.workload import Workload
 
 PASSAGE_CHARACTERS = 4096
 HELD_OUT_ONE_IN = 10
-SEPARATOR = b"\n\n"
+CHARACTERS_PER_TOKEN = 64
+"""No tokenizer makes fewer tokens of a text; what is beyond them cannot reach a padded sample."""
+TRAINED_ON_BYTES_PER_TOKEN = 8
+"""Text that a BPE is trained on where the data is streamed, for each token that the steps need."""
+_ENCODED_AT_ONCE_BYTES = 2**20
 
-Tokens = NDArray[numpy.integer]
+TRAIN, HELD_OUT = False, True
 
 
 def passages(documents: Iterable[str]) -> Iterator[bytes]:
@@ -28,52 +38,165 @@ def passages(documents: Iterable[str]) -> Iterator[bytes]:
             yield document[start : start + PASSAGE_CHARACTERS].encode("utf-8", errors="replace")
 
 
+def beginnings(documents: Iterable[str], *, sequence_length: int) -> Iterator[bytes]:
+    """As much of each document as a sample could hold, as UTF-8."""
+    for document in documents:
+        yield document[: CHARACTERS_PER_TOKEN * sequence_length].encode("utf-8", errors="replace")
+
+
 def is_held_out(passage: bytes) -> bool:
     return int.from_bytes(hashlib.sha256(passage).digest()[:8], "big") % HELD_OUT_ONE_IN == 0
 
 
-def write_tokens(documents: Iterable[str], workload: Workload, *, folder: Path) -> str:
-    """Writes `train.npy` and `held_out.npy` (uint8, one dimension) and returns their SHA-256.
+def write_tokens(parts: Parts, workload: Workload, *, folder: Path) -> str:
+    """Writes `train.npy`, `held_out.npy` and `text.json`, and a BPE's `tokenizer.json`; returns the tokens' SHA-256.
 
-    Raises InvalidDataset when either part is too short for the workload.
+    Raises InvalidDataset when either part is too short for the workload or cannot be read, and InvalidInput for a
+    tokenizer that cannot be used.
     """
-    parts: dict[bool, list[bytes]] = {False: [], True: []}
-    for passage in passages(documents):
-        parts[is_held_out(passage)].append(passage)
-    train, held_out = (SEPARATOR.join(parts[part]) for part in (False, True))
-    _check_length(train, held_out, workload)
-    numpy.save(folder / "train.npy", numpy.frombuffer(train, dtype=numpy.uint8))
-    numpy.save(folder / "held_out.npy", numpy.frombuffer(held_out, dtype=numpy.uint8))
-    return hashlib.sha256(hashlib.sha256(train).digest() + hashlib.sha256(held_out).digest()).hexdigest()
+    is_tokenized = {isinstance(part, TokenColumn) for part in (parts.train, parts.held_out) if part is not None}
+    if len(is_tokenized) > 1:
+        raise InvalidDataset(
+            f"of dataset {workload.dataset!r} one split is tokenized and one is text",
+            hint="use splits of one kind, or name the column of text with --text-column",
+        )
+    if is_tokenized == {True}:
+        return _write_samples(parts, workload, folder=folder)
+    return _write_texts(parts, workload, folder=folder)
 
 
-def _check_length(train: bytes, held_out: bytes, workload: Workload) -> None:
-    for part, text, sequences, shorter in (
-        ("training", train, workload.global_batch, "--seq-len or --global-batch"),
-        ("held-out", held_out, workload.evaluation_sequences, "--seq-len or --eval-sequences"),
-    ):
-        needed = sequences * workload.sequence_length + 1
-        if len(text) < needed:
+def _write_texts(parts: Parts, workload: Workload, *, folder: Path) -> str:
+    units = _units(parts, workload)
+    tokenizer = _tokenizer(units, workload, folder=folder)
+    dtype = numpy.min_scalar_type(tokenizer.vocab_size - 1)
+    writers = _writers(workload, folder=folder, dtype=dtype, tokenizer=tokenizer)
+    longest = None if workload.packing == "packed" else workload.sequence_length - len(tokenizer.beginning)
+    for batch in _batches(units(lambda part: writers[part].is_full)):
+        encoded = tokenizer.encode([text for _, text in batch], longest=longest)
+        for (part, _), (tokens, size_bytes) in zip(batch, encoded, strict=True):
+            writers[part].add(tokens, size_bytes)
+    facts = TextFacts(bytes_per_token=writers[HELD_OUT].bytes_per_token, pad_token=tokenizer.pad_token)
+    return _finish(writers, workload, facts, folder=folder)
+
+
+def _write_samples(parts: Parts, workload: Workload, *, folder: Path) -> str:
+    """Already tokenized: nothing is added to the samples."""
+    dtype = numpy.min_scalar_type(workload.vocab_size - 1)
+    writers = _writers(workload, folder=folder, dtype=dtype, tokenizer=None)
+    samples = _assigned(parts.train, parts.held_out, is_full=lambda part: writers[part].is_full)
+    for part, tokens in samples:
+        if workload.packing == "packed" and (tokens < 0).any():
             raise InvalidDataset(
-                f"the {part} part of dataset {workload.dataset!r} has {len(text)} tokens and {needed} are needed",
-                hint=f"use more text, or a smaller {shorter}",
+                f"the labels of dataset {workload.dataset!r} leave tokens out, and packed sequences learn every token",
+                hint="use --packing padded",
             )
+        writers[part].add(tokens, None)
+    return _finish(writers, workload, TextFacts(bytes_per_token=None), folder=folder)
 
 
-def sequences_in(tokens: Tokens, *, sequence_length: int) -> int:
-    return (len(tokens) - 1) // sequence_length
+# -- what belongs to which part ---------------------------------------------------------------------------------------
+
+Units = Callable[[Callable[[bool], bool]], Iterator[tuple[bool, bytes]]]
+"""From what says whether a part is full to (whether it is held out, text) for every text, once a call."""
 
 
-def batch_of(tokens: Tokens, indices: Iterable[int], *, sequence_length: int) -> NDArray[numpy.int64]:
-    """The sequences at `indices` with the token that follows each: int64 [batch, sequence_length + 1]."""
-    starts = [index * sequence_length for index in indices]
-    return numpy.stack([tokens[start : start + sequence_length + 1] for start in starts]).astype(numpy.int64)
+def _units(parts: Parts, workload: Workload) -> Units:
+    def cut(documents: Iterable[Any]) -> Iterator[bytes]:
+        if workload.packing == "packed":
+            return passages(documents)
+        return beginnings(documents, sequence_length=workload.sequence_length)
+
+    def units(is_full: Callable[[bool], bool]) -> Iterator[tuple[bool, bytes]]:
+        held_out = None if parts.held_out is None else cut(parts.held_out)
+        return _assigned(cut(parts.train), held_out, is_full=is_full)
+
+    return units
 
 
-def training_order(*, sequences: int, global_batch: int, seed: int) -> Iterator[NDArray[numpy.int64]]:
-    """Endless global batches of sequence indices: a fresh shuffle each epoch, an incomplete last batch dropped."""
-    generator = numpy.random.default_rng(seed)
-    while True:
-        order = generator.permutation(sequences)
-        for start in range(0, sequences - global_batch + 1, global_batch):
-            yield order[start : start + global_batch]
+def _assigned(
+    train: Iterable[Any], held_out: Iterable[Any] | None, *, is_full: Callable[[bool], bool]
+) -> Iterator[Any]:
+    """(whether it is held out, unit) for every unit until the parts are full."""
+    if held_out is None:
+        for unit in train:
+            if is_full(TRAIN) and is_full(HELD_OUT):
+                return
+            yield is_held_out(unit if isinstance(unit, bytes) else unit.tobytes()), unit
+        return
+    for part, units in ((TRAIN, train), (HELD_OUT, held_out)):
+        for unit in units:
+            if is_full(part):
+                break
+            yield part, unit
+
+
+def _batches(units: Iterable[tuple[bool, bytes]]) -> Iterator[list[tuple[bool, bytes]]]:
+    batch, size_bytes = [], 0
+    for part, text in units:
+        batch.append((part, text))
+        size_bytes += len(text)
+        if size_bytes >= _ENCODED_AT_ONCE_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    yield batch
+
+
+def _tokenizer(units: Units, workload: Workload, *, folder: Path) -> Tokenizer:
+    if workload.tokenizer != "bpe":
+        return load_tokenizer(workload)
+    texts: Iterator[bytes] = (text for part, text in units(lambda _part: False) if part == TRAIN)
+    if workload.streaming:
+        texts = _up_to(TRAINED_ON_BYTES_PER_TOKEN * workload.steps * workload.tokens_per_step, texts)
+    return train_bpe(texts, vocab_size=workload.vocab_size, file=folder / FILE_NAME)
+
+
+def _up_to(size_bytes: int, texts: Iterable[bytes]) -> Iterator[bytes]:
+    for text in texts:
+        yield text
+        size_bytes -= len(text)
+        if size_bytes <= 0:
+            return
+
+
+# -- the two parts on disk --------------------------------------------------------------------------------------------
+
+Writers = dict[bool, PartWriter]
+_FILES = {TRAIN: "train.npy", HELD_OUT: "held_out.npy"}
+
+
+def _writers(workload: Workload, *, folder: Path, dtype: Any, tokenizer: Tokenizer | None) -> Writers:
+    used = {TRAIN: workload.steps * workload.global_batch, HELD_OUT: workload.evaluation_sequences}
+    return {
+        part: part_writer(
+            folder / name,
+            workload,
+            dtype=dtype,
+            tokenizer=tokenizer,
+            most_sequences=used[part] if workload.streaming else None,
+        )
+        for part, name in _FILES.items()
+    }
+
+
+def _finish(writers: Writers, workload: Workload, facts: TextFacts, *, folder: Path) -> str:
+    digests = [writers[part].close() for part in (TRAIN, HELD_OUT)]
+    _check_length(writers, workload)
+    facts.write(folder)
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _check_length(writers: Writers, workload: Workload) -> None:
+    for part, name, sequences, option in (
+        (TRAIN, "training", workload.global_batch, "--global-batch"),
+        (HELD_OUT, "held-out", workload.evaluation_sequences, "--eval-sequences"),
+    ):
+        writer = writers[part]
+        needed = writer.length_of(sequences)
+        if writer.length < needed:
+            raise InvalidDataset(
+                f"the {name} part of dataset {workload.dataset!r} has {writer.length} {writer.unit} "
+                f"and {needed} are needed",
+                hint=f"use more text, or a smaller --seq-len or {option}"
+                if workload.packing == "packed"
+                else f"use more documents (a text file is one), a smaller {option}, or --packing packed",
+            )

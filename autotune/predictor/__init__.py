@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.config import TrainingConfig
+from autotune.data.batches import Batch
 from autotune.errors import PredictionImpossible
 from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
 from autotune.memory.recording import Recording
@@ -132,11 +133,12 @@ class _Rehearsal:
                 step(1, batch)
             return recording
 
-    def _batch(self) -> Tensor:
+    def _batch(self) -> Batch:
         """On the host, as a trial's batches are; as many micro batches as can differ in memory."""
         workload = self._request.workload
         sequences = min(workload.global_batch, MICRO_BATCHES * self._request.config.micro_batch_size)
-        return torch.zeros(sequences, workload.sequence_length + 1, dtype=torch.long)
+        rows = torch.zeros(sequences, workload.sequence_length + 1, dtype=torch.long)
+        return Batch(rows[:, :-1], rows[:, 1:])
 
     @contextmanager
     def _watching(self, model: nn.Module) -> Iterator[None]:

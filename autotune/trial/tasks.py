@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
     """Writes tokens and initial weights into `folder`; returns {"text_sha256", "parameters"}.
 
-    The folder appears whole or not at all. Raises InvalidDataset.
+    The folder appears whole or not at all. Raises InvalidDataset, and InvalidInput for a tokenizer.
     """
     from autotune.data.sources import read_documents
     from autotune.data.tokens import write_tokens
@@ -36,8 +36,8 @@ def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
     unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
     unfinished.mkdir(parents=True)
     try:
-        documents = read_documents(wanted, cache_folder=unfinished / "datasets")
-        text_sha256 = write_tokens(documents, wanted, folder=unfinished)
+        parts = read_documents(wanted, cache_folder=unfinished / "datasets")
+        text_sha256 = write_tokens(parts, wanted, folder=unfinished)
         parameters = draw_weights(wanted, file=unfinished / "weights.pt")
         shutil.rmtree(unfinished / "datasets", ignore_errors=True)
         shutil.rmtree(target, ignore_errors=True)

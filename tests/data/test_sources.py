@@ -38,7 +38,7 @@ def read(tmp_path):
 
     def read(dataset, **settings):
         workload = make_workload("cpu", {"dataset": str(dataset), **settings})
-        return list(read_documents(workload, cache_folder=tmp_path / "cache"))
+        return list(read_documents(workload, cache_folder=tmp_path / "cache").train)
 
     return read
 
@@ -211,7 +211,7 @@ from autotune.data.sources import read_documents
 from autotune.errors import InvalidDataset
 from autotune.workload import make_workload
 try:
-    list(read_documents(make_workload("cpu", {"dataset": sys.argv[1]}), cache_folder=pathlib.Path(sys.argv[2])))
+    read_documents(make_workload("cpu", {"dataset": sys.argv[1]}), cache_folder=pathlib.Path(sys.argv[2]))
 except InvalidDataset as error:
     print(error.message, error.hint, sep="\\n")
 """

@@ -7,14 +7,12 @@ import numpy
 import pytest
 
 from autotune.data import python_docs
+from autotune.data.batches import batch_of, sequences_in, training_order
+from autotune.data.sources import Parts
 from autotune.data.tokens import (
     PASSAGE_CHARACTERS,
-    SEPARATOR,
-    batch_of,
     is_held_out,
     passages,
-    sequences_in,
-    training_order,
     write_tokens,
 )
 from autotune.errors import InvalidDataset
@@ -27,7 +25,7 @@ WORKLOAD = make_workload("cpu", {"sequence_length": 32, "global_batch": 8, "eval
 def streams(documents, folder):
     """The two token streams of `documents`, and their hash."""
     folder.mkdir()
-    text_sha256 = write_tokens(documents, WORKLOAD, folder=folder)
+    text_sha256 = write_tokens(Parts(train=documents), WORKLOAD, folder=folder)
     return numpy.load(folder / "train.npy"), numpy.load(folder / "held_out.npy"), text_sha256
 
 
@@ -37,7 +35,7 @@ def written(tmp_path_factory):
 
 
 def passages_in(stream):
-    return stream.tobytes().split(SEPARATOR)
+    return stream.tobytes().split(b"\n\n")
 
 
 # -- documents to passages ---------------------------------------------------------------------------------------
@@ -105,20 +103,20 @@ def test_the_tokens_are_bytes_in_one_dimension(written):
 
 def test_too_little_text_to_train_on_is_refused_with_both_numbers(tmp_path):
     with pytest.raises(InvalidDataset, match=r"training part .* has 4 tokens and 257 are needed") as raised:
-        write_tokens(["text"], WORKLOAD, folder=tmp_path)
+        write_tokens(Parts(train=["text"]), WORKLOAD, folder=tmp_path)
     assert "--global-batch" in raised.value.hint
 
 
 def test_too_little_text_to_hold_out_is_refused_with_both_numbers(tmp_path):
     trained_on = [document for document in DOCUMENTS if not is_held_out(document.encode())]
     with pytest.raises(InvalidDataset, match=r"held-out part .* has 0 tokens and 257 are needed") as raised:
-        write_tokens(trained_on, WORKLOAD, folder=tmp_path)
+        write_tokens(Parts(train=trained_on), WORKLOAD, folder=tmp_path)
     assert "--eval-sequences" in raised.value.hint
 
 
 def test_no_text_at_all_is_refused(tmp_path):
     with pytest.raises(InvalidDataset, match="has 0 tokens"):
-        write_tokens([], WORKLOAD, folder=tmp_path)
+        write_tokens(Parts(train=[]), WORKLOAD, folder=tmp_path)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------
@@ -197,7 +195,7 @@ def test_the_default_text_is_the_same_at_every_reading():
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_the_default_text_is_long_enough_for_the_default_workload(device_type, tmp_path):
     workload = make_workload(device_type)
-    write_tokens(python_docs.documents(), workload, folder=tmp_path)
+    write_tokens(Parts(train=python_docs.documents()), workload, folder=tmp_path)
     sequences = sequences_in(numpy.load(tmp_path / "train.npy"), sequence_length=workload.sequence_length)
     assert sequences >= 10 * workload.global_batch
 

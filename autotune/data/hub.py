@@ -1,0 +1,68 @@
+"""The Hugging Face hub: data sets and tokenizers by name, and one sentence at once where it cannot be reached.
+
+Its libraries try again and again for half a minute without a network. So one short question is asked before.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import InvalidDataset, InvalidInput
+from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+
+TIMEOUT_SECONDS = 10
+
+
+def is_local_name(name: str, *, suffixes: Sequence[str]) -> bool:
+    """Whether `name` can be nothing but a path."""
+    return Path(name).suffix.lower() in suffixes or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def load_rows(workload: Workload, *, split: str) -> Any:
+    """The rows of a split, as `datasets` gives them, in its own cache. Raises InvalidDataset."""
+    import datasets
+
+    name = workload.dataset
+    try:
+        _ask(lambda hub: hub.dataset_info(name, timeout=TIMEOUT_SECONDS))
+        return datasets.load_dataset(name, workload.dataset_config, split=split, streaming=workload.streaming)
+    except Exception as error:
+        raise InvalidDataset(
+            f"dataset {name!r} is no local path and cannot be loaded from the Hugging Face hub: {reason_of(error)}",
+            hint="name a local text, jsonl, csv or parquet file, check the hub name, its config and split, "
+            f"or leave --dataset out for {STANDARD_LIBRARY_TEXT}",
+        ) from error
+
+
+def tokenizer_file(name: str) -> Path:
+    """The tokenizer.json of the hub's repository `name`, with its settings beside it. Raises InvalidInput."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        if isinstance(known := try_to_load_from_cache(name, "tokenizer.json"), str):
+            return Path(known)
+        _ask(lambda hub: hub.model_info(name, timeout=TIMEOUT_SECONDS))
+        try:
+            hf_hub_download(name, "tokenizer_config.json")
+        except EntryNotFoundError:
+            pass  # the usual names of special tokens are known
+        return Path(hf_hub_download(name, "tokenizer.json"))
+    except Exception as error:
+        raise InvalidInput(
+            f"tokenizer {name!r} is no local path and cannot be loaded from the Hugging Face hub: {reason_of(error)}",
+            hint="name a local tokenizer.json or a folder with one, or use --tokenizer bpe or bytes",
+        ) from error
+
+
+def _ask(question: Callable[[Any], object]) -> None:
+    from huggingface_hub import HfApi, constants
+
+    if not constants.HF_HUB_OFFLINE:
+        question(HfApi())
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what a library says, or what kind of error it is."""
+    lines = str(error.__cause__ or error).strip().splitlines() or str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,167 @@
+"""How text becomes tokens: bytes, a BPE trained on the data, or a tokenizer from a file, a folder or the hub.
+
+`tokenizers` reads, trains and runs them: https://huggingface.co/docs/tokenizers
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy
+
+from autotune.data import hub
+from autotune.data.token_file import Tokens
+from autotune.errors import InvalidInput
+from autotune.workload import BYTE_VOCABULARY, Workload
+
+FILE_NAME = "tokenizer.json"
+SETTINGS_FILE = "tokenizer_config.json"
+END_OF_TEXT = "<|endoftext|>"
+PADDING = "<|pad|>"
+
+_NAMES = {
+    "bos": ("<|begin_of_text|>", "<s>", "<bos>", END_OF_TEXT),
+    "eos": (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>"),
+    "pad": (PADDING, "<pad>", "[PAD]", "<|finetune_right_pad_id|>"),
+}
+"""What the tokens of each role are called where no tokenizer_config.json says."""
+
+
+class Tokenizer(Protocol):
+    vocab_size: int
+    """One more than the largest token."""
+    beginning: Tokens
+    """What stands before a padded sample."""
+    separator: Tokens
+    """What stands between two packed passages."""
+    separator_bytes: int
+    """How many of the text's bytes the separator stands for."""
+    pad_token: int
+
+    def encode(self, texts: Sequence[bytes], *, longest: int | None) -> list[tuple[Tokens, int]]:
+        """For each UTF-8 text its first `longest` tokens, and how many bytes of it these stand for."""
+
+
+class ByteTokenizer:
+    """A byte is a token; a blank line separates passages."""
+
+    vocab_size = BYTE_VOCABULARY
+    beginning: Tokens = numpy.zeros(0, dtype=numpy.uint8)
+    separator: Tokens = numpy.frombuffer(b"\n\n", dtype=numpy.uint8)
+    separator_bytes = len(separator)
+    pad_token = 0
+
+    def encode(self, texts: Sequence[bytes], *, longest: int | None) -> list[tuple[Tokens, int]]:
+        arrays = [numpy.frombuffer(text, dtype=numpy.uint8)[:longest] for text in texts]
+        return [(array, len(array)) for array in arrays]
+
+
+class SubwordTokenizer:
+    """A tokenizer of the `tokenizers` library."""
+
+    separator_bytes = 0
+
+    def __init__(self, tokenizer: Any, *, settings: dict[str, Any] | None = None) -> None:
+        self._tokenizer = tokenizer
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        roles = {role: _token_of(role, tokenizer, settings or {}) for role in _NAMES}
+        self.beginning = _array([token for token in [roles["bos"]] if token is not None])
+        self.separator = _array([token for token in [roles["eos"]] if token is not None])
+        self.pad_token = roles["pad"] or 0
+
+    def encode(self, texts: Sequence[bytes], *, longest: int | None) -> list[tuple[Tokens, int]]:
+        # numpy arrays: lists of Python integers would be ten times the text.
+        decoded = [text.decode() for text in texts]
+        encodings = self._tokenizer.encode_batch(decoded, add_special_tokens=False)
+        return [
+            (_array(encoding.ids[:longest]), _bytes_of(text, encoding, longest))
+            for text, encoding in zip(decoded, encodings, strict=True)
+        ]
+
+
+def _bytes_of(text: str, encoding: Any, longest: int | None) -> int:
+    if longest is None or len(encoding.ids) <= longest:
+        return len(text.encode())
+    end = encoding.offsets[longest - 1][1] if longest else 0
+    return len(text[:end].encode())
+
+
+def _array(tokens: list[int]) -> Tokens:
+    return numpy.array(tokens, dtype=numpy.uint32)
+
+
+def _token_of(role: str, tokenizer: Any, settings: dict[str, Any]) -> int | None:
+    if f"{role}_token" in settings:
+        said = settings[f"{role}_token"]
+        names = [said.get("content") if isinstance(said, dict) else said]
+    else:
+        names = list(_NAMES[role])
+    found = (tokenizer.token_to_id(name) for name in names if isinstance(name, str))
+    return next((token for token in found if token is not None), None)
+
+
+def train_bpe(texts: Iterable[bytes], *, vocab_size: int, file: Path) -> SubwordTokenizer:
+    """A byte-level BPE of at most `vocab_size` tokens, kept in `file`. Equal texts give equal tokenizers."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT, PADDING],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((text.decode() for text in texts), trainer)
+    tokenizer.save(str(file))
+    return SubwordTokenizer(tokenizer)
+
+
+def load_tokenizer(workload: Workload) -> Tokenizer:
+    """The tokenizer the workload names, unless that is one to be trained. Raises InvalidInput."""
+    if workload.tokenizer == "bytes":
+        return ByteTokenizer()
+    tokenizer = _load(workload.tokenizer)
+    if tokenizer.vocab_size > workload.vocab_size:
+        raise InvalidInput(
+            f"tokenizer {workload.tokenizer!r} has {tokenizer.vocab_size} tokens, "
+            f"more than the {workload.vocab_size} of the model's vocabulary",
+            hint=f"use --vocab-size {tokenizer.vocab_size}, or the model's own tokenizer",
+        )
+    return tokenizer
+
+
+def _load(name: str) -> SubwordTokenizer:
+    from tokenizers import Tokenizer
+
+    file = _file_of(name)
+    try:
+        # Not from_file: it takes no path that is not UTF-8, and its errors do not tell reading from parsing.
+        tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        settings_file = file.with_name(SETTINGS_FILE)
+        settings = json.loads(settings_file.read_text(encoding="utf-8")) if settings_file.exists() else {}
+    except Exception as error:  # the library raises plain Exception
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidInput(
+            f"tokenizer {str(file)!r} cannot be read: {reason}", hint="check that the file is complete"
+        ) from error
+    return SubwordTokenizer(tokenizer, settings=settings if isinstance(settings, dict) else {})
+
+
+def _file_of(name: str) -> Path:
+    path = Path(name).expanduser()
+    file = path / FILE_NAME if path.is_dir() else path
+    if file.is_file():
+        return file
+    if path.is_dir():
+        raise InvalidInput(
+            f"folder {name!r} holds no {FILE_NAME}",
+            hint=f"transformers writes one: AutoTokenizer.from_pretrained({name!r}).save_pretrained({name!r})",
+        )
+    if hub.is_local_name(name, suffixes=(".json",)):
+        raise InvalidInput(f"there is no tokenizer {name!r}", hint="check --tokenizer: bytes, bpe, model or a path")
+    return hub.tokenizer_file(name)
