@@ -98,6 +98,22 @@ def test_an_unknown_schedule_is_refused_with_those_there_are(schedule):
     assert "cosine" in refused.value.hint
 
 
+@pytest.mark.parametrize(("name", "value"), [("packing", "loose"), ("packing", 1), ("streaming", 1), ("streaming", "")])
+def test_an_unknown_way_to_read_the_text_is_refused_by_name(name, value):
+    with pytest.raises(InvalidInput, match=f"{name} = {value!r}"):
+        make_workload("cpu", {name: value})
+
+
+def test_the_models_tokenizer_is_refused_where_the_model_has_no_files():
+    with pytest.raises(InvalidInput, match="tokenizer = 'model'"):
+        make_workload("cpu", {"tokenizer": "model"})
+
+
+def test_a_trained_tokenizer_needs_room_for_more_than_the_bytes():
+    with pytest.raises(InvalidInput, match="vocab_size = 257 is smaller than the 258"):
+        make_workload("cpu", {"tokenizer": "bpe", "vocab_size": 257})
+
+
 def test_too_few_steps_are_refused_with_the_number_it_takes():
     least = 4 + MEMORY_STEPS + MINIMUM_TIMED_STEPS
     with pytest.raises(InvalidInput, match=f"steps = {least - 1}") as refused:
@@ -143,7 +159,9 @@ def test_learning_rates_that_are_not_by_optimizer_are_refused(rates):
         make_workload("cpu", {"learning_rates": rates})
 
 
-@pytest.mark.parametrize("name", ["model", "dataset", "dataset_config", "dataset_split", "text_column", "tokenizer"])
+@pytest.mark.parametrize(
+    "name", ["model", "dataset", "dataset_config", "dataset_split", "text_column", "held_out_split", "tokenizer"]
+)
 def test_a_name_that_is_not_a_text_is_refused(name):
     with pytest.raises(InvalidInput, match=name):
         make_workload("cpu", {name: 7})
@@ -189,6 +207,9 @@ def test_a_learning_rate_written_as_a_whole_number_has_the_same_fingerprint():
         ("text_column", "body"),
         ("text_sha256", "0" * 64),
         ("tokenizer", "other"),
+        ("packing", "padded"),
+        ("held_out_split", "validation"),
+        ("streaming", True),
         ("sequence_length", 64),
         ("global_batch", 16),
         ("steps", 41),
@@ -209,7 +230,8 @@ def test_a_workload_is_the_same_after_a_trip_through_its_dictionary():
     assert Workload(**workload.to_dict()) == workload
 
 
-def test_a_workload_stored_before_the_feed_forward_had_a_setting_still_loads():
+@pytest.mark.parametrize("name", ["feed_forward_width", "packing", "held_out_split", "streaming"])
+def test_a_workload_stored_before_there_was_a_setting_still_loads(name):
     stored = make_workload("cpu").to_dict()
-    del stored["feed_forward_width"]
+    del stored[name]
     assert Workload(**stored) == make_workload("cpu")

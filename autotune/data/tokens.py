@@ -144,7 +144,7 @@ def _batches(units: Iterable[tuple[bool, bytes]]) -> Iterator[list[tuple[bool, b
 def _tokenizer(units: Units, workload: Workload, *, folder: Path) -> Tokenizer:
     if workload.tokenizer != "bpe":
         return load_tokenizer(workload)
-    texts: Iterator[bytes] = (text for part, text in units(lambda _part: False) if part == TRAIN)
+    texts: Iterator[bytes] = (text for part, text in units(lambda part: part == HELD_OUT) if part == TRAIN)
     if workload.streaming:
         texts = _up_to(TRAINED_ON_BYTES_PER_TOKEN * workload.steps * workload.tokens_per_step, texts)
     return train_bpe(texts, vocab_size=workload.vocab_size, file=folder / FILE_NAME)

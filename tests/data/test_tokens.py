@@ -8,6 +8,7 @@ import pytest
 
 from autotune.data import python_docs
 from autotune.data.batches import batch_of, sequences_in, training_order
+from autotune.data.columns import documents_of
 from autotune.data.sources import Parts
 from autotune.data.tokens import (
     PASSAGE_CHARACTERS,
@@ -84,6 +85,11 @@ def test_the_same_documents_give_the_same_tokens(written, tmp_path):
     assert text_sha256 == written[2]
 
 
+def test_bytes_are_the_tokens_they_have_always_been(written):
+    """Stored studies name the tokens they were measured on by this hash."""
+    assert written[2] == "ba01410805be48f6a35e6614324f3486a1d6fa3eaab1fb7213426a994d671a0e"
+
+
 def test_what_is_held_out_does_not_depend_on_the_order_of_the_documents(written, tmp_path):
     shuffled = random.Random(0).sample(DOCUMENTS, len(DOCUMENTS))
     _, held_out, _ = streams(shuffled, tmp_path / "tokens")
@@ -117,6 +123,14 @@ def test_too_little_text_to_hold_out_is_refused_with_both_numbers(tmp_path):
 def test_no_text_at_all_is_refused(tmp_path):
     with pytest.raises(InvalidDataset, match="has 0 tokens"):
         write_tokens(Parts(train=[]), WORKLOAD, folder=tmp_path)
+
+
+def test_a_tokenized_split_beside_one_of_text_is_refused(tmp_path):
+    import datasets
+
+    tokens = documents_of(datasets.Dataset.from_dict({"input_ids": [[1, 2]]}), WORKLOAD)
+    with pytest.raises(InvalidDataset, match="one split is tokenized and one is text"):
+        write_tokens(Parts(train=tokens, held_out=DOCUMENTS), WORKLOAD, folder=tmp_path)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------
