@@ -50,15 +50,27 @@ class TokenColumn:
             yield self._sample(dict(zip(self.columns, row, strict=True)))
 
     def _sample(self, row: dict[str, Any]) -> Tokens:
-        tokens = numpy.asarray(row[TOKENS] or [], dtype=numpy.int64)
-        labels = tokens if row.get(LABELS) is None else numpy.asarray(row[LABELS], dtype=numpy.int64)
+        tokens, labels, mask = (self._array(row.get(name), like=row[TOKENS] or []) for name in (TOKENS, LABELS, MASK))
         if row.get(MASK) is not None:
-            kept = numpy.asarray(row[MASK]) != 0
-            tokens, labels = tokens[kept], labels[kept]
+            tokens, labels = tokens[mask != 0], labels[mask != 0]
         self._check(tokens, labels)
         trained_on = labels != IGNORED_LABEL
         end = int(trained_on.nonzero()[0].max(initial=-1)) + 1  # nothing is learned from what follows the last label
         return numpy.where(trained_on, tokens, read_token_of(tokens))[:end]
+
+    def _array(self, values: Any, *, like: list[int]) -> Tokens:
+        """int64 [tokens] of `values`, or of `like` where there are none."""
+        try:
+            array = numpy.asarray(like if values is None else values, dtype=numpy.int64)
+        except (TypeError, ValueError, OverflowError):
+            array = numpy.zeros((0, 0), dtype=numpy.int64)
+        if array.shape != (len(like),):
+            raise InvalidDataset(
+                f"dataset {self.workload.dataset!r} has rows whose {TOKENS}, {LABELS} and {MASK} are no whole numbers "
+                "or differ in length",
+                hint="save it as the tokenizer of transformers returns it, or name a column of text",
+            )
+        return array
 
     def _check(self, tokens: Tokens, labels: Tokens) -> None:
         name, vocab_size = self.workload.dataset, self.workload.vocab_size

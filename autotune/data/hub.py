@@ -57,9 +57,16 @@ def tokenizer_file(name: str) -> Path:
 
 def _ask(question: Callable[[Any], object]) -> None:
     from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError
 
-    if not constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
         question(HfApi())
+    except (HfHubHTTPError, ValueError):  # an answer, or a name it cannot be asked about
+        raise
+    except Exception as error:
+        raise ConnectionError(f"there is no connection to it ({reason_of(error)})") from None
 
 
 def reason_of(error: BaseException) -> str:

@@ -138,21 +138,25 @@ def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
     wants_splits = workload.held_out_split is not None or workload.dataset_split != _ALL
     # By itself a file called test.txt says nothing: splits are taken to be meant where they leave no file out.
     is_laid_out = _ALL in splits and {file for files in splits.values() for file in files} == set(everything)
-    return splits if wants_splits or is_laid_out else {_ALL: everything}
+    return splits if splits and (wants_splits or is_laid_out) else {_ALL: everything}
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """All that can be read, in alphabetical order; the card of a dataset is no part of it."""
+    """All that can be read, in alphabetical order; the card of a dataset and the like are no part of it."""
+    from datasets.data_files import FILES_TO_IGNORE
+
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in READERS)
-    without_card = [file for file in files if file.name != "README.md"]
-    return without_card or files
+    return [file for file in files if file.name not in FILES_TO_IGNORE] or files
 
 
 def _files_named_by_split(folder: Path, everything: list[Path]) -> dict[str, list[Path]]:
     """{split: files} by the names of files and folders, as `datasets` understands them."""
     from datasets.data_files import DataFilesDict, get_data_patterns
 
-    found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+    try:
+        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+    except FileNotFoundError:  # nothing that it takes for data
+        return {}
     readable = {str(file.resolve()): file for file in everything}
     by_split = {
         str(split): sorted({readable[name] for name in map(_resolved, names) if name in readable})

@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ SETTINGS_FILE = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
 PADDING = "<|pad|>"
 
+_LONG_WORD = re.compile(r"\w{256,}")
+"""A BPE learns nothing from it and would hold in memory each one that it meets."""
 _NAMES = {
     "bos": ("<|begin_of_text|>", "<s>", "<bos>", END_OF_TEXT),
     "eos": (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>"),
@@ -116,7 +119,7 @@ def train_bpe(texts: Iterable[bytes], *, vocab_size: int, file: Path) -> Subword
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((text.decode() for text in texts), trainer)
+    tokenizer.train_from_iterator((_LONG_WORD.sub("", text.decode()) for text in texts), trainer)
     tokenizer.save(str(file))
     return SubwordTokenizer(tokenizer)
 

@@ -141,6 +141,11 @@ def test_files_that_only_happen_to_be_called_as_splits_are_all_read(tmp_path, re
     assert read(tmp_path / "set")[0] == "more" + "".join(TRAIN) + "".join(VALIDATION)
 
 
+def test_a_folder_of_nothing_but_a_card_is_read_as_text(tmp_path, read):
+    (tmp_path / "README.md").write_text("text")
+    assert read(tmp_path)[0] == "text"
+
+
 def test_a_single_file_has_no_split_to_hold_out(tmp_path, read):
     (tmp_path / "book.txt").write_text("text")
     with pytest.raises(InvalidDataset, match="without a split 'validation'"):
@@ -208,6 +213,20 @@ def test_labels_that_leave_tokens_out_cannot_be_packed(tokenized, write):
 def test_labels_that_are_other_tokens_are_refused(tokenized, write):
     with pytest.raises(InvalidDataset, match="labels that are not its input_ids"):
         write(tokenized(input_ids=IDS, labels=[ids[::-1] for ids in IDS]))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"input_ids": [[[1, 2], [3, 4]]] * 200},
+        {"input_ids": [[1, None]] * 200},
+        {"input_ids": IDS, "labels": [[1, 2]] * 200},
+        {"input_ids": IDS, "attention_mask": [[1, 1]] * 200},
+    ],
+)
+def test_rows_that_are_no_tokens_are_refused(tokenized, write, columns):
+    with pytest.raises(InvalidDataset, match="no whole numbers or differ in length"):
+        write(tokenized(**columns))
 
 
 @pytest.mark.parametrize("token", [256, -1])

@@ -70,6 +70,11 @@ def test_a_tokenizer_is_not_trained_on_what_is_held_out(tmp_path):
     assert "zq" not in json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
 
 
+def test_a_tokenizer_learns_nothing_from_words_that_are_none(tmp_path):
+    train_bpe([b"zqzq" * 1000 + b" words and words"], vocab_size=VOCABULARY, file=tmp_path / "tokenizer.json")
+    assert "zq" not in json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+
+
 def test_a_trained_tokenizer_has_8000_tokens_where_nothing_is_said():
     assert make_workload("cpu", {"tokenizer": "bpe"}).vocab_size == 8000
 
