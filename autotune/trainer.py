@@ -145,7 +145,7 @@ class Trainer:
         self._synchronize()
         return _TimedStep(seconds=time.perf_counter() - started, loss=loss)
 
-    def take_step(self, step: int, batch: Tensor) -> float:
+    def take_step(self, step: int, batch: Batch) -> float:
         """One step of the training. Raises ParityFailed once its beginning is known not to be the reference's."""
         with self.parity.first_step() if step == 0 else nullcontext():
             loss = self.step(step, batch)
