@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from autotune.config import CHOICES
 from autotune.errors import InvalidInput
 from autotune.model_file import FILE_NAME, largest_sequence_length, model_name, read_model_config, sizes_of
+from autotune.user_code import check_function, is_function_reference, read_reference
 
 Schedule = Literal["constant", "cosine"]
 
@@ -48,9 +49,11 @@ class Workload:
     """
 
     model: str = "gpt"
-    """A built-in model, or the name that `model_file.py` gives to a config.json."""
+    """A built-in model, the name that `model_file.py` gives to a config.json, or `file.py:function`."""
     model_config: Mapping[str, Any] | None = None
     """The whole content of the config.json, so that a study goes on whatever becomes of the file; else None."""
+    model_sha256: str = ""
+    """SHA-256 of a model's Python file, filled when the study is made; empty where no such file is run."""
     layers: int
     width: int
     heads: int
@@ -92,10 +95,10 @@ class Workload:
         rates = {optimizer: float(rate) for optimizer, rate in self.learning_rates.items()}
         object.__setattr__(self, "learning_rates", rates)
         self._check_steps()
-        if self.model_config is None:
-            self._check_built_in()
-        else:
+        if self.model_config is not None:
             self._check_model_config(self.model_config)
+        elif not is_function_reference(self.model):
+            self._check_built_in()
         self._check_vocabulary()
 
     def _check_steps(self) -> None:
@@ -148,6 +151,17 @@ class Workload:
             )
 
     @property
+    def model_name(self) -> str:
+        """The model in a few letters that can be part of a file's name."""
+        return read_reference(self.model).short_name if is_function_reference(self.model) else self.model
+
+    def describe_model(self) -> str:
+        """The model in a few words; its sizes only where they are known to be those of the settings."""
+        if is_function_reference(self.model):
+            return self.model
+        return f"{self.model} of {self.layers} layers, width {self.width}"
+
+    @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.sequence_length
 
@@ -160,7 +174,7 @@ class Workload:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
 
 
-_TEXTS = ("model", "dataset", "dataset_split", "text_sha256", "tokenizer")
+_TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "tokenizer")
 _TEXTS_OR_NONE = ("dataset_config", "text_column")
 
 
@@ -202,7 +216,9 @@ def _check_learning_rates(rates: object) -> None:
             raise InvalidInput(f"learning rate {rate!r} of {optimizer} is not possible", hint="use a number above zero")
 
 
-_HOW_TO_NAME = f"the models are {', '.join(MODEL_NAMES)}, a Hugging Face {FILE_NAME}, or a folder with one"
+_HOW_TO_NAME = (
+    f"the models are {', '.join(MODEL_NAMES)}, a Hugging Face {FILE_NAME}, a folder with one, or file.py:function"
+)
 
 
 def _no_model(name: str) -> InvalidInput:
@@ -217,12 +233,17 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     model = settings.get("model")
     if not isinstance(model, str) or model in MODEL_NAMES or settings.get("model_config") is not None:
         return dict(settings)
+    if is_function_reference(model):
+        check_function(model, settings)
+        return dict(settings)
     try:
         exists = bool(model) and Path(model).expanduser().exists()
     except (OSError, ValueError, RuntimeError):  # too long, a zero byte, nobody's home
         exists = False
     if not exists:
         raise _no_model(model)
+    if model.endswith(".py"):
+        raise InvalidInput(f"{model} does not say which function makes the model", hint=f"write {model}:function")
     content = read_model_config(model)
     return {**settings, "model": model_name(content), "model_config": content}
 

@@ -45,7 +45,7 @@ class Answer:
         where = self.prediction.device
         fake = self.prediction.fake_device
         return (
-            f"{workload.model} of {workload.layers} layers, width {workload.width}, {workload.global_batch} x "
+            f"{workload.describe_model()}, {workload.global_batch} x "
             f"{workload.sequence_length} tokens a step, for {where}"
             + ("" if where == fake else f", worked out on fake {fake} tensors")
         )

@@ -19,7 +19,8 @@ _WORKLOAD_OPTIONS: Mapping[str, Any] = {
         str | None,
         typer.Option(
             metavar="NAME|PATH",
-            help="gpt, deep-one, a Hugging Face config.json or a folder with one. [default: gpt]",
+            help="gpt, deep-one, a Hugging Face config.json or a folder with one, or your own: file.py:function. "
+            "[default: gpt]",
         ),
     ],
     "layers": Annotated[int | None, typer.Option(help="Transformer blocks.")],

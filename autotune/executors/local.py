@@ -67,6 +67,10 @@ class LocalExecutor:
         listed = {technique: list(values) for technique, values in choices.items()}
         return dict(self._call("examine", {"workload": workload.to_dict(), "choices": listed}))
 
+    def model_sha256(self, workload: Workload) -> str:
+        """SHA-256 of the Python file the workload's model is made by today. Raises InvalidInput."""
+        return str(self._call("model_sha256", {"workload": workload.to_dict()}))
+
     def devices(self) -> list[DeviceInfo]:
         return [DeviceInfo(**info) for info in self._call("devices", {})]
 

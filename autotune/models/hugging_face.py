@@ -6,12 +6,10 @@ Mixtures of experts run as transformers chooses where nothing is said: `grouped_
 and has no shape that depends on data. (`batched_mm` would copy an expert's weights for each token. On fake tensors
 torch's grouped product takes bf16 only.)
 
-The parts are found by structure: the blocks are the longest list of modules of one class that is inside no other
-list, their attention is the child with attention in its name and matrices in it. Imports transformers, an extra, only
-when a model is built: https://huggingface.co/docs/transformers
+The parts are found by structure (`structure.py`). Imports transformers, an extra, only when a model is built:
+https://huggingface.co/docs/transformers
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 from autotune.errors import InvalidInput
 from autotune.model_file import with_layers
 from autotune.models.parts import ModelParts, TokenLoss, next_token_loss
+from autotune.models.structure import find_blocks
 from autotune.workload import Workload
 
 _PROBED_TOKENS = 4
@@ -152,37 +151,17 @@ def initialize(model: nn.Module) -> None:
 def find_parts(model: nn.Module) -> ModelParts:
     """By structure: parts that are not there are None."""
     assert isinstance(model, HuggingFaceModel)
-    found = max(_block_lists(model), key=lambda candidate: len(candidate[2]), default=None)
+    found = find_blocks(model)
     head = model.network.get_output_embeddings() if hasattr(model.network, "get_output_embeddings") else None
     head = head if isinstance(head, nn.Linear) else None
     if found is None:
         return ModelParts(model=model, head=head)
-    owner, name, blocks = found
     layer_types = getattr(model.network.config, "layer_types", None) or ()
     return ModelParts(
         model=model,
-        blocks_owner=owner,
-        blocks_name=name,
-        attention_name=_attention_name(blocks),
+        blocks_owner=found.owner,
+        blocks_name=found.name,
+        attention_name=found.attention_name,
         blocks_are_called_alike=len(set(layer_types)) <= 1,
         head=head,
     )
-
-
-def _block_lists(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.ModuleList]]:
-    """Every list of modules of one class that is not inside another list: its owner, its name there, and itself."""
-    for name, child in module.named_children():
-        if not isinstance(child, nn.ModuleList):
-            yield from _block_lists(child)
-        elif len({type(block) for block in child}) == 1:
-            yield module, name, child
-
-
-def _attention_name(blocks: nn.ModuleList) -> str | None:
-    for name, child in blocks[0].named_children():
-        words = f"{name} {type(child).__name__}".lower()
-        matrices = sum(parameter.dim() == 2 for parameter in child.parameters())
-        is_attention = ("attn" in words or "attention" in words) and matrices > 1  # a norm may be named after it
-        if is_attention and all(hasattr(block, name) for block in blocks):
-            return name
-    return None

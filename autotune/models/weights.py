@@ -30,7 +30,7 @@ def load_model(workload: Workload, *, file: Path | None, dtype: torch.dtype, dev
     Without a file the weights are left as they are in memory, for a model on fake tensors.
     """
     with torch.device("meta"):
-        parts = build_model(workload)
+        parts = build_model(workload)  # some stand on the CPU nevertheless (`own.py`)
     drawn = _unset_weights(parts.model) if file is None else torch.load(file, mmap=True, weights_only=True)
     loaded: dict[nn.Parameter, nn.Parameter] = {}
     for name, parameter in list(parts.model.named_parameters(remove_duplicate=False)):

@@ -58,7 +58,7 @@ def compute(result: StudyResult) -> ParetoFigure:
     workload = result.workload
     return ParetoFigure(
         study=result.study,
-        subtitle=f"{workload.model}, {workload.layers} layers of width {workload.width}, {workload.global_batch} x "
+        subtitle=f"{workload.describe_model()}, {workload.global_batch} x "
         f"{workload.sequence_length} tokens a step, {workload.steps} steps, on {device}, "
         f"torch {result.device.versions.get('torch', '?')}",
         answer=_answer(result),

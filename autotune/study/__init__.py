@@ -25,6 +25,7 @@ from autotune.study.request import (
     NewStudy,
     SearchRequest,
     check_same_device,
+    check_same_model,
     check_same_study,
     check_snapshot,
     new_definition,
@@ -154,6 +155,7 @@ def _open(
     device, _ = executor.probe(request.device or stored.device.device, {})
     check_same_device(stored, device)
     check_snapshot(request, device)
+    check_same_model(stored, executor=executor)
     prepare_again(stored, executor=executor, folder=work / name)
     wanted = possible_trials(stored, request.trials) if request.trials else stored_wanted
     if wanted != stored_wanted:

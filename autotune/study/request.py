@@ -188,7 +188,7 @@ def new_definition(
     listener(Preparing(what=f"reading {workload.dataset} and drawing the initial weights"))
     waiting = work / f"{_WAITING}{os.getpid()}-{uuid.uuid4().hex}"
     prepared = executor.prepare(workload, waiting)
-    workload = dataclasses.replace(workload, text_sha256=prepared["text_sha256"])
+    workload = dataclasses.replace(workload, text_sha256=prepared["text_sha256"], model_sha256=prepared["model_sha256"])
     definition = dataclasses.replace(definition, workload=workload)
     definition = dataclasses.replace(definition, name=request.name or default_name(definition))
     return NewStudy(definition=definition, waiting=waiting)
@@ -213,8 +213,8 @@ def default_name(definition: StudyDefinition) -> str:
         if size % 1024 == 0 and size:
             size, unit = size // 1024, bigger
     if definition.cap_bytes == definition.device.total_memory_bytes:
-        return f"{definition.space.name}-{definition.workload.model}-{definition.device.type}-{identity}"
-    return f"{definition.space.name}-{definition.workload.model}-{size}{unit}-{identity}"
+        return f"{definition.space.name}-{definition.workload.model_name}-{definition.device.type}-{identity}"
+    return f"{definition.space.name}-{definition.workload.model_name}-{size}{unit}-{identity}"
 
 
 _OPTIONS = {
@@ -262,6 +262,16 @@ def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
                 f"study {stored.name!r} was measured on {what} {known}, here is {found}",
                 hint="continue it where it began, or begin another with --name",
             )
+
+
+def check_same_model(stored: StudyDefinition, *, executor: LocalExecutor) -> None:
+    """Raises StudyMismatch when the Python file that makes the model is no longer that of the study."""
+    workload = stored.workload
+    if workload.model_sha256 and executor.model_sha256(workload) != workload.model_sha256:
+        raise StudyMismatch(
+            f"{workload.describe_model()} is no longer what study {stored.name!r} was begun with",
+            hint="bring the old content back, or begin another study with --name",
+        )
 
 
 def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folder: Path) -> None:

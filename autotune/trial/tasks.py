@@ -16,13 +16,14 @@ import torch
 from autotune.config import TrainingConfig
 from autotune.errors import InvalidInput
 from autotune.result import DeviceInfo
+from autotune.user_code import is_function_reference
 from autotune.workload import Workload
 
 
 def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Writes tokens and initial weights into `folder`; returns {"text_sha256", "parameters"}.
+    """Writes tokens and initial weights into `folder`; returns {"text_sha256", "model_sha256", "parameters"}.
 
-    The folder appears whole or not at all. Raises InvalidDataset.
+    The folder appears whole or not at all. Raises InvalidDataset, and InvalidInput for a model that cannot be built.
     """
     from autotune.data.sources import read_documents
     from autotune.data.tokens import write_tokens
@@ -40,7 +41,15 @@ def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
         unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return {"text_sha256": text_sha256, "parameters": parameters}
+    return {"text_sha256": text_sha256, "model_sha256": model_sha256(workload=workload), "parameters": parameters}
+
+
+def model_sha256(*, workload: dict[str, Any]) -> str:
+    """SHA-256 of the Python file the workload's model is made by; empty where there is none. Raises InvalidInput."""
+    from autotune.models.own import code_sha256
+
+    wanted = Workload(**workload)
+    return code_sha256(wanted) if is_function_reference(wanted.model) else ""
 
 
 def probe(*, device: str | None, choices: dict[str, list[Any]]) -> dict[str, Any]:
@@ -122,6 +131,7 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "prepare": prepare,
     "probe": probe,
     "examine": examine,
+    "model_sha256": model_sha256,
     "devices": devices,
     "predict": predict,
     "train": train,
