@@ -38,6 +38,7 @@ _WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
     "text_sha256",
     "model_config",
     "model_sha256",
+    "model_source",
 }
 
 

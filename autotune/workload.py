@@ -13,7 +13,16 @@ from typing import Any, Literal, get_args
 
 from autotune.config import CHOICES
 from autotune.errors import InvalidInput
-from autotune.model_file import FILE_NAME, largest_sequence_length, model_name, read_model_config, sizes_of
+from autotune.model_file import (
+    FILE_NAME,
+    fetch_model_config,
+    is_hub_name,
+    largest_sequence_length,
+    model_name,
+    read_model_config,
+    sizes_of,
+    source_of,
+)
 from autotune.user_code import check_function, is_function_reference, read_reference
 
 Schedule = Literal["constant", "cosine"]
@@ -53,7 +62,11 @@ class Workload:
     model_config: Mapping[str, Any] | None = None
     """The whole content of the config.json, so that a study goes on whatever becomes of the file; else None."""
     model_sha256: str = ""
-    """SHA-256 of a model's Python file, filled when the study is made; empty where no such file is run."""
+    """SHA-256 of a model's Python file or trained weights, filled when the study is made; empty without either."""
+    pretrained: bool = False
+    """Whether training goes on from the weights in `model_source`; else they are drawn from the seed."""
+    model_source: str | None = None
+    """Folder or hub name that pretrained weights are read from; None without."""
     layers: int
     width: int
     heads: int
@@ -99,6 +112,7 @@ class Workload:
             self._check_model_config(self.model_config)
         elif not is_function_reference(self.model):
             self._check_built_in()
+        self._check_pretrained()
         self._check_vocabulary()
 
     def _check_steps(self) -> None:
@@ -132,6 +146,19 @@ class Workload:
                 hint="choose a width that is a multiple of twice the number of heads",
             )
 
+    def _check_pretrained(self) -> None:
+        if self.pretrained and (self.model_config is None or self.model_source is None):
+            raise InvalidInput(
+                f"there are no pretrained weights of model {self.model!r}",
+                hint="name a Hugging Face model by folder or hub name together with --pretrained",
+            )
+        said = None if self.model_config is None else sizes_of(self.model_config)["layers"]
+        if self.pretrained and self.layers != said:
+            raise InvalidInput(
+                f"layers = {self.layers} contradicts the pretrained weights, which are of {said}",
+                hint="leave --layers or --pretrained out",
+            )
+
     def _check_model_config(self, content: Mapping[str, Any]) -> None:
         if self.model != model_name(content):
             raise InvalidInput(f"model {self.model!r} and model_config do not belong together", hint=_HOW_TO_NAME)
@@ -159,7 +186,7 @@ class Workload:
         """The model in a few words; its sizes only where they are known to be those of the settings."""
         if is_function_reference(self.model):
             return self.model
-        return f"{self.model} of {self.layers} layers, width {self.width}"
+        return f"{self.model} of {self.layers} layers, width {self.width}" + (", pretrained" if self.pretrained else "")
 
     @property
     def tokens_per_step(self) -> int:
@@ -175,7 +202,7 @@ class Workload:
 
 
 _TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "tokenizer")
-_TEXTS_OR_NONE = ("dataset_config", "text_column")
+_TEXTS_OR_NONE = ("model_source", "dataset_config", "text_column")
 
 
 def check_setting(name: str, value: object) -> None:
@@ -189,6 +216,9 @@ def check_setting(name: str, value: object) -> None:
     elif name == "model_config":
         if value is not None and not isinstance(value, Mapping):
             raise InvalidInput(f"model_config = {value!r} is not possible", hint=_HOW_TO_NAME)
+    elif name == "pretrained":
+        if not isinstance(value, bool):
+            raise InvalidInput(f"pretrained = {value!r} is not possible", hint="use true or false")
     elif name == "seed":
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
             raise InvalidInput(f"seed = {value!r} is not possible", hint="use a whole number from 0 to 4294967295")
@@ -217,7 +247,8 @@ def _check_learning_rates(rates: object) -> None:
 
 
 _HOW_TO_NAME = (
-    f"the models are {', '.join(MODEL_NAMES)}, a Hugging Face {FILE_NAME}, a folder with one, or file.py:function"
+    f"the models are {', '.join(MODEL_NAMES)}, a Hugging Face {FILE_NAME}, a folder with one, a hub name, "
+    "or file.py:function"
 )
 
 
@@ -226,7 +257,7 @@ def _no_model(name: str) -> InvalidInput:
 
 
 def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with a path as `model` replaced by the file's content and the name it gives the model.
+    """`settings` with a path or hub name as `model` replaced by the config's content and the name it gives the model.
 
     What is already replaced, and settings without a path, stay as they are. Raises InvalidInput.
     """
@@ -240,12 +271,13 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
         exists = bool(model) and Path(model).expanduser().exists()
     except (OSError, ValueError, RuntimeError):  # too long, a zero byte, nobody's home
         exists = False
-    if not exists:
+    if not exists and not is_hub_name(model):
         raise _no_model(model)
     if model.endswith(".py"):
         raise InvalidInput(f"{model} does not say which function makes the model", hint=f"write {model}:function")
-    content = read_model_config(model)
-    return {**settings, "model": model_name(content), "model_config": content}
+    content = read_model_config(model) if exists else fetch_model_config(model)
+    replaced = {**settings, "model": model_name(content), "model_config": content}
+    return {**replaced, "model_source": source_of(model)} if settings.get("pretrained") else replaced
 
 
 DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {

@@ -19,9 +19,12 @@ _WORKLOAD_OPTIONS: Mapping[str, Any] = {
         str | None,
         typer.Option(
             metavar="NAME|PATH",
-            help="gpt, deep-one, a Hugging Face config.json or a folder with one, or your own: file.py:function. "
-            "[default: gpt]",
+            help="gpt, deep-one, a Hugging Face config.json, a folder with one or a hub name, or your own: "
+            "file.py:function. [default: gpt]",
         ),
+    ],
+    "pretrained": Annotated[
+        bool | None, typer.Option("--pretrained", help="Go on from the model's weights: fine-tuning.")
     ],
     "layers": Annotated[int | None, typer.Option(help="Transformer blocks.")],
     "width": Annotated[int | None, typer.Option(help="Size of the residual stream.")],

@@ -68,7 +68,7 @@ class LocalExecutor:
         return dict(self._call("examine", {"workload": workload.to_dict(), "choices": listed}))
 
     def model_sha256(self, workload: Workload) -> str:
-        """SHA-256 of the Python file the workload's model is made by today. Raises InvalidInput."""
+        """SHA-256 of what the workload's model is made of today: Python file or weights. Raises InvalidInput."""
         return str(self._call("model_sha256", {"workload": workload.to_dict()}))
 
     def devices(self) -> list[DeviceInfo]:

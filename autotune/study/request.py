@@ -267,7 +267,8 @@ def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
 def check_same_model(stored: StudyDefinition, *, executor: LocalExecutor) -> None:
     """Raises StudyMismatch when the Python file that makes the model is no longer that of the study."""
     workload = stored.workload
-    if workload.model_sha256 and executor.model_sha256(workload) != workload.model_sha256:
+    is_run_again = workload.model_sha256 and not workload.pretrained  # weights were taken down when it began
+    if is_run_again and executor.model_sha256(workload) != workload.model_sha256:
         raise StudyMismatch(
             f"{workload.describe_model()} is no longer what study {stored.name!r} was begun with",
             hint="bring the old content back, or begin another study with --name",
@@ -286,5 +287,12 @@ def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folde
             f"the text of dataset {definition.workload.dataset!r} is no longer the one study {definition.name!r} "
             "was begun with",
             hint="bring the old text back, or begin another study with --name",
+        )
+    if prepared["model_sha256"] != definition.workload.model_sha256:
+        shutil.rmtree(waiting)
+        raise StudyMismatch(
+            f"the weights of {definition.workload.model_source} are no longer those study {definition.name!r} "
+            "was begun with",
+            hint="bring the old weights back, or begin another study with --name",
         )
     waiting.rename(folder / PREPARED)

@@ -45,10 +45,16 @@ def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
 
 
 def model_sha256(*, workload: dict[str, Any]) -> str:
-    """SHA-256 of the Python file the workload's model is made by; empty where there is none. Raises InvalidInput."""
+    """SHA-256 of what the model is made of beside its config.json: a Python file, trained weights; else empty.
+
+    Raises InvalidInput.
+    """
     from autotune.models.own import code_sha256
+    from autotune.models.pretrained import weights_sha256
 
     wanted = Workload(**workload)
+    if wanted.pretrained:
+        return weights_sha256(wanted)
     return code_sha256(wanted) if is_function_reference(wanted.model) else ""
 
 
