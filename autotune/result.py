@@ -75,6 +75,8 @@ class Measurement:
     tokens_per_second_spread: float | None = None
     """Half the interquartile range of the per-step speeds, in tokens per second."""
     perplexity: float | None = None
+    perplexity_source: str | None = None
+    """`measured`, or what the value was taken from."""
     bits_per_byte: float | None = None
     final_loss: float | None = None
     """Mean token loss of the last training step, in nats."""
@@ -94,8 +96,6 @@ class TrialRecord(Measurement):
     config: TrainingConfig
     name: str | None = None
     feasible: bool = False
-    perplexity_source: str | None = None
-    """`measured`, or where the value was taken from."""
     predicted_peak_memory_bytes: int | None = None
     seconds: float | None = None
     """Wall-clock time of the whole trial, process start included."""

@@ -39,6 +39,7 @@ _WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
     "model_config",
     "model_sha256",
     "model_source",
+    "script",
 }
 
 

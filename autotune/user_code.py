@@ -12,6 +12,18 @@ from typing import Any
 
 from autotune.errors import InvalidInput
 
+SCRIPT = "script"
+"""What stands for the model where a script is run."""
+
+_NOT_OF_A_SCRIPT = {
+    **dict.fromkeys(("model", "pretrained"), "its model"),
+    **dict.fromkeys(("layers", "width", "heads", "feed_forward_width", "vocab_size"), "its model"),
+    **dict.fromkeys(("sequence_length", "dataset", "dataset_config", "dataset_split", "text_column"), "its text"),
+    **dict.fromkeys(("learning_rates", "schedule", "learning_rate_warmup_steps"), "its learning rate"),
+    "evaluation_sequences": "how it evaluates",
+}
+"""Settings that a script decides by itself."""
+
 _FORMS = "write path/to/file.py:function or package.module:function"
 
 
@@ -72,6 +84,20 @@ def check_function(model: str, settings: Mapping[str, Any]) -> None:
             raise InvalidInput(
                 f"{model} takes no {field}", hint=f"leave --{field.replace('_', '-')} out, or give the function one"
             )
+
+
+def check_script(settings: Mapping[str, Any]) -> None:
+    """Raises InvalidInput for a script that cannot be, and for `settings` that it decides by itself."""
+    script = settings["script"]
+    if not isinstance(script, str) or not script.endswith(".py"):
+        raise InvalidInput(f"script {script!r} is no Python file", hint="name your training script: train.py")
+    for field, what in _NOT_OF_A_SCRIPT.items():
+        if settings.get(field) is not None and (field, settings[field]) != ("model", SCRIPT):
+            raise InvalidInput(
+                f"a script decides {what} itself, {field} = {settings[field]!r} cannot be set from outside",
+                hint=f"leave --{field.replace('_', '-')} or --script out",
+            )
+    read_python(Path(script).expanduser())
 
 
 def takes_size(model: str, size: str) -> bool:

@@ -8,30 +8,18 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from autotune.config import CHOICES
 from autotune.errors import InvalidInput
-from autotune.model_file import (
-    FILE_NAME,
-    fetch_model_config,
-    is_hub_name,
-    largest_sequence_length,
-    model_name,
-    read_model_config,
-    sizes_of,
-    source_of,
-)
-from autotune.user_code import check_function, is_function_reference, read_reference
+from autotune.model_choice import HOW_TO_NAME, MODEL_NAMES, no_model, with_model_config
+from autotune.model_file import FILE_NAME, largest_sequence_length, model_name, sizes_of
+from autotune.user_code import SCRIPT, is_function_reference, read_reference
 
 Schedule = Literal["constant", "cosine"]
 
 STANDARD_LIBRARY_TEXT = "python-docs"
 """Name of the default text: the documentation of the Python standard library found on every machine."""
-
-MODEL_NAMES = ("gpt", "deep-one")
-"""Keys of the model registry, which only a trial's own process can import."""
 
 BYTE_VOCABULARY = 256
 MEMORY_STEPS = 2
@@ -67,6 +55,8 @@ class Workload:
     """Whether training goes on from the weights in `model_source`; else they are drawn from the seed."""
     model_source: str | None = None
     """Folder or hub name that pretrained weights are read from; None without."""
+    script: str | None = None
+    """A training script of the user's own that is run in the place of a model; `model` is then "script"."""
     layers: int
     width: int
     heads: int
@@ -108,6 +98,10 @@ class Workload:
         rates = {optimizer: float(rate) for optimizer, rate in self.learning_rates.items()}
         object.__setattr__(self, "learning_rates", rates)
         self._check_steps()
+        if (self.script is not None) != (self.model == SCRIPT):
+            raise no_model(self.model)
+        if self.script is not None:
+            return
         if self.model_config is not None:
             self._check_model_config(self.model_config)
         elif not is_function_reference(self.model):
@@ -134,7 +128,7 @@ class Workload:
 
     def _check_built_in(self) -> None:
         if self.model not in MODEL_NAMES:
-            raise _no_model(self.model)
+            raise no_model(self.model)
         if self.width % self.heads:
             raise InvalidInput(
                 f"width {self.width} cannot be split into {self.heads} heads of one size",
@@ -152,8 +146,7 @@ class Workload:
                 f"there are no pretrained weights of model {self.model!r}",
                 hint="name a Hugging Face model by folder or hub name together with --pretrained",
             )
-        said = None if self.model_config is None else sizes_of(self.model_config)["layers"]
-        if self.pretrained and self.layers != said:
+        if self.pretrained and self.layers != (said := sizes_of(self.model_config or {})["layers"]):
             raise InvalidInput(
                 f"layers = {self.layers} contradicts the pretrained weights, which are of {said}",
                 hint="leave --layers or --pretrained out",
@@ -161,7 +154,7 @@ class Workload:
 
     def _check_model_config(self, content: Mapping[str, Any]) -> None:
         if self.model != model_name(content):
-            raise InvalidInput(f"model {self.model!r} and model_config do not belong together", hint=_HOW_TO_NAME)
+            raise InvalidInput(f"model {self.model!r} and model_config do not belong together", hint=HOW_TO_NAME)
         fixed = {**sizes_of(content), "layers": self.layers, "feed_forward_width": None}
         for field, said in fixed.items():
             if getattr(self, field) != said:
@@ -180,10 +173,20 @@ class Workload:
     @property
     def model_name(self) -> str:
         """The model in a few letters that can be part of a file's name."""
+        if self.script is not None:
+            return read_reference(f"{self.script}:{SCRIPT}").short_name
         return read_reference(self.model).short_name if is_function_reference(self.model) else self.model
+
+    def describe(self) -> str:
+        """Model and global batch in a few words."""
+        if self.script is not None:
+            return f"{self.describe_model()}, {self.global_batch} sequences a step"
+        return f"{self.describe_model()}, {self.global_batch} x {self.sequence_length} tokens a step"
 
     def describe_model(self) -> str:
         """The model in a few words; its sizes only where they are known to be those of the settings."""
+        if self.script is not None:
+            return f"script {self.script}"
         if is_function_reference(self.model):
             return self.model
         return f"{self.model} of {self.layers} layers, width {self.width}" + (", pretrained" if self.pretrained else "")
@@ -202,7 +205,7 @@ class Workload:
 
 
 _TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "tokenizer")
-_TEXTS_OR_NONE = ("model_source", "dataset_config", "text_column")
+_TEXTS_OR_NONE = ("model_source", "script", "dataset_config", "text_column")
 
 
 def check_setting(name: str, value: object) -> None:
@@ -215,7 +218,7 @@ def check_setting(name: str, value: object) -> None:
             raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a text")
     elif name == "model_config":
         if value is not None and not isinstance(value, Mapping):
-            raise InvalidInput(f"model_config = {value!r} is not possible", hint=_HOW_TO_NAME)
+            raise InvalidInput(f"model_config = {value!r} is not possible", hint=HOW_TO_NAME)
     elif name == "pretrained":
         if not isinstance(value, bool):
             raise InvalidInput(f"pretrained = {value!r} is not possible", hint="use true or false")
@@ -244,40 +247,6 @@ def _check_learning_rates(rates: object) -> None:
             )
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
             raise InvalidInput(f"learning rate {rate!r} of {optimizer} is not possible", hint="use a number above zero")
-
-
-_HOW_TO_NAME = (
-    f"the models are {', '.join(MODEL_NAMES)}, a Hugging Face {FILE_NAME}, a folder with one, a hub name, "
-    "or file.py:function"
-)
-
-
-def _no_model(name: str) -> InvalidInput:
-    return InvalidInput(f"there is no model {name!r}", hint=_HOW_TO_NAME)
-
-
-def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with a path or hub name as `model` replaced by the config's content and the name it gives the model.
-
-    What is already replaced, and settings without a path, stay as they are. Raises InvalidInput.
-    """
-    model = settings.get("model")
-    if not isinstance(model, str) or model in MODEL_NAMES or settings.get("model_config") is not None:
-        return dict(settings)
-    if is_function_reference(model):
-        check_function(model, settings)
-        return dict(settings)
-    try:
-        exists = bool(model) and Path(model).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, nobody's home
-        exists = False
-    if not exists and not is_hub_name(model):
-        raise _no_model(model)
-    if model.endswith(".py"):
-        raise InvalidInput(f"{model} does not say which function makes the model", hint=f"write {model}:function")
-    content = read_model_config(model) if exists else fetch_model_config(model)
-    replaced = {**settings, "model": model_name(content), "model_config": content}
-    return {**replaced, "model_source": source_of(model)} if settings.get("pretrained") else replaced
 
 
 DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {

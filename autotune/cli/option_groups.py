@@ -12,7 +12,7 @@ import typer
 
 from autotune.cli.options import parse_pairs
 from autotune.config import CHOICES
-from autotune.workload import with_model_config
+from autotune.model_choice import with_model_config
 
 _WORKLOAD_OPTIONS: Mapping[str, Any] = {
     "model": Annotated[
@@ -25,6 +25,10 @@ _WORKLOAD_OPTIONS: Mapping[str, Any] = {
     ],
     "pretrained": Annotated[
         bool | None, typer.Option("--pretrained", help="Go on from the model's weights: fine-tuning.")
+    ],
+    "script": Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Your own training script, in the place of --model: train.py."),
     ],
     "layers": Annotated[int | None, typer.Option(help="Transformer blocks.")],
     "width": Annotated[int | None, typer.Option(help="Size of the residual stream.")],

@@ -208,8 +208,13 @@ def _forecast(row: Any) -> Forecast:
 
 
 def _record(row: Any, prediction: Prediction | None) -> TrialRecord:
-    measurement = row.measurement or asdict(Measurement(outcome="interrupted", message="has no result yet"))
+    measurement = (
+        dict(row.measurement)
+        if row.measurement
+        else asdict(Measurement(outcome="interrupted", message="has no result yet"))
+    )
     device_bytes = measurement["device_bytes"]
+    source = measurement.pop("perplexity_source", None)
     return TrialRecord(
         **measurement,
         number=row.number,
@@ -217,6 +222,6 @@ def _record(row: Any, prediction: Prediction | None) -> TrialRecord:
         name=row.name,
         feasible=measurement["outcome"] == "ok" and device_bytes is not None and device_bytes <= row.cap_bytes,
         predicted_peak_memory_bytes=None if prediction is None else prediction.peak_memory_bytes,
-        perplexity_source=None if measurement["perplexity"] is None else "measured",
+        perplexity_source=source or (None if measurement["perplexity"] is None else "measured"),
         seconds=row.seconds,
     )

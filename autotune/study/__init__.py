@@ -86,13 +86,14 @@ def _run(
     records = tuple(store.trials(definition.name))
     legal = definition.legal_space()
     listener(StudyOpened(definition=definition, legal=legal, trials_wanted=wanted, records=records, is_new=not records))
+    is_predictable = request.predict and definition.workload.script is None
     forecaster = Forecaster(executor=executor, workload=definition.workload, device_type=definition.device.type)
     session = StudySession(
         definition,
         store=store,
         optuna_study=_open_optuna(definition, request.storage),
         executor=executor,
-        foresight=Foresight(definition, store=store, predict=forecaster.forecast if request.predict else None),
+        foresight=Foresight(definition, store=store, predict=forecaster.forecast if is_predictable else None),
         study_folder=folder,
         listener=listener,
         should_stop=should_stop,

@@ -185,7 +185,8 @@ def new_definition(
         sampler=request.sampler or "tpe",
     )
     definition.legal_space()  # refuses a space in which nothing works before anything is prepared
-    listener(Preparing(what=f"reading {workload.dataset} and drawing the initial weights"))
+    if workload.script is None:
+        listener(Preparing(what=f"reading {workload.dataset} and drawing the initial weights"))
     waiting = work / f"{_WAITING}{os.getpid()}-{uuid.uuid4().hex}"
     prepared = executor.prepare(workload, waiting)
     workload = dataclasses.replace(workload, text_sha256=prepared["text_sha256"], model_sha256=prepared["model_sha256"])

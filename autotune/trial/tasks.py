@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from autotune.config import TrainingConfig
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.result import DeviceInfo
-from autotune.user_code import is_function_reference
+from autotune.user_code import is_function_reference, sha256_of
 from autotune.workload import Workload
 
 
@@ -30,6 +30,9 @@ def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
     from autotune.models.weights import draw_weights
 
     wanted, target = Workload(**workload), Path(folder)
+    if wanted.script is not None:
+        target.mkdir(parents=True)  # a script reads its own text and draws its own weights
+        return {"text_sha256": "", "model_sha256": model_sha256(workload=workload), "parameters": None}
     unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
     unfinished.mkdir(parents=True)
     try:
@@ -53,6 +56,8 @@ def model_sha256(*, workload: dict[str, Any]) -> str:
     from autotune.models.pretrained import weights_sha256
 
     wanted = Workload(**workload)
+    if wanted.script is not None:
+        return sha256_of(Path(wanted.script).expanduser())
     if wanted.pretrained:
         return weights_sha256(wanted)
     return code_sha256(wanted) if is_function_reference(wanted.model) else ""
@@ -79,6 +84,10 @@ def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]]) -> dict[
     from autotune.models import build_model
     from autotune.techniques.requirements import missing_parts
 
+    if workload["script"] is not None:
+        from autotune.script_trainer import examine_script
+
+        return examine_script(Workload(**workload), choices)
     with torch.device("meta"):
         parts = build_model(Workload(**workload))
     return missing_parts(parts, choices)
@@ -100,6 +109,7 @@ def train(
     **options: Any,
 ) -> dict[str, Any]:
     """Trains one configuration; returns a Measurement, whatever happens short of the process's death."""
+    from autotune.script_trainer import train_script
     from autotune.trainer import TrainingRequest
     from autotune.trainer import train as run
     from autotune.trial.failures import measurement_of_exception
@@ -113,7 +123,7 @@ def train(
         **options,
     )
     try:
-        measurement = run(request)
+        measurement = run(request) if request.workload.script is None else train_script(request)
     except Exception as error:
         import traceback
 
@@ -127,6 +137,10 @@ def predict(*, workload: dict[str, Any], config: dict[str, Any], device: str, **
     from autotune.predictor import PredictionRequest
     from autotune.predictor import predict as run
 
+    if workload["script"] is not None:
+        raise PredictionImpossible(
+            "what a script will do cannot be predicted", hint="measure it: autotune search --script"
+        )
     request = PredictionRequest(
         workload=Workload(**workload), config=TrainingConfig(**config), device=device, **options
     )

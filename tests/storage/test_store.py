@@ -32,6 +32,7 @@ EVERYTHING_MEASURED = Measurement(
     requested_bytes=123,
     tokens_per_second=1234.5,
     tokens_per_second_spread=6.75,
+    perplexity_source="measured",
     perplexity=17.125,
     bits_per_byte=4.0981,
     final_loss=2.84,
