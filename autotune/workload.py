@@ -54,7 +54,7 @@ class Workload:
     pretrained: bool = False
     """Whether training goes on from the weights in `model_source`; else they are drawn from the seed."""
     model_source: str | None = None
-    """Folder or hub name that pretrained weights are read from; None without."""
+    """Folder or hub name of pretrained weights; else None."""
     script: str | None = None
     """A training script of the user's own that is run in the place of a model; `model` is then "script"."""
     layers: int
@@ -101,7 +101,7 @@ class Workload:
         if (self.script is not None) != (self.model == SCRIPT):
             raise no_model(self.model)
         if self.script is not None:
-            return
+            return  # it has its own
         if self.model_config is not None:
             self._check_model_config(self.model_config)
         elif not is_function_reference(self.model):
@@ -173,9 +173,8 @@ class Workload:
     @property
     def model_name(self) -> str:
         """The model in a few letters that can be part of a file's name."""
-        if self.script is not None:
-            return read_reference(f"{self.script}:{SCRIPT}").short_name
-        return read_reference(self.model).short_name if is_function_reference(self.model) else self.model
+        model = f"{self.script}:{SCRIPT}" if self.script is not None else self.model
+        return read_reference(model).short_name if is_function_reference(model) else model
 
     def describe(self) -> str:
         """Model and global batch in a few words."""
