@@ -14,6 +14,7 @@ from autotune.prediction import Prediction
 from autotune.recommendation.front import Tolerance
 from autotune.recommendation.pick import Preferences
 from autotune.result import StudyResult, TrialRecord
+from autotune.script import apply, current_config, report
 from autotune.workload import Workload
 
 __version__ = "0.1.0"
@@ -27,7 +28,10 @@ __all__ = [
     "TrainingConfig",
     "TrialRecord",
     "Workload",
+    "apply",
+    "current_config",
     "predict",
+    "report",
     "search",
     "show",
 ]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.config import TrainingConfig
 from autotune.definition import DEFAULT_STORAGE, Sampler
+from autotune.model_choice import with_model_config
 from autotune.prediction import Prediction
 from autotune.quantities import parse_duration, parse_size
 from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.result import StudyResult
-from autotune.workload import with_model_config
 
 if TYPE_CHECKING:
     from autotune.study.events import Listener

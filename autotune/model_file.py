@@ -5,6 +5,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from autotune.errors import InvalidInput
 
 FILE_NAME = "config.json"
+HUB_TIMEOUT_SECONDS = 10
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "width": ("hidden_size", "n_embd", "d_model"),
@@ -41,6 +43,47 @@ def read_model_config(path: str) -> dict[str, Any]:
         )
     sizes_of(content)
     return content
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether `model` has the form `owner/name`, and not that of a path."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model, re.ASCII) is not None and Path(model).suffix not in (
+        ".json",
+        ".py",
+    )
+
+
+def fetch_model_config(name: str) -> dict[str, Any]:
+    """The content of the config.json of a model on the Hugging Face hub, or of its copy in the hub's cache.
+
+    Raises InvalidInput, at once where there is no network.
+    """
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(name, FILE_NAME)
+    try:
+        # One short question first: without a network the download would be tried again and again.
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_SECONDS)
+        return read_model_config(hf_hub_download(name, FILE_NAME, etag_timeout=HUB_TIMEOUT_SECONDS))
+    except InvalidInput:
+        raise
+    except Exception as error:  # whatever the network or the hub raises
+        if isinstance(cached, str):
+            return read_model_config(cached)
+        lines = str(error).strip().splitlines()
+        raise InvalidInput(
+            f"model {name!r} is no local path and cannot be had from the Hugging Face hub: "
+            f"{lines[0] if lines else type(error).__name__}",
+            hint=f"check the name and the network, or name a local {FILE_NAME} or a folder with one",
+        ) from error
+
+
+def source_of(model: str) -> str:
+    """Where the weights beside a config.json are: the absolute folder, or the hub name itself."""
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    return str((path if path.is_dir() else path.parent).absolute())
 
 
 def _refuse_constant(constant: str) -> None:

@@ -58,6 +58,12 @@ class ParityWatch:
             draws_random_numbers=self._draws_random_numbers,
         )
 
+    def verdict(self) -> dict[str, Any]:
+        """What a measurement says of it; nothing where there was no reference."""
+        if self.difference is None:
+            return {}
+        return {"parity": "same", "parity_message": f"at most, {self.difference.message}"}
+
     def _random_state(self) -> Tensor:
         return torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else torch.get_rng_state()
 

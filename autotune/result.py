@@ -80,7 +80,8 @@ class Measurement:
     perplexity_spread: float | None = None
     """Standard deviation over the seeds; None where there was one."""
     perplexity_source: str | None = None
-    """`measured`, with the number of seeds where there were several, or `shared with trial 3`."""
+    """`measured`, with the number of seeds where there were several, `shared with trial 3`, or what loss a script's
+    own is made of."""
     parity: Literal["same", "failed", "not compared"] | None = None
     """Whether its first steps are those of a plain training of the same numerics; None: that was never asked."""
     parity_message: str | None = None

@@ -29,11 +29,18 @@ from typing import Any
 from autotune.config import CHOICES, FIELD_ORDER, check_value
 from autotune.errors import InvalidInput, InvalidSpace
 from autotune.search_space import DIVISORS, Condition, SearchSpace
+from autotune.user_code import is_function_reference
 from autotune.workload import Workload, check_setting
 
 MAX_RANGE_VALUES = 1000
 _TABLES = {"description", "techniques", "conditions", "defaults", "configurations", "workload"}
-_WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {"text_sha256", "model_config"}
+_WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
+    "text_sha256",
+    "model_config",
+    "model_sha256",
+    "model_source",
+    "script",
+}
 
 
 def named_spaces() -> dict[str, Path]:
@@ -189,6 +196,11 @@ class _Reader:
         self._known(workload, _WORKLOAD_KEYS, where="workload")
         for name, value in workload.items():
             self._naming(f"workload.{name}", check_setting, name, value)
+        if is_function_reference(workload.get("model", "")):
+            raise self._refuse(
+                f"workload.model = {workload['model']!r} would run code that the file names",
+                "say it on the command line, with --model",
+            )
         return workload
 
     # -- small checks ------------------------------------------------------------------------------------------

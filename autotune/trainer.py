@@ -5,13 +5,11 @@ process around it turns them into outcomes (`autotune/trial/failures.py`).
 """
 
 import math
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy
 import torch
@@ -30,6 +28,7 @@ from autotune.parity import PARITY_STEPS, ParityTrace
 from autotune.parity_watch import ParityWatch
 from autotune.quantities import format_size
 from autotune.result import Measurement, Outcome
+from autotune.speed import TimedStep, measured_speed
 from autotune.techniques import Training, apply_techniques, before_the_device
 from autotune.training_step import Diverged, TrainingStep
 from autotune.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
@@ -138,12 +137,12 @@ class Trainer:
 
     # -- one step ----------------------------------------------------------------------------------------------
 
-    def _timed_step(self, step: int, batch: Batch) -> "_TimedStep":
+    def _timed_step(self, step: int, batch: Batch) -> TimedStep:
         self._synchronize()
         started = time.perf_counter()
         loss = self.take_step(step, batch)
         self._synchronize()
-        return _TimedStep(seconds=time.perf_counter() - started, loss=loss)
+        return TimedStep(seconds=time.perf_counter() - started, tokens=self._workload.tokens_per_step, loss=loss)
 
     def take_step(self, step: int, batch: Batch) -> float:
         """One step of the training. Raises ParityFailed once its beginning is known not to be the reference's."""
@@ -216,8 +215,8 @@ class Trainer:
         self,
         memory: MemoryReading,
         *,
-        warmup: list["_TimedStep"],
-        timed: list["_TimedStep"],
+        warmup: list[TimedStep],
+        timed: list[TimedStep],
         held_out_loss: float | None,
     ) -> Measurement:
         outcome: Outcome = "over_cap" if memory.device_bytes > self._request.cap_bytes else "ok"
@@ -237,12 +236,11 @@ class Trainer:
             peak_bytes_by_category=self._bytes_at_the_peak(),
             perplexity=None if held_out_loss is None else math.exp(held_out_loss),
             perplexity_source=None if held_out_loss is None else "measured",
-            parity=None if self.parity.difference is None else "same",
-            parity_message=None if self.parity.difference is None else f"at most, {self.parity.difference.message}",
+            **self.parity.verdict(),
             bits_per_byte=self._bits_per_byte(held_out_loss),
             startup_seconds=self._startup_seconds,
             device_startup_seconds=self._device_startup_seconds,
-            **self._speed(warmup, timed),
+            **measured_speed(warmup, timed, compiled=self._config.compile != "none"),
         )
 
     def _bits_per_byte(self, held_out_loss: float | None) -> float | None:
@@ -275,36 +273,3 @@ class Trainer:
             "buffers": resident_bytes(model.buffers()),
             "optimizer_state": resident_bytes(self.training.updater.state()),
         }
-
-    def _speed(self, warmup: list["_TimedStep"], timed: list["_TimedStep"]) -> dict[str, Any]:
-        """Median and half the interquartile range of the timed steps' tokens per second, and compilation apart.
-
-        Compilation is what the warm-up steps took beyond a steady step.
-        """
-        if not timed:
-            return {}
-        speeds = [self._workload.tokens_per_step / step.seconds for step in timed]
-        lower, _, upper = statistics.quantiles(speeds, n=4)
-        steady_seconds = statistics.median(step.seconds for step in timed)
-        compiled = self._config.compile != "none"
-        return {
-            "tokens_per_second": statistics.median(speeds),
-            "tokens_per_second_spread": (upper - lower) / 2,
-            "final_loss": timed[-1].loss,
-            "compile_seconds": sum(max(0.0, step.seconds - steady_seconds) for step in warmup) if compiled else None,
-            "compile_cache": _compile_cache_use() if compiled else None,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TimedStep:
-    seconds: float
-    loss: float
-
-
-def _compile_cache_use() -> Literal["miss", "partial", "hit"]:
-    """Whether this process found its graphs in inductor's disk cache."""
-    counters = torch._dynamo.utils.counters
-    hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-    misses = counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"]
-    return "partial" if hits and misses else "hit" if hits else "miss"

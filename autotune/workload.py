@@ -8,21 +8,19 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from autotune.config import CHOICES
 from autotune.errors import InvalidInput
-from autotune.model_file import FILE_NAME, largest_sequence_length, model_name, read_model_config, sizes_of
+from autotune.model_choice import HOW_TO_NAME, MODEL_NAMES, no_model, with_model_config
+from autotune.model_file import FILE_NAME, largest_sequence_length, model_name, sizes_of
+from autotune.user_code import SCRIPT, is_function_reference, read_reference
 
 Schedule = Literal["constant", "cosine"]
 Packing = Literal["packed", "padded"]
 
 STANDARD_LIBRARY_TEXT = "python-docs"
 """Name of the default text: the documentation of the Python standard library found on every machine."""
-
-MODEL_NAMES = ("gpt", "deep-one")
-"""Keys of the model registry, which only a trial's own process can import."""
 
 BYTE_VOCABULARY = 256
 SMALLEST_BPE_VOCABULARY = BYTE_VOCABULARY + 2
@@ -54,9 +52,17 @@ class Workload:
     """
 
     model: str = "gpt"
-    """A built-in model, or the name that `model_file.py` gives to a config.json."""
+    """A built-in model, the name that `model_file.py` gives to a config.json, or `file.py:function`."""
     model_config: Mapping[str, Any] | None = None
     """The whole content of the config.json, so that a study goes on whatever becomes of the file; else None."""
+    model_sha256: str = ""
+    """SHA-256 of a model's Python file or trained weights, filled when the study is made; empty without either."""
+    pretrained: bool = False
+    """Whether training goes on from the weights in `model_source`; else they are drawn from the seed."""
+    model_source: str | None = None
+    """Folder or hub name of pretrained weights; else None."""
+    script: str | None = None
+    """A training script of the user's own that is run in the place of a model; `model` is then "script"."""
     layers: int
     width: int
     heads: int
@@ -105,10 +111,15 @@ class Workload:
         rates = {optimizer: float(rate) for optimizer, rate in self.learning_rates.items()}
         object.__setattr__(self, "learning_rates", rates)
         self._check_steps()
-        if self.model_config is None:
-            self._check_built_in()
-        else:
+        if (self.script is not None) != (self.model == SCRIPT):
+            raise no_model(self.model)
+        if self.script is not None:
+            return  # it has its own
+        if self.model_config is not None:
             self._check_model_config(self.model_config)
+        elif not is_function_reference(self.model):
+            self._check_built_in()
+        self._check_pretrained()
         self._check_vocabulary()
 
     def _check_steps(self) -> None:
@@ -133,7 +144,7 @@ class Workload:
 
     def _check_built_in(self) -> None:
         if self.model not in MODEL_NAMES:
-            raise _no_model(self.model)
+            raise no_model(self.model)
         if self.width % self.heads:
             raise InvalidInput(
                 f"width {self.width} cannot be split into {self.heads} heads of one size",
@@ -145,9 +156,21 @@ class Workload:
                 hint="choose a width that is a multiple of twice the number of heads",
             )
 
+    def _check_pretrained(self) -> None:
+        if self.pretrained and (self.model_config is None or self.model_source is None):
+            raise InvalidInput(
+                f"there are no pretrained weights of model {self.model!r}",
+                hint="name a Hugging Face model by folder or hub name together with --pretrained",
+            )
+        if self.pretrained and self.layers != (said := sizes_of(self.model_config or {})["layers"]):
+            raise InvalidInput(
+                f"layers = {self.layers} contradicts the pretrained weights, which are of {said}",
+                hint="leave --layers or --pretrained out",
+            )
+
     def _check_model_config(self, content: Mapping[str, Any]) -> None:
         if self.model != model_name(content):
-            raise InvalidInput(f"model {self.model!r} and model_config do not belong together", hint=_HOW_TO_NAME)
+            raise InvalidInput(f"model {self.model!r} and model_config do not belong together", hint=HOW_TO_NAME)
         fixed = {**sizes_of(content), "layers": self.layers, "feed_forward_width": None}
         for field, said in fixed.items():
             if getattr(self, field) != said:
@@ -164,6 +187,26 @@ class Workload:
             )
 
     @property
+    def model_name(self) -> str:
+        """The model in a few letters that can be part of a file's name."""
+        model = f"{self.script}:{SCRIPT}" if self.script is not None else self.model
+        return read_reference(model).short_name if is_function_reference(model) else model
+
+    def describe(self) -> str:
+        """Model and global batch in a few words."""
+        if self.script is not None:
+            return f"{self.describe_model()}, {self.global_batch} sequences a step"
+        return f"{self.describe_model()}, {self.global_batch} x {self.sequence_length} tokens a step"
+
+    def describe_model(self) -> str:
+        """The model in a few words; its sizes only where they are known to be those of the settings."""
+        if self.script is not None:
+            return f"script {self.script}"
+        if is_function_reference(self.model):
+            return self.model
+        return f"{self.model} of {self.layers} layers, width {self.width}" + (", pretrained" if self.pretrained else "")
+
+    @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.sequence_length
 
@@ -176,8 +219,8 @@ class Workload:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
 
 
-_TEXTS = ("model", "dataset", "dataset_split", "text_sha256", "tokenizer")
-_TEXTS_OR_NONE = ("dataset_config", "text_column", "held_out_split")
+_TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "tokenizer")
+_TEXTS_OR_NONE = ("model_source", "script", "dataset_config", "text_column", "held_out_split")
 _CHOICES = {"schedule": get_args(Schedule), "packing": get_args(Packing), "streaming": (False, True)}
 
 
@@ -191,7 +234,10 @@ def check_setting(name: str, value: object) -> None:
             raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a text")
     elif name == "model_config":
         if value is not None and not isinstance(value, Mapping):
-            raise InvalidInput(f"model_config = {value!r} is not possible", hint=_HOW_TO_NAME)
+            raise InvalidInput(f"model_config = {value!r} is not possible", hint=HOW_TO_NAME)
+    elif name == "pretrained":
+        if not isinstance(value, bool):
+            raise InvalidInput(f"pretrained = {value!r} is not possible", hint="use true or false")
     elif name == "seed":
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
             raise InvalidInput(f"seed = {value!r} is not possible", hint="use a whole number from 0 to 4294967295")
@@ -218,33 +264,6 @@ def _check_learning_rates(rates: object) -> None:
             )
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
             raise InvalidInput(f"learning rate {rate!r} of {optimizer} is not possible", hint="use a number above zero")
-
-
-_HOW_TO_NAME = f"the models are {', '.join(MODEL_NAMES)}, a Hugging Face {FILE_NAME}, or a folder with one"
-
-
-def _no_model(name: str) -> InvalidInput:
-    return InvalidInput(f"there is no model {name!r}", hint=_HOW_TO_NAME)
-
-
-def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with a path as `model` replaced by the file's content and the name it gives the model.
-
-    What is already replaced, and settings without a path, stay as they are. Raises InvalidInput.
-    """
-    model = settings.get("model")
-    if not isinstance(model, str) or model in MODEL_NAMES or settings.get("model_config") is not None:
-        return dict(settings)
-    try:
-        exists = bool(model) and Path(model).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, nobody's home
-        exists = False
-    if not exists:
-        raise _no_model(model)
-    content = read_model_config(model)
-    beside = {"tokenizer": str(Path(model).parent if model.endswith(".json") else model)}
-    tokenizer = beside if settings.get("tokenizer") == "model" else {}
-    return {**settings, "model": model_name(content), "model_config": content, **tokenizer}
 
 
 DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {

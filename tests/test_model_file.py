@@ -4,8 +4,9 @@ import json
 import pytest
 
 from autotune.errors import InvalidInput
+from autotune.model_choice import with_model_config
 from autotune.model_file import model_name, read_model_config, sizes_of, with_layers
-from autotune.workload import Workload, make_workload, with_model_config
+from autotune.workload import Workload, make_workload
 
 LLAMA = {
     "model_type": "llama",

@@ -84,10 +84,7 @@ class Question:
 
     def about(self) -> str:
         workload = self.forecaster.workload
-        return (
-            f"{workload.model} of {workload.layers} layers, width {workload.width}, {workload.global_batch} x "
-            f"{workload.sequence_length} tokens a step, for {self.forecaster.device_type}"
-        )
+        return f"{workload.describe()}, for {self.forecaster.device_type}"
 
 
 def _of_trial(

@@ -44,11 +44,7 @@ class Answer:
         workload = self.forecaster.workload
         where = self.prediction.device
         fake = self.prediction.fake_device
-        return (
-            f"{workload.model} of {workload.layers} layers, width {workload.width}, {workload.global_batch} x "
-            f"{workload.sequence_length} tokens a step, for {where}"
-            + ("" if where == fake else f", worked out on fake {fake} tensors")
-        )
+        return f"{workload.describe()}, for {where}" + ("" if where == fake else f", worked out on fake {fake} tensors")
 
     def verdict(self) -> str:
         """Where the peak is, and how it stands to the cap."""

@@ -99,10 +99,8 @@ def headline(opened: StudyOpened) -> str:
     definition = opened.definition
     verb = "Study" if opened.is_new else "Continuing study"
     return (
-        f"{verb} {definition.name}: {definition.workload.model} of {definition.workload.layers} layers, width "
-        f"{definition.workload.width}, {definition.workload.global_batch} x {definition.workload.sequence_length} "
-        f"tokens a step, under {format_size(definition.cap_bytes)} on {definition.device.device} "
-        f"({definition.device.name})"
+        f"{verb} {definition.name}: {definition.workload.describe()}, under {format_size(definition.cap_bytes)} on "
+        f"{definition.device.device} ({definition.device.name})"
     )
 
 

@@ -12,15 +12,23 @@ import typer
 
 from autotune.cli.options import parse_pairs
 from autotune.config import CHOICES
-from autotune.workload import with_model_config
+from autotune.model_choice import with_model_config
 
 _WORKLOAD_OPTIONS: Mapping[str, Any] = {
     "model": Annotated[
         str | None,
         typer.Option(
             metavar="NAME|PATH",
-            help="gpt, deep-one, a Hugging Face config.json or a folder with one. [default: gpt]",
+            help="gpt, deep-one, a Hugging Face config.json, a folder with one or a hub name, or your own: "
+            "file.py:function. [default: gpt]",
         ),
+    ],
+    "pretrained": Annotated[
+        bool | None, typer.Option("--pretrained", help="Go on from the model's weights: fine-tuning.")
+    ],
+    "script": Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Your own training script, in the place of --model: train.py."),
     ],
     "layers": Annotated[int | None, typer.Option(help="Transformer blocks.")],
     "width": Annotated[int | None, typer.Option(help="Size of the residual stream.")],

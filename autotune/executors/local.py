@@ -73,6 +73,10 @@ class LocalExecutor:
         listed = {technique: list(values) for technique, values in choices.items()}
         return dict(self._call("examine", {"workload": workload.to_dict(), "choices": listed}))
 
+    def model_sha256(self, workload: Workload) -> str:
+        """SHA-256 of what the workload's model is made of today: Python file or weights. Raises InvalidInput."""
+        return str(self._call("model_sha256", {"workload": workload.to_dict()}))
+
     def devices(self) -> list[DeviceInfo]:
         return [DeviceInfo(**info) for info in self._call("devices", {})]
 

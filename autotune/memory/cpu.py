@@ -9,6 +9,7 @@ The events are read from `kineto_results`, which is private: the public list lea
 an operator. `tests/memory/test_cpu.py` holds this to a peak known by hand.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -35,7 +36,7 @@ class CpuMeter:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
             yield
         self._is_measuring = False
-        peak, phase = _peak_of(recording, resident_at_start)
+        peak, phase = peak_of(recording, resident_at_start)
         if peak > self._peak_bytes:
             self._peak_bytes, self._peak_phase = peak, phase
 
@@ -54,8 +55,8 @@ class CpuMeter:
         )
 
 
-def _peak_of(recording: profile, resident_at_start: int) -> tuple[int, str]:
-    """The largest number of live bytes and the phase it was reached in."""
+def peak_of(recording: profile, resident_at_start: int, *, within: str | None = None) -> tuple[int, str]:
+    """The largest number of live bytes and the phase it was reached in; with `within`, that inside this range only."""
     assert recording.profiler is not None
     assert recording.profiler.kineto_results is not None
     events = recording.profiler.kineto_results.events()
@@ -70,10 +71,14 @@ def _peak_of(recording: profile, resident_at_start: int) -> tuple[int, str]:
         for event in events
         if event.name().startswith(_PHASE_PREFIX)
     ]
+    first, last = next(
+        ((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events if event.name() == within),
+        (0, sys.maxsize),
+    )
     live = peak = resident_at_start
     peak_at = changes[0][0] if changes else 0
     for at, change_bytes in changes:
         live += change_bytes
-        if live > peak:
+        if live > peak and first <= at <= last:
             peak, peak_at = live, at
     return peak, next((name for start, end, name in phases if start <= peak_at <= end), "between")

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from autotune.models import deep_one, gpt, hugging_face
+from autotune.models import deep_one, gpt, hugging_face, own
 from autotune.models.parts import ModelParts
+from autotune.user_code import is_function_reference
 from autotune.workload import Workload
 
 
@@ -28,9 +29,13 @@ HUGGING_FACE = ModelFamily(
     build=hugging_face.build, find_parts=hugging_face.find_parts, initialize=hugging_face.initialize
 )
 
+OWN = ModelFamily(build=own.build, find_parts=own.find_parts, initialize=own.initialize)
+
 
 def family_of(workload: Workload) -> ModelFamily:
-    return MODELS[workload.model] if workload.model_config is None else HUGGING_FACE
+    if workload.model_config is not None:
+        return HUGGING_FACE
+    return OWN if is_function_reference(workload.model) else MODELS[workload.model]
 
 
 def build_model(workload: Workload) -> ModelParts:

@@ -1,17 +1,18 @@
 """Causal language models that Hugging Face transformers builds from a config.json, with random weights.
 
-Attention runs through scaled_dot_product_attention, without a cache. Where a layer is plainly causal no mask is made,
+Attention runs through scaled_dot_product_attention, without a cache; families that transformers gives no such
+attention (Gemma 2 with its soft caps) run their own. Where a layer is plainly causal no mask is made,
 in eager, compiled and fake execution alike; transformers alone would make one wherever it cannot look at values.
 Mixtures of experts run as transformers chooses where nothing is said: `grouped_mm`, which sorts the tokens by expert
 and has no shape that depends on data. (`batched_mm` would copy an expert's weights for each token. On fake tensors
 torch's grouped product takes bf16 only.)
 
-The parts are found by structure: the blocks are the longest list of modules of one class that is inside no other
-list, their attention is the child with attention in its name and matrices in it. Imports transformers, an extra, only
-when a model is built: https://huggingface.co/docs/transformers
+The parts are found by structure (`structure.py`). Imports transformers, an extra, only when a model is built:
+https://huggingface.co/docs/transformers
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from autotune.errors import InvalidInput
 from autotune.model_file import with_layers
 from autotune.models.parts import ModelParts, TokenLoss, next_token_loss
+from autotune.models.structure import find_blocks
 from autotune.workload import Workload
 
 _PROBED_TOKENS = 4
@@ -56,10 +58,13 @@ class HuggingFaceModel(nn.Module):
         return network(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
 
 
-def build(workload: Workload) -> HuggingFaceModel:
-    """The model in float32, its weights drawn by transformers. Raises InvalidInput where transformers cannot."""
+def build(workload: Workload, *, weights_folder: Path | None = None) -> HuggingFaceModel:
+    """The model in float32, its weights drawn by transformers or read from the files in `weights_folder`.
+
+    Raises InvalidInput where transformers cannot.
+    """
     try:
-        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
         from transformers.masking_utils import AttentionMaskInterface
     except ImportError as error:
         raise InvalidInput(
@@ -74,12 +79,54 @@ def build(workload: Workload) -> HuggingFaceModel:
         )
     AttentionMaskInterface.register("sdpa", _causal_mask)
     try:
-        network = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
-        )
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, ImportError) as error:
-        raise _refusal(workload, error) from error
+        network = _network(workload, weights_folder, attention="sdpa")
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise _refusal(workload, error) from error
+        network = _network(workload, weights_folder, attention="eager")  # a family whose attention no kernel computes
     return HuggingFaceModel(network)
+
+
+def _network(workload: Workload, weights_folder: Path | None, *, attention: str) -> Any:
+    """Raises ValueError where transformers has no such attention for the family."""
+    from transformers import AutoModelForCausalLM
+
+    config = _config(workload)
+    options: dict[str, Any] = {
+        "dtype": torch.float32,
+        "attn_implementation": attention,
+        "trust_remote_code": False,
+    }
+    try:
+        if weights_folder is None:
+            return AutoModelForCausalLM.from_config(config, **options)
+        network, report = AutoModelForCausalLM.from_pretrained(
+            str(weights_folder), config=config, local_files_only=True, output_loading_info=True, **options
+        )
+        _check_loaded(workload, report)
+        return network
+    except (
+        OSError,
+        RuntimeError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        AssertionError,
+        ImportError,
+    ) as error:
+        raise _refusal(workload, error) from error
+
+
+def _check_loaded(workload: Workload, report: Mapping[str, Any]) -> None:
+    """Raises InvalidInput for weights that are not exactly those of the model."""
+    for what, names in (("lack", report["missing_keys"]), ("hold also", report["unexpected_keys"])):
+        if names:
+            first, more = min(map(str, names)), len(names) - 1
+            raise InvalidInput(
+                f"the weights in {workload.model_source} {what} {first}" + (f" and {more} more" if more else ""),
+                hint="name the folder that holds this config.json with its own weights",
+            )
 
 
 def _config(workload: Workload) -> Any:
@@ -140,7 +187,13 @@ def initialize(model: nn.Module) -> None:
     tokens = torch.zeros(1, _PROBED_TOKENS, dtype=torch.int64)
     changed = tokens.clone()
     changed[:, _PROBED_TOKENS // 2 :] = 1
-    before, after = (model.logits(each)[:, : _PROBED_TOKENS // 2] for each in (tokens, changed))
+    try:
+        before, after = (model.logits(each)[:, : _PROBED_TOKENS // 2] for each in (tokens, changed))
+    except (RuntimeError, ValueError, TypeError, LookupError) as error:
+        raise InvalidInput(
+            f"the model fails in its first forward pass: {(str(error).splitlines() or [''])[0]}",
+            hint="look for sizes in its config.json that do not fit together",
+        ) from error
     model.train()
     if (before - after).abs().max() > _NOISE * before.std():
         raise InvalidInput(
@@ -152,37 +205,17 @@ def initialize(model: nn.Module) -> None:
 def find_parts(model: nn.Module) -> ModelParts:
     """By structure: parts that are not there are None."""
     assert isinstance(model, HuggingFaceModel)
-    found = max(_block_lists(model), key=lambda candidate: len(candidate[2]), default=None)
+    found = find_blocks(model)
     head = model.network.get_output_embeddings() if hasattr(model.network, "get_output_embeddings") else None
     head = head if isinstance(head, nn.Linear) else None
     if found is None:
         return ModelParts(model=model, head=head)
-    owner, name, blocks = found
     layer_types = getattr(model.network.config, "layer_types", None) or ()
     return ModelParts(
         model=model,
-        blocks_owner=owner,
-        blocks_name=name,
-        attention_name=_attention_name(blocks),
+        blocks_owner=found.owner,
+        blocks_name=found.name,
+        attention_name=found.attention_name,
         blocks_are_called_alike=len(set(layer_types)) <= 1,
         head=head,
     )
-
-
-def _block_lists(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.ModuleList]]:
-    """Every list of modules of one class that is not inside another list: its owner, its name there, and itself."""
-    for name, child in module.named_children():
-        if not isinstance(child, nn.ModuleList):
-            yield from _block_lists(child)
-        elif len({type(block) for block in child}) == 1:
-            yield module, name, child
-
-
-def _attention_name(blocks: nn.ModuleList) -> str | None:
-    for name, child in blocks[0].named_children():
-        words = f"{name} {type(child).__name__}".lower()
-        matrices = sum(parameter.dim() == 2 for parameter in child.parameters())
-        is_attention = ("attn" in words or "attention" in words) and matrices > 1  # a norm may be named after it
-        if is_attention and all(hasattr(block, name) for block in blocks):
-            return name
-    return None

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 IGNORED_LABEL = -100
 
+Blocks = nn.ModuleList | nn.Sequential
+
 TokenLoss = Callable[[Tensor, nn.Linear, Tensor], Tensor]
 """(hidden states [batch, sequence, width], head, labels [batch, sequence]) -> sum of token losses, float32 scalar."""
 
@@ -33,15 +35,23 @@ class ModelParts:
     """What makes logits of the last hidden states. That nothing else does, `requirements.py` finds out."""
 
     @property
-    def blocks(self) -> nn.ModuleList:
+    def blocks(self) -> Blocks:
         assert self.blocks_owner is not None, "a technique that needs blocks was applied to a model without"
         blocks = getattr(self.blocks_owner, self.blocks_name)
-        assert isinstance(blocks, nn.ModuleList)
+        assert isinstance(blocks, nn.ModuleList | nn.Sequential)
         return blocks
 
     def replace_blocks(self, blocks: list[nn.Module]) -> None:
         assert self.blocks_owner is not None
-        setattr(self.blocks_owner, self.blocks_name, nn.ModuleList(blocks))
+        replaced = nn.Sequential(*blocks) if isinstance(self.blocks, nn.Sequential) else nn.ModuleList(blocks)
+        setattr(self.blocks_owner, self.blocks_name, replaced)
+
+    def parameters_by_block(self) -> dict[str, list[nn.Parameter]]:
+        """`block 0`, `block 1`, ... and `rest`: what is in no block."""
+        blocks = [] if self.blocks_owner is None else list(self.blocks)
+        found = {f"block {index}": list(block.parameters()) for index, block in enumerate(blocks)}
+        inside = {parameter for block in found.values() for parameter in block}
+        return {**found, "rest": [parameter for parameter in self.model.parameters() if parameter not in inside]}
 
     def set_token_loss(self, token_loss: TokenLoss) -> None:
         """Makes the model compute its loss from the last hidden states and the head by `token_loss`."""

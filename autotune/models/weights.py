@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from autotune.models import build_model, family_of
 from autotune.models.parts import ModelParts
+from autotune.models.pretrained import read_pretrained
 from autotune.workload import Workload
 
 
 def draw_weights(workload: Workload, *, file: Path) -> int:
-    """Writes parameters and buffers of the untrained model to `file`; returns the number of parameters."""
+    """Writes parameters and buffers of the model before its training to `file`; returns the number of parameters."""
     torch.manual_seed(workload.seed)
-    model = build_model(workload).model
+    model = read_pretrained(workload) if workload.pretrained else build_model(workload).model
     family_of(workload).initialize(model)
     tensors = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     torch.save(tensors, file)
@@ -30,7 +31,7 @@ def load_model(workload: Workload, *, file: Path | None, dtype: torch.dtype, dev
     Without a file the weights are left as they are in memory, for a model on fake tensors.
     """
     with torch.device("meta"):
-        parts = build_model(workload)
+        parts = build_model(workload)  # some stand on the CPU nevertheless (`own.py`)
     drawn = _unset_weights(parts.model) if file is None else torch.load(file, mmap=True, weights_only=True)
     loaded: dict[nn.Parameter, nn.Parameter] = {}
     for name, parameter in list(parts.model.named_parameters(remove_duplicate=False)):

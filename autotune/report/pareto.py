@@ -58,8 +58,7 @@ def compute(result: StudyResult) -> ParetoFigure:
     workload = result.workload
     return ParetoFigure(
         study=result.study,
-        subtitle=f"{workload.model}, {workload.layers} layers of width {workload.width}, {workload.global_batch} x "
-        f"{workload.sequence_length} tokens a step, {workload.steps} steps, on {device}, "
+        subtitle=f"{workload.describe()}, {workload.steps} steps, on {device}, "
         f"torch {result.device.versions.get('torch', '?')}",
         answer=_answer(result),
         unit=unit,

@@ -26,6 +26,7 @@ from autotune.study.request import (
     NewStudy,
     SearchRequest,
     check_same_device,
+    check_same_model,
     check_same_study,
     check_snapshot,
     new_definition,
@@ -86,13 +87,14 @@ def _run(
     records = tuple(store.trials(definition.name))
     legal = definition.legal_space()
     listener(StudyOpened(definition=definition, legal=legal, trials_wanted=wanted, records=records, is_new=not records))
+    is_predictable = request.predict and definition.workload.script is None
     forecaster = Forecaster(executor=executor, workload=definition.workload, device_type=definition.device.type)
     session = StudySession(
         definition,
         store=store,
         optuna_study=_open_optuna(definition, request.storage),
         executor=executor,
-        foresight=Foresight(definition, store=store, predict=forecaster.forecast if request.predict else None),
+        foresight=Foresight(definition, store=store, predict=forecaster.forecast if is_predictable else None),
         study_folder=folder,
         listener=listener,
         should_stop=should_stop,
@@ -159,6 +161,7 @@ def _open(
     device, _ = executor.probe(request.device or stored.device.device, {})
     check_same_device(stored, device)
     check_snapshot(request, device)
+    check_same_model(stored, executor=executor)
     prepare_again(stored, executor=executor, folder=work / name)
     wanted = possible_trials(stored, request.trials) if request.trials else stored_wanted
     if wanted != stored_wanted:

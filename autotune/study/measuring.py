@@ -61,6 +61,7 @@ class Measuring:
             self._trace,
             folder=study_folder / "parity",
             on_trace=lambda config: listener(Comparing(config=config)),
+            any_micro_batch=definition.workload.script is None,
         )
 
     def measure(self, config: TrainingConfig, *, number: int, records: Iterable[TrialRecord]) -> FinishedTrial:

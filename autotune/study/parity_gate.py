@@ -32,16 +32,28 @@ class Verdict:
 
 
 class ParityGate:
-    """Judges configurations of one study. Traces of plain trainings are kept in `folder`."""
+    """Judges configurations of one study. Traces of plain trainings are kept in `folder`.
 
-    def __init__(self, trace: Tracer, *, folder: Path, on_trace: Callable[[TrainingConfig], None]) -> None:
+    `any_micro_batch`: whether a plain training at one micro batch serves the others, as the loss of the global batch is
+    the same; a script may report that of a micro batch.
+    """
+
+    def __init__(
+        self,
+        trace: Tracer,
+        *,
+        folder: Path,
+        on_trace: Callable[[TrainingConfig], None],
+        any_micro_batch: bool = True,
+    ) -> None:
         self._trace = trace
         self._folder = folder
         self._on_trace = on_trace
+        self._any_micro_batch = any_micro_batch
         self._failures: dict[str, str] = {}
 
     def judge(self, config: TrainingConfig) -> Verdict:
-        reference = self._plain(config, micro_batch_size=1)
+        reference = self._plain(config, micro_batch_size=self._common_micro_batch(config))
         if isinstance(reference, str):
             return Verdict(kind="not compared", message=reference)
         if not reference.draws_random_numbers:
@@ -68,7 +80,7 @@ class ParityGate:
         pairs = {
             "without dropout, ": (
                 self._trace(config, dropout=False, enforce_cap=True),
-                self._plain(config, micro_batch_size=1, dropout=False),
+                self._plain(config, micro_batch_size=self._common_micro_batch(config), dropout=False),
             ),
             "with dropout, against the same without recomputation, ": (mine, self._kept(recomputes_nothing)),
         }
@@ -81,6 +93,10 @@ class ParityGate:
                 return Verdict(kind="failed", message=what + difference.message)
             same.append(what + difference.message)
         return Verdict(kind="same", message="at most, " + "; ".join(same))
+
+    def _common_micro_batch(self, config: TrainingConfig) -> int:
+        """Without random numbers, that of the plain training; the smallest needs the least memory."""
+        return 1 if self._any_micro_batch else config.micro_batch_size
 
     def _plain(self, config: TrainingConfig, *, micro_batch_size: int, dropout: bool = True) -> ParityTrace | str:
         """Of the plain training; where the device cannot hold it, with torch's own checkpointing of each block."""

@@ -195,10 +195,11 @@ def new_definition(
         sampler=request.sampler or "tpe",
     )
     definition.legal_space()  # refuses a space in which nothing works before anything is prepared
-    listener(Preparing(what=f"reading {workload.dataset} and drawing the initial weights"))
+    if workload.script is None:
+        listener(Preparing(what=f"reading {workload.dataset} and drawing the initial weights"))
     waiting = work / f"{_WAITING}{os.getpid()}-{uuid.uuid4().hex}"
     prepared = executor.prepare(workload, waiting)
-    workload = dataclasses.replace(workload, text_sha256=prepared["text_sha256"])
+    workload = dataclasses.replace(workload, text_sha256=prepared["text_sha256"], model_sha256=prepared["model_sha256"])
     definition = dataclasses.replace(definition, workload=workload)
     definition = dataclasses.replace(definition, name=request.name or default_name(definition))
     return NewStudy(definition=definition, waiting=waiting)
@@ -223,8 +224,8 @@ def default_name(definition: StudyDefinition) -> str:
         if size % 1024 == 0 and size:
             size, unit = size // 1024, bigger
     if definition.cap_bytes == definition.device.total_memory_bytes:
-        return f"{definition.space.name}-{definition.workload.model}-{definition.device.type}-{identity}"
-    return f"{definition.space.name}-{definition.workload.model}-{size}{unit}-{identity}"
+        return f"{definition.space.name}-{definition.workload.model_name}-{definition.device.type}-{identity}"
+    return f"{definition.space.name}-{definition.workload.model_name}-{size}{unit}-{identity}"
 
 
 _OPTIONS = {
@@ -274,6 +275,17 @@ def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
             )
 
 
+def check_same_model(stored: StudyDefinition, *, executor: LocalExecutor) -> None:
+    """Raises StudyMismatch when the Python file that makes the model is no longer that of the study."""
+    workload = stored.workload
+    is_run_again = workload.model_sha256 and not workload.pretrained  # weights were taken down when it began
+    if is_run_again and executor.model_sha256(workload) != workload.model_sha256:
+        raise StudyMismatch(
+            f"{workload.describe_model()} is no longer what study {stored.name!r} was begun with",
+            hint="bring the old content back, or begin another study with --name",
+        )
+
+
 def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folder: Path) -> None:
     """Makes the prepared files of a stored study where they are missing; the text must still be the same."""
     if (folder / PREPARED).exists():
@@ -286,5 +298,12 @@ def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folde
             f"the text of dataset {definition.workload.dataset!r} is no longer the one study {definition.name!r} "
             "was begun with",
             hint="bring the old text back, or begin another study with --name",
+        )
+    if prepared["model_sha256"] != definition.workload.model_sha256:
+        shutil.rmtree(waiting)
+        raise StudyMismatch(
+            f"the weights of {definition.workload.model_source} are no longer those study {definition.name!r} "
+            "was begun with",
+            hint="bring the old weights back, or begin another study with --name",
         )
     waiting.rename(folder / PREPARED)

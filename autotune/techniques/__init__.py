@@ -46,14 +46,8 @@ def apply_techniques(
     parts = load_model(workload, file=weights_file, dtype=precision.weights_dtype(config.precision), device=device)
     check_parts(parts, config)
     parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
-    parameters_by_block = _parameters_by_block(parts)
-    # Inside the compiled region: the partitioner sees what checkpointing recomputes and fuses it.
-    checkpointing.checkpoint_in_blocks(parts, config.checkpointing)
-    compilation.compile_blocks(parts, config.compile)
-    # Segments hold several blocks, so with compiled blocks they stand outside them.
-    checkpointing.checkpoint_segments(parts, config.checkpointing)
-    # The whole model last: all of the above is then inside its one graph.
-    compilation.compile_model(parts, config.compile)
+    parameters_by_block = parts.parameters_by_block()
+    reshape(parts, config)
     # The optimizer wants the parameters that will be trained; wrapping has not replaced them.
     updater = make_updater(
         parameters,
@@ -65,11 +59,15 @@ def apply_techniques(
     return Training(parts=parts, updater=updater, parameters_by_block=parameters_by_block)
 
 
-def _parameters_by_block(parts: ModelParts) -> dict[str, list[nn.Parameter]]:
-    blocks = [] if parts.blocks_owner is None else list(parts.blocks)
-    found = {f"block {index}": list(block.parameters()) for index, block in enumerate(blocks)}
-    inside = {parameter for block in found.values() for parameter in block}
-    return {**found, "rest": [parameter for parameter in parts.model.parameters() if parameter not in inside]}
+def reshape(parts: ModelParts, config: TrainingConfig) -> None:
+    """Every technique that stands inside the model, in a trial of ours as in one of somebody's script."""
+    # Inside the compiled region: the partitioner sees what checkpointing recomputes and fuses it.
+    checkpointing.checkpoint_in_blocks(parts, config.checkpointing)
+    compilation.compile_blocks(parts, config.compile)
+    # Segments hold several blocks, so with compiled blocks they stand outside them.
+    checkpointing.checkpoint_segments(parts, config.checkpointing)
+    # The whole model last: all of the above is then inside its one graph.
+    compilation.compile_model(parts, config.compile)
 
 
 def find_unavailable(choices: Mapping[str, Sequence[Any]], *, device: torch.device) -> dict[str, dict[str, str]]:

@@ -59,20 +59,30 @@ def _part_lacking(parts: ModelParts, technique: str, value: Any) -> str | None:
 def _why_no_chunked_loss(parts: ModelParts) -> str | None:
     """A loss in chunks computes logits itself; so they must come from the head as they are, and from nothing else."""
     assert parts.head is not None
-    logits = getattr(parts.model, "logits", None)
-    if logits is None:
-        return None  # a model of ours: it calls its `token_loss` with the head
+    if getattr(parts.model, "logits", None) is None:
+        return None  # it calls its `token_loss` with a head that is known to make the logits
+    try:
+        is_the_heads = _logits_are_the_heads(parts)
+    except Exception:  # experts' grouped product has shapes for bf16 only
+        try:
+            parts.model.to(torch.bfloat16)
+            is_the_heads = _logits_are_the_heads(parts)
+        except Exception as error:  # whatever a model cannot do with shapes alone
+            lines = str(error).splitlines()
+            return f"it cannot be seen where the logits come from: {lines[0] if lines else type(error).__name__}"
+    return None if is_the_heads else "the model changes the logits after its head has made them"
+
+
+def _logits_are_the_heads(parts: ModelParts) -> bool:
     made: list[Tensor] = []
+    assert parts.head is not None
     handle = parts.head.register_forward_hook(lambda _module, _inputs, output: made.append(output))
     try:
-        returned = logits(torch.zeros(1, _EXAMINED_TOKENS, dtype=torch.int64, device=_device_of(parts.model)))
-    except Exception as error:  # whatever a model cannot do with shapes alone
-        lines = str(error).splitlines()
-        return f"it cannot be seen where the logits come from: {lines[0] if lines else type(error).__name__}"
+        tokens = torch.zeros(1, _EXAMINED_TOKENS, dtype=torch.int64, device=_device_of(parts.model))
+        returned = parts.model.logits(tokens)  # type: ignore[operator]
     finally:
         handle.remove()
-    is_the_heads = len(made) == 1 and made[0] is returned
-    return None if is_the_heads else "the model changes the logits after its head has made them"
+    return len(made) == 1 and made[0] is returned
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.config import TrainingConfig
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.parity import ParityTrace
 from autotune.result import DeviceInfo
+from autotune.user_code import is_function_reference, sha256_of
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -24,15 +25,18 @@ if TYPE_CHECKING:
 
 
 def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Writes tokens and initial weights into `folder`; returns {"text_sha256", "parameters"}.
+    """Writes tokens and initial weights into `folder`; returns {"text_sha256", "model_sha256", "parameters"}.
 
-    The folder appears whole or not at all. Raises InvalidDataset, and InvalidInput for a tokenizer.
+    The folder appears whole or not at all. Raises InvalidDataset, and InvalidInput for a model or a tokenizer.
     """
     from autotune.data.sources import read_documents
     from autotune.data.tokens import write_tokens
     from autotune.models.weights import draw_weights
 
     wanted, target = Workload(**workload), Path(folder)
+    if wanted.script is not None:
+        target.mkdir(parents=True)  # a script reads its own text and draws its own weights
+        return {"text_sha256": "", "model_sha256": model_sha256(workload=workload), "parameters": None}
     unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
     unfinished.mkdir(parents=True)
     try:
@@ -44,7 +48,23 @@ def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
         unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return {"text_sha256": text_sha256, "parameters": parameters}
+    return {"text_sha256": text_sha256, "model_sha256": model_sha256(workload=workload), "parameters": parameters}
+
+
+def model_sha256(*, workload: dict[str, Any]) -> str:
+    """SHA-256 of what the model is made of beside its config.json: a Python file, trained weights; else empty.
+
+    Raises InvalidInput.
+    """
+    from autotune.models.own import code_sha256
+    from autotune.models.pretrained import weights_sha256
+
+    wanted = Workload(**workload)
+    if wanted.script is not None:
+        return sha256_of(Path(wanted.script).expanduser())
+    if wanted.pretrained:
+        return weights_sha256(wanted)
+    return code_sha256(wanted) if is_function_reference(wanted.model) else ""
 
 
 def prepare_seed(*, workload: dict[str, Any], prepared: str, folder: str) -> dict[str, Any]:
@@ -86,6 +106,10 @@ def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]]) -> dict[
     from autotune.models import build_model
     from autotune.techniques.requirements import missing_parts
 
+    if workload["script"] is not None:
+        from autotune.script_trainer import examine_script
+
+        return examine_script(Workload(**workload), choices)
     with torch.device("meta"):
         parts = build_model(Workload(**workload))
     return missing_parts(parts, choices)
@@ -99,11 +123,13 @@ def devices() -> list[dict[str, Any]]:
 
 def train(**request: Any) -> dict[str, Any]:
     """Trains one configuration; returns a Measurement, whatever happens short of the process's death."""
+    from autotune.script_trainer import train_script
     from autotune.trainer import train as run
     from autotune.trial.failures import measurement_of_exception
 
     try:
-        measurement = run(_training_request(**request))
+        training = _training_request(**request)
+        measurement = run(training) if training.workload.script is None else train_script(training)
     except Exception as error:
         import traceback
 
@@ -114,11 +140,14 @@ def train(**request: Any) -> dict[str, Any]:
 
 def trace(*, dropout: bool, **request: Any) -> dict[str, Any]:
     """A configuration's first steps; returns {"trace": ParityTrace or None, "failure": why there is none}."""
+    from autotune.script_run import trace_script
     from autotune.trainer import trace as run
     from autotune.trial.failures import measurement_of_exception
 
     try:
-        return {"trace": run(_training_request(**request), dropout=dropout).to_dict(), "failure": ""}
+        training = _training_request(**request)
+        first_steps = run if training.workload.script is None else trace_script
+        return {"trace": first_steps(training, dropout=dropout).to_dict(), "failure": ""}
     except Exception as error:
         import traceback
 
@@ -152,6 +181,10 @@ def predict(*, workload: dict[str, Any], config: dict[str, Any], device: str, **
     from autotune.predictor import PredictionRequest
     from autotune.predictor import predict as run
 
+    if workload["script"] is not None:
+        raise PredictionImpossible(
+            "what a script will do cannot be predicted", hint="measure it: autotune search --script"
+        )
     request = PredictionRequest(
         workload=Workload(**workload), config=TrainingConfig(**config), device=device, **options
     )
@@ -162,6 +195,7 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "prepare": prepare,
     "probe": probe,
     "examine": examine,
+    "model_sha256": model_sha256,
     "devices": devices,
     "predict": predict,
     "train": train,

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from autotune.config import TrainingConfig, check_legal
 from autotune.errors import InvalidInput
+from autotune.user_code import takes_size
 from autotune.workload import Workload
 
 Vary = Literal["micro-batch", "seq-len", "layers", "width"]
@@ -32,6 +33,11 @@ class Varying:
     keeps_global_batch: bool = False
 
     def __post_init__(self) -> None:
+        if self.vary in ("layers", "width") and not takes_size(self.workload.model, self.vary):
+            raise InvalidInput(
+                f"{self.workload.model} does not say that it takes a number of layers or a width",
+                hint=f"give the function a parameter {self.vary}, or use --vary seq-len or micro-batch",
+            )
         if self.vary == "width" and self.workload.model_config is not None:
             raise InvalidInput(
                 "the width of a model that a config.json describes cannot vary",

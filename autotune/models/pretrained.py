@@ -1,0 +1,59 @@
+"""Weights that somebody has trained, from a local folder or the Hugging Face hub. Read once, when a study is made.
+
+Source: https://huggingface.co/docs/huggingface_hub/guides/download
+"""
+
+import hashlib
+from pathlib import Path
+
+from autotune.errors import InvalidInput
+from autotune.models import hugging_face
+from autotune.user_code import sha256_of
+from autotune.workload import Workload
+
+_KINDS = ("*.safetensors", "*.bin")
+"""Files of weights, the kind that is preferred first."""
+
+
+def read_pretrained(workload: Workload) -> hugging_face.HuggingFaceModel:
+    """The model with its trained weights in float32. Raises InvalidInput."""
+    return hugging_face.build(workload, weights_folder=_folder(workload))
+
+
+def weights_sha256(workload: Workload) -> str:
+    """Of the files of weights, in the order of their names. Raises InvalidInput."""
+    digests = (sha256_of(file) for file in _weight_files(_folder(workload)))
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _folder(workload: Workload) -> Path:
+    """Where the weights are, after they were fetched if need be."""
+    assert workload.model_source is not None
+    local = Path(workload.model_source)
+    folder = local if local.is_dir() else _fetched(workload.model_source)
+    if not _weight_files(folder):
+        raise InvalidInput(
+            f"there are no weights in {workload.model_source}", hint="name a folder with model.safetensors in it"
+        )
+    return folder
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return next((files for kind in _KINDS if (files := sorted(folder.glob(kind)))), [])
+
+
+def _fetched(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        for kind in _KINDS:
+            folder = Path(snapshot_download(name, allow_patterns=["*.json", kind]))
+            if any(folder.glob(kind)):
+                break
+        return folder
+    except Exception as error:  # whatever the network or the hub raises
+        lines = str(error).splitlines()
+        raise InvalidInput(
+            f"the weights of {name} cannot be fetched: {lines[0] if lines else type(error).__name__}",
+            hint="download them where there is a network, and name the folder with --model",
+        ) from error

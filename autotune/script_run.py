@@ -1,0 +1,122 @@
+"""Runs a training script of the user's own in this process, and watches its first steps."""
+
+import random
+import runpy
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torch._inductor.config
+from torch import nn
+from torch.optim import Optimizer
+
+from autotune.parity import PARITY_STEPS, ParityTrace
+from autotune.parity_watch import ParityFailed, ParityWatch
+from autotune.script import begin
+from autotune.techniques import before_the_device
+from autotune.techniques.own_training import apply_to_own, parts_of_own
+from autotune.trainer import TrainingRequest
+from autotune.user_code import changed_since, sha256_of
+from autotune.workload import Workload
+
+
+class ScriptEnd(BaseException):
+    """Leaves the script; no handler of its own for exceptions stops it. `why`: the error that ends it, if one does."""
+
+    def __init__(self, why: Exception | None = None) -> None:
+        super().__init__()
+        self.why = why
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def run_script(workload: Workload, *, expected_sha256: str) -> bool:
+    """Runs the script as `python script.py` would; whether it was ended from here and not by itself."""
+    assert workload.script is not None
+    script = Path(workload.script).expanduser()
+    if expected_sha256 and sha256_of(script) != expected_sha256:
+        raise changed_since(str(script))
+    sys.argv = [str(script)]
+    sys.path.insert(0, str(script.absolute().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except ScriptEnd as end:
+        if end.why is not None:
+            raise end.why from None
+        return True
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"the script ended with exit code {end.code}") from end
+    return False
+
+
+class WatchedRun:
+    """A run of the script whose first steps are watched."""
+
+    def __init__(self, request: TrainingRequest) -> None:
+        self.config = request.config
+        self._request, self._workload, self._device = request, request.workload, torch.device(request.device)
+        self.parity: ParityWatch | None = None
+        self._first_step = ExitStack()
+
+    def begin_to_watch(self, model: nn.Module) -> None:
+        """To be called before techniques wrap the model's parts."""
+        self.parity = ParityWatch(
+            parts_of_own(model).parameters_by_block(),
+            device=self._device,
+            precision=self.config.precision,
+            reference=self._request.reference,
+        )
+        self._first_step.enter_context(self.parity.first_step())
+
+    def note(self, loss: float) -> None:
+        self._first_step.close()
+        try:
+            if self.parity is not None:
+                self.parity.note(loss)
+        except ParityFailed as error:
+            raise ScriptEnd(error) from None
+
+
+class _ScriptTrace(WatchedRun):
+    """A run that ends after the steps that are compared."""
+
+    def __init__(self, request: TrainingRequest, *, dropout: bool) -> None:
+        super().__init__(request)
+        self._dropout = dropout
+        self._steps = 0
+
+    def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        self.begin_to_watch(model)
+        if not self._dropout:
+            model.eval()
+            model.train = lambda mode=True: model  # type: ignore[method-assign]  # the script would turn it on again
+        return apply_to_own(self.config, model, optimizer)
+
+    def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+        self.note(float(loss))
+        self._steps += 1
+        if self._steps == PARITY_STEPS:
+            raise ScriptEnd
+
+
+def trace_script(request: TrainingRequest, *, dropout: bool) -> ParityTrace:
+    """The script's first steps, to compare with those of another configuration; without `dropout` in evaluation mode.
+
+    Raises whatever the script raises.
+    """
+    torch._inductor.config.fallback_random = True
+    trial = _ScriptTrace(request, dropout=dropout)
+    before_the_device(request.config)
+    seed_everything(request.workload.seed)
+    begin(trial)
+    if not run_script(request.workload, expected_sha256=request.workload.model_sha256) or trial.parity is None:
+        raise RuntimeError(f"the script ended before {PARITY_STEPS} steps")
+    return trial.parity.trace()

@@ -1,0 +1,215 @@
+"""A training script of the user's own as a trial: run in this process, measured from its reports.
+
+The script keeps its loop. Its first `warmup_steps` reports warm up, the next ones bound the steps whose memory is
+measured, the others are timed; with the report of the workload's last step the script is ended. Evaluation belongs to
+the script too: where it reports no evaluation loss, the perplexity is that of its last training losses, and says so.
+"""
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from autotune.config import TrainingConfig
+from autotune.errors import InvalidInput
+from autotune.memory import resident_bytes
+from autotune.memory.whole_run import make_whole_run_meter
+from autotune.quantities import format_size
+from autotune.result import Measurement
+from autotune.script import begin
+from autotune.script_run import ScriptEnd, WatchedRun, run_script, seed_everything
+from autotune.speed import TimedStep, measured_speed
+from autotune.techniques import before_the_device
+from autotune.techniques.own_training import apply_to_own, missing_in_own
+from autotune.trainer import LARGEST_LOSS, TrainingRequest
+from autotune.training_step import Diverged
+from autotune.workload import MEMORY_STEPS, Workload
+
+_HOW_TO_REPORT = "after each optimizer step it must call autotune.report(tokens=..., loss=...)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step(TimedStep):
+    """One optimizer step as it was reported."""
+
+    evaluation_loss: float | None
+
+
+def train_script(request: TrainingRequest) -> Measurement:
+    """Runs the workload's script as one trial. Raises Diverged and whatever the script raises."""
+    before_the_device(request.config)
+    device = torch.device(request.device)
+    if device.type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a script takes a GPU where it sees one
+    seed_everything(request.workload.seed)
+    trial = _ScriptTrial(request, device)
+    begin(trial)
+    ended = run_script(request.workload, expected_sha256=request.workload.model_sha256)
+    return trial.measurement() if ended else trial.premature()
+
+
+def examine_script(workload: Workload, choices: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, str]]:
+    """Runs the script up to `autotune.apply`; returns what its model and optimizer cannot take.
+
+    {technique: {value: reason}}. Raises InvalidInput for a script that does not get there.
+    """
+    examination = _Examination(workload, choices)
+    begin(examination)
+    try:
+        run_script(workload, expected_sha256="")
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        raise InvalidInput(
+            f"script {workload.script} fails before its first step: "
+            f"{type(error).__name__}{': ' + lines[0] if lines else ''}",
+            hint=f"it must run by itself: python {workload.script}",
+        ) from error
+    if examination.missing is None:
+        raise InvalidInput(
+            f"script {workload.script} does not call autotune.apply before its first report or its end",
+            hint="add `model, optimizer = autotune.apply(model, optimizer)` after both are made",
+        )
+    return examination.missing
+
+
+class _Examination:
+    """A run that ends where the script hands over its model and optimizer."""
+
+    def __init__(self, workload: Workload, choices: Mapping[str, Sequence[Any]]) -> None:
+        self.config = TrainingConfig(micro_batch_size=workload.global_batch)
+        self.missing: dict[str, dict[str, str]] | None = None
+        self._choices = choices
+
+    def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        self.missing = missing_in_own(model, optimizer, self._choices)
+        raise ScriptEnd
+
+    def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+        raise ScriptEnd
+
+
+class _ScriptTrial(WatchedRun):
+    """One configuration, put to the test by the script's own steps."""
+
+    def __init__(self, request: TrainingRequest, device: torch.device) -> None:
+        super().__init__(request)
+        self._steps: list[_Step] = []
+        self._model: nn.Module | None = None
+        self._optimizer: Optimizer | None = None
+        began = time.time()
+        cap_bytes = request.cap_bytes if request.enforce_cap else None
+        self._meter = make_whole_run_meter(device, uuid=request.device_uuid, cap_bytes=cap_bytes)
+        self._device_startup_seconds = time.time() - began
+        self._startup_seconds = 0.0
+        self._step_began = time.perf_counter()
+
+    # -- what the script calls ---------------------------------------------------------------------------------
+
+    def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        self.begin_to_watch(model)
+        self._model, self._optimizer = apply_to_own(self.config, model, optimizer)
+        self._startup_seconds = time.time() - self._request.requested_at
+        self._step_began = time.perf_counter()
+        return self._model, self._optimizer
+
+    def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+        self._steps.append(self._step(tokens, loss, evaluation_loss))
+        self.note(self._steps[-1].loss)
+        done, steady_from = len(self._steps), self._workload.warmup_steps
+        if done == 1:
+            self._meter.kernels_have_run()
+        if done == steady_from:
+            self._meter.begin()
+        if done == steady_from + MEMORY_STEPS:
+            self._meter.end()
+            if self._is_over_cap:
+                raise ScriptEnd  # nothing that follows could bring it back under the cap
+        if done == self._workload.steps:
+            raise ScriptEnd
+        self._step_began = time.perf_counter()
+
+    def _step(self, tokens: int, loss: Any, evaluation_loss: Any) -> _Step:
+        loss = float(loss)  # waits for the device
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        seconds = time.perf_counter() - self._step_began
+        evaluated = None if evaluation_loss is None else float(evaluation_loss)
+        if not math.isfinite(loss) or not math.isfinite(evaluated or 0.0):
+            raise ScriptEnd(Diverged(f"the loss became {loss} at step {len(self._steps) + 1}"))
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+            raise ScriptEnd(ValueError(f"autotune.report got tokens={tokens!r}, which is no number of tokens"))
+        return _Step(seconds=seconds, tokens=tokens, loss=loss, evaluation_loss=evaluated)
+
+    @property
+    def _is_over_cap(self) -> bool:
+        return self._request.enforce_cap and self._meter.reading().device_bytes > self._request.cap_bytes
+
+    # -- the result --------------------------------------------------------------------------------------------
+
+    def premature(self) -> Measurement:
+        done = len(self._steps)
+        return Measurement(
+            outcome="crashed",
+            message=f"the script ended after {done} of {self._workload.steps} steps; {_HOW_TO_REPORT}"
+            if done == 0
+            else f"the script ended after {done} of {self._workload.steps} steps: let it go on, or use fewer --steps",
+        )
+
+    def measurement(self) -> Measurement:
+        memory, cap_bytes = self._meter.reading(), self._request.cap_bytes
+        is_over = memory.device_bytes > cap_bytes
+        finished = len(self._steps) == self._workload.steps
+        return Measurement(
+            outcome="over_cap" if is_over else "ok",
+            message=f"needs {format_size(memory.device_bytes)} of {format_size(cap_bytes)}" if is_over else "",
+            peak_memory_bytes=memory.peak_memory_bytes,
+            peak_reserved_bytes=memory.peak_reserved_bytes,
+            device_bytes=memory.device_bytes,
+            context_bytes=memory.context_bytes,
+            alloc_retries=memory.alloc_retries,
+            bytes_by_kind=self._bytes_by_kind(),
+            **({} if self.parity is None else self.parity.verdict()),
+            startup_seconds=self._startup_seconds,
+            device_startup_seconds=self._device_startup_seconds,
+            **(self._speed() | self._perplexity() if finished else {}),
+        )
+
+    def _bytes_by_kind(self) -> dict[str, int] | None:
+        if self._model is None or self._optimizer is None:
+            return None
+        state = (value for one in self._optimizer.state.values() for value in one.values())
+        return {
+            "parameters": resident_bytes(self._model.parameters()),
+            "buffers": resident_bytes(self._model.buffers()),
+            "optimizer_state": resident_bytes(value for value in state if isinstance(value, torch.Tensor)),
+        }
+
+    def _speed(self) -> dict[str, Any]:
+        """Of the timed steps, those left out in which the script has evaluated, where two others remain."""
+        warmup, timed = self._steps[: self._workload.warmup_steps], self._steps[self._workload.warmup_steps :]
+        timed = timed[MEMORY_STEPS:]
+        plain = [step for step in timed if step.evaluation_loss is None]
+        timed = plain if len(plain) > 1 else timed
+        speed = measured_speed(warmup, timed, compiled=self.config.compile != "none")
+        return {**speed, "final_loss": self._steps[-1].loss}
+
+    def _perplexity(self) -> dict[str, Any]:
+        evaluated = [(n, step.evaluation_loss) for n, step in enumerate(self._steps, 1) if step.evaluation_loss]
+        last = self._steps[-max(1, len(self._steps) // 4) :]
+        loss = evaluated[-1][1] if evaluated else statistics.fmean(step.loss for step in last)
+        assert loss is not None
+        if not loss < LARGEST_LOSS:
+            raise Diverged(f"the loss is {loss} after {self._workload.steps} steps")
+        source = (
+            f"evaluation loss of step {evaluated[-1][0]}"
+            if evaluated
+            else f"training loss of the last {len(last)} steps"
+        )
+        return {"perplexity": math.exp(loss), "perplexity_source": source}

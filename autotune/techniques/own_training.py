@@ -1,0 +1,103 @@
+"""Techniques applied to a model and an optimizer that a script has made, in the order and by the code of every trial.
+
+The script keeps its own loop: it calls the model, computes the loss, calls backward and steps the optimizer. So the
+loss cannot be scaled (fp16-mixed) nor made in chunks, and the optimizer is the script's own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from autotune.config import Precision, TrainingConfig
+from autotune.errors import IllegalConfiguration
+from autotune.models.parts import ModelParts
+from autotune.models.structure import find_blocks
+from autotune.techniques import memory_budget, precision, reshape
+from autotune.techniques.own_optimizer import with_fusion
+from autotune.techniques.requirements import check_parts, missing_parts
+
+_NO_SCALING = "a script calls backward on its loss itself, so that nothing scales it"
+_NO_CHUNKS = "a script computes its loss itself"
+_NO_OPTIMIZER = "a script brings its own optimizer"
+
+
+def apply_to_own(config: TrainingConfig, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    """Changes the model in place and gives an optimizer of the same class and settings with the asked fusion.
+
+    Raises IllegalConfiguration.
+    """
+    precision.set_matmul_precision(config.precision)
+    memory_budget.set_memory_budget(config.memory_budget)
+    parts = parts_of_own(model)
+    check_parts(parts, config)
+    if config.precision == "fp16-mixed":
+        raise IllegalConfiguration(f"precision fp16-mixed cannot be applied: {_NO_SCALING}", hint="use bf16-mixed")
+    _cast_weights(model, precision.weights_dtype(config.precision))
+    _cast_around_forward(model, config.precision)  # inside what is compiled
+    reshape(parts, config)
+    return model, with_fusion(optimizer, config.optimizer_fusion)
+
+
+def parts_of_own(model: nn.Module) -> ModelParts:
+    """By structure alone. How the blocks are called is not known, so several are never run as one."""
+    found = find_blocks(model)
+    if found is None:
+        return ModelParts(model=model)
+    return ModelParts(
+        model=model,
+        blocks_owner=found.owner,
+        blocks_name=found.name,
+        attention_name=found.attention_name,
+        blocks_are_called_alike=False,
+    )
+
+
+def missing_in_own(
+    model: nn.Module, optimizer: Optimizer, choices: Mapping[str, Sequence[Any]]
+) -> dict[str, dict[str, str]]:
+    """Which of `choices`, {technique: values}, a script's training cannot take: {technique: {value: reason}}.
+
+    Of optimizers the first is left, a name for the script's own.
+    """
+    missing = missing_parts(parts_of_own(model), choices)
+    refusals = [("precision", "fp16-mixed", _NO_SCALING), ("loss", "chunked", _NO_CHUNKS)]
+    refusals += [("optimizer", value, _NO_OPTIMIZER) for value in choices.get("optimizer", ())[1:]]
+    for fusion in choices.get("optimizer_fusion", ()):
+        try:
+            with_fusion(optimizer, fusion)
+        except IllegalConfiguration as error:
+            refusals.append(("optimizer_fusion", fusion, error.message))
+    for technique, value, reason in refusals:
+        if value in choices.get(technique, ()):
+            missing.setdefault(technique, {})[value] = reason
+    return missing
+
+
+def _cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and dtype != torch.float32:
+            parameter.data = parameter.data.to(dtype)  # the optimizer holds this very parameter
+
+
+def _cast_around_forward(model: nn.Module, name: Precision) -> None:
+    """Autocast inside; what comes out is float32, as the script's loss expects."""
+    if name in ("fp32", "tf32"):
+        return
+    device = next(model.parameters()).device
+    inner = model.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with precision.autocast(name, device=device):
+            output = inner(*args, **kwargs)
+        return tree_map(_widened, output)
+
+    model.forward = forward
+
+
+def _widened(value: Any) -> Any:
+    is_narrow = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_narrow else value

@@ -1,0 +1,110 @@
+"""Weights that are there already: read exactly, or refused with what does not fit."""
+
+import json
+
+import pytest
+import torch
+
+from autotune.errors import InvalidInput
+from autotune.model_file import is_hub_name
+from autotune.models.weights import draw_weights, load_model
+from autotune.trial.tasks import model_sha256
+from autotune.workload import make_workload
+
+CPU = torch.device("cpu")
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 256,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What transformers' save_pretrained writes."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    torch.manual_seed(5)
+    AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def workload_of(folder):
+    return lambda **settings: make_workload("cpu", {"model": str(folder), "pretrained": True, **settings})
+
+
+def test_training_goes_on_from_the_weights_in_the_folder(folder, workload_of, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    draw_weights(workload_of(), file=tmp_path / "weights.pt")
+    loaded = load_model(workload_of(), file=tmp_path / "weights.pt", dtype=torch.float32, device=CPU).model
+    tokens = torch.randint(0, 256, (2, 16))
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(input_ids=tokens).logits
+    assert torch.allclose(loaded.logits(tokens), expected, atol=1e-5)
+
+
+def test_other_weights_are_another_study(folder, workload_of):
+    before = model_sha256(workload=workload_of().to_dict())
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert model_sha256(workload=workload_of().to_dict()) != before
+
+
+def test_another_number_of_layers_than_the_weights_have_is_refused(workload_of):
+    with pytest.raises(InvalidInput, match="layers = 1 contradicts the pretrained weights"):
+        workload_of(layers=1)
+
+
+@pytest.mark.parametrize("model", [None, "gpt"])
+def test_a_built_in_model_has_no_trained_weights(model):
+    with pytest.raises(InvalidInput, match="no pretrained weights of model 'gpt'"):
+        make_workload("cpu", {"model": model, "pretrained": True})
+
+
+def test_a_folder_without_weights_is_refused(folder, workload_of, tmp_path):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InvalidInput, match="there are no weights in"):
+        draw_weights(workload_of(), file=tmp_path / "weights.pt")
+
+
+def test_weights_of_another_model_are_refused(folder, workload_of, tmp_path):
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "attention_bias": True}))
+    with pytest.raises(InvalidInput, match=r"the weights in .* lack model\.layers\.0\.self_attn\.\w+\.bias and"):
+        draw_weights(workload_of(), file=tmp_path / "weights.pt")
+
+
+@pytest.mark.parametrize(
+    ("model", "is_one"),
+    [
+        ("openai-community/gpt2", True),
+        ("Qwen/Qwen3-0.6B", True),
+        ("./model", False),
+        ("a/b/c", False),
+        ("~me/model", False),
+        ("folder/config.json", False),
+        ("gpt2", False),
+    ],
+)
+def test_a_hub_name_is_told_from_a_path(model, is_one):
+    assert is_hub_name(model) is is_one
+
+
+def test_without_a_network_a_hub_name_is_refused_with_what_to_use_instead(monkeypatch):
+    import huggingface_hub
+
+    def no_network(*_args, **_options):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", no_network)
+    with pytest.raises(InvalidInput, match="cannot be had from the Hugging Face hub: Name or service") as refused:
+        make_workload("cpu", {"model": "nobody/no-such-model"})
+    assert "local config.json" in refused.value.hint

@@ -1,0 +1,22 @@
+"""A study of somebody's own model goes on only with the file it was begun with."""
+
+import pytest
+from study_building import definition
+
+from autotune.errors import StudyMismatch
+from autotune.executors.local import LocalExecutor
+from autotune.study.request import check_same_model
+from autotune.user_code import sha256_of
+from autotune.workload import make_workload
+
+
+def test_a_changed_file_is_refused_and_the_old_content_let_through(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def make(): ...\n")
+    workload = make_workload("cpu", {"model": f"{file}:make", "model_sha256": sha256_of(file)})
+    stored = definition(workload=workload)
+    with LocalExecutor(tmp_path / "work") as executor:
+        check_same_model(stored, executor=executor)
+        file.write_text("def make(): ...  # otherwise\n")
+        with pytest.raises(StudyMismatch, match=r"mine\.py:make is no longer"):
+            check_same_model(stored, executor=executor)

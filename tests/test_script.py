@@ -1,0 +1,301 @@
+"""Somebody's own training script as a trial: three added lines, and by itself it trains as it always did."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import autotune
+from autotune.config import TrainingConfig
+from autotune.errors import IllegalConfiguration, InvalidInput, PredictionImpossible
+from autotune.techniques.own_optimizer import with_fusion
+from autotune.techniques.own_training import apply_to_own
+from autotune.trial.client import TrialServer
+from autotune.workload import make_workload
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "studies" / "your_script" / "train.py"
+SCRIPT = textwrap.dedent("""
+    import sys
+    import torch, autotune
+    import torch.nn.functional as F
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+        def forward(self, x):
+            return x + self.down(self.up(x).relu())
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(256, 64), nn.Linear(64, 256)
+            self.blocks = nn.ModuleList(Block() for _ in range(4))
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    model = Model()
+    model, optimizer = autotune.apply(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    tokens = torch.arange(4 * 33).view(4, 33) % 256
+    for step in range(STEPS):
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        autotune.report(tokens=128, loss=loss)
+    AFTER
+""")
+BYTES = (256 * 64 + 64 * 256 + 256 + 4 * (2 * 64 * 256 + 256 + 64)) * 4
+"""Of its parameters."""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """script(steps=100, after="") is the path of a script that trains that many steps."""
+
+    def write(*, steps=100, after=""):
+        file = tmp_path / "train.py"
+        file.write_text(SCRIPT.replace("STEPS", str(steps)).replace("AFTER", after))
+        return file
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with TrialServer(log_file=tmp_path_factory.mktemp("server") / "server.log") as trial_server:
+        yield trial_server
+
+
+@pytest.fixture
+def trial_of(server, tmp_path):
+    """trial_of(script, checkpointing="block") is the measurement of one trial, in a process of its own."""
+
+    def run(file, *, cap_bytes=2**40, **choices):
+        workload = make_workload("cpu", {"script": str(file), "global_batch": 4, "steps": 12})
+        payload = {
+            "workload": workload.to_dict(),
+            "config": TrainingConfig(micro_batch_size=4, **choices).to_dict(),
+            "folder": str(tmp_path),
+            "device": "cpu",
+            "cap_bytes": cap_bytes,
+            "requested_at": time.time(),
+        }
+        return server.submit("train", payload, log_file=tmp_path / "trial.log").result(timeout=120).result
+
+    return run
+
+
+@pytest.fixture
+def examine(server, tmp_path):
+    def run(file, **choices):
+        workload = make_workload("cpu", {"script": str(file), "global_batch": 4}).to_dict()
+        payload = {"workload": workload, "choices": choices}
+        return server.submit("examine", payload, log_file=tmp_path / "examine.log").result(timeout=120).result
+
+    return run
+
+
+# -- as a trial --------------------------------------------------------------------------------------------------
+
+
+def test_it_is_ended_after_the_workloads_steps_and_measured(script, trial_of):
+    found = trial_of(script())
+    assert (found["outcome"], found["perplexity_source"]) == ("ok", "training loss of the last 3 steps")
+    assert found["tokens_per_second"] > 0
+    assert found["bytes_by_kind"]["parameters"] == BYTES
+    assert 4 * BYTES < found["peak_memory_bytes"] < 6 * BYTES
+
+
+def test_techniques_change_its_memory_and_not_its_loss(script, trial_of):
+    plain, fused = trial_of(script()), trial_of(script(), checkpointing="block", optimizer_fusion="backward")
+    assert fused["peak_memory_bytes"] < plain["peak_memory_bytes"] - BYTES / 2  # never all gradients together
+    assert fused["perplexity"] == pytest.approx(plain["perplexity"], rel=1e-4)
+
+
+def test_memory_that_the_script_frees_before_the_steady_steps_does_not_count(script, trial_of):
+    file = script()
+    plain = trial_of(file)
+    file.write_text("import torch\nlarge = torch.ones(2**24)\ndel large\n" + file.read_text())
+    assert trial_of(file)["peak_memory_bytes"] == plain["peak_memory_bytes"]
+
+
+def test_over_the_cap_it_is_ended_at_once(script, trial_of):
+    found = trial_of(script(), cap_bytes=BYTES)
+    assert (found["outcome"], found["tokens_per_second"]) == ("over_cap", None)
+
+
+def test_a_reported_evaluation_is_the_perplexity(script, trial_of):
+    file = script()
+    file.write_text(file.read_text().replace("loss=loss)", "loss=loss, evaluation_loss=1.5 if step == 9 else None)"))
+    found = trial_of(file)
+    assert found["perplexity"] == pytest.approx(math.exp(1.5))
+    assert found["perplexity_source"] == "evaluation loss of step 10"
+
+
+@pytest.mark.parametrize(
+    ("steps", "after", "message"),
+    [
+        (5, "", "ended after 5 of 12 steps"),
+        (0, "", "ended after 0 of 12 steps; after each optimizer step"),
+        (0, "sys.exit(3)", "exit code 3"),
+        (0, "raise LookupError('no text')", "LookupError: no text"),
+    ],
+)
+def test_a_script_that_ends_by_itself_is_an_outcome_that_says_so(steps, after, message, script, trial_of):
+    found = trial_of(script(steps=steps, after=after))
+    assert found["outcome"] == "crashed"
+    assert message in found["message"]
+
+
+def test_a_loss_that_is_no_number_is_diverged(script, trial_of):
+    file = script()
+    file.write_text(file.read_text().replace("loss=loss", "loss=float('nan')"))
+    assert trial_of(file)["outcome"] == "diverged"
+
+
+# -- before the study --------------------------------------------------------------------------------------------
+
+
+def test_what_its_model_and_optimizer_cannot_take_is_left_out(script, examine):
+    missing = examine(
+        script(),
+        checkpointing=["none", "attention", "block", "sqrt"],
+        precision=["fp32", "bf16-mixed", "fp16-mixed"],
+        optimizer=["adamw", "sgd"],
+        optimizer_fusion=["none", "foreach", "kernel", "backward"],
+    )
+    assert {technique: list(values) for technique, values in missing.items()} == {
+        "checkpointing": ["attention", "sqrt"],
+        "precision": ["fp16-mixed"],
+        "optimizer": ["sgd"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("x = 1", r"does not call autotune\.apply"),
+    ],
+)
+def test_a_script_that_does_not_get_to_its_training_is_refused(source, named, script, examine):
+    file = script()
+    file.write_text(source)
+    with pytest.raises(InvalidInput, match=named):
+        examine(file)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"model": "gpt"}, "a script decides its model itself"),
+        ({"layers": 3}, "layers = 3 cannot be set"),
+        ({"dataset": "my.txt"}, "decides its text itself"),
+        ({"script": "gone.py"}, r"gone\.py cannot be read"),
+        ({"script": "train.sh"}, "is no Python file"),
+    ],
+)
+def test_what_does_not_go_with_a_script_is_refused(settings, named, script):
+    with pytest.raises(InvalidInput, match=named):
+        make_workload("cpu", {"script": str(script()), **settings})
+
+
+def test_it_cannot_be_predicted(server, script, tmp_path):
+    workload = make_workload("cpu", {"script": str(script())})
+    payload = {"workload": workload.to_dict(), "config": TrainingConfig().to_dict(), "device": "cpu"}
+    with pytest.raises(PredictionImpossible):
+        server.submit("predict", payload, log_file=tmp_path / "predict.log").result(timeout=60)
+
+
+# -- by itself ---------------------------------------------------------------------------------------------------
+
+
+def test_outside_a_trial_nothing_is_changed():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    assert autotune.apply(model, optimizer) == (model, optimizer)
+    assert autotune.current_config() == TrainingConfig()
+    autotune.report(tokens=1, loss=1.0)
+
+
+def test_a_file_can_name_the_configuration(tmp_path, monkeypatch):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"precision": "bf16-true"}))
+    monkeypatch.setenv("AUTOTUNE_CONFIG", str(file))
+    model = nn.Linear(2, 2)
+    autotune.apply(model, torch.optim.SGD(model.parameters()))
+    assert autotune.current_config().precision == "bf16-true"
+    assert model.weight.dtype == torch.bfloat16
+    file.write_text('{"precision": "fp3"}')
+    with pytest.raises(InvalidInput, match="fp3"):
+        autotune.current_config()
+
+
+@pytest.mark.slow
+def test_the_example_runs_by_itself():
+    text = EXAMPLE.read_text().replace("STEPS, EVALUATE_EVERY = 200, 10", "STEPS, EVALUATE_EVERY = 2, 1")
+    code = f"__file__ = {str(EXAMPLE)!r}\n{text}"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert "step 2: loss" in ran.stdout
+
+
+# -- its optimizer -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fusion", ["none", "foreach", "kernel", "backward"])
+def test_every_fusion_makes_the_steps_of_the_scripts_own_optimizer(fusion):
+    def trained(change):
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        groups = [
+            {"params": layers[0].parameters(), "lr": 0.1},
+            {"params": layers[1].parameters(), "weight_decay": 0.5},
+        ]
+        optimizer = change(torch.optim.AdamW(groups, lr=0.01, betas=(0.5, 0.9)))
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        for _ in range(3):
+            layers(torch.ones(2, 4)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        return torch.cat([parameter.detach().flatten() for parameter in layers.parameters()])
+
+    expected = trained(lambda optimizer: optimizer)
+    assert torch.allclose(trained(lambda optimizer: with_fusion(optimizer, fusion)), expected, atol=1e-6)
+
+
+def test_a_fusion_that_the_optimizer_has_not_is_refused():
+    with pytest.raises(IllegalConfiguration, match="LBFGS has no foreach"):
+        with_fusion(torch.optim.LBFGS([nn.Parameter(torch.ones(2))]), "foreach")
+
+
+def test_mixed_precision_gives_the_script_logits_in_float32():
+    model = nn.Linear(8, 8)
+    inside = []
+    model.register_forward_hook(lambda _module, inputs, _output: inside.append(inputs[0].dtype))
+    apply_to_own(TrainingConfig(precision="bf16-mixed"), model, torch.optim.SGD(model.parameters()))
+    outputs = model(torch.ones(2, 8))
+    assert outputs.dtype == torch.float32
+    assert not torch.equal(outputs, nn.functional.linear(torch.ones(2, 8), model.weight, model.bias))
+
+
+def test_a_stored_script_workload_loads(script):
+    workload = make_workload("cpu", {"script": str(script())})
+    assert type(workload)(**json.loads(json.dumps(workload.to_dict()))) == workload
+    with pytest.raises(InvalidInput):
+        dataclasses.replace(workload, model="gpt")
