@@ -84,6 +84,8 @@ class Workload:
     schedule: Schedule = "constant"
     learning_rate_warmup_steps: int = 10
     """Steps over which the learning rate rises linearly from a fraction of itself to its full value."""
+    gradient_clipping: float | None = None
+    """Largest norm of all gradients of a global batch together; larger ones are scaled down to it. None: no limit."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -91,6 +93,7 @@ class Workload:
         # 1 and 1.0 are one learning rate and must have one fingerprint.
         rates = {optimizer: float(rate) for optimizer, rate in self.learning_rates.items()}
         object.__setattr__(self, "learning_rates", rates)
+        object.__setattr__(self, "gradient_clipping", self.gradient_clipping and float(self.gradient_clipping))
         self._check_steps()
         if self.model_config is None:
             self._check_built_in()
@@ -148,6 +151,14 @@ class Workload:
             )
 
     @property
+    def clips_gradients(self) -> bool:
+        return self.gradient_clipping is not None
+
+    def learning_rate_of(self, optimizer: str) -> float:
+        """AdamW in 8 bits has AdamW's rate unless one of its own is said."""
+        return self.learning_rates.get(optimizer) or self.learning_rates[optimizer.removesuffix("-8bit")]
+
+    @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.sequence_length
 
@@ -157,7 +168,11 @@ class Workload:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that are equal exactly for equal workloads."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def identity(self) -> dict[str, Any]:
+        """`to_dict` without settings younger than the first studies and not in use: those keep their names."""
+        return {k: v for k, v in self.to_dict().items() if k != "gradient_clipping" or v is not None}
 
 
 _TEXTS = ("model", "dataset", "dataset_split", "text_sha256", "tokenizer")
@@ -183,8 +198,11 @@ def check_setting(name: str, value: object) -> None:
             raise InvalidInput(f"schedule = {value!r} is not known", hint=f"use one of {', '.join(get_args(Schedule))}")
     elif name == "learning_rates":
         _check_learning_rates(value)
-    elif value is None and name == "feed_forward_width":
+    elif value is None and name in ("feed_forward_width", "gradient_clipping"):
         return
+    elif name == "gradient_clipping":
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise InvalidInput(f"gradient_clipping = {value!r} is not possible", hint="use a norm above zero")
     elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a whole number from 1 up")
 

@@ -62,10 +62,15 @@ class LocalExecutor:
         found = self._call("probe", payload, environment=_compiler_cache(cache))
         return DeviceInfo(**found["device"]), found["unavailable"]
 
-    def examine(self, workload: Workload, choices: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, str]]:
-        """Which of `choices`, {technique: values}, the workload's model cannot take. Raises InvalidInput."""
+    def examine(
+        self, workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: str
+    ) -> dict[str, dict[str, str]]:
+        """Which of `choices`, {technique: values}, the workload's model cannot take on `device`.
+
+        Raises InvalidInput.
+        """
         listed = {technique: list(values) for technique, values in choices.items()}
-        return dict(self._call("examine", {"workload": workload.to_dict(), "choices": listed}))
+        return dict(self._call("examine", {"workload": workload.to_dict(), "choices": listed, "device": device}))
 
     def devices(self) -> list[DeviceInfo]:
         return [DeviceInfo(**info) for info in self._call("devices", {})]

@@ -169,7 +169,7 @@ def new_definition(
     device, unavailable = executor.probe(request.device, space.choices())
     check_snapshot(request, device)
     workload = make_workload(device.type, space.workload, request.said_about_workload())
-    lacking = executor.examine(workload, space.choices())
+    lacking = executor.examine(workload, space.choices(), device=device.device)
     definition = StudyDefinition(
         name=request.name or "",
         workload=workload,

@@ -1,6 +1,7 @@
 """What a model lacks for a technique, found by its structure and one forward pass of shapes on the meta device.
 
-What a *device* lacks, `find_unavailable` finds by trying.
+What a *device* lacks, `find_unavailable` finds by trying; here only whether its attention kernels take the calls that
+this model makes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,25 @@ from torch import Tensor, nn
 from autotune.config import TrainingConfig
 from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
+from autotune.techniques import attention
+from autotune.techniques.attention import AttentionCall, CallsOfAttention
+from autotune.techniques.fp8 import MULTIPLE, can_be_fp8
 
 _EXAMINED_TOKENS = 8
+_CPU = torch.device("cpu")
 
 
-def missing_parts(parts: ModelParts, choices: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, str]]:
-    """What of `choices`, {technique: values}, a model on the meta device cannot take: {technique: {value: reason}}."""
+def missing_parts(
+    parts: ModelParts, choices: Mapping[str, Sequence[Any]], *, device: torch.device = _CPU
+) -> dict[str, dict[str, str]]:
+    """What of `choices`, {technique: values}, a model on the meta device cannot take: {technique: {value: reason}}.
+
+    `device` is where it will be trained.
+    """
     found: dict[str, dict[str, str]] = {}
+    backends = [value for value in choices.get("attention", ()) if value != "auto"]
+    if refusals := _why_not_attention(parts, backends, device=device):
+        found["attention"] = refusals
     for technique, values in choices.items():
         for value in values:
             if reason := _why_not(parts, technique, value):
@@ -29,7 +42,7 @@ def missing_parts(parts: ModelParts, choices: Mapping[str, Sequence[Any]]) -> di
 def check_parts(parts: ModelParts, config: TrainingConfig) -> None:
     """Raises IllegalConfiguration where a technique of `config` needs a part that was not found in the model."""
     for technique, value in config.to_dict().items():
-        if reason := _part_lacking(parts, technique, value):
+        if reason := _why_not(parts, technique, value):
             raise IllegalConfiguration(
                 f"{technique} {value} cannot be applied: {reason}", hint=f"use another {technique}"
             )
@@ -51,11 +64,14 @@ def _part_lacking(parts: ModelParts, technique: str, value: Any) -> str | None:
             return "no attention was found in the model's blocks"
         case ("checkpointing", "sqrt") if not parts.blocks_are_called_alike:
             return "it runs several blocks as one, and this model's take different arguments"
+        case ("precision", "fp8") if not _can_be_fp8(parts):
+            return f"no linear layer of the model's blocks has sides that are multiples of {MULTIPLE}"
         case ("loss", "chunked") if parts.head is None:
             return "the model has no linear head that makes its logits"
     return None
 
 
+@torch.no_grad()
 def _why_no_chunked_loss(parts: ModelParts) -> str | None:
     """A loss in chunks computes logits itself; so they must come from the head as they are, and from nothing else."""
     assert parts.head is not None
@@ -63,6 +79,8 @@ def _why_no_chunked_loss(parts: ModelParts) -> str | None:
     if logits is None:
         return None  # a model of ours: it calls its `token_loss` with the head
     made: list[Tensor] = []
+    was_training = parts.model.training
+    parts.model.eval()  # no dropout, which would draw from the training's random numbers
     handle = parts.head.register_forward_hook(lambda _module, _inputs, output: made.append(output))
     try:
         returned = logits(torch.zeros(1, _EXAMINED_TOKENS, dtype=torch.int64, device=_device_of(parts.model)))
@@ -71,8 +89,43 @@ def _why_no_chunked_loss(parts: ModelParts) -> str | None:
         return f"it cannot be seen where the logits come from: {lines[0] if lines else type(error).__name__}"
     finally:
         handle.remove()
+        parts.model.train(was_training)
     is_the_heads = len(made) == 1 and made[0] is returned
     return None if is_the_heads else "the model changes the logits after its head has made them"
+
+
+def _why_not_attention(parts: ModelParts, backends: Sequence[Any], *, device: torch.device) -> dict[str, str]:
+    """Of the backends that work on `device` at all, those that do not take some call of this model."""
+    backends = [backend for backend in backends if attention.unavailable(backend, device=device) is None]
+    if not backends:
+        return {}
+    calls = _attention_calls(parts)
+    if isinstance(calls, str):
+        return dict.fromkeys(backends, calls)
+    found = {}
+    for backend in backends:
+        reasons = (attention.unavailable(backend, device=device, call=call) for call in calls)
+        if reason := next(filter(None, reasons), None):
+            found[backend] = f"it does not take this model's attention: {reason}"
+    return found
+
+
+def _attention_calls(parts: ModelParts) -> list[AttentionCall] | str:
+    """The calls that one forward pass makes, or why they are not known."""
+    tokens = torch.zeros(1, _EXAMINED_TOKENS, dtype=torch.int64, device=_device_of(parts.model))
+    try:
+        with CallsOfAttention() as seen:
+            parts.model(tokens, tokens)
+    except Exception as error:  # whatever a model cannot do with shapes alone
+        lines = str(error).splitlines()
+        return f"it cannot be seen how the model attends: {lines[0] if lines else type(error).__name__}"
+    return list(seen.calls) or "the model does not attend through scaled_dot_product_attention"
+
+
+def _can_be_fp8(parts: ModelParts) -> bool:
+    return parts.blocks_owner is not None and any(
+        can_be_fp8(layer) for block in parts.blocks for layer in block.modules()
+    )
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -56,8 +56,8 @@ def probe(*, device: str | None, choices: dict[str, list[Any]]) -> dict[str, Any
     return {"device": asdict(info), "unavailable": find_unavailable(choices, device=chosen)}
 
 
-def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]]) -> dict[str, dict[str, str]]:
-    """Which of `choices`, {technique: values}, the workload's model cannot take: {technique: {value: reason}}.
+def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]], device: str) -> dict[str, dict[str, str]]:
+    """What of `choices`, {technique: values}, the model cannot take on `device`: {technique: {value: reason}}.
 
     Raises InvalidInput for a model that cannot be built.
     """
@@ -66,7 +66,7 @@ def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]]) -> dict[
 
     with torch.device("meta"):
         parts = build_model(Workload(**workload))
-    return missing_parts(parts, choices)
+    return missing_parts(parts, choices, device=torch.device(device))
 
 
 def devices() -> list[dict[str, Any]]:
