@@ -56,8 +56,12 @@ PLAIN_CALL = AttentionCall(query=(1, 4, 64, 64), key=(1, 4, 64, 64), value=(1, 4
 """The least that a backend must do to be there at all."""
 
 
+_LONGEST = 64
+"""Tokens of a sequence in a call that is tried: which kernels take it does not depend on more."""
+
+
 class CallsOfAttention(TorchFunctionMode):
-    """Within it `calls` collects the distinct calls of scaled_dot_product_attention."""
+    """Within it `calls` collects the distinct calls of scaled_dot_product_attention, on sequences made short."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,16 +127,23 @@ def _call_of(
     enable_gqa: bool = False,
 ) -> AttentionCall:
     return AttentionCall(
-        query=tuple(query.shape),
-        key=tuple(key.shape),
-        value=tuple(value.shape),
-        mask=None if attn_mask is None else tuple(attn_mask.shape),
+        query=_shortened(query, -2),
+        key=_shortened(key, -2),
+        value=_shortened(value, -2),
+        mask=None if attn_mask is None else _shortened(attn_mask, -2, -1),
         mask_is_boolean=attn_mask is not None and attn_mask.dtype == torch.bool,
         mask_is_trained=attn_mask is not None and attn_mask.requires_grad,
         dropout=dropout_p,
         is_causal=is_causal,
         enable_gqa=enable_gqa,
     )
+
+
+def _shortened(tensor: Tensor, *dimensions: int) -> tuple[int, ...]:
+    shape = list(tensor.shape)
+    for dimension in dimensions:
+        shape[dimension] = min(shape[dimension], _LONGEST)
+    return tuple(shape)
 
 
 def _in_words(call: AttentionCall) -> str:

@@ -22,15 +22,21 @@ _CPU = torch.device("cpu")
 
 
 def missing_parts(
-    parts: ModelParts, choices: Mapping[str, Sequence[Any]], *, device: torch.device = _CPU
+    parts: ModelParts,
+    choices: Mapping[str, Sequence[Any]],
+    *,
+    device: torch.device = _CPU,
+    sequence_length: int = _EXAMINED_TOKENS,
 ) -> dict[str, dict[str, str]]:
     """What of `choices`, {technique: values}, a model on the meta device cannot take: {technique: {value: reason}}.
 
-    `device` is where it will be trained.
+    `device` is where it will be trained, on sequences of `sequence_length` tokens. The model is of no use afterwards:
+    its weights are bf16, which is all that torch's grouped product of experts takes on the meta device.
     """
+    parts.model.bfloat16()
     found: dict[str, dict[str, str]] = {}
     backends = [value for value in choices.get("attention", ()) if value != "auto"]
-    if refusals := _why_not_attention(parts, backends, device=device):
+    if refusals := _why_not_attention(parts, backends, device=device, sequence_length=sequence_length):
         found["attention"] = refusals
     for technique, values in choices.items():
         for value in values:
@@ -65,7 +71,7 @@ def _part_lacking(parts: ModelParts, technique: str, value: Any) -> str | None:
         case ("checkpointing", "sqrt") if not parts.blocks_are_called_alike:
             return "it runs several blocks as one, and this model's take different arguments"
         case ("precision", "fp8") if not _can_be_fp8(parts):
-            return f"no linear layer of the model's blocks has sides that are multiples of {MULTIPLE}"
+            return f"no torch.nn.Linear in the model's blocks has sides that are multiples of {MULTIPLE}"
         case ("loss", "chunked") if parts.head is None:
             return "the model has no linear head that makes its logits"
     return None
@@ -94,12 +100,14 @@ def _why_no_chunked_loss(parts: ModelParts) -> str | None:
     return None if is_the_heads else "the model changes the logits after its head has made them"
 
 
-def _why_not_attention(parts: ModelParts, backends: Sequence[Any], *, device: torch.device) -> dict[str, str]:
+def _why_not_attention(
+    parts: ModelParts, backends: Sequence[Any], *, device: torch.device, sequence_length: int
+) -> dict[str, str]:
     """Of the backends that work on `device` at all, those that do not take some call of this model."""
     backends = [backend for backend in backends if attention.unavailable(backend, device=device) is None]
     if not backends:
         return {}
-    calls = _attention_calls(parts)
+    calls = _attention_calls(parts, sequence_length)
     if isinstance(calls, str):
         return dict.fromkeys(backends, calls)
     found = {}
@@ -110,9 +118,9 @@ def _why_not_attention(parts: ModelParts, backends: Sequence[Any], *, device: to
     return found
 
 
-def _attention_calls(parts: ModelParts) -> list[AttentionCall] | str:
+def _attention_calls(parts: ModelParts, sequence_length: int) -> list[AttentionCall] | str:
     """The calls that one forward pass makes, or why they are not known."""
-    tokens = torch.zeros(1, _EXAMINED_TOKENS, dtype=torch.int64, device=_device_of(parts.model))
+    tokens = torch.zeros(1, sequence_length, dtype=torch.int64, device=_device_of(parts.model))
     try:
         with CallsOfAttention() as seen:
             parts.model(tokens, tokens)

@@ -66,7 +66,8 @@ def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]], device: 
 
     with torch.device("meta"):
         parts = build_model(Workload(**workload))
-    return missing_parts(parts, choices, device=torch.device(device))
+    length = workload["sequence_length"]
+    return missing_parts(parts, choices, device=torch.device(device), sequence_length=length)
 
 
 def devices() -> list[dict[str, Any]]:
