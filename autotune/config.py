@@ -13,12 +13,15 @@ from typing import Any, Literal, get_args
 
 from autotune.errors import IllegalConfiguration, InvalidInput
 
-Precision = Literal["fp32", "tf32", "bf16-mixed", "bf16-true", "fp16-mixed"]
+Precision = Literal["fp32", "tf32", "bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"]
 Checkpointing = Literal["none", "attention", "selective", "every-4", "every-2", "block", "sqrt"]
 CompileScope = Literal["none", "block", "model"]
-Optimizer = Literal["adamw", "adafactor", "sgd", "adafactor-fixed-rate"]
+Optimizer = Literal["adamw", "adafactor", "sgd", "adafactor-fixed-rate", "adamw-8bit"]
 OptimizerFusion = Literal["none", "foreach", "kernel", "backward"]
 Allocator = Literal["default", "expandable"]
+Attention = Literal["auto", "flash", "efficient", "cudnn", "math"]
+Loss = Literal["full", "chunked"]
+ActivationOffload = Literal["none", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,8 @@ class TrainingConfig:
     """One choice for every technique. Flat, hashable, JSON-ready. Raises InvalidInput for a value no technique has."""
 
     precision: Precision = "fp32"
-    """Numbers computed and kept in. `*-mixed`: autocast over fp32 weights; `bf16-true`: the whole model in bf16."""
+    """Numbers computed and kept in. `*-mixed`: autocast over fp32 weights; `bf16-true`: the whole model in bf16;
+    `bf16-stochastic`: the same, its update rounded stochastically; `fp8`: bf16-mixed, the blocks' products in fp8."""
 
     checkpointing: Checkpointing = "none"
     """Which activations are dropped in forward and recomputed in backward."""
@@ -38,7 +42,8 @@ class TrainingConfig:
     """torch.compile's activation memory budget, 1.0 (keep what the partitioner keeps) to 0.0 (recompute all)."""
 
     optimizer: Optimizer = "adamw"
-    """torch.optim's AdamW, Adafactor or SGD (momentum 0.9), or Adafactor with a rate that no weight scales."""
+    """torch.optim's AdamW, Adafactor or SGD (momentum 0.9), Adafactor with a rate that no weight scales, or torchao's
+    AdamW with its state in 8 bits."""
 
     optimizer_fusion: OptimizerFusion = "none"
     """How the update runs: a loop, batched (`foreach`), one kernel (`fused=True`), or inside backward."""
@@ -48,6 +53,15 @@ class TrainingConfig:
 
     allocator: Allocator = "default"
     """CUDA caching allocator: default segments or expandable segments."""
+
+    attention: Attention = "auto"
+    """Kernel behind scaled_dot_product_attention; `auto`: torch's own choice, call by call."""
+
+    loss: Loss = "full"
+    """Whether the logits of the whole micro batch exist at once, or chunk by chunk."""
+
+    activation_offload: ActivationOffload = "none"
+    """Where large activations wait for the backward pass: on the device, or in pinned memory of the host."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -61,16 +75,26 @@ class TrainingConfig:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that are equal exactly for equal configurations."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+        plain = TrainingConfig()
+        said = {
+            name: value
+            for name, value in self.to_dict().items()
+            if name not in _YOUNGER_FIELDS or value != getattr(plain, name)
+        }
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def numerics_class(self) -> tuple[str, ...]:
         """Configurations of one class compute the same numbers up to rounding of the order of operations.
 
-        Compiled and eager are one class in fp32 and tf32 and two in 16 bit, where fusion changes what is rounded.
+        Compiled and eager are one class in fp32 and tf32 and two in 16 bit, where fusion changes what is rounded; so
+        do other attention kernels there, and the sum over the chunks of a loss.
         """
         is_16_bit = self.precision not in ("fp32", "tf32")
-        return (self.precision, self.optimizer, "compiled" if is_16_bit and self.compile != "none" else "eager")
+        rounding = ["compiled" if is_16_bit and self.compile != "none" else "eager"]
+        if is_16_bit:
+            rounding += [value for value in (self.attention, self.loss) if value not in ("auto", "full")]
+        return (self.precision, self.optimizer, *rounding)
 
     def describe(self) -> str:
         """The choices that differ from a plain fp32 training, in a few words."""
@@ -83,6 +107,9 @@ class TrainingConfig:
         return ", ".join([self.precision, *words, f"micro-batch {self.micro_batch_size}"])
 
 
+_YOUNGER_FIELDS = ("attention", "loss", "activation_offload")
+"""Newer than the first studies: at their defaults no part of a fingerprint, so that old records keep theirs."""
+
 CHOICES: Mapping[str, tuple[Any, ...]] = {
     "precision": get_args(Precision),
     "optimizer": get_args(Optimizer),
@@ -90,6 +117,9 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "compile": get_args(CompileScope),
     "optimizer_fusion": get_args(OptimizerFusion),
     "allocator": get_args(Allocator),
+    "attention": get_args(Attention),
+    "loss": get_args(Loss),
+    "activation_offload": get_args(ActivationOffload),
 }
 """Values of the techniques that have a fixed list of them."""
 
@@ -102,6 +132,9 @@ FIELD_ORDER = (
     "memory_budget",
     "optimizer_fusion",
     "allocator",
+    "attention",
+    "loss",
+    "activation_offload",
 )
 """The order in which a configuration is decided: a field's legal values depend only on those before it."""
 
@@ -122,19 +155,27 @@ def check_value(field: str, value: object) -> None:
         raise InvalidInput(f"there is no technique {field!r}", hint=f"the techniques are {', '.join(FIELD_ORDER)}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What of a workload decides which configurations are legal."""
+
+    global_batch: int
+    clips_gradients: bool = False
+
+
 @dataclass(frozen=True)
 class Rule:
-    """One illegal combination: `broken` over `fields` (and the global batch), and why, with what to change."""
+    """One illegal combination: `broken` over `fields` (and the circumstances), and why, with what to change."""
 
     fields: tuple[str, ...]
-    broken: Callable[[Mapping[str, Any], int], bool]
+    broken: Callable[[Mapping[str, Any], Circumstances], bool]
     why: str
 
 
 RULES = (
     Rule(
         ("micro_batch_size",),
-        lambda c, global_batch: global_batch % c["micro_batch_size"] != 0,
+        lambda c, at: at.global_batch % c["micro_batch_size"] != 0,
         "micro_batch_size {micro_batch_size} does not divide the global batch of {global_batch}: use one of its "
         "divisors, so that every optimizer step sees the same number of sequences",
     ),
@@ -168,25 +209,56 @@ RULES = (
     ),
     Rule(
         ("micro_batch_size", "optimizer_fusion"),
-        lambda c, global_batch: c["optimizer_fusion"] == "backward" and c["micro_batch_size"] != global_batch,
+        lambda c, at: c["optimizer_fusion"] == "backward" and c["micro_batch_size"] != at.global_batch,
         "optimizer_fusion backward would step after every micro batch of {micro_batch_size} instead of once for the "
         "global batch of {global_batch}: set micro_batch_size to {global_batch}, or use another fusion",
+    ),
+    Rule(
+        ("optimizer_fusion",),
+        lambda c, at: c["optimizer_fusion"] == "backward" and at.clips_gradients,
+        "optimizer_fusion backward updates each parameter before the norm of all gradients is known, by which "
+        "gradient_clipping scales them: use another fusion, or no clipping",
+    ),
+    Rule(
+        ("optimizer", "optimizer_fusion"),
+        lambda c, _: c["optimizer_fusion"] in ("foreach", "kernel") and c["optimizer"] == "adamw-8bit",
+        "adamw-8bit compiles its own kernel for each parameter and has no optimizer_fusion {optimizer_fusion}: "
+        "use none or backward, or another optimizer",
+    ),
+    Rule(
+        ("precision", "optimizer_fusion"),
+        lambda c, _: c["optimizer_fusion"] in ("foreach", "kernel") and c["precision"] == "bf16-stochastic",
+        "bf16-stochastic holds one parameter at a time in float32, and optimizer_fusion {optimizer_fusion} updates all "
+        "at once: use none or backward, or precision bf16-true",
+    ),
+    Rule(
+        ("precision", "optimizer"),
+        lambda c, _: c["precision"] == "bf16-stochastic" and c["optimizer"] == "adamw-8bit",
+        "bf16-stochastic rounds an optimizer's state to bf16, and that of adamw-8bit is in 8 bits: "
+        "use precision bf16-true, or optimizer adamw",
+    ),
+    Rule(
+        ("precision", "attention"),
+        lambda c, _: c["precision"] in ("fp32", "tf32") and c["attention"] in ("flash", "cudnn"),
+        "attention {attention} is a kernel for 16-bit numbers, precision {precision} has 32: "
+        "use attention auto or efficient, or precision bf16-mixed",
     ),
 )
 
 
-def broken_rules(chosen: Mapping[str, Any], *, global_batch: int) -> list[str]:
+def broken_rules(chosen: Mapping[str, Any], *, global_batch: int, clips_gradients: bool = False) -> list[str]:
     """Why `chosen` (a configuration or the beginning of one) is illegal: one sentence a broken rule."""
+    at = Circumstances(global_batch=global_batch, clips_gradients=clips_gradients)
     return [
         rule.why.format(global_batch=global_batch, **chosen)
         for rule in RULES
-        if all(field in chosen for field in rule.fields) and rule.broken(chosen, global_batch)
+        if all(field in chosen for field in rule.fields) and rule.broken(chosen, at)
     ]
 
 
-def check_legal(config: TrainingConfig, *, global_batch: int) -> None:
+def check_legal(config: TrainingConfig, *, global_batch: int, clips_gradients: bool = False) -> None:
     """Raises IllegalConfiguration with the first reason why `config` cannot be trained at `global_batch`."""
-    if reasons := broken_rules(config.to_dict(), global_batch=global_batch):
+    if reasons := broken_rules(config.to_dict(), global_batch=global_batch, clips_gradients=clips_gradients):
         message, _, hint = reasons[0].partition(": ")
         raise IllegalConfiguration(message, hint=hint)
 

@@ -32,12 +32,17 @@ class StudyDefinition:
     sampler: Sampler
 
     def legal_space(self) -> LegalSpace:
-        return bind_space(self.space, global_batch=self.workload.global_batch, unavailable=self.unavailable)
+        return bind_space(
+            self.space,
+            global_batch=self.workload.global_batch,
+            clips_gradients=self.workload.clips_gradients,
+            unavailable=self.unavailable,
+        )
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for a search to continue this study, in the words of the command line."""
         return {
-            "workload": self.workload.to_dict(),
+            "workload": self.workload.identity(),
             "space": self.space.to_dict(),
             "device": (self.device.type, self.device.name),
             "torch": self.device.versions.get("torch"),

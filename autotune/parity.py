@@ -63,6 +63,8 @@ TOLERANCES: Mapping[Precision, ParityTolerance] = {
     "bf16-mixed": ParityTolerance(loss=1e-2, gradient=5e-2),
     "bf16-true": ParityTolerance(loss=1e-2, gradient=5e-2),
     "fp16-mixed": ParityTolerance(loss=2e-3, gradient=2e-2),
+    "bf16-stochastic": ParityTolerance(loss=1e-2, gradient=5e-2),
+    "fp8": ParityTolerance(loss=2e-2, gradient=2e-1),
 }
 
 

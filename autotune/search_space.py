@@ -87,6 +87,7 @@ class LegalSpace:
     values: Mapping[str, tuple[Any, ...]]
     conditions: tuple[Condition, ...]
     global_batch: int
+    clips_gradients: bool = False
     named: Mapping[str, TrainingConfig]
     """The file's named configurations that work here, in its order."""
     left_out: tuple[str, ...]
@@ -107,9 +108,8 @@ class LegalSpace:
         return bool(self.values) and all(chosen[f] in self.values[f] for f in FIELD_ORDER) and self._allows(chosen)
 
     def _allows(self, chosen: Mapping[str, Any]) -> bool:
-        return not broken_rules(chosen, global_batch=self.global_batch) and all(
-            condition.allows(chosen) for condition in self.conditions
-        )
+        broken = broken_rules(chosen, global_batch=self.global_batch, clips_gradients=self.clips_gradients)
+        return not broken and all(condition.allows(chosen) for condition in self.conditions)
 
     def _can_be_completed(self, chosen: Mapping[str, Any]) -> bool:
         return next(self._completions(chosen), None) is not None
@@ -132,16 +132,33 @@ def _frozen(values: Any) -> tuple[Any, ...] | str:
 # -- binding to a workload and a device --------------------------------------------------------------------------
 
 
-def bind_space(space: SearchSpace, *, global_batch: int, unavailable: Mapping[str, Mapping[str, str]]) -> LegalSpace:
+def bind_space(
+    space: SearchSpace,
+    *,
+    global_batch: int,
+    clips_gradients: bool = False,
+    unavailable: Mapping[str, Mapping[str, str]],
+) -> LegalSpace:
     """What of `space` can be trained at `global_batch` on a device where `unavailable` does not work.
 
     Raises InvalidSpace when nothing is left.
     """
     left_out: list[str] = []
     values = _values_that_work(space, global_batch=global_batch, unavailable=unavailable, left_out=left_out)
-    named = _named_that_work(space, global_batch=global_batch, unavailable=unavailable, left_out=left_out)
+    named = _named_that_work(
+        space,
+        global_batch=global_batch,
+        clips_gradients=clips_gradients,
+        unavailable=unavailable,
+        left_out=left_out,
+    )
     legal = LegalSpace(
-        values=values, conditions=space.conditions, global_batch=global_batch, named=named, left_out=tuple(left_out)
+        values=values,
+        conditions=space.conditions,
+        global_batch=global_batch,
+        clips_gradients=clips_gradients,
+        named=named,
+        left_out=tuple(left_out),
     )
     if not named and next(legal.configurations(), None) is None:
         raise InvalidSpace(
@@ -176,7 +193,12 @@ def _values_that_work(
 
 
 def _named_that_work(
-    space: SearchSpace, *, global_batch: int, unavailable: Mapping[str, Mapping[str, str]], left_out: list[str]
+    space: SearchSpace,
+    *,
+    global_batch: int,
+    clips_gradients: bool,
+    unavailable: Mapping[str, Mapping[str, str]],
+    left_out: list[str],
 ) -> dict[str, TrainingConfig]:
     named = {}
     for given in space.configurations:
@@ -186,7 +208,7 @@ def _named_that_work(
             f"{field} {value}: {unavailable[field][str(value)]}"
             for field, value in chosen.items()
             if str(value) in unavailable.get(field, {})
-        ] or broken_rules(chosen, global_batch=global_batch)
+        ] or broken_rules(chosen, global_batch=global_batch, clips_gradients=clips_gradients)
         if reasons:
             left_out.append(f"configuration {name!r}: {reasons[0]}")
         else:

@@ -30,7 +30,8 @@ from autotune.config import CHOICES, FIELD_ORDER, check_value
 from autotune.errors import InvalidInput, InvalidSpace
 from autotune.search_space import DIVISORS, Condition, SearchSpace
 from autotune.user_code import is_function_reference
-from autotune.workload import Workload, check_setting
+from autotune.workload import Workload
+from autotune.workload_settings import check_setting
 
 MAX_RANGE_VALUES = 1000
 _TABLES = {"description", "techniques", "conditions", "defaults", "configurations", "workload"}

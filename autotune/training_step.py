@@ -5,6 +5,7 @@ this very code on fake tensors.
 """
 
 import math
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from autotune.config import TrainingConfig
 from autotune.data.batches import Batch
 from autotune.memory import PhaseMarker
 from autotune.techniques import Training
+from autotune.techniques.activation_offload import offloaded
 from autotune.techniques.precision import autocast
 from autotune.workload import Workload
 
@@ -63,14 +65,17 @@ class TrainingStep:
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Summed token loss of a micro batch: tokens and labels [sequences, length]."""
-        with autocast(self._config.precision, device=self._device):
+        with autocast(self._config.precision, device=self._device), self._offloaded():
             loss: Tensor = self.training.parts.model(tokens, labels)
         return loss
+
+    def _offloaded(self) -> AbstractContextManager[object]:
+        return offloaded(self._config.activation_offload, model=self.training.parts.model)
 
     def learning_rate(self, step: int) -> float:
         """Linear rise, then constant or a cosine down to a tenth."""
         workload = self._workload
-        rate = workload.learning_rates[self._config.optimizer]
+        rate = workload.learning_rate_of(self._config.optimizer)
         if step < workload.learning_rate_warmup_steps:
             return rate * (step + 1) / workload.learning_rate_warmup_steps
         if workload.schedule == "constant":

@@ -8,16 +8,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
-from autotune.config import CHOICES
 from autotune.errors import InvalidInput
 from autotune.model_choice import HOW_TO_NAME, MODEL_NAMES, no_model, with_model_config
 from autotune.model_file import FILE_NAME, largest_sequence_length, model_name, sizes_of
 from autotune.user_code import SCRIPT, is_function_reference, read_reference
-
-Schedule = Literal["constant", "cosine"]
-Packing = Literal["packed", "padded"]
+from autotune.workload_settings import Packing, Schedule, check_setting
 
 STANDARD_LIBRARY_TEXT = "python-docs"
 """Name of the default text: the documentation of the Python standard library found on every machine."""
@@ -103,6 +100,8 @@ class Workload:
     schedule: Schedule = "constant"
     learning_rate_warmup_steps: int = 10
     """Steps over which the learning rate rises linearly from a fraction of itself to its full value."""
+    gradient_clipping: float | None = None
+    """Largest norm of all gradients of a global batch together; larger ones are scaled down to it. None: no limit."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -110,6 +109,7 @@ class Workload:
         # 1 and 1.0 are one learning rate and must have one fingerprint.
         rates = {optimizer: float(rate) for optimizer, rate in self.learning_rates.items()}
         object.__setattr__(self, "learning_rates", rates)
+        object.__setattr__(self, "gradient_clipping", self.gradient_clipping and float(self.gradient_clipping))
         self._check_steps()
         if (self.script is not None) != (self.model == SCRIPT):
             raise no_model(self.model)
@@ -207,6 +207,14 @@ class Workload:
         return f"{self.model} of {self.layers} layers, width {self.width}" + (", pretrained" if self.pretrained else "")
 
     @property
+    def clips_gradients(self) -> bool:
+        return self.gradient_clipping is not None
+
+    def learning_rate_of(self, optimizer: str) -> float:
+        """AdamW in 8 bits has AdamW's rate unless one of its own is said."""
+        return self.learning_rates.get(optimizer) or self.learning_rates[optimizer.removesuffix("-8bit")]
+
+    @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.sequence_length
 
@@ -216,56 +224,23 @@ class Workload:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that are equal exactly for equal workloads."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def identity(self) -> dict[str, Any]:
+        """`to_dict` without settings younger than the first studies and not in use: those keep their names."""
+        return {k: v for k, v in self.to_dict().items() if k not in _YOUNGER or v != _YOUNGER[k]}
 
 
-_TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "tokenizer")
-_TEXTS_OR_NONE = ("model_source", "script", "dataset_config", "text_column", "held_out_split")
-_CHOICES = {"schedule": get_args(Schedule), "packing": get_args(Packing), "streaming": (False, True)}
-
-
-def check_setting(name: str, value: object) -> None:
-    """Raises InvalidInput, naming setting, value and what is allowed, unless `value` is one `name` can have.
-
-    Whether settings fit together, a `Workload` checks.
-    """
-    if name in _TEXTS or name in _TEXTS_OR_NONE:
-        if not isinstance(value, str) and not (value is None and name in _TEXTS_OR_NONE):
-            raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a text")
-    elif name == "model_config":
-        if value is not None and not isinstance(value, Mapping):
-            raise InvalidInput(f"model_config = {value!r} is not possible", hint=HOW_TO_NAME)
-    elif name == "pretrained":
-        if not isinstance(value, bool):
-            raise InvalidInput(f"pretrained = {value!r} is not possible", hint="use true or false")
-    elif name == "seed":
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
-            raise InvalidInput(f"seed = {value!r} is not possible", hint="use a whole number from 0 to 4294967295")
-    elif name in _CHOICES:
-        choices = _CHOICES[name]
-        if type(value) is not type(choices[0]) or value not in choices:  # 1 is no True
-            raise InvalidInput(f"{name} = {value!r} is not known", hint=f"use one of {', '.join(map(str, choices))}")
-    elif name == "learning_rates":
-        _check_learning_rates(value)
-    elif value is None and name == "feed_forward_width":
-        return
-    elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a whole number from 1 up")
-
-
-def _check_learning_rates(rates: object) -> None:
-    if not isinstance(rates, Mapping):
-        raise InvalidInput(f"learning_rates = {rates!r} is not a table", hint="write one rate an optimizer: adamw=3e-4")
-    for optimizer, rate in rates.items():
-        if optimizer not in CHOICES["optimizer"]:
-            raise InvalidInput(
-                f"there is no optimizer {optimizer!r} to set a learning rate for",
-                hint=f"the optimizers are {', '.join(CHOICES['optimizer'])}",
-            )
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
-            raise InvalidInput(f"learning rate {rate!r} of {optimizer} is not possible", hint="use a number above zero")
-
-
+_YOUNGER: Mapping[str, Any] = {
+    "gradient_clipping": None,
+    "held_out_split": None,
+    "packing": "packed",
+    "streaming": False,
+    "model_sha256": "",
+    "pretrained": False,
+    "model_source": None,
+    "script": None,
+}
 DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
     # 1.3 M parameters: a trial of seconds.
     "cpu": {

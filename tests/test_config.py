@@ -8,6 +8,7 @@ from autotune.config import (
     CHOICES,
     FIELD_ORDER,
     RULES,
+    Circumstances,
     TrainingConfig,
     baseline_of,
     broken_rules,
@@ -27,6 +28,11 @@ BREAKING = (
     {"optimizer": "adafactor-fixed-rate", "optimizer_fusion": "foreach"},
     {"precision": "fp16-mixed", "optimizer_fusion": "backward"},
     {"optimizer_fusion": "backward", "micro_batch_size": 4},
+    {"optimizer_fusion": "backward", "clips_gradients": True},
+    {"optimizer": "adamw-8bit", "optimizer_fusion": "kernel"},
+    {"precision": "bf16-stochastic", "optimizer_fusion": "foreach"},
+    {"precision": "bf16-stochastic", "optimizer": "adamw-8bit"},
+    {"precision": "tf32", "attention": "flash"},
 )
 EVERY_RULE = pytest.mark.parametrize(
     ("rule", "example"),
@@ -35,12 +41,17 @@ EVERY_RULE = pytest.mark.parametrize(
 
 
 def breaking_config(example):
-    return TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **example})
+    choices = {name: value for name, value in example.items() if name != "clips_gradients"}
+    return TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})
 
 
-def reason_of(config):
+def circumstances(example):
+    return {"global_batch": GLOBAL_BATCH, "clips_gradients": example.get("clips_gradients", False)}
+
+
+def reason_of(config, **at):
     with pytest.raises(IllegalConfiguration) as refused:
-        check_legal(config, global_batch=GLOBAL_BATCH)
+        check_legal(config, **{"global_batch": GLOBAL_BATCH, **at})
     return refused.value
 
 
@@ -130,6 +141,28 @@ def test_a_change_of_any_field_changes_the_fingerprint():
     assert len({config.fingerprint for config in configs}) == len(configs)
 
 
+@pytest.mark.parametrize(
+    ("config", "fingerprint"),
+    [
+        ({"micro_batch_size": 8}, "51f4542580e3"),
+        (
+            {"precision": "bf16-mixed", "compile": "block", "memory_budget": 0.4, "optimizer_fusion": "kernel"},
+            "219553ff4c07",
+        ),
+    ],
+)
+def test_a_configuration_of_the_first_studies_keeps_its_fingerprint(config, fingerprint):
+    """As it was when attention, loss and activation_offload were no fields yet: databases hold it."""
+    assert TrainingConfig(**config).fingerprint == fingerprint
+
+
+def test_a_configuration_stored_before_a_technique_existed_is_without_that_technique():
+    stored = TrainingConfig(compile="block").to_dict()
+    for field in ("attention", "loss", "activation_offload"):
+        del stored[field]
+    assert TrainingConfig(**stored) == TrainingConfig(compile="block")
+
+
 def test_a_fingerprint_is_twelve_hexadecimal_digits():
     assert re.fullmatch("[0-9a-f]{12}", TrainingConfig().fingerprint)
 
@@ -139,7 +172,9 @@ def test_a_configuration_is_the_same_after_a_trip_through_its_dictionary():
     assert TrainingConfig(**config.to_dict()) == config
 
 
-@pytest.mark.parametrize("field", ["checkpointing", "optimizer_fusion", "allocator"])
+@pytest.mark.parametrize(
+    "field", ["checkpointing", "optimizer_fusion", "allocator", "attention", "loss", "activation_offload"]
+)
 def test_a_technique_that_only_moves_memory_does_not_change_the_numbers(field):
     classes = {TrainingConfig(**{field: value}).numerics_class for value in CHOICES[field]}
     assert len(classes) == 1
@@ -170,12 +205,13 @@ def test_compiled_and_eager_are_two_classes_only_in_16_bit(precision, classes):
 @EVERY_RULE
 def test_a_rule_is_broken_by_its_example_and_no_other_rule_is(rule, example):
     config = breaking_config(example)
-    assert [other for other in RULES if other.broken(config.to_dict(), GLOBAL_BATCH)] == [rule]
+    at = Circumstances(**circumstances(example))
+    assert [other for other in RULES if other.broken(config.to_dict(), at)] == [rule]
 
 
 @EVERY_RULE
 def test_a_rule_names_the_values_that_do_not_go_together(rule, example):
-    reason = reason_of(TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **example}))
+    reason = reason_of(breaking_config(example), **circumstances(example))
     named = [str(example[field]) for field in rule.fields if field in example and example[field] != GLOBAL_BATCH]
     assert named
     assert all(value in reason.message.lower() for value in named)
@@ -183,27 +219,28 @@ def test_a_rule_names_the_values_that_do_not_go_together(rule, example):
 
 @EVERY_RULE
 def test_a_rule_says_what_to_change(rule, example):
-    reason = reason_of(breaking_config(example))
+    reason = reason_of(breaking_config(example), **circumstances(example))
     assert re.match("(use|set) ", reason.hint)
 
 
 @EVERY_RULE
 def test_a_sentence_has_no_blank_left_to_fill(rule, example):
     config = breaking_config(example)
-    assert not any("{" in sentence for sentence in broken_rules(config.to_dict(), global_batch=GLOBAL_BATCH))
+    assert not any("{" in sentence for sentence in broken_rules(config.to_dict(), **circumstances(example)))
 
 
 @EVERY_RULE
 def test_a_rule_waits_until_all_its_fields_are_chosen(rule, example):
     chosen = breaking_config(example).to_dict()
     del chosen[rule.fields[-1]]
-    assert broken_rules(chosen, global_batch=GLOBAL_BATCH) == []
+    assert broken_rules(chosen, **circumstances(example)) == []
 
 
 @EVERY_RULE
 def test_a_rule_reads_only_the_fields_it_names(rule, example):
     config = breaking_config(example)
-    assert rule.broken({field: getattr(config, field) for field in rule.fields}, GLOBAL_BATCH)
+    at = Circumstances(**circumstances(example))
+    assert rule.broken({field: getattr(config, field) for field in rule.fields}, at)
 
 
 def test_the_micro_batch_refusal_names_the_global_batch():

@@ -104,7 +104,7 @@ def trial_of(server, tmp_path):
 def examine(server, tmp_path):
     def run(file, **choices):
         workload = make_workload("cpu", {"script": str(file), "global_batch": 4}).to_dict()
-        payload = {"workload": workload, "choices": choices}
+        payload = {"workload": workload, "choices": choices, "device": "cpu"}
         return server.submit("examine", payload, log_file=tmp_path / "examine.log").result(timeout=120).result
 
     return run

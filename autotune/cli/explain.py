@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from autotune.executors.local import LocalExecutor
     from autotune.recommendation.explanation import Explanation
     from autotune.study.forecast import Forecaster
+    from autotune.workload import Workload
 
 
 @with_model_size
@@ -136,18 +137,20 @@ def _of_options(
     device_type = device_type_of(device, executor=executor)
     workload = workload_of(device_type, settings, space=loaded)
     if loaded is not None:
-        config = _row(loaded, name, global_batch=workload.global_batch)
+        config = _row(loaded, name, workload=workload)
     else:
         config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
-    check_legal(config, global_batch=workload.global_batch)
+    check_legal(config, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients)
     forecaster = Forecaster(executor=executor, workload=workload, device_type=device_type, torch_version=torch_version)
     return Question(forecaster=forecaster, config=config, unavailable={})
 
 
-def _row(space: Any, name: str | None, *, global_batch: int) -> TrainingConfig:
+def _row(space: Any, name: str | None, *, workload: "Workload") -> TrainingConfig:
     from autotune.search_space import bind_space
 
-    rows = bind_space(space, global_batch=global_batch, unavailable={}).named
+    rows = bind_space(
+        space, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients, unavailable={}
+    ).named
     if name is None or name not in rows:
         there = f"it names {', '.join(rows)}" if rows else "it names none"
         raise InvalidInput(f"search space {space.name!r} has no legal configuration {name!r}", hint=there)

@@ -89,6 +89,9 @@ _WORKLOAD_OPTIONS: Mapping[str, Any] = {
     ],
     "schedule": Annotated[str | None, typer.Option(metavar="constant|cosine", help="After the warm-up.")],
     "lr_warmup_steps": Annotated[int | None, typer.Option(help="Steps in which the learning rate rises.")],
+    "gradient_clipping": Annotated[
+        float | None, typer.Option(metavar="NORM", help="Largest norm of all gradients together. [default: no limit]")
+    ],
 }
 
 _WORKLOAD_FIELDS = {
@@ -99,8 +102,18 @@ _WORKLOAD_FIELDS = {
 }
 """Where the command line says it shorter than `Workload`."""
 
-_WITHOUT_TEXT = ("model", "layers", "width", "heads", "feed_forward_width", "vocab_size", "seq_len", "global_batch")
-"""What decides memory; a prediction reads no text and takes no steps."""
+_WITHOUT_TEXT = (
+    "model",
+    "layers",
+    "width",
+    "heads",
+    "feed_forward_width",
+    "vocab_size",
+    "seq_len",
+    "global_batch",
+    "gradient_clipping",
+)
+"""What decides memory and what is legal; a prediction reads no text and takes no steps."""
 
 _CONFIGURATION_OPTIONS: Mapping[str, Any] = {
     **{
@@ -111,6 +124,9 @@ _CONFIGURATION_OPTIONS: Mapping[str, Any] = {
             ("compile", CHOICES["compile"], "none"),
             ("optimizer", CHOICES["optimizer"], "adamw"),
             ("optimizer_fusion", CHOICES["optimizer_fusion"], "none"),
+            ("attention", CHOICES["attention"], "auto"),
+            ("loss", CHOICES["loss"], "full"),
+            ("activation_offload", CHOICES["activation_offload"], "none"),
         )
     },
     "memory_budget": Annotated[

@@ -69,7 +69,8 @@ def predict(
         else:
             forecaster = _forecaster(executor, device, workload, torch_version)
             config = TrainingConfig(**{"micro_batch_size": forecaster.workload.global_batch, **configuration})
-            check_legal(config, global_batch=forecaster.workload.global_batch)
+            at = forecaster.workload
+            check_legal(config, global_batch=at.global_batch, clips_gradients=at.clips_gradients)
         prediction = forecaster.predict(config, with_timeline=plot is not None)
     from autotune.cli.forecasts import Answer, print_answer
 
@@ -93,7 +94,8 @@ def _predict_space(
     from autotune.space_file import load_space
 
     space = load_space(space_name)
-    legal = bind_space(space, global_batch=forecaster.workload.global_batch, unavailable={})
+    at = forecaster.workload
+    legal = bind_space(space, global_batch=at.global_batch, clips_gradients=at.clips_gradients, unavailable={})
     names = {config.fingerprint: name for name, config in legal.named.items()}
     configs = {c.fingerprint: c for c in [*legal.named.values(), *legal.configurations()]}
     forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)

@@ -68,10 +68,15 @@ class LocalExecutor:
         found = self._call("probe", payload, environment=_compiler_cache(cache))
         return DeviceInfo(**found["device"]), found["unavailable"]
 
-    def examine(self, workload: Workload, choices: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, str]]:
-        """Which of `choices`, {technique: values}, the workload's model cannot take. Raises InvalidInput."""
+    def examine(
+        self, workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: str
+    ) -> dict[str, dict[str, str]]:
+        """Which of `choices`, {technique: values}, the workload's model cannot take on `device`.
+
+        Raises InvalidInput.
+        """
         listed = {technique: list(values) for technique, values in choices.items()}
-        return dict(self._call("examine", {"workload": workload.to_dict(), "choices": listed}))
+        return dict(self._call("examine", {"workload": workload.to_dict(), "choices": listed, "device": device}))
 
     def model_sha256(self, workload: Workload) -> str:
         """SHA-256 of what the workload's model is made of today: Python file or weights. Raises InvalidInput."""

@@ -110,8 +110,10 @@ class _Rehearsal:
         request = self._request
         with ExitStack() as stack:
             stack.enter_context(self._watch.mode)
+            if self._is_cuda:
+                stack.enter_context(cuda.memory_of_the_host())
             if self._is_cuda and self._fake_device.type == "cpu":
-                stack.enter_context(cuda.kernels_of_a_gpu(request.torch_version))
+                stack.enter_context(cuda.kernels_of_a_gpu(request.torch_version, attention=request.config.attention))
             stack.enter_context(self._programs.active())
             training = apply_techniques(request.config, request.workload, weights_file=None, device=self._fake_device)
             self._parameters = _number_of_parameters(training.parts.model)
@@ -204,7 +206,7 @@ class _Rehearsal:
             config = self._request.config
             yield from cuda.assumptions(
                 compiled=config.compile != "none",
-                autocast=config.precision.endswith("mixed"),
+                autocast=config.precision.endswith("mixed") or config.precision == "fp8",
                 torch_version=self._request.torch_version,
             )
 

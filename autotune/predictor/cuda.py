@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autotune.config import Attention
 from autotune.memory import nvml
+from autotune.techniques import activation_offload
 
 _aten = torch.ops.aten
 
@@ -59,11 +61,36 @@ FUSED_RMS_NORM_SINCE = (2, 9)
 
 
 @contextmanager
-def kernels_of_a_gpu(torch_version: str | None = None) -> Iterator[None]:
+def memory_of_the_host() -> Iterator[None]:
+    """Lets what is offloaded leave the device: its shape is all that waits."""
+    before = activation_offload.to_host, activation_offload.to_device
+    activation_offload.to_host = _Elsewhere  # type: ignore[assignment]
+    activation_offload.to_device = _Elsewhere.back  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        activation_offload.to_host, activation_offload.to_device = before
+
+
+class _Elsewhere:
+    def __init__(self, tensor: Tensor) -> None:
+        self._shape, self._stride = tensor.shape, tensor.stride()
+        self._dtype, self._device = tensor.dtype, tensor.device
+
+    def back(self) -> Tensor:
+        return torch.empty_strided(self._shape, self._stride, dtype=self._dtype, device=self._device)
+
+
+@contextmanager
+def kernels_of_a_gpu(torch_version: str | None = None, *, attention: Attention = "auto") -> Iterator[None]:
     """Lets attention and RMSNorm on a fake CPU allocate what the CUDA kernels of that torch release would."""
     before = F.scaled_dot_product_attention, F.rms_norm
     release = tuple(int(part) for part in (torch_version or torch.__version__).split(".")[:2])
-    F.scaled_dot_product_attention = _attention
+
+    def chosen(*args: Any, **kwargs: Any) -> Tensor:
+        return _attention(*args, backend=attention, **kwargs)
+
+    F.scaled_dot_product_attention = chosen
     if release >= FUSED_RMS_NORM_SINCE:
         F.rms_norm = _rms_norm
     try:
@@ -81,8 +108,12 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    backend: Attention = "auto",
 ) -> Tensor:
     """The kernel that a GPU since Ampere would choose: flash, else memory-efficient, else plain operators.
+
+    Or that of `backend`; cuDNN's allocates as flash does.
 
     Flash takes 16-bit numbers and no mask, memory-efficient any dtype and an additive mask but no grouped queries.
     Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
@@ -93,12 +124,13 @@ def _attention(
         attn_mask = attn_mask if attn_mask is None or attn_mask.dtype == torch.bool else attn_mask.to(dtype)
     with torch.autocast("cpu", enabled=False):
         is_16_bit = query.dtype in (torch.bfloat16, torch.float16)
-        if is_16_bit and attn_mask is None and query.shape[-1] <= FLASH_HEAD_SIZE:
+        takes_flash = is_16_bit and attn_mask is None and query.shape[-1] <= FLASH_HEAD_SIZE
+        if takes_flash and backend in ("auto", "flash", "cudnn"):
             flash = _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
             attended: Tensor = flash[0]
-        elif enable_gqa:
+        elif enable_gqa or backend == "math":
             attended = _aten._scaled_dot_product_attention_math(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )[0]
         else:
             bias = None if attn_mask is None else _bias(attn_mask, query, key)

@@ -5,7 +5,7 @@ from typing import Any
 from autotune.config import TrainingConfig
 from autotune.prediction import Prediction
 from autotune.quantities import format_size
-from autotune.recommendation.peak import HARDLY_ANY, MOMENT_WORDS, burden, gradient_share, moment_of
+from autotune.recommendation.peak import HARDLY_ANY, MOMENT_WORDS, Moment, burden, gradient_share, moment_of
 
 FEW = 0.1
 """Activations below this share of the peak are few."""
@@ -32,6 +32,8 @@ def why_nothing(
         return f"it shrinks activations, {activations}, and keeps about {gradients} of gradients from one to the next"
     if technique == "memory_budget" and prediction.plan and prediction.plan == prediction_with_it.plan:
         return "the compiler makes the same plan of what to keep"
+    if technique == "loss":
+        return f"the logits are no part of the peak, which is {MOMENT_WORDS[_moment(config, prediction, global_batch)]}"
     if technique == "precision" and value == "tf32":
         return "it computes faster and keeps four bytes a number"
     if sizes.get("activations", 0) >= FEW * prediction.peak_memory_bytes:
@@ -39,6 +41,10 @@ def why_nothing(
     if technique == "precision":
         return f"it keeps weights, gradients and optimizer state in fp32, and only {activations} are activations"
     return f"it spends less on activations, and only {activations} of the peak are any"
+
+
+def _moment(config: TrainingConfig, prediction: Prediction, global_batch: int) -> Moment:
+    return moment_of(prediction, config, global_batch=global_batch)
 
 
 def _why_no_fusion(value: str, *, config: TrainingConfig, prediction: Prediction, global_batch: int) -> str:

@@ -52,6 +52,7 @@ class Explained:
     config: TrainingConfig
     prediction: Prediction
     global_batch: int
+    clips_gradients: bool = False
     record: TrialRecord | None = None
     records: Sequence[TrialRecord] = ()
     """All trials of the study."""

@@ -17,6 +17,7 @@ from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences, choos
 from autotune.result import StudyResult, TrialRecord
 from autotune.storage import StudyStore
 from autotune.storage.database import BUSY_TIMEOUT_SECONDS, sqlite_file
+from autotune.study.continuing import check_same_device, check_same_model, check_same_study, prepare_again
 from autotune.study.events import Listener, StudyOpened
 from autotune.study.forecast import Forecaster
 from autotune.study.foresight import Foresight
@@ -25,12 +26,8 @@ from autotune.study.request import (
     DEFAULT_TRIALS,
     NewStudy,
     SearchRequest,
-    check_same_device,
-    check_same_model,
-    check_same_study,
     check_snapshot,
     new_definition,
-    prepare_again,
     space_of,
     work_folder,
 )

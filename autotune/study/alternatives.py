@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.config import CHOICES, FIELD_ORDER, TrainingConfig, broken_rules
+from autotune.config import CHOICES, FIELD_ORDER, Circumstances, TrainingConfig, broken_rules
 from autotune.prediction import Prediction
 from autotune.quantities import format_size
 from autotune.recommendation.variants import (
@@ -38,9 +38,15 @@ class Wanted:
 
 
 def wanted_variants(
-    config: TrainingConfig, prediction: Prediction, *, global_batch: int, unavailable: Unavailable
+    config: TrainingConfig,
+    prediction: Prediction,
+    *,
+    global_batch: int,
+    clips_gradients: bool = False,
+    unavailable: Unavailable,
 ) -> Wanted:
     """Each technique taken out where it is in use, and changed to each of a handful of its other values."""
+    at = Circumstances(global_batch=global_batch, clips_gradients=clips_gradients)
     variants: list[Variant] = []
     impossible: dict[str, str] = {}
     for technique in FIELD_ORDER:
@@ -51,7 +57,7 @@ def wanted_variants(
             plain = getattr(without, technique)
             variants.append(Variant(technique=technique, value=plain, config=without, is_removal=True))
         values = _values(technique, config, prediction, global_batch=global_batch, unavailable=unavailable)
-        reasons = {v: _why_not(config, technique, v, global_batch, unavailable) for v in values}
+        reasons = {v: _why_not(config, technique, v, at, unavailable) for v in values}
         possible = [value for value, reason in reasons.items() if not reason]
         taken = [variant.config for variant in variants]
         changed = [(value, replace(config, **{technique: value})) for value in possible]
@@ -72,7 +78,9 @@ def wanted_pairs(explained: Explained, variants: Sequence[Variant], *, unavailab
         if partner is None or variant.config.numerics_class != explained.config.numerics_class:
             continue
         pair = _pair(explained, variant, partner)
-        if not broken_rules(pair.together.to_dict(), global_batch=explained.global_batch):
+        if not broken_rules(
+            pair.together.to_dict(), global_batch=explained.global_batch, clips_gradients=explained.clips_gradients
+        ):
             pairs.append(pair)
     return [*pairs, *_budget_beside_compilation(explained, variants, unavailable)]
 
@@ -95,13 +103,15 @@ def _values(
     """The values worth a prediction, without that of `config`; plain values are removals."""
     current = getattr(config, technique)
     values: Sequence[Any] = CHOICES.get(technique, ())
-    if technique == "precision":  # tf32 keeps what fp32 keeps, and fp16 what bf16 keeps
+    if technique == "precision":  # tf32 keeps what fp32 keeps, fp16 and fp8 what bf16 keeps, stochastic what true
         values = ["bf16-mixed", "bf16-true"]
         values += ["fp16-mixed"] if "bf16-mixed" in unavailable.get(technique, {}) else []
     elif technique == "checkpointing":
         values = CHECKPOINTINGS_OF_A_COMPILED_MODEL if config.compile == "model" else CHECKPOINTINGS
     elif technique == "optimizer_fusion" and config.compile == "model" and prediction.phase != "step":
         values = ["backward"]  # the others change the step only
+    elif technique == "attention":
+        values = []  # torch's own choice keeps least wherever there is one
     elif technique == "memory_budget":
         values = BUDGETS
     elif technique == "micro_batch_size":
@@ -109,7 +119,7 @@ def _values(
         values = list(dict.fromkeys([*smaller[:1], *smaller[-1:]]))
     elif technique == "optimizer" and _at_most_by_optimizer(prediction) < NOTHING * prediction.peak_memory_bytes:
         values = []
-    return [value for value in values if value not in (current, "none")]
+    return [value for value in values if value not in (current, "none", "full")]
 
 
 def _at_most_by_optimizer(prediction: Prediction) -> int:
@@ -119,11 +129,12 @@ def _at_most_by_optimizer(prediction: Prediction) -> int:
     return sizes.get("optimizer_state", 0) + (sizes.get("temporaries", 0) if is_updating else 0)
 
 
-def _why_not(config: TrainingConfig, technique: str, value: Any, global_batch: int, unavailable: Unavailable) -> str:
+def _why_not(config: TrainingConfig, technique: str, value: Any, at: Circumstances, unavailable: Unavailable) -> str:
     """Why `technique` cannot have `value` here; empty where it can."""
     if reason := unavailable.get(technique, {}).get(str(value)):
         return f"{named(technique, value)} does not work on this device: {reason}"
-    broken = broken_rules({**config.to_dict(), technique: value}, global_batch=global_batch)
+    chosen = {**config.to_dict(), technique: value}
+    broken = broken_rules(chosen, global_batch=at.global_batch, clips_gradients=at.clips_gradients)
     return broken[0] if broken else ""
 
 

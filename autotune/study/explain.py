@@ -32,9 +32,20 @@ def explain_configuration(
     predictions = _Predictions(forecaster, progress)
     prediction = predictions.of_the_explained(config)
     explained = Explained(
-        config=config, prediction=prediction, global_batch=global_batch, record=record, records=records
+        config=config,
+        prediction=prediction,
+        global_batch=global_batch,
+        clips_gradients=forecaster.workload.clips_gradients,
+        record=record,
+        records=records,
     )
-    wanted = wanted_variants(config, prediction, global_batch=global_batch, unavailable=unavailable or {})
+    wanted = wanted_variants(
+        config,
+        prediction,
+        global_batch=global_batch,
+        clips_gradients=explained.clips_gradients,
+        unavailable=unavailable or {},
+    )
     predictions.make(variant.config for variant in wanted.variants)
     variants = [predictions.filled_in(variant) for variant in wanted.variants]
     pairs = wanted_pairs(explained, variants, unavailable=unavailable or {})

@@ -35,7 +35,8 @@ class Forecaster:
 
     def predict(self, config: TrainingConfig, *, with_timeline: bool = False) -> Prediction:
         """Raises PredictionImpossible and IllegalConfiguration."""
-        check_legal(config, global_batch=self.workload.global_batch)
+        workload = self.workload
+        check_legal(config, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients)
         future = self._submit(config, with_timeline=with_timeline)
         return self._result(future)
 

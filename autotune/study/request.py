@@ -15,7 +15,7 @@ from typing import Any
 from autotune.config import FIELD_ORDER
 from autotune.data.sources import check_name
 from autotune.definition import DEFAULT_STORAGE, RESULTS_FOLDER, SAMPLERS, Sampler, StudyDefinition, check_study_name
-from autotune.errors import InvalidInput, StorageUnavailable, StudyMismatch
+from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.executors.local import PREPARED, LocalExecutor
 from autotune.quantities import LARGEST_SIZE_BYTES
 from autotune.recommendation.pick import Preferences
@@ -179,7 +179,7 @@ def new_definition(
     device, unavailable = executor.probe(request.device, space.choices())
     check_snapshot(request, device)
     workload = make_workload(device.type, space.workload, request.said_about_workload())
-    lacking = executor.examine(workload, space.choices())
+    lacking = executor.examine(workload, space.choices(), device=device.device)
     definition = StudyDefinition(
         name=request.name or "",
         workload=workload,
@@ -197,7 +197,7 @@ def new_definition(
     definition.legal_space()  # refuses a space in which nothing works before anything is prepared
     if workload.script is None:
         listener(Preparing(what=f"reading {workload.dataset} and drawing the initial weights"))
-    waiting = work / f"{_WAITING}{os.getpid()}-{uuid.uuid4().hex}"
+    waiting = work / f"{WAITING}{os.getpid()}-{uuid.uuid4().hex}"
     prepared = executor.prepare(workload, waiting)
     workload = dataclasses.replace(workload, text_sha256=prepared["text_sha256"], model_sha256=prepared["model_sha256"])
     definition = dataclasses.replace(definition, workload=workload)
@@ -205,13 +205,13 @@ def new_definition(
     return NewStudy(definition=definition, waiting=waiting)
 
 
-_WAITING = "waiting-"
+WAITING = "waiting-"
 
 
 def _sweep(work: Path) -> None:
     """Removes prepared files that a killed search left waiting."""
-    for folder in work.glob(f"{_WAITING}*"):
-        owner = folder.name.removeprefix(_WAITING).partition("-")[0]
+    for folder in work.glob(f"{WAITING}*"):
+        owner = folder.name.removeprefix(WAITING).partition("-")[0]
         if not Path(f"/proc/{owner}").exists():
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -226,84 +226,3 @@ def default_name(definition: StudyDefinition) -> str:
     if definition.cap_bytes == definition.device.total_memory_bytes:
         return f"{definition.space.name}-{definition.workload.model_name}-{definition.device.type}-{identity}"
     return f"{definition.space.name}-{definition.workload.model_name}-{size}{unit}-{identity}"
-
-
-_OPTIONS = {
-    "sequence_length": "seq-len",
-    "evaluation_sequences": "eval-sequences",
-    "learning_rate_warmup_steps": "lr-warmup-steps",
-}
-"""Workload fields whose option has another name."""
-
-
-def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
-    """Raises StudyMismatch when the request says something that the stored study was not made with."""
-    said: dict[str, tuple[Any, Any]] = {
-        "--max-mem": (request.cap_bytes, stored.cap_bytes),
-        "--sampler": (request.sampler, stored.sampler),
-    }
-    workload = stored.workload.to_dict()
-    for name, value in request.said_about_workload().items():
-        if name == "learning_rates":
-            said["--learning-rate"] = ({**workload[name], **value}, workload[name])
-        else:
-            said[f"--{_OPTIONS.get(name, name).replace('_', '-')}"] = (value, workload[name])
-    for option, (asked, known) in said.items():
-        if asked is not None and asked != known:
-            raise StudyMismatch(
-                f"study {stored.name!r} was begun with {option} {known}, not {asked}",
-                hint="leave the option out to continue the study, or give the new one another --name",
-            )
-    if request.space is not None and load_space(request.space).to_dict() != stored.space.to_dict():
-        raise StudyMismatch(
-            f"study {stored.name!r} was begun with search space {stored.space.name!r} as it was then, "
-            f"not with {request.space!r}",
-            hint="leave --space out to continue the study, or give the new one another --name",
-        )
-
-
-def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
-    """Raises StudyMismatch when results measured now could not stand beside those of the study."""
-    for what, known, found in (
-        ("device", stored.device.name, device.name),
-        ("torch", stored.device.versions.get("torch"), device.versions.get("torch")),
-    ):
-        if known != found:
-            raise StudyMismatch(
-                f"study {stored.name!r} was measured on {what} {known}, here is {found}",
-                hint="continue it where it began, or begin another with --name",
-            )
-
-
-def check_same_model(stored: StudyDefinition, *, executor: LocalExecutor) -> None:
-    """Raises StudyMismatch when the Python file that makes the model is no longer that of the study."""
-    workload = stored.workload
-    is_run_again = workload.model_sha256 and not workload.pretrained  # weights were taken down when it began
-    if is_run_again and executor.model_sha256(workload) != workload.model_sha256:
-        raise StudyMismatch(
-            f"{workload.describe_model()} is no longer what study {stored.name!r} was begun with",
-            hint="bring the old content back, or begin another study with --name",
-        )
-
-
-def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folder: Path) -> None:
-    """Makes the prepared files of a stored study where they are missing; the text must still be the same."""
-    if (folder / PREPARED).exists():
-        return
-    waiting = folder / f"{_WAITING}{os.getpid()}"
-    prepared = executor.prepare(definition.workload, waiting)
-    if prepared["text_sha256"] != definition.workload.text_sha256:
-        shutil.rmtree(waiting)
-        raise StudyMismatch(
-            f"the text of dataset {definition.workload.dataset!r} is no longer the one study {definition.name!r} "
-            "was begun with",
-            hint="bring the old text back, or begin another study with --name",
-        )
-    if prepared["model_sha256"] != definition.workload.model_sha256:
-        shutil.rmtree(waiting)
-        raise StudyMismatch(
-            f"the weights of {definition.workload.model_source} are no longer those study {definition.name!r} "
-            "was begun with",
-            hint="bring the old weights back, or begin another study with --name",
-        )
-    waiting.rename(folder / PREPARED)

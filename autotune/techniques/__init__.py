@@ -14,8 +14,19 @@ from torch import nn
 from autotune.config import TrainingConfig
 from autotune.models.parts import ModelParts
 from autotune.models.weights import load_model
-from autotune.techniques import allocator, checkpointing, compilation, memory_budget, optimizer_fusion, precision
-from autotune.techniques.optimizer_fusion import Updater, make_updater
+from autotune.techniques import (
+    activation_offload,
+    allocator,
+    attention,
+    checkpointing,
+    compilation,
+    fp8,
+    loss,
+    memory_budget,
+    optimizer_fusion,
+    precision,
+)
+from autotune.techniques.optimizer_fusion import Updater, UpdateRule, make_updater
 from autotune.techniques.requirements import check_parts
 from autotune.workload import Workload
 
@@ -42,19 +53,28 @@ def apply_techniques(
     # Process-wide settings first: they must hold when the first kernel runs and when the first graph is compiled.
     precision.set_matmul_precision(config.precision)
     memory_budget.set_memory_budget(config.memory_budget)
+    attention.set_attention_backend(config.attention)
     # Weights arrive in their final dtype: nothing larger than what is trained ever stands on the device.
     parts = load_model(workload, file=weights_file, dtype=precision.weights_dtype(config.precision), device=device)
     check_parts(parts, config)
     parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+    loss.set_loss(parts, config.loss)
     parameters_by_block = parts.parameters_by_block()
+    # Before anything wraps a block, so that whatever recomputes or compiles it meets the layers that will run.
+    fp8.convert_blocks(parts, config.precision)
     reshape(parts, config)
     # The optimizer wants the parameters that will be trained; wrapping has not replaced them.
     updater = make_updater(
         parameters,
-        config.optimizer,
-        fusion=config.optimizer_fusion,
-        learning_rate=workload.learning_rates[config.optimizer],
+        UpdateRule(
+            optimizer=config.optimizer,
+            fusion=config.optimizer_fusion,
+            learning_rate=workload.learning_rate_of(config.optimizer),
+            rounds_stochastically=config.precision == "bf16-stochastic",
+            seed=workload.seed,
+        ),
         scaler=precision.gradient_scaler(config.precision, device=device),
+        gradient_clipping=workload.gradient_clipping,
     )
     return Training(parts=parts, updater=updater, parameters_by_block=parameters_by_block)
 
@@ -82,6 +102,8 @@ def find_unavailable(choices: Mapping[str, Sequence[Any]], *, device: torch.devi
         "optimizer": lambda value: optimizer_fusion.unavailable("none", value, device=device),
         "optimizer_fusion": lambda value: optimizer_fusion.unavailable(value, "adamw", device=device),
         "allocator": lambda value: allocator.unavailable(value, device=device),
+        "attention": lambda value: attention.unavailable(value, device=device),
+        "activation_offload": lambda value: activation_offload.unavailable(value, device=device),
     }
     found: dict[str, dict[str, str]] = {}
     for technique, probe in probes.items():

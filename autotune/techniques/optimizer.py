@@ -1,4 +1,4 @@
-"""Optimizers: torch's own and one of ours, each with its own default learning rate (`autotune/workload.py`).
+"""Optimizers: torch's own, one of ours and one of torchao's. Default learning rates: `autotune/workload.py`.
 
 | value | state per parameter | settings |
 |---|---|---|
@@ -6,9 +6,13 @@
 | adafactor | about 0: a row and a column (arXiv:1804.04235) | relative to the weight's size, eps 1.2e-7 and 1e-3 |
 | sgd | 1 | momentum 0.9 |
 | adafactor-fixed-rate | about 0: a row and a column | weight decay 0.01; `adafactor_fixed_rate.py` |
+| adamw-8bit | 2 of one byte and a scale for 256 (arXiv:2110.02861) | as adamw, and its rate |
+
+adamw-8bit needs torchao. Its update is compiled for every shape of a parameter, which takes its time in the first
+step; what has fewer than 4,096 numbers, or no multiple of 256, keeps its state as adamw does.
 
 `foreach` and `fused` are always given: torch's own choice differs between devices.
-Source: https://docs.pytorch.org/docs/stable/optim.html
+Source: https://docs.pytorch.org/docs/stable/optim.html, https://github.com/pytorch/ao/tree/main/torchao/optim
 """
 
 from collections.abc import Iterable
@@ -39,3 +43,9 @@ def make_optimizer(
         case "adafactor-fixed-rate":
             assert fusion in ("none", "backward")
             return AdafactorFixedRate(parameters, lr=learning_rate)
+        case "adamw-8bit":
+            assert fusion in ("none", "backward")
+            from torchao.optim import AdamW8bit
+
+            optimizer: torch.optim.Optimizer = AdamW8bit(parameters, lr=learning_rate)
+            return optimizer

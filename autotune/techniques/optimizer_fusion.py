@@ -7,17 +7,22 @@
 | kernel | one kernel (`fused=True`), where the optimizer has it | no temporaries |
 | backward | in the hook of each gradient, which is freed at once | never all gradients together |
 
+Gradients are clipped, where the workload says so, by the norm of all of them together (arXiv:1211.5063), which a step
+in backward never has.
 Source: https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from autotune.config import Optimizer, OptimizerFusion
+from autotune.techniques.fp8 import torchao_is_missing
 from autotune.techniques.optimizer import make_optimizer
+from autotune.techniques.stochastic_rounding import StochasticallyRounded
 
 
 class Updater(Protocol):
@@ -36,9 +41,16 @@ class Updater(Protocol):
 
 
 class UpdateAfterBackward:
-    def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        *,
+        gradient_clipping: float | None = None,
+    ) -> None:
         self._optimizer = optimizer
         self._scaler = scaler
+        self._gradient_clipping = gradient_clipping
 
     def set_learning_rate(self, learning_rate: float) -> None:
         _set_learning_rate(self._optimizer, learning_rate)
@@ -47,12 +59,21 @@ class UpdateAfterBackward:
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def step(self) -> None:
+        if self._gradient_clipping is not None:
+            self._clip(self._gradient_clipping)
         if self._scaler is None:
             self._optimizer.step()
         else:
             self._scaler.step(self._optimizer)
             self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
+
+    def _clip(self, largest_norm: float) -> None:
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        # A loop, as the update without fusion: batched, it would hold as much as all gradients once more.
+        nn.utils.clip_grad_norm_(parameters, largest_norm, foreach=False)
 
     def state(self) -> Iterator[Tensor]:
         return _state_of([self._optimizer])
@@ -85,28 +106,51 @@ class UpdateInBackward:
         return _state_of(list(self._optimizers.values()))
 
 
+@dataclass(frozen=True, kw_only=True)
+class UpdateRule:
+    """How parameters are updated, whenever that happens."""
+
+    optimizer: Optimizer
+    fusion: OptimizerFusion
+    learning_rate: float
+    rounds_stochastically: bool = False
+    seed: int = 0
+    """Of the noise of stochastic rounding."""
+
+    def of(self, parameters: Sequence[nn.Parameter], *, first_index: int = 0) -> torch.optim.Optimizer:
+        """`first_index`: the place of the first of them among the model's parameters."""
+        if not self.rounds_stochastically:
+            return self._plain(parameters)
+        return StochasticallyRounded(
+            parameters, self._plain, learning_rate=self.learning_rate, seed=self.seed, first_index=first_index
+        )
+
+    def _plain(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        return make_optimizer(parameters, self.optimizer, fusion=self.fusion, learning_rate=self.learning_rate)
+
+
 def make_updater(
     parameters: Sequence[nn.Parameter],
-    optimizer: Optimizer,
+    rule: UpdateRule,
     *,
-    fusion: OptimizerFusion,
-    learning_rate: float,
-    scaler: torch.amp.GradScaler | None,
+    scaler: torch.amp.GradScaler | None = None,
+    gradient_clipping: float | None = None,
 ) -> Updater:
-    if fusion == "backward":
-        return UpdateInBackward(
-            {p: make_optimizer([p], optimizer, fusion=fusion, learning_rate=learning_rate) for p in parameters}
-        )
-    return UpdateAfterBackward(
-        make_optimizer(parameters, optimizer, fusion=fusion, learning_rate=learning_rate), scaler
-    )
+    """`gradient_clipping`: largest norm of all gradients together; not with a step in backward."""
+    if rule.fusion == "backward":
+        assert gradient_clipping is None
+        return UpdateInBackward({p: rule.of([p], first_index=index) for index, p in enumerate(parameters)})
+    return UpdateAfterBackward(rule.of(parameters), scaler, gradient_clipping=gradient_clipping)
 
 
 def unavailable(fusion: OptimizerFusion, optimizer: Optimizer, *, device: torch.device) -> str | None:
     """Why this update does not work on `device`, found by one update of a small parameter; None if it does."""
-    parameter = nn.Parameter(torch.ones(8, 8, device=device))
+    # 4,096 numbers: with fewer, AdamW in 8 bits is plain AdamW.
+    parameter = nn.Parameter(torch.ones(64, 64, device=device))
+    if optimizer == "adamw-8bit" and (missing := torchao_is_missing()):
+        return missing
     try:
-        updater = make_updater([parameter], optimizer, fusion=fusion, learning_rate=0.1, scaler=None)
+        updater = make_updater([parameter], UpdateRule(optimizer=optimizer, fusion=fusion, learning_rate=0.1))
         parameter.square().sum().backward()
         updater.step()
     except (RuntimeError, ValueError, TypeError) as error:
@@ -116,10 +160,24 @@ def unavailable(fusion: OptimizerFusion, optimizer: Optimizer, *, device: torch.
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        if isinstance(group["lr"], Tensor):  # torchao's: compiled code must not see a new number every step
+            group["lr"].fill_(learning_rate)
+        else:
+            group["lr"] = learning_rate
 
 
 def _state_of(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Tensor]:
     for optimizer in optimizers:
         for state in optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    yield from _tensors_behind(value)
+
+
+def _tensors_behind(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that hold the numbers of a subclass, such as codes and scales; a plain tensor is its own."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _tensors_behind(getattr(tensor, name))

@@ -1,10 +1,10 @@
 """Techniques applied to a model and an optimizer that a script has made, in the order and by the code of every trial.
 
 The script keeps its own loop: it calls the model, computes the loss, calls backward and steps the optimizer. So the
-loss cannot be scaled (fp16-mixed) nor made in chunks, and the optimizer is the script's own.
+loss cannot be scaled (fp16-mixed) nor made in chunks, and the optimizer is the script's own, made for its own layers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,15 +12,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from autotune.config import Precision, TrainingConfig
+from autotune.config import ActivationOffload, Precision, TrainingConfig
 from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
 from autotune.models.structure import find_blocks
-from autotune.techniques import memory_budget, precision, reshape
+from autotune.techniques import activation_offload, attention, memory_budget, precision, reshape
 from autotune.techniques.own_optimizer import with_fusion
 from autotune.techniques.requirements import check_parts, missing_parts
 
-_NO_SCALING = "a script calls backward on its loss itself, so that nothing scales it"
+_NO_PRECISION: Mapping[Precision, str] = {
+    "fp16-mixed": "a script calls backward on its loss itself, so that nothing scales it",
+    "fp8": "a script's optimizer was made for the layers that fp8 would replace",
+    "bf16-stochastic": "a script brings its own optimizer, which rounds to nearest",
+}
 _NO_CHUNKS = "a script computes its loss itself"
 _NO_OPTIMIZER = "a script brings its own optimizer"
 
@@ -32,13 +36,16 @@ def apply_to_own(config: TrainingConfig, model: nn.Module, optimizer: Optimizer)
     """
     precision.set_matmul_precision(config.precision)
     memory_budget.set_memory_budget(config.memory_budget)
+    attention.set_attention_backend(config.attention)
     parts = parts_of_own(model)
     check_parts(parts, config)
-    if config.precision == "fp16-mixed":
-        raise IllegalConfiguration(f"precision fp16-mixed cannot be applied: {_NO_SCALING}", hint="use bf16-mixed")
+    if config.precision in _NO_PRECISION:
+        reason = _NO_PRECISION[config.precision]
+        raise IllegalConfiguration(f"precision {config.precision} cannot be applied: {reason}", hint="use bf16-mixed")
     _cast_weights(model, precision.weights_dtype(config.precision))
     _cast_around_forward(model, config.precision)  # inside what is compiled
     reshape(parts, config)
+    _offload_around_forward(model, config.activation_offload)
     return model, with_fusion(optimizer, config.optimizer_fusion)
 
 
@@ -64,7 +71,8 @@ def missing_in_own(
     Of optimizers the first is left, a name for the script's own.
     """
     missing = missing_parts(parts_of_own(model), choices)
-    refusals = [("precision", "fp16-mixed", _NO_SCALING), ("loss", "chunked", _NO_CHUNKS)]
+    refusals = [("loss", "chunked", _NO_CHUNKS)]
+    refusals += [("precision", str(value), reason) for value, reason in _NO_PRECISION.items()]
     refusals += [("optimizer", value, _NO_OPTIMIZER) for value in choices.get("optimizer", ())[1:]]
     for fusion in choices.get("optimizer_fusion", ()):
         try:
@@ -96,6 +104,23 @@ def _cast_around_forward(model: nn.Module, name: Precision) -> None:
         return tree_map(_widened, output)
 
     model.forward = forward
+
+
+def _offload_around_forward(model: nn.Module, place: ActivationOffload) -> None:
+    """Outside what is compiled: the hooks see what a compiled region keeps, not what is inside it."""
+    if place == "none":
+        return
+    compiled = model._compiled_call_impl
+    inner: Callable[..., Any] = model.forward if compiled is None else compiled
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with activation_offload.offloaded(place, model=model):
+            return inner(*args, **kwargs)
+
+    if compiled is None:
+        model.forward = call
+    else:
+        model._compiled_call_impl = call
 
 
 def _widened(value: Any) -> Any:

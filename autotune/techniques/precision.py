@@ -7,6 +7,8 @@
 | bf16-mixed | half of most activations; tensor cores | a bf16 copy of the weights in use | |
 | fp16-mixed | the same, with more mantissa | loss scaling against underflow (arXiv:1710.03740) | |
 | bf16-true | half of everything | small updates are rounded away: perplexity | |
+| bf16-stochastic | the same | a slower update, rounded up or down by chance (`stochastic_rounding.py`) | |
+| fp8 | time, and some of what products keep (`fp8.py`) | 3 bits of mantissa in products | torchao, Hopper or Ada |
 
 Source: https://docs.pytorch.org/docs/stable/amp.html and .../notes/numerical_accuracy.html
 """
@@ -17,8 +19,10 @@ import torch
 from torch import nn
 
 from autotune.config import Precision
+from autotune.techniques import fp8
 
-_AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+_AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16, "fp8": torch.bfloat16}
+_BF16_WEIGHTS = ("bf16-true", "bf16-stochastic")
 
 
 def set_matmul_precision(precision: Precision) -> None:
@@ -27,7 +31,7 @@ def set_matmul_precision(precision: Precision) -> None:
 
 
 def weights_dtype(precision: Precision) -> torch.dtype:
-    return torch.bfloat16 if precision == "bf16-true" else torch.float32
+    return torch.bfloat16 if precision in _BF16_WEIGHTS else torch.float32
 
 
 def autocast(precision: Precision, *, device: torch.device) -> AbstractContextManager[object]:
@@ -43,6 +47,8 @@ def gradient_scaler(precision: Precision, *, device: torch.device) -> torch.amp.
 
 def unavailable(precision: Precision, *, device: torch.device) -> str | None:
     """Why `precision` does not work on `device`, found by a small product forward and backward; None if it does."""
+    if precision == "fp8":
+        return fp8.unavailable(device=device)
     torch.manual_seed(0)
     try:
         layer = nn.Linear(64, 64, bias=False, device=device, dtype=weights_dtype(precision))

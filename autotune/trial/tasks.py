@@ -98,8 +98,8 @@ def probe(*, device: str | None, choices: dict[str, list[Any]]) -> dict[str, Any
     return {"device": asdict(info), "unavailable": find_unavailable(choices, device=chosen)}
 
 
-def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]]) -> dict[str, dict[str, str]]:
-    """Which of `choices`, {technique: values}, the workload's model cannot take: {technique: {value: reason}}.
+def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]], device: str) -> dict[str, dict[str, str]]:
+    """What of `choices`, {technique: values}, the model cannot take on `device`: {technique: {value: reason}}.
 
     Raises InvalidInput for a model that cannot be built.
     """
@@ -112,7 +112,8 @@ def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]]) -> dict[
         return examine_script(Workload(**workload), choices)
     with torch.device("meta"):
         parts = build_model(Workload(**workload))
-    return missing_parts(parts, choices)
+    length = workload["sequence_length"]
+    return missing_parts(parts, choices, device=torch.device(device), sequence_length=length)
 
 
 def devices() -> list[dict[str, Any]]:

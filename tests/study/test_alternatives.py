@@ -102,7 +102,7 @@ def test_optimizers_are_left_alone_where_their_state_is_nothing_at_the_peak():
 
 def test_a_compiled_model_is_compiled_again_only_a_few_times():
     found = wanted(replace(PLAIN, compile="model", memory_budget=0.05, optimizer_fusion="backward"), optimizer_state=0)
-    assert sum(one.config.compile == "model" for one in found.variants) <= 6
+    assert sum(one.config.compile == "model" for one in found.variants) <= 8
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------

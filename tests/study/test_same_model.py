@@ -5,7 +5,7 @@ from study_building import definition
 
 from autotune.errors import StudyMismatch
 from autotune.executors.local import LocalExecutor
-from autotune.study.request import check_same_model
+from autotune.study.continuing import check_same_model
 from autotune.user_code import sha256_of
 from autotune.workload import make_workload
 

@@ -13,7 +13,19 @@ STEPS = 6
 BIT_EQUAL = 0.0
 REORDERED_SUMS = 1e-5
 """Relative difference from summing in another order, as measured over six steps of the small model (below 2e-6)."""
-TOLERANCE_BY_PRECISION = {"fp32": BIT_EQUAL, "tf32": 1e-3, "bf16-mixed": 2e-2, "bf16-true": 2e-2, "fp16-mixed": 5e-3}
+TOLERANCE_BY_PRECISION = {
+    "fp32": BIT_EQUAL,
+    "tf32": 1e-3,
+    "bf16-mixed": 2e-2,
+    "bf16-true": 2e-2,
+    "fp16-mixed": 5e-3,
+    "bf16-stochastic": 2e-2,
+    "fp8": 2e-2,
+}
+
+
+OPTIMIZERS = [value for value in CHOICES["optimizer"] if value != "adamw-8bit"]
+"""That one compiles its update; `test_torchao.py` has its tests."""
 
 
 @pytest.fixture
@@ -27,7 +39,7 @@ def test_checkpointing_leaves_every_loss_bit_equal(value, losses_of, reference):
 
 
 @pytest.mark.parametrize("value", CHOICES["optimizer_fusion"])
-@pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_way_to_update_gives_the_same_losses(value, optimizer, losses_of):
     if reasons := broken_rules({"optimizer": optimizer, "optimizer_fusion": value}, global_batch=1):
         pytest.skip(f"an illegal configuration: {reasons[0]}")
@@ -47,12 +59,12 @@ def test_precision_stays_within_its_stated_tolerance(value, losses_of, reference
     assert losses_of(steps=STEPS, precision=value) == pytest.approx(reference, rel=TOLERANCE_BY_PRECISION[value])
 
 
-@pytest.mark.parametrize("value", ["bf16-mixed", "bf16-true", "fp16-mixed"])
+@pytest.mark.parametrize("value", ["bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"])
 def test_sixteen_bit_precision_really_computes_other_numbers(value, losses_of, reference):
     assert losses_of(steps=STEPS, precision=value) != reference
 
 
-@pytest.mark.parametrize("value", CHOICES["optimizer"])
+@pytest.mark.parametrize("value", OPTIMIZERS)
 def test_every_optimizer_learns(value, losses_of):
     losses = losses_of(steps=24, optimizer=value)
     assert losses[-1] < losses[0] - 0.1

@@ -71,3 +71,43 @@ def test_logits_that_are_changed_after_the_head_cannot(shapes_of, settings):
 def test_a_technique_without_its_part_is_refused_with_the_part_that_is_missing():
     with pytest.raises(IllegalConfiguration, match="no list of alike blocks"):
         check_parts(ModelParts(model=torch.nn.Linear(2, 2)), TrainingConfig(checkpointing="block"))
+
+
+ATTENTION = {"attention": ["auto", "flash", "math"]}
+
+
+def missing_attention(parts):
+    return missing_parts(parts, ATTENTION, sequence_length=32).get("attention", {})
+
+
+def test_a_model_with_a_trained_bias_on_its_scores_has_no_flash_attention():
+    with torch.device("meta"):
+        parts = build_model(make_workload("cpu", {"model": "deep-one", "sequence_length": 32}))
+    assert "trained mask" in missing_attention(parts)["flash"]
+
+
+@pytest.mark.parametrize("settings", [{"model_type": "llama"}, {"model_type": "mixtral", "num_local_experts": 2}])
+def test_a_causal_model_with_grouped_queries_has_every_kernel_there_is(shapes_of, settings):
+    assert missing_attention(shapes_of(**settings)) == {}
+
+
+def test_a_model_that_attends_in_another_way_has_no_kernel_to_choose():
+    class Mean(torch.nn.Module):
+        def forward(self, tokens, labels):
+            return tokens.float().mean()
+
+    model = Mean()
+    model.weight = torch.nn.Parameter(torch.zeros(1, device="meta"))
+    assert set(missing_attention(ModelParts(model=model))) == {"flash", "math"}
+
+
+def test_blocks_without_a_matrix_that_fits_have_no_fp8(shapes_of):
+    odd = {"hidden_size": 40, "intermediate_size": 60, "num_attention_heads": 5, "num_key_value_heads": 5}
+    missing = missing_parts(shapes_of(model_type="llama", **odd), {"precision": ["fp8"]})
+    assert "multiples of 16" in missing["precision"]["fp8"]
+
+
+def test_logits_changed_after_the_head_are_no_loss_in_chunks_when_asked_for_by_hand(shapes_of):
+    parts = shapes_of(model_type="granite", logits_scaling=8.0)
+    with pytest.raises(IllegalConfiguration, match="changes the logits"):
+        check_parts(parts, TrainingConfig(loss="chunked"))

@@ -74,11 +74,12 @@ class FitRequest:
         """What the options say, on a plain fp32 training."""
         global_batch = varying.workload.global_batch
         config = TrainingConfig(**{"micro_batch_size": global_batch, **self.configuration})
-        check_legal(config, global_batch=global_batch)
+        check_legal(config, global_batch=global_batch, clips_gradients=varying.workload.clips_gradients)
         return config
 
     def rungs(self, varying: Varying) -> list[Rung]:
         base = self.base(varying)
         if all(name in _BASE for name in self.configuration):
-            return list(ladder(base, accumulates=varying.accumulates(base)))
+            can_step_in_backward = not (varying.accumulates(base) or varying.workload.clips_gradients)
+            return list(ladder(base, accumulates=not can_step_in_backward))
         return [Rung(name="as given", config=base)]

@@ -60,7 +60,7 @@ class Varying:
     def _refusal(self, value: int, config: TrainingConfig) -> str:
         try:
             workload, chosen = self.at(value, config)
-            check_legal(chosen, global_batch=workload.global_batch)
+            check_legal(chosen, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients)
         except InvalidInput as error:
             return error.message
         return ""

@@ -1,0 +1,61 @@
+"""Which values a single setting of a workload can have. Whether settings fit together, a `Workload` checks."""
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from autotune.config import CHOICES
+from autotune.errors import InvalidInput
+from autotune.model_choice import HOW_TO_NAME
+
+Schedule = Literal["constant", "cosine"]
+Packing = Literal["packed", "padded"]
+
+
+_TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "tokenizer")
+_TEXTS_OR_NONE = ("model_source", "script", "dataset_config", "text_column", "held_out_split")
+_CHOICES = {"schedule": get_args(Schedule), "packing": get_args(Packing), "streaming": (False, True)}
+
+
+def check_setting(name: str, value: object) -> None:
+    """Raises InvalidInput, naming setting, value and what is allowed, unless `value` is one `name` can have.
+
+    Whether settings fit together, a `Workload` checks.
+    """
+    if name in _TEXTS or name in _TEXTS_OR_NONE:
+        if not isinstance(value, str) and not (value is None and name in _TEXTS_OR_NONE):
+            raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a text")
+    elif name == "model_config":
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidInput(f"model_config = {value!r} is not possible", hint=HOW_TO_NAME)
+    elif name == "pretrained":
+        if not isinstance(value, bool):
+            raise InvalidInput(f"pretrained = {value!r} is not possible", hint="use true or false")
+    elif name == "seed":
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+            raise InvalidInput(f"seed = {value!r} is not possible", hint="use a whole number from 0 to 4294967295")
+    elif name in _CHOICES:
+        choices = _CHOICES[name]
+        if type(value) is not type(choices[0]) or value not in choices:  # 1 is no True
+            raise InvalidInput(f"{name} = {value!r} is not known", hint=f"use one of {', '.join(map(str, choices))}")
+    elif name == "learning_rates":
+        _check_learning_rates(value)
+    elif value is None and name in ("feed_forward_width", "gradient_clipping"):
+        return
+    elif name == "gradient_clipping":
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise InvalidInput(f"gradient_clipping = {value!r} is not possible", hint="use a norm above zero")
+    elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a whole number from 1 up")
+
+
+def _check_learning_rates(rates: object) -> None:
+    if not isinstance(rates, Mapping):
+        raise InvalidInput(f"learning_rates = {rates!r} is not a table", hint="write one rate an optimizer: adamw=3e-4")
+    for optimizer, rate in rates.items():
+        if optimizer not in CHOICES["optimizer"]:
+            raise InvalidInput(
+                f"there is no optimizer {optimizer!r} to set a learning rate for",
+                hint=f"the optimizers are {', '.join(CHOICES['optimizer'])}",
+            )
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
+            raise InvalidInput(f"learning rate {rate!r} of {optimizer} is not possible", hint="use a number above zero")

@@ -1,0 +1,148 @@
+"""What goes together, and what each model family can take: drawn from the rules and from the models themselves.
+
+    python studies/legality/table.py
+
+Writes README.md here. A test asserts that it is current.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from autotune.config import CHOICES, RULES, Circumstances, TrainingConfig
+from autotune.models import build_model
+from autotune.models.parts import ModelParts
+from autotune.techniques import find_unavailable
+from autotune.techniques.requirements import missing_parts
+from autotune.workload import MODEL_NAMES, make_workload
+
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+}
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"model_type": "llama", **SIZES},
+    "gpt2": {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 256},
+    "qwen3": {"model_type": "qwen3", **SIZES, "tie_word_embeddings": True},
+    "mixtral": {"model_type": "mixtral", **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma3": {"model_type": "gemma3_text", **SIZES, "final_logit_softcapping": 30.0},
+}
+CPU = torch.device("cpu")
+TOKENS = 64
+OF_A_MODEL = ("precision", "checkpointing", "compile", "attention", "loss")
+NOT_ALONE = {"memory_budget": 0.5, "compile": "block"}
+"""What the rules that need a value of a technique without a list are shown by."""
+
+
+def page() -> str:
+    return "\n".join([*_opening(), *_rules(), "", *_families(), "", *_device(), ""])
+
+
+def _opening() -> Iterator[str]:
+    yield "# What is legal where"
+    yield ""
+    yield "Made by `python studies/legality/table.py`; a test holds it to the code. Three things decide: rules that"
+    yield "hold everywhere (`autotune/config.py`), what a model has and how it attends"
+    yield "(`autotune/techniques/requirements.py`), and what the device does when it is tried (`find_unavailable` in"
+    yield "`autotune/techniques/`)."
+    yield ""
+
+
+def _rules() -> Iterator[str]:
+    yield "## Rules that hold everywhere"
+    yield ""
+    yield "Global batch 8, a micro batch of 4 where there is accumulation. *Why* is what autotune says."
+    yield ""
+    yield "| together | why not, and what to change |"
+    yield "|---|---|"
+    for rule in RULES:
+        chosen, words = next(iter(_broken_by(rule)))
+        yield f"| {words} | {rule.why.format(**{**chosen, 'global_batch': 8})} |"
+
+
+def _broken_by(rule: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Choices that break the rule, and all of them in words."""
+    plain = {**TrainingConfig(micro_batch_size=8).to_dict()}
+    values: dict[str, Any] = {**CHOICES, "micro_batch_size": (8, 4, 3), "memory_budget": (1.0, 0.5)}
+    found: list[dict[str, Any]] = []
+    for clips in (False, True):
+        at = Circumstances(global_batch=8, clips_gradients=clips)
+        for chosen in _products({field: values[field] for field in rule.fields}):
+            if rule.broken({**plain, **chosen}, at):
+                found.append({**chosen, **({"gradient_clipping": "set"} if clips else {})})
+        if found:
+            break
+    each = {field: list(dict.fromkeys(str(one[field]) for one in found)) for field in found[0]}
+    yield {**plain, **found[0]}, " and ".join(f"{field} {', '.join(names)}" for field, names in each.items())
+
+
+def _products(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if not values:
+        yield {}
+        return
+    field, *others = values
+    for value in values[field]:
+        for rest in _products({other: values[other] for other in others}):
+            yield {field: value, **rest}
+
+
+def _families() -> Iterator[str]:
+    families = {name: _missing(parts) for name, parts in _models()}
+    yield "## Models"
+    yield ""
+    yield "On a CPU. Values that are not listed can be had by every model; - can be had, a letter says why not."
+    yield ""
+    yield f"| value | {' | '.join(families)} |"
+    yield f"|---|{'---|' * len(families)}"
+    reasons: dict[str, str] = {}
+    for field in OF_A_MODEL:
+        for value in CHOICES[field]:
+            found = [missing.get(field, {}).get(value) for missing in families.values()]
+            if any(found):
+                letters = [reasons.setdefault(one, chr(ord("a") + len(reasons))) if one else "-" for one in found]
+                yield f"| {field} {value} | {' | '.join(letters)} |"
+    yield ""
+    yield from (f"- {letter}: {reason}" for reason, letter in reasons.items())
+
+
+def _missing(parts: ModelParts) -> dict[str, dict[str, str]]:
+    return missing_parts(parts, {field: CHOICES[field] for field in OF_A_MODEL}, device=CPU, sequence_length=TOKENS)
+
+
+def _models() -> Iterator[tuple[str, ModelParts]]:
+    with TemporaryDirectory() as folder:
+        for name in (*MODEL_NAMES, *CONFIGS):
+            settings: dict[str, Any] = {"model": name}
+            if name in CONFIGS:
+                file = Path(folder) / f"{name}.json"
+                file.write_text(json.dumps(CONFIGS[name]))
+                settings = {"model": str(file)}
+            with torch.device("meta"):
+                yield name, build_model(make_workload("cpu", {**settings, "sequence_length": TOKENS}))
+
+
+def _device() -> Iterator[str]:
+    """Without compiling anything: whether torch.compile works belongs to a machine, not to this page."""
+    tried = {f: v for f, v in CHOICES.items() if f not in ("compile", "optimizer", "optimizer_fusion")}
+    yield "## Not on a CPU"
+    yield ""
+    yield "As tried with torch 2.13 and torchao 0.18; `autotune doctor` tries it on yours."
+    yield ""
+    yield "| value | reason |"
+    yield "|---|---|"
+    for field, found in find_unavailable(tried, device=CPU).items():
+        for value, reason in found.items():
+            yield f"| {field} {value} | {reason} |"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("README.md").write_text(page())

@@ -1,0 +1,103 @@
+"""Activation offload: what forward keeps goes to the host and comes back as it was; parameters and small ones stay."""
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.config import TrainingConfig
+from autotune.techniques import activation_offload
+from autotune.techniques.activation_offload import offloaded, to_device, to_host
+
+
+@pytest.fixture
+def moved(monkeypatch):
+    """Every tensor that is copied to the host; from a few hundred bytes on, so that small models have some."""
+    seen = []
+    monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 512)
+    monkeypatch.setattr(activation_offload, "to_host", lambda tensor: (seen.append(tensor), to_host(tensor))[1])
+    return seen
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "block", "sqrt"])
+def test_losses_are_bit_equal(checkpointing, moved, losses_of):
+    plain = losses_of(checkpointing=checkpointing)
+    assert not moved
+    assert losses_of(checkpointing=checkpointing, activation_offload="cpu") == plain
+    assert moved
+
+
+def test_with_every_block_recomputed_only_what_checkpointing_keeps_is_moved(moved, losses_of):
+    losses_of(steps=1, checkpointing="block", activation_offload="cpu")
+    checkpointed = len(moved)
+    losses_of(steps=1, activation_offload="cpu")
+    assert checkpointed < (len(moved) - checkpointed) / 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scope", ["block", "model"])
+def test_compiled_code_takes_back_what_it_gave(scope, moved, losses_of):
+    plain = losses_of(compile=scope)
+    torch._dynamo.reset()
+    assert losses_of(compile=scope, activation_offload="cpu") == pytest.approx(plain, rel=1e-6)
+    assert moved
+
+
+def test_parameters_and_their_views_stay(moved):
+    model = nn.Linear(64, 64)
+    with offloaded("cpu", model=model):
+        loss = model(torch.randn(32, 64, requires_grad=True)).square().sum()
+    loss.backward()
+    storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    assert moved
+    assert not storages & {tensor.untyped_storage().data_ptr() for tensor in moved}
+
+
+def test_small_tensors_stay(moved):
+    with offloaded("cpu", model=nn.Identity()):
+        torch.randn(8, requires_grad=True).square().sum().backward()
+    assert not moved
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(6, 5),
+        lambda: torch.randn(6, 5).t(),
+        lambda: torch.randn(4, 6, 5).permute(2, 0, 1),
+        lambda: torch.randn(6, 15)[:, 5:10],
+        lambda: torch.randn(6, 1).expand(6, 5),
+        lambda: torch.zeros(0, 5),
+    ],
+    ids=["plain", "transposed", "permuted", "slice", "expanded", "empty"],
+)
+def test_a_tensor_comes_back_as_it_was(make):
+    tensor = make()
+    back = to_device(to_host(tensor))
+    assert torch.equal(back, tensor)
+    assert back.data_ptr() != tensor.data_ptr() or not tensor.numel()
+    assert back.stride() == tensor.stride() or 0 in tensor.stride()
+
+
+def test_a_slice_takes_its_own_bytes_of_the_host_only():
+    kept = to_host(torch.randn(6, 15)[:, 5:10])
+    assert kept.copy.untyped_storage().nbytes() == 6 * 5 * 4
+
+
+def test_on_a_cpu_there_is_nowhere_to_move_to():
+    assert "host" in activation_offload.unavailable("cpu", device=torch.device("cpu"))
+    assert activation_offload.unavailable("cpu", device=torch.device("cuda")) is None
+
+
+def test_predicted_for_a_gpu_what_is_moved_is_no_memory_of_the_device():
+    from autotune.predictor import PredictionRequest, predict
+    from autotune.workload import make_workload
+
+    sizes = {"layers": 4, "width": 128, "heads": 2, "sequence_length": 512, "global_batch": 4}
+    workload = make_workload("cpu", sizes)
+
+    def activations(place):
+        config = TrainingConfig(micro_batch_size=4, activation_offload=place, loss="chunked")
+        found = predict(PredictionRequest(workload=workload, config=config, device="cuda"))
+        return found.bytes_by_category["activations"]
+
+    assert activations("cpu") < activations("none") / 4

@@ -1,0 +1,112 @@
+"""What torchao brings: AdamW with its state in 8 bits, and products in fp8."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.techniques import find_unavailable, fp8
+from autotune.techniques.optimizer_fusion import UpdateRule, make_updater
+
+CPU = torch.device("cpu")
+PARTS_OF_BLOCKS = 256
+"""Numbers that share a scale."""
+
+
+@pytest.fixture
+def eager_updates():
+    """torchao compiles its update, which takes longer than all tests here; the arithmetic is the same."""
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+
+
+@pytest.fixture
+def without_torchao(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(fp8, "find_spec", lambda name: None if name == "torchao" else find(name))
+
+
+def rule(**choices):
+    return UpdateRule(**{"optimizer": "adamw-8bit", "fusion": "none", "learning_rate": 1e-3, **choices})
+
+
+@pytest.mark.usefixtures("eager_updates")
+def test_the_state_takes_a_byte_a_number_and_a_scale_for_256():
+    weight = nn.Parameter(torch.ones(128, 128))
+    updater = make_updater([weight], rule())
+    weight.square().sum().backward()
+    updater.step()
+    size_bytes = sum(tensor.untyped_storage().nbytes() for tensor in updater.state())
+    numbers, table, step = 128 * 128, 256 * 4, 4
+    assert size_bytes == 2 * (numbers + 4 * numbers // PARTS_OF_BLOCKS + table) + step
+
+
+@pytest.mark.usefixtures("eager_updates")
+@pytest.mark.parametrize("fusion", ["none", "backward"])
+def test_adamw_in_8_bits_stays_close_to_adamw(fusion, losses_of):
+    eight_bits = losses_of(steps=12, optimizer="adamw-8bit", optimizer_fusion=fusion)
+    assert eight_bits == pytest.approx(losses_of(steps=12), rel=2e-3)
+    assert eight_bits != losses_of(steps=12)
+
+
+@pytest.mark.usefixtures("eager_updates")
+def test_the_learning_rate_can_change_every_step():
+    weight = nn.Parameter(torch.ones(64, 64))
+    updater = make_updater([weight], rule(learning_rate=1.0))
+    updater.set_learning_rate(0.0)
+    weight.square().sum().backward()
+    updater.step()
+    assert (weight == 1.0).all()
+
+
+@pytest.mark.slow
+def test_the_compiled_update_learns(losses_of):
+    losses = losses_of(steps=24, optimizer="adamw-8bit")
+    assert losses[-1] < losses[0] - 0.1
+
+
+@pytest.mark.usefixtures("without_torchao")
+def test_without_torchao_both_are_left_out_with_what_to_install():
+    found = find_unavailable({"precision": ["fp8"], "optimizer": ["adamw-8bit"]}, device=CPU)
+    assert all(
+        "pip install" in found[technique][value]
+        for technique, value in [("precision", "fp8"), ("optimizer", "adamw-8bit")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "fits"),
+    [(nn.Linear(32, 48), True), (nn.Linear(32, 40), False), (nn.Linear(40, 32), False), (nn.Embedding(32, 32), False)],
+    ids=str,
+)
+def test_only_matrices_of_multiples_of_16_are_multiplied_in_fp8(layer, fits):
+    assert fp8.can_be_fp8(layer) == fits
+
+
+def test_a_product_in_fp8_is_within_its_precision():
+    torch.manual_seed(0)
+    layer, x = nn.Sequential(nn.Linear(64, 64, bias=False)), torch.randn(32, 64)
+    exact = layer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        product = fp8.convert(layer, emulate=True)(x).float()
+    error = (product - exact).norm() / exact.norm()
+    assert 0.005 < error < 0.06  # a mantissa of 3 bits rounds each factor by up to 6 %
+
+
+def test_conversion_keeps_the_parameters_and_leaves_the_head_alone(make_trainer):
+    parts = make_trainer().training.parts
+    before = {name: id(parameter) for name, parameter in parts.model.named_parameters()}
+    fp8.convert_blocks(parts, "fp8", emulate=True)
+    assert {name: id(parameter) for name, parameter in parts.model.named_parameters()} == before
+    assert type(parts.head) is nn.Linear
+    assert type(parts.blocks[0].feed_forward.gate).__name__ == "Float8Linear"
+
+
+def test_fp8_trains_like_bf16_mixed_within_its_precision(losses_of):
+    if reason := fp8.unavailable(device=CPU):
+        pytest.skip(reason)
+    fp8_losses, mixed = losses_of(steps=6, precision="fp8"), losses_of(steps=6, precision="bf16-mixed")
+    assert fp8_losses == pytest.approx(mixed, rel=2e-2)
+    assert fp8_losses != mixed
