@@ -11,7 +11,7 @@ search: setup
 	$(BIN)/autotune search $(SEARCH)
 
 test: setup
-	$(BIN)/python -m pytest $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
 
 check: setup
 	$(BIN)/ruff check .

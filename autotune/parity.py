@@ -60,12 +60,14 @@ class ParityTolerance:
 TOLERANCES: Mapping[Precision, ParityTolerance] = {
     "fp32": ParityTolerance(loss=1e-4, gradient=1e-3),
     "tf32": ParityTolerance(loss=2e-3, gradient=2e-2),
-    "bf16-mixed": ParityTolerance(loss=1e-2, gradient=5e-2),
-    "bf16-true": ParityTolerance(loss=1e-2, gradient=5e-2),
-    "fp16-mixed": ParityTolerance(loss=2e-3, gradient=2e-2),
-    "bf16-stochastic": ParityTolerance(loss=1e-2, gradient=5e-2),
-    "fp8": ParityTolerance(loss=2e-2, gradient=2e-1),
+    "bf16-mixed": ParityTolerance(loss=2e-3, gradient=5e-2),
+    "bf16-true": ParityTolerance(loss=1e-2, gradient=2e-1),
+    "bf16-stochastic": ParityTolerance(loss=1e-2, gradient=2e-1),
+    "fp16-mixed": ParityTolerance(loss=1e-3, gradient=2e-2),
+    "fp8": ParityTolerance(loss=2e-2, gradient=4e-1),
 }
+"""At least ten times what `studies/parity/` measured on four small models, as rounding grows with depth and length.
+tf32 and fp8 were not measured, for want of the hardware: between their neighbours by their bits of mantissa."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +84,26 @@ class Difference:
 
 
 def largest_difference(trace: ParityTrace, reference: ParityTrace, *, precision: Precision) -> Difference:
-    """How far `trace` is from `reference`: the losses of all steps and the gradients of all blocks that are in both."""
+    """How far `trace` is from `reference`: the losses of all steps and the gradients of all blocks that are in both.
+
+    Where a GradScaler skipped the first update of one, as its scaled gradients overflowed, only the first losses can
+    be the same.
+    """
     tolerance = TOLERANCES[precision]
+    compared = PARITY_STEPS if _was_updated(trace) and _was_updated(reference) else 1
+    losses = list(zip(trace.losses, reference.losses, strict=False))[:compared]
     differences = [
-        _of_losses(step, mine, its, allowed=tolerance.loss)
-        for step, (mine, its) in enumerate(zip(trace.losses, reference.losses, strict=False), start=1)
+        _of_losses(step, mine, its, allowed=tolerance.loss) for step, (mine, its) in enumerate(losses, start=1)
     ] + [
         _of_gradients(block, trace.gradient_difference(reference, block), allowed=tolerance.gradient)
         for block in trace.gradient_norms
-        if math.isfinite(reference.gradient_norms.get(block, math.nan))
+        if math.isfinite(trace.gradient_norms[block] + reference.gradient_norms.get(block, math.nan))
     ]
     return max(differences, key=lambda one: math.inf if math.isnan(one.multiple) else one.multiple)
+
+
+def _was_updated(trace: ParityTrace) -> bool:
+    return bool(trace.gradient_norms) and all(map(math.isfinite, trace.gradient_norms.values()))
 
 
 def _of_losses(step: int, mine: float, its: float, *, allowed: float) -> Difference:

@@ -1,7 +1,8 @@
 """Watches the first steps of a training for what parity is judged by, whichever way the optimizer updates."""
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ class ParityFailed(Exception):
 
 
 class ParityWatch:
-    """The beginning of one training, held against `reference` as soon as it is complete."""
+    """The beginning of one training, held against `reference` as soon as it is complete.
+
+    Gradients are read where there is a reference, or the trace itself is wanted.
+    """
 
     def __init__(
         self,
@@ -26,9 +30,11 @@ class ParityWatch:
         device: torch.device,
         precision: Precision,
         reference: ParityTrace | None,
+        is_trace: bool = False,
     ) -> None:
         self._device, self._precision, self._reference = device, precision, reference
         self._losses: list[float] = []
+        self._is_wanted = is_trace or reference is not None  # a sketch takes its time
         self._gradients = GradientSketch(parameters_by_block)
         self._draws_random_numbers = False
         self.difference: Difference | None = None
@@ -38,7 +44,7 @@ class ParityWatch:
     def first_step(self) -> Iterator[None]:
         """To be put around the first step."""
         before = self._random_state()
-        with self._gradients.taken():
+        with self._gradients.taken() if self._is_wanted else nullcontext():
             yield
         self._draws_random_numbers = not torch.equal(before, self._random_state())
 
@@ -58,6 +64,11 @@ class ParityWatch:
             draws_random_numbers=self._draws_random_numbers,
         )
 
+    @property
+    def seconds(self) -> float:
+        """What reading the gradients took, which is no part of the first step's time."""
+        return self._gradients.seconds
+
     def verdict(self) -> dict[str, Any]:
         """What a measurement says of it; nothing where there was no reference."""
         if self.difference is None:
@@ -74,6 +85,8 @@ class GradientSketch:
     def __init__(self, parameters_by_block: Mapping[str, Iterable[nn.Parameter]]) -> None:
         named = [(block, parameter) for block, group in parameters_by_block.items() for parameter in group]
         self._place_of = {parameter: (block, index) for index, (block, parameter) in enumerate(named)}
+        self.seconds = 0.0
+        """What reading them took, so far."""
         self._squares: dict[str, Tensor] = {}
         self._projections: dict[str, Tensor] = {}
 
@@ -85,8 +98,12 @@ class GradientSketch:
             # A fused update under a GradScaler divides by the scale itself, later than here.
             scale = getattr(optimizer, "grad_scale", None)
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-                if parameter.grad is not None and parameter in self._place_of:  # an inner optimizer steps copies
-                    self._take(parameter.grad, *self._place_of[parameter], scale=scale)
+                gradient = parameter.grad
+                # An inner optimizer steps copies; a sparse gradient has no pieces.
+                if gradient is not None and parameter in self._place_of and gradient.layout == torch.strided:
+                    began = _now(gradient.device)
+                    self._take(gradient, *self._place_of[parameter], scale=scale)
+                    self.seconds += _now(gradient.device) - began
 
         handle = register_optimizer_step_pre_hook(take)
         try:
@@ -112,6 +129,12 @@ class GradientSketch:
             projected = (random.to(values.dtype) * 2 - 1) @ values
             self._squares[block] = self._squares.get(block, zero) + values.double().square().sum()
             self._projections[block] = self._projections.get(block, zero) + projected.double()
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 _PIECE = 2**16

@@ -88,7 +88,7 @@ class Measurement:
     """The largest difference found, or why nothing could be compared."""
     bits_per_byte: float | None = None
     final_loss: float | None = None
-    """Mean token loss of the last training step, in nats."""
+    """Mean token loss of the workload's last step, in nats; None where perplexity is shared."""
     compile_seconds: float | None = None
     compile_cache: Literal["miss", "partial", "hit"] | None = None
     startup_seconds: float | None = None

@@ -1,6 +1,6 @@
 """What a training script of the user's own calls: the configuration, its application, and a report of each step.
 
-    config = autotune.current_config()                        # config.micro_batch_size sequences a forward pass
+    config = autotune.current_config(global_batch=16)         # config.micro_batch_size sequences a forward pass
     model, optimizer = autotune.apply(model, optimizer)
     autotune.report(tokens=tokens_in_the_step, loss=loss)     # after each optimizer step
 
@@ -43,12 +43,15 @@ def begin(run: Run) -> None:
     _running[:] = [run]
 
 
-def current_config() -> TrainingConfig:
-    """The configuration to train with; a plain fp32 training where nothing else is asked for. Raises InvalidInput."""
+def current_config(*, global_batch: int = 1) -> TrainingConfig:
+    """The configuration to train with; a plain fp32 training where nothing else is asked for. Raises InvalidInput.
+
+    `global_batch` is the script's own number of sequences in an optimizer step: run by itself, it takes them at once.
+    """
     if _running:
         return _running[0].config
     file = os.environ.get(CONFIG_VARIABLE)
-    return read_config(Path(file)) if file else TrainingConfig()
+    return read_config(Path(file), global_batch=global_batch) if file else TrainingConfig(micro_batch_size=global_batch)
 
 
 def apply(model: "nn.Module", optimizer: "Optimizer") -> "tuple[nn.Module, Optimizer]":
@@ -76,13 +79,16 @@ def report(*, tokens: int, loss: Any, evaluation_loss: Any = None) -> None:
         _running[0].report(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
 
 
-def read_config(file: Path) -> TrainingConfig:
-    """A configuration from a JSON object of its fields, as `config` of a trial in `--json`. Raises InvalidInput."""
+def read_config(file: Path, *, global_batch: int = 1) -> TrainingConfig:
+    """A configuration from a JSON object of its fields, as `config` of a trial in `--json`. Raises InvalidInput.
+
+    A micro batch that is not said is the whole global batch.
+    """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise InvalidInput(f"{file} holds no configuration", hint='write for example {"precision": "bf16-mixed"}')
-        return TrainingConfig(**content)
+        return TrainingConfig(**{"micro_batch_size": global_batch, **content})
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}", hint=f"check {CONFIG_VARIABLE}") from None
     except (ValueError, TypeError) as error:

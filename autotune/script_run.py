@@ -1,5 +1,6 @@
 """Runs a training script of the user's own in this process, and watches its first steps."""
 
+import os
 import random
 import runpy
 import sys
@@ -19,7 +20,7 @@ from autotune.script import begin
 from autotune.techniques import before_the_device
 from autotune.techniques.own_training import apply_to_own, parts_of_own
 from autotune.trainer import TrainingRequest
-from autotune.user_code import changed_since, sha256_of
+from autotune.user_code import changed_since, script_sha256
 from autotune.workload import Workload
 
 
@@ -37,11 +38,17 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def choose_device(device: torch.device) -> None:
+    """Hides GPUs from a script that is to run on the CPU. To be called before the process touches any device."""
+    if device.type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a script takes a GPU where it sees one
+
+
 def run_script(workload: Workload, *, expected_sha256: str) -> bool:
     """Runs the script as `python script.py` would; whether it was ended from here and not by itself."""
     assert workload.script is not None
     script = Path(workload.script).expanduser()
-    if expected_sha256 and sha256_of(script) != expected_sha256:
+    if expected_sha256 and script_sha256(workload.script) != expected_sha256:
         raise changed_since(str(script))
     sys.argv = [str(script)]
     sys.path.insert(0, str(script.absolute().parent))
@@ -60,6 +67,8 @@ def run_script(workload: Workload, *, expected_sha256: str) -> bool:
 class WatchedRun:
     """A run of the script whose first steps are watched."""
 
+    is_trace = False
+
     def __init__(self, request: TrainingRequest) -> None:
         self.config = request.config
         self._request, self._workload, self._device = request, request.workload, torch.device(request.device)
@@ -73,6 +82,7 @@ class WatchedRun:
             device=self._device,
             precision=self.config.precision,
             reference=self._request.reference,
+            is_trace=self.is_trace,
         )
         self._first_step.enter_context(self.parity.first_step())
 
@@ -87,6 +97,8 @@ class WatchedRun:
 
 class _ScriptTrace(WatchedRun):
     """A run that ends after the steps that are compared."""
+
+    is_trace = True
 
     def __init__(self, request: TrainingRequest, *, dropout: bool) -> None:
         super().__init__(request)
@@ -113,6 +125,9 @@ def trace_script(request: TrainingRequest, *, dropout: bool) -> ParityTrace:
     Raises whatever the script raises.
     """
     torch._inductor.config.fallback_random = True
+    choose_device(torch.device(request.device))
+    if torch.device(request.device).type == "cuda":
+        torch.cuda.set_device(torch.device(request.device))  # as a trial's meter does
     trial = _ScriptTrace(request, dropout=dropout)
     before_the_device(request.config)
     seed_everything(request.workload.seed)

@@ -6,7 +6,6 @@ the script too: where it reports no evaluation loss, the perplexity is that of i
 """
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from autotune.memory.whole_run import make_whole_run_meter
 from autotune.quantities import format_size
 from autotune.result import Measurement
 from autotune.script import begin
-from autotune.script_run import ScriptEnd, WatchedRun, run_script, seed_everything
+from autotune.script_run import ScriptEnd, WatchedRun, choose_device, run_script, seed_everything
 from autotune.speed import TimedStep, measured_speed
 from autotune.techniques import before_the_device
 from autotune.techniques.own_training import apply_to_own, missing_in_own
@@ -46,8 +45,7 @@ def train_script(request: TrainingRequest) -> Measurement:
     """Runs the workload's script as one trial. Raises Diverged and whatever the script raises."""
     before_the_device(request.config)
     device = torch.device(request.device)
-    if device.type == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a script takes a GPU where it sees one
+    choose_device(device)
     seed_everything(request.workload.seed)
     trial = _ScriptTrial(request, device)
     begin(trial)
@@ -55,11 +53,16 @@ def train_script(request: TrainingRequest) -> Measurement:
     return trial.measurement() if ended else trial.premature()
 
 
-def examine_script(workload: Workload, choices: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, str]]:
+def examine_script(
+    workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: torch.device
+) -> dict[str, dict[str, str]]:
     """Runs the script up to `autotune.apply`; returns what its model and optimizer cannot take.
 
     {technique: {value: reason}}. Raises InvalidInput for a script that does not get there.
     """
+    choose_device(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     examination = _Examination(workload, choices)
     begin(examination)
     try:
@@ -101,6 +104,7 @@ class _ScriptTrial(WatchedRun):
     def __init__(self, request: TrainingRequest, device: torch.device) -> None:
         super().__init__(request)
         self._steps: list[_Step] = []
+        self._has_ended = False
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
         began = time.time()
@@ -120,6 +124,8 @@ class _ScriptTrial(WatchedRun):
         return self._model, self._optimizer
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+        if self._has_ended:  # the script reports from a `finally`, on its way out
+            return
         self._steps.append(self._step(tokens, loss, evaluation_loss))
         self.note(self._steps[-1].loss)
         done, steady_from = len(self._steps), self._workload.warmup_steps
@@ -130,10 +136,14 @@ class _ScriptTrial(WatchedRun):
         if done == steady_from + MEMORY_STEPS:
             self._meter.end()
             if self._is_over_cap:
-                raise ScriptEnd  # nothing that follows could bring it back under the cap
+                self._end()  # nothing that follows could bring it back under the cap
         if done == self._workload.steps:
-            raise ScriptEnd
+            self._end()
         self._step_began = time.perf_counter()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        raise ScriptEnd
 
     def _step(self, tokens: int, loss: Any, evaluation_loss: Any) -> _Step:
         loss = float(loss)  # waits for the device

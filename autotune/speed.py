@@ -31,7 +31,6 @@ def measured_speed(warmup: Sequence[TimedStep], timed: Sequence[TimedStep], *, c
     return {
         "tokens_per_second": statistics.median(speeds),
         "tokens_per_second_spread": (upper - lower) / 2,
-        "final_loss": timed[-1].loss,
         "compile_seconds": sum(max(0.0, step.seconds - steady_seconds) for step in warmup) if compiled else None,
         "compile_cache": _compile_cache_use() if compiled else None,
     }

@@ -72,7 +72,7 @@ def trace(request: TrainingRequest, *, dropout: bool) -> ParityTrace:
     """
     before_the_device(request.config)
     torch._inductor.config.fallback_random = True
-    trainer = Trainer(request)
+    trainer = Trainer(request, is_trace=True)
     trainer.training.parts.model.train(dropout)
     batches = trainer.batches()
     for step in range(PARITY_STEPS):
@@ -83,7 +83,7 @@ def trace(request: TrainingRequest, *, dropout: bool) -> ParityTrace:
 class Trainer:
     """A training with all techniques applied, ready for its first step."""
 
-    def __init__(self, request: TrainingRequest) -> None:
+    def __init__(self, request: TrainingRequest, *, is_trace: bool = False) -> None:
         self._request = request
         self._config, self._workload = request.config, request.workload
         self._device = torch.device(request.device)
@@ -106,6 +106,7 @@ class Trainer:
             device=self._device,
             precision=self._config.precision,
             reference=request.reference,
+            is_trace=is_trace,
         )
         self._train, self._held_out = (
             TokenSequences(
@@ -142,7 +143,8 @@ class Trainer:
         started = time.perf_counter()
         loss = self.take_step(step, batch)
         self._synchronize()
-        return TimedStep(seconds=time.perf_counter() - started, tokens=self._workload.tokens_per_step, loss=loss)
+        seconds = time.perf_counter() - started - (self.parity.seconds if step == 0 else 0.0)
+        return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
 
     def take_step(self, step: int, batch: Batch) -> float:
         """One step of the training. Raises ParityFailed once its beginning is known not to be the reference's."""
@@ -240,6 +242,7 @@ class Trainer:
             bits_per_byte=self._bits_per_byte(held_out_loss),
             startup_seconds=self._startup_seconds,
             device_startup_seconds=self._device_startup_seconds,
+            final_loss=timed[-1].loss if held_out_loss is not None else None,
             **measured_speed(warmup, timed, compiled=self._config.compile != "none"),
         )
 

@@ -127,6 +127,16 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
+def script_sha256(script: str) -> str:
+    """Raises InvalidInput where the script is not there, as seen from the folder the search runs in."""
+    try:
+        return sha256_of(Path(script).expanduser())
+    except OSError as error:
+        raise InvalidInput(
+            f"script {script} cannot be read: {error.strerror}", hint="run from the folder the study was begun in"
+        ) from None
+
+
 def changed_since(what: str) -> InvalidInput:
     """The refusal of code that is no longer the one a study was begun with."""
     return InvalidInput(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import autotune
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -43,8 +45,13 @@ def test_the_wheel_holds_every_module(installed):
 
 
 @pytest.mark.parametrize(
-    "module", ["autotune", "autotune.cli", "autotune.study", "autotune.trial.client", "autotune.report.pareto"]
+    "module", ["autotune", "autotune.cli", "autotune.study", "autotune.trial.client", "autotune.reporting.pareto"]
 )
 def test_torch_stays_in_the_trials_processes(module, installed, tmp_path):
     code = f"import {module}\nprint(sorted(name for name in sys.modules if name in ('torch', 'datasets')))"
     assert run(code, site=installed, cwd=tmp_path) == "[]"
+
+
+def test_no_function_has_the_name_of_a_module_that_would_take_its_place():
+    modules = {path.stem for path in (Path(autotune.__file__).parent).iterdir()}
+    assert modules.isdisjoint(autotune.__all__)

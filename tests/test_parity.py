@@ -55,8 +55,9 @@ def test_the_largest_difference_is_the_one_farthest_beyond_its_own_tolerance():
     assert "rest" in difference(losses=losses, gradient_projections=projections).message
 
 
-def test_a_step_that_the_gradient_scaler_skipped_leaves_the_losses_to_tell():
-    assert difference(gradient_norms={}, gradient_projections={}).multiple == 0.0
+def test_an_update_that_only_one_of_two_skipped_leaves_the_first_loss_to_tell():
+    assert difference(losses=(5.5, 5.45, 5.45), gradient_norms={}, gradient_projections={}).multiple == 0.0
+    assert difference(losses=(5.6, 5.4, 5.3), gradient_norms={}, gradient_projections={}).is_outside
 
 
 def test_a_trace_survives_json():

@@ -10,7 +10,20 @@ from autotune.parity import PARITY_STEPS
 from autotune.parity_watch import ParityFailed, ParityWatch
 
 
-def trace_of(trainer):
+def watched(trainer, *, reference=None):
+    """The trainer with its first steps watched as for a comparison."""
+    trainer.parity = ParityWatch(
+        trainer.training.parameters_by_block,
+        device=torch.device("cpu"),
+        precision="fp32",
+        reference=reference,
+        is_trace=True,
+    )
+    return trainer
+
+
+def trace_of(trainer, *, reference=None):
+    watched(trainer, reference=reference)
     batches = trainer.batches()
     for step in range(PARITY_STEPS):
         trainer.take_step(step, next(batches))
@@ -55,7 +68,7 @@ def test_a_model_without_dropout_draws_no_random_numbers(make_trainer):
 
 
 def test_drawing_random_numbers_is_seen():
-    watch = ParityWatch({}, device=torch.device("cpu"), precision="fp32", reference=None)
+    watch = ParityWatch({}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True)
     with watch.first_step():
         torch.rand(1)
     assert watch.trace().draws_random_numbers
@@ -64,12 +77,9 @@ def test_drawing_random_numbers_is_seen():
 def test_a_training_that_is_another_one_is_stopped_with_the_step_and_the_difference(make_trainer):
     reference = trace_of(make_trainer())
     trainer = make_trainer()
-    trainer.parity = ParityWatch(
-        trainer.training.parameters_by_block, device=torch.device("cpu"), precision="fp32", reference=reference
-    )
     torch.nn.init.zeros_(trainer.training.parts.head.weight)
     with pytest.raises(ParityFailed, match=r"of step \d|at step 1"):
-        trace_of(trainer)
+        trace_of(trainer, reference=reference)
 
 
 def test_projections_estimate_how_far_two_gradients_are_apart():
@@ -77,7 +87,9 @@ def test_projections_estimate_how_far_two_gradients_are_apart():
     parameter = torch.nn.Parameter(torch.zeros(70_000))  # more than one piece
 
     def sketch(gradient):
-        watch = ParityWatch({"rest": [parameter]}, device=torch.device("cpu"), precision="fp32", reference=None)
+        watch = ParityWatch(
+            {"rest": [parameter]}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True
+        )
         optimizer = torch.optim.SGD([parameter], lr=0.0)
         parameter.grad = gradient
         with watch.first_step():
@@ -88,3 +100,21 @@ def test_projections_estimate_how_far_two_gradients_are_apart():
     found = sketch(gradient + 0.1 * error).gradient_difference(sketch(gradient), "rest")
     assert found == pytest.approx(0.1, rel=0.5)
     assert sketch(gradient).gradient_difference(sketch(gradient), "rest") == 0.0
+
+
+def test_where_nothing_is_compared_no_gradient_is_read(make_trainer):
+    trainer = make_trainer()
+    trainer.take_step(0, next(trainer.batches()))
+    assert trainer.parity.trace().gradient_norms == {}
+
+
+def test_a_sparse_gradient_is_left_out():
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    watch = ParityWatch(
+        {"rest": embedding.parameters()}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True
+    )
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
+    embedding(torch.tensor([1])).sum().backward()
+    with watch.first_step():
+        optimizer.step()
+    assert watch.trace().gradient_norms == {}

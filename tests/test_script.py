@@ -17,6 +17,7 @@ from torch import nn
 import autotune
 from autotune.config import TrainingConfig
 from autotune.errors import IllegalConfiguration, InvalidInput, PredictionImpossible
+from autotune.study.request import SearchRequest
 from autotune.techniques.own_optimizer import with_fusion
 from autotune.techniques.own_training import apply_to_own
 from autotune.trial.client import TrialServer
@@ -222,6 +223,22 @@ def test_it_cannot_be_predicted(server, script, tmp_path):
         server.submit("predict", payload, log_file=tmp_path / "predict.log").result(timeout=60)
 
 
+def test_a_report_on_the_way_out_changes_nothing(script, trial_of):
+    file = script()
+    lines = file.read_text().splitlines()
+    loop = next(index for index, line in enumerate(lines) if line.startswith("for step"))
+    body = [f"    {line}" for line in lines[loop:] if line.strip()]
+    last = ["finally:", "    autotune.report(tokens=128, loss=1.0, evaluation_loss=1.0)"]
+    file.write_text("\n".join([*lines[:loop], "try:", *body, *last]))
+    found = trial_of(file)
+    assert (found["outcome"], found["perplexity_source"]) == ("ok", "training loss of the last 3 steps")
+
+
+def test_several_seeds_of_a_script_are_refused(script):
+    with pytest.raises(InvalidInput, match="draws its own weights"):
+        SearchRequest(perplexity_seeds=2, workload={"script": str(script())})
+
+
 # -- by itself ---------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +247,7 @@ def test_outside_a_trial_nothing_is_changed():
     optimizer = torch.optim.SGD(model.parameters())
     assert autotune.apply(model, optimizer) == (model, optimizer)
     assert autotune.current_config() == TrainingConfig()
+    assert autotune.current_config(global_batch=16).micro_batch_size == 16
     autotune.report(tokens=1, loss=1.0)
 
 

@@ -22,7 +22,7 @@ def plot(
     """Draw memory against speed with the cap, the front and the pick; one file that opens offline."""
     import autotune
     from autotune.definition import RESULTS_FOLDER
-    from autotune.report import pareto
+    from autotune.reporting import pareto
 
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     result = autotune.show(study, storage=storage, preferences=preferences)

@@ -175,7 +175,7 @@ def _check_together(
 
 
 def _write_page(answer: "Answer", file: Path) -> None:
-    from autotune.report import memory_timeline
+    from autotune.reporting import memory_timeline
 
     figure = memory_timeline.compute(
         answer.prediction,

@@ -93,6 +93,8 @@ def documents_of(rows: Any, workload: Workload) -> TextColumn | TokenColumn:
 
     Raises InvalidDataset, with the columns there are, where none of that is there.
     """
+    if hasattr(rows, "with_format"):
+        rows = rows.with_format(None)  # a saved set may come with its rows as tensors
     texts, others = _columns_of(rows, dataset=workload.dataset)
     if workload.text_column is None and TOKENS in others:
         columns = tuple(name for name in (TOKENS, LABELS, MASK) if name in others)

@@ -154,7 +154,9 @@ class LocalExecutor:
         """
         snapshot_file = study_folder / "snapshots" / f"{log_name}.pickle"
         payload = {
-            **self._training(definition, config, workload or definition.workload, study_folder, enforce_cap),
+            **self._training(
+                definition, config, workload or definition.workload, study_folder, enforce_cap=enforce_cap
+            ),
             "reference": None if reference is None else reference.to_dict(),
             "shares_perplexity": shares_perplexity,
             "snapshot_file": str(snapshot_file.absolute()) if keep_snapshot else None,
@@ -174,12 +176,14 @@ class LocalExecutor:
         *,
         study_folder: Path,
         dropout: bool,
-        enforce_cap: bool,
         time_limit_seconds: float,
     ) -> ParityTrace | str:
-        """The first steps of `config`, or why there are none. Raises Stopped when asked to stop meanwhile."""
+        """The first steps of `config`, beyond the cap if need be, or why there are none.
+
+        Raises Stopped when asked to stop meanwhile.
+        """
         payload = {
-            **self._training(definition, config, definition.workload, study_folder, enforce_cap),
+            **self._training(definition, config, definition.workload, study_folder, enforce_cap=False),
             "dropout": dropout,
         }
         reply = self._submit_training(
@@ -201,6 +205,7 @@ class LocalExecutor:
         config: TrainingConfig,
         workload: Workload,
         study_folder: Path,
+        *,
         enforce_cap: bool,
     ) -> dict[str, Any]:
         return {

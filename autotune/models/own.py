@@ -1,7 +1,8 @@
 """People's own models: `file.py:function` or `package.module:function`, a function that returns a `torch.nn.Module`.
 
-The function is called with those of layers, width, heads, vocab_size and sequence_length that it takes. What it
-returns is used in one of two ways, the first that works (`observation.py` finds it out in one forward pass):
+The function is called with those of layers, width, heads, vocab_size and sequence_length that it takes, and with
+feed_forward_width where it is said. What it returns is used in one of two ways, the first that works
+(`observation.py` finds it out in one forward pass):
 
     forward(tokens)          -> logits [batch, sequence, vocabulary]
     forward(tokens, labels)  -> mean loss, a scalar; labels[i] is the token after tokens[i]
@@ -14,6 +15,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +29,7 @@ from autotune.models.parts import IGNORED_LABEL, ModelParts, TokenLoss, next_tok
 from autotune.user_code import FunctionReference, changed_since, read_python, read_reference, sha256_of
 from autotune.workload import Workload
 
-_SIZES = ("layers", "width", "heads", "vocab_size", "sequence_length")
+_SIZES = ("layers", "width", "heads", "feed_forward_width", "vocab_size", "sequence_length")
 
 
 class OwnModel(nn.Module):
@@ -92,17 +94,31 @@ def build(workload: Workload) -> OwnModel:
     """
     reference = read_reference(workload.model)
     function = _load(reference, expected_sha256=workload.model_sha256)
-    sizes = {name: getattr(workload, name) for name in _SIZES}
+    sizes = {name: size for name in _SIZES if (size := getattr(workload, name)) is not None}
     if torch.get_default_device().type == "meta":
         try:
             network = _make(function, reference, sizes)
             if not any(tensor.is_meta for tensor in _loose_tensors(network)):
-                return OwnModel(network, observe(network, workload))
+                return _own_model(network, workload)
         except Exception:  # whatever cannot be done with shapes alone
             pass
     with torch.device("cpu"):
         network = _make(function, reference, sizes)
-        return OwnModel(network, observe(network, workload))
+        return _own_model(network, workload)
+
+
+@torch.no_grad()
+def _own_model(network: nn.Module, workload: Workload) -> OwnModel:
+    """Without a head where the network cannot go on with what goes into it, as one that knows its logits' width."""
+    usage = observe(network, workload)
+    model = OwnModel(network, usage)
+    if usage.head_name is not None:
+        device = model.head.weight.device
+        try:
+            model.hidden(torch.zeros(1, workload.sequence_length, dtype=torch.int64, device=device))
+        except Exception:
+            model.usage = replace(usage, head_name=None)
+    return model
 
 
 def _loose_tensors(network: nn.Module) -> Iterator[Tensor]:

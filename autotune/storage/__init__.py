@@ -16,7 +16,7 @@ from autotune.config import TrainingConfig
 from autotune.definition import DEFAULT_STORAGE, StudyDefinition
 from autotune.errors import StorageUnavailable, StudyMismatch, UnknownStudy
 from autotune.prediction import Forecast, Prediction
-from autotune.result import DeviceInfo, Measurement, TrialRecord
+from autotune.result import DIRECTIONS, DeviceInfo, Measurement, TrialRecord
 from autotune.search_space import SearchSpace
 from autotune.storage.database import make_engine, shown_url, storage_errors
 from autotune.storage.tables import METADATA, PREDICTIONS, SCHEMA_VERSION, STUDIES, TRIALS
@@ -217,7 +217,10 @@ def _record(row: Any, prediction: Prediction | None) -> TrialRecord:
         number=row.number,
         config=TrainingConfig(**row.config),
         name=row.name,
-        feasible=measurement["outcome"] == "ok" and device_bytes is not None and device_bytes <= row.cap_bytes,
+        feasible=measurement["outcome"] == "ok"
+        and all(measurement[objective] is not None for objective in DIRECTIONS)
+        and device_bytes is not None
+        and device_bytes <= row.cap_bytes,
         predicted_peak_memory_bytes=None if prediction is None else prediction.peak_memory_bytes,
         seconds=row.seconds,
     )

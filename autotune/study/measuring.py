@@ -4,6 +4,7 @@ Perplexity belongs to a numerics class: the first trial of a class is trained to
 and stands for the others, which are trained for memory and speed only. `full_trainings` trains every one to the end.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from autotune.result import Measurement, TrialRecord
 from autotune.study.events import Comparing, Listener
 from autotune.study.foresight import Foresight
 from autotune.study.parity_gate import ParityGate, Verdict
+from autotune.user_code import is_function_reference
 from autotune.workload import Workload
 
 _SECONDS_TO_END_A_TRIAL = 5.0
@@ -57,11 +59,14 @@ class Measuring:
         self._folder = study_folder
         self._manner = manner
         self._check_stop = check_stop
+        workload = definition.workload
+        # A model or a script of one's own may have a loss that is no sum over the sequences of the global batch.
+        self._any_micro_batch = workload.script is None and not is_function_reference(workload.model)
         self._gate = ParityGate(
             self._trace,
             folder=study_folder / "parity",
             on_trace=lambda config: listener(Comparing(config=config)),
-            any_micro_batch=definition.workload.script is None,
+            any_micro_batch=self._any_micro_batch,
         )
 
     def measure(self, config: TrainingConfig, *, number: int, records: Iterable[TrialRecord]) -> FinishedTrial:
@@ -92,33 +97,44 @@ class Measuring:
             return FinishedTrial(measurement=failed, seconds=time.monotonic() - began)
         stands_for_it = None
         if verdict.kind != "not compared" and not self._manner.full_trainings:
-            stands_for_it = representative(config, records)
+            stands_for_it = self._representative(config, records)
         finished = self._train_under_cap(
             config, number=number, reference=verdict.reference, shares_perplexity=stands_for_it is not None
         )
         measurement = _with_verdict(finished.measurement, verdict)
         if stands_for_it is not None:
             measurement = _with_perplexity_of(stands_for_it, measurement)
-        elif representative(config, records) is None:
+        elif self._representative(config, records) is None:
             measurement = self._repeated(config, measurement, number=number)
         return FinishedTrial(measurement=measurement, seconds=time.monotonic() - began)
 
+    def _representative(self, config: TrainingConfig, records: Iterable[TrialRecord]) -> TrialRecord | None:
+        same_micro_batch = not self._any_micro_batch
+        return representative(config, records, same_micro_batch=same_micro_batch)
+
     def _repeated(self, config: TrainingConfig, first: Measurement, *, number: int) -> Measurement:
         """With the mean and the spread of perplexity over the seeds wanted."""
-        if self._manner.seeds == 1 or first.perplexity is None:
+        workload = self._definition.workload
+        if self._manner.seeds == 1 or first.perplexity is None or workload.script is not None:
             return first
-        perplexities = [first.perplexity]
-        for seed in range(self._definition.workload.seed + 1, self._definition.workload.seed + self._manner.seeds):
-            workload = replace(self._definition.workload, seed=seed % 2**32)
-            self._executor.prepare_seed(self._definition, workload, self._folder)
-            repeat = self._train(config, log_name=f"trial-{number}-seed-{seed}", enforce_cap=False, workload=workload)
-            if repeat.measurement.perplexity is not None:
+        perplexities, failures = [first.perplexity], []
+        for seed in ((workload.seed + extra) % 2**32 for extra in range(1, self._manner.seeds)):
+            seeded = replace(workload, seed=seed)
+            self._executor.prepare_seed(self._definition, seeded, self._folder)
+            repeat = self._train(config, log_name=f"trial-{number}-seed-{seed}", enforce_cap=False, workload=seeded)
+            if repeat.measurement.perplexity is None:
+                failures.append(f"seed {seed}: {repeat.measurement.message or repeat.measurement.outcome}")
+            else:
                 perplexities.append(repeat.measurement.perplexity)
+        mean = statistics.fmean(perplexities)
+        shift_nats = math.log(mean / first.perplexity)
+        failed = f", without {'; '.join(failures)}" if failures else ""
         return replace(
             first,
-            perplexity=statistics.fmean(perplexities),
+            perplexity=mean,
+            bits_per_byte=first.bits_per_byte and first.bits_per_byte * (1 + shift_nats / math.log(first.perplexity)),
             perplexity_spread=statistics.stdev(perplexities) if len(perplexities) > 1 else None,
-            perplexity_source=f"measured, mean of {len(perplexities)} seeds",
+            perplexity_source=f"measured, mean of {len(perplexities)} seeds{failed}",
         )
 
     # -- in a process of its own -------------------------------------------------------------------------------
@@ -180,24 +196,27 @@ class Measuring:
             wait([future], timeout=_SECONDS_TO_END_A_TRIAL)
             raise
 
-    def _trace(self, config: TrainingConfig, *, dropout: bool, enforce_cap: bool) -> ParityTrace | str:
+    def _trace(self, config: TrainingConfig, *, dropout: bool) -> ParityTrace | str:
         try:
             return self._executor.trace(
                 self._definition,
                 config,
                 study_folder=self._folder,
                 dropout=dropout,
-                enforce_cap=enforce_cap,
                 time_limit_seconds=self._manner.time_limit_seconds,
             )
         except PreparationFailed as error:  # its process died or ran out of time
             return error.message
 
 
-def representative(config: TrainingConfig, records: Iterable[TrialRecord]) -> TrialRecord | None:
+def representative(
+    config: TrainingConfig, records: Iterable[TrialRecord], *, same_micro_batch: bool = False
+) -> TrialRecord | None:
     """The first trial of the same numerics class whose perplexity was measured, and which is the same training."""
     for record in sorted(records, key=lambda one: one.number):
         is_measured = record.perplexity is not None and (record.perplexity_source or "").startswith("measured")
+        if same_micro_batch and record.config.micro_batch_size != config.micro_batch_size:
+            continue
         if is_measured and record.parity == "same" and record.config.numerics_class == config.numerics_class:
             return record
     return None

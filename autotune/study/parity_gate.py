@@ -19,8 +19,8 @@ from autotune.parity import ParityTrace, largest_difference
 
 
 class Tracer(Protocol):
-    def __call__(self, config: TrainingConfig, *, dropout: bool, enforce_cap: bool) -> ParityTrace | str:
-        """The first steps of a configuration, or why there are none."""
+    def __call__(self, config: TrainingConfig, *, dropout: bool) -> ParityTrace | str:
+        """The first steps of a configuration, beyond the cap if need be, or why there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ParityGate:
     """Judges configurations of one study. Traces of plain trainings are kept in `folder`.
 
     `any_micro_batch`: whether a plain training at one micro batch serves the others, as the loss of the global batch is
-    the same; a script may report that of a micro batch.
+    the same; a script may report that of a micro batch, and a loss of one's own need not be a sum over sequences.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ParityGate:
 
     def _judge_random(self, config: TrainingConfig) -> Verdict:
         self._on_trace(config)
-        mine = self._trace(config, dropout=True, enforce_cap=True)
+        mine = self._trace(config, dropout=True)
         if isinstance(mine, str):
             return Verdict(kind="not compared", message=f"its first steps: {mine}")
         plain = self._plain(config, micro_batch_size=config.micro_batch_size)
@@ -79,7 +79,7 @@ class ParityGate:
         recomputes_nothing = replace(config, memory_budget=1.0, checkpointing="none")
         pairs = {
             "without dropout, ": (
-                self._trace(config, dropout=False, enforce_cap=True),
+                self._trace(config, dropout=False),
                 self._plain(config, micro_batch_size=self._common_micro_batch(config), dropout=False),
             ),
             "with dropout, against the same without recomputation, ": (mine, self._kept(recomputes_nothing)),
@@ -102,11 +102,10 @@ class ParityGate:
         """Of the plain training; where the device cannot hold it, with torch's own checkpointing of each block."""
         plain = plain_form(config, micro_batch_size=micro_batch_size)
         trace = self._kept(plain, dropout=dropout)
-        return (
-            trace
-            if isinstance(trace, ParityTrace)
-            else self._kept(replace(plain, checkpointing="block"), dropout=dropout)
-        )
+        if isinstance(trace, ParityTrace):
+            return trace
+        checkpointed = self._kept(replace(plain, checkpointing="block"), dropout=dropout)
+        return checkpointed if isinstance(checkpointed, ParityTrace) else trace
 
     def _kept(self, config: TrainingConfig, *, dropout: bool = True) -> ParityTrace | str:
         """The trace of a configuration that others are compared with; taken once a study, beyond the cap if need be."""
@@ -116,7 +115,7 @@ class ParityGate:
             return ParityTrace.from_dict(json.loads(file.read_text()))
         if name not in self._failures:
             self._on_trace(config)
-            trace = self._trace(config, dropout=dropout, enforce_cap=False)
+            trace = self._trace(config, dropout=dropout)
             if isinstance(trace, ParityTrace):
                 _write(file, json.dumps(trace.to_dict()))
                 return trace

@@ -123,7 +123,8 @@ def _plan(
         shared_seconds_by_precision={
             precision: _shared_seconds(definition, one) for precision, one in finished.items()
         },
-        full_trainings=wanted if request.full_trainings else min(wanted, classes),
+        # A script's perplexity is its own, and never shared.
+        full_trainings=wanted if request.full_trainings or definition.workload.script else min(wanted, classes),
         compile_seconds=short_training(compiled[0]).compile_seconds if compiled else None,
         share_by_precision={precision: count / len(configurations) for precision, count in precisions.items()},
         compiled_share=len(compiled) / len(configurations),

@@ -74,6 +74,11 @@ class SearchRequest:
                 f"{self.perplexity_seeds!r} seeds are not possible",
                 hint=f"use a whole number from 1 to {LARGEST_NUMBER_OF_SEEDS}",
             )
+        if self.perplexity_seeds > 1 and self.workload.get("script") is not None:
+            raise InvalidInput(
+                f"{self.perplexity_seeds} seeds are not possible with a script, which draws its own weights",
+                hint="leave --seeds out, or repeat the study with another --seed",
+            )
         check_device(self.device)
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise InvalidInput(f"seed {self.seed} is not possible", hint="use a whole number from 0 to 4294967295")

@@ -54,6 +54,6 @@ def unavailable(*, device: torch.device) -> str | None:
         with torch.autocast(device.type, dtype=torch.bfloat16):
             product = layer(torch.ones(64, 64, device=device, requires_grad=True))
         product.float().sum().backward()
-    except (RuntimeError, NotImplementedError, AssertionError) as error:
+    except (RuntimeError, NotImplementedError, AssertionError, ImportError, AttributeError) as error:
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     return None

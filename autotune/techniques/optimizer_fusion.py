@@ -153,7 +153,7 @@ def unavailable(fusion: OptimizerFusion, optimizer: Optimizer, *, device: torch.
         updater = make_updater([parameter], UpdateRule(optimizer=optimizer, fusion=fusion, learning_rate=0.1))
         parameter.square().sum().backward()
         updater.step()
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, ImportError, AttributeError) as error:
         return str(error).splitlines()[0]
     return None
 

@@ -17,7 +17,7 @@ from autotune.config import TrainingConfig
 from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.parity import ParityTrace
 from autotune.result import DeviceInfo
-from autotune.user_code import is_function_reference, sha256_of
+from autotune.user_code import is_function_reference, script_sha256
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def model_sha256(*, workload: dict[str, Any]) -> str:
 
     wanted = Workload(**workload)
     if wanted.script is not None:
-        return sha256_of(Path(wanted.script).expanduser())
+        return script_sha256(wanted.script)
     if wanted.pretrained:
         return weights_sha256(wanted)
     return code_sha256(wanted) if is_function_reference(wanted.model) else ""
@@ -75,14 +75,16 @@ def prepare_seed(*, workload: dict[str, Any], prepared: str, folder: str) -> dic
     unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
     unfinished.mkdir(parents=True)
     try:
+        wanted = Workload(**workload)
         for file in source.iterdir():
-            if file.name != "weights.pt":
+            if file.name != "weights.pt" or wanted.pretrained:  # another seed is then another order only
                 (unfinished / file.name).symlink_to(file.absolute())
-        parameters = draw_weights(Workload(**workload), file=unfinished / "weights.pt")
+        if not wanted.pretrained:
+            draw_weights(wanted, file=unfinished / "weights.pt")
         unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return {"parameters": parameters}
+    return {}
 
 
 def probe(*, device: str | None, choices: dict[str, list[Any]]) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]], device: 
     if workload["script"] is not None:
         from autotune.script_trainer import examine_script
 
-        return examine_script(Workload(**workload), choices)
+        return examine_script(Workload(**workload), choices, device=torch.device(device))
     with torch.device("meta"):
         parts = build_model(Workload(**workload))
     length = workload["sequence_length"]

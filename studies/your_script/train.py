@@ -62,7 +62,7 @@ def main() -> None:
     model = Model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer = autotune.apply(model, optimizer)  # autotune
-    micro_batch = autotune.current_config().micro_batch_size  # autotune
+    micro_batch = autotune.current_config(global_batch=SEQUENCES).micro_batch_size  # autotune
     for step in range(1, STEPS + 1):
         total = 0.0
         for part in batch_of(TRAINING, device).split(micro_batch):

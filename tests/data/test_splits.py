@@ -166,7 +166,8 @@ def tokenized(tmp_path):
 
     def save(**columns):
         datasets.disable_progress_bars()
-        datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "tokenized")
+        # As people save it for a training loop; the rows then come as tensors.
+        datasets.Dataset.from_dict(columns).with_format("torch").save_to_disk(tmp_path / "tokenized")
         return tmp_path / "tokenized"
 
     return save

@@ -127,6 +127,14 @@ SOURCE = textwrap.dedent('''
         def logits(self, tokens):
             return super().logits(tokens.flip(1))
 
+    class KnowsItsWidth(Model):
+        def forward(self, tokens, labels):
+            logits = self.logits(tokens)
+            return logits, F.cross_entropy(logits.view(-1, 256), labels.flatten(), ignore_index=-100)
+
+    def inner(feed_forward_width):
+        return Model(width_of_mine=feed_forward_width)
+
     def sized(layers, vocab_size):
         return Model(vocab_size, layers)
 
@@ -243,6 +251,7 @@ def test_checkpointing_leaves_loss_and_gradients_alone(granularity, shape, make_
         ("Numbered", "checkpointing", "sqrt", "different arguments"),
         ("Softened", "loss", "chunked", "no linear head"),
         ("OnlyLoss", "loss", "chunked", "no linear head"),
+        ("KnowsItsWidth", "loss", "chunked", "no linear head"),
     ],
 )
 def test_a_part_that_is_not_there_leaves_out_what_needs_it(function, technique, value, reason, workload_of):
@@ -278,6 +287,10 @@ def test_it_is_called_with_the_sizes_it_takes(workload_of):
     parts = build_model(workload_of("sized", layers=3, vocab_size=300))
     assert len(parts.blocks) == 3
     assert parts.head.out_features == 300
+
+
+def test_a_feed_forward_width_that_is_said_arrives(workload_of):
+    assert build_model(workload_of("inner", feed_forward_width=48)).head.in_features == 48
 
 
 def test_a_module_is_looked_for_where_the_search_was_started(tmp_path, monkeypatch):

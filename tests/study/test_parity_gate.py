@@ -31,8 +31,8 @@ class Traces:
         self.answers[config, dropout] = trace
         return self
 
-    def __call__(self, config, *, dropout, enforce_cap):
-        self.asked.append((config, dropout, enforce_cap))
+    def __call__(self, config, *, dropout):
+        self.asked.append((config, dropout))
         return self.answers.get((config, dropout), self.otherwise)
 
 
@@ -49,12 +49,12 @@ def test_without_random_numbers_the_trial_itself_is_compared_with_a_plain_traini
     assert (verdict.kind, verdict.reference) == ("compare", SAME)
 
 
-def test_one_plain_training_serves_a_whole_class_and_is_not_under_the_cap(gate):
+def test_one_plain_training_serves_a_whole_class(gate):
     traces = Traces(SAME)
     judged = gate(traces)
     for size in (4, 2, 1):
         judged.judge(replace(BUDGET, micro_batch_size=size))
-    assert traces.asked == [(plain_form(BUDGET, micro_batch_size=1), True, False)]
+    assert traces.asked == [(plain_form(BUDGET, micro_batch_size=1), True)]
 
 
 def test_a_plain_training_is_kept_for_the_next_run_of_the_study(gate):
@@ -74,7 +74,7 @@ def test_precision_and_optimizer_are_what_a_plain_training_keeps():
 def test_with_the_same_masks_it_is_compared_at_its_own_micro_batch(gate):
     traces = Traces(RANDOM)
     assert gate(traces).judge(BUDGET).kind == "same"
-    assert (plain_form(BUDGET, micro_batch_size=4), True, False) in traces.asked
+    assert (plain_form(BUDGET, micro_batch_size=4), True) in traces.asked
 
 
 def test_wrong_gradients_with_dropout_fail_though_they_are_right_without(gate):

@@ -1,7 +1,7 @@
 """The picture of one step's memory, from predictions written by hand."""
 
 from autotune.prediction import CATEGORIES, Holder, Prediction, Timeline
-from autotune.report import memory_timeline
+from autotune.reporting import memory_timeline
 
 MIB = 1024**2
 

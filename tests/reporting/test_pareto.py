@@ -5,7 +5,7 @@ import pytest
 from building import MIB, out_of_memory, record, study_result
 
 from autotune.config import TrainingConfig
-from autotune.report.pareto import compute, draw, page
+from autotune.reporting.pareto import compute, draw, page
 from autotune.result import Pick
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from autotune.quantities import format_size
 from autotune.recommendation.pick import savings
-from autotune.report.html_page import whole_page
+from autotune.reporting.html_page import whole_page
 from autotune.result import StudyResult, TrialRecord
 
 _UNITS = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024}

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from autotune.prediction import CATEGORIES, Category, Prediction
 from autotune.quantities import format_size
-from autotune.report.html_page import whole_page
+from autotune.reporting.html_page import whole_page
 
 _COLORS: dict[Category, str] = {
     "parameters": "#1a73e8",

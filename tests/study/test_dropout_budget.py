@@ -1,0 +1,64 @@
+"""The known case: with dropout, a memory budget below 1 gets the gradients silently wrong (pytorch issue 190758)."""
+
+import json
+
+import pytest
+from study_building import definition
+
+from autotune.config import TrainingConfig
+from autotune.executors.local import PREPARED, LocalExecutor
+from autotune.study.parity_gate import ParityGate
+from autotune.workload import make_workload
+
+GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_embd": 32,
+    "n_head": 2,
+    "vocab_size": 256,
+    "n_positions": 32,
+    "resid_pdrop": 0.5,
+    "embd_pdrop": 0.5,
+    "attn_pdrop": 0.5,
+}
+SHORT = {"sequence_length": 32, "global_batch": 2, "steps": 9, "warmup_steps": 2, "evaluation_sequences": 2}
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    """judge(TrainingConfig(...)) is the gate's verdict on a real GPT-2 with dropout."""
+    folder = tmp_path_factory.mktemp("dropout")
+    (folder / "config.json").write_text(json.dumps(GPT2))
+    workload = make_workload("cpu", {"model": str(folder / "config.json"), **SHORT})
+    study = definition(workload=workload, cap_bytes=2**34)
+    with LocalExecutor(folder) as executor:
+        executor.prepare(workload, folder / PREPARED)
+
+        def trace(config, *, dropout):
+            options = {"study_folder": folder, "time_limit_seconds": 300.0}
+            return executor.trace(study, config, dropout=dropout, **options)
+
+        gate = ParityGate(trace, folder=folder / "parity", on_trace=lambda config: None)
+        yield gate.judge
+
+
+def compiled(**choices):
+    return TrainingConfig(compile="block", micro_batch_size=2, **choices)
+
+
+def test_a_memory_budget_below_1_with_dropout_is_refused_for_its_gradients(judge):
+    verdict = judge(compiled(memory_budget=0.0))
+    assert verdict.kind == "failed"
+    assert "with dropout, against the same without recomputation, the gradient of block" in verdict.message
+
+
+def test_compiled_code_with_dropout_passes(judge):
+    assert judge(compiled()).kind == "same"
+
+
+def test_checkpointing_draws_the_same_masks_again_and_passes(judge):
+    assert judge(TrainingConfig(checkpointing="block", micro_batch_size=2)).kind == "same"
+
+
+def test_the_plain_training_is_the_same_as_itself(judge):
+    assert judge(TrainingConfig(micro_batch_size=2)).kind == "same"
