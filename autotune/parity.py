@@ -59,15 +59,16 @@ class ParityTolerance:
 
 TOLERANCES: Mapping[Precision, ParityTolerance] = {
     "fp32": ParityTolerance(loss=1e-4, gradient=1e-3),
-    "tf32": ParityTolerance(loss=2e-3, gradient=2e-2),
-    "bf16-mixed": ParityTolerance(loss=2e-3, gradient=5e-2),
-    "bf16-true": ParityTolerance(loss=1e-2, gradient=2e-1),
-    "bf16-stochastic": ParityTolerance(loss=1e-2, gradient=2e-1),
-    "fp16-mixed": ParityTolerance(loss=1e-3, gradient=2e-2),
-    "fp8": ParityTolerance(loss=2e-2, gradient=4e-1),
+    "tf32": ParityTolerance(loss=1e-3, gradient=1e-2),
+    "bf16-mixed": ParityTolerance(loss=2e-3, gradient=3e-2),
+    "bf16-true": ParityTolerance(loss=1e-2, gradient=1e-1),
+    "bf16-stochastic": ParityTolerance(loss=1e-2, gradient=1e-1),
+    "fp16-mixed": ParityTolerance(loss=1e-3, gradient=1e-2),
+    "fp8": ParityTolerance(loss=2e-2, gradient=2e-1),
 }
-"""At least ten times what `studies/parity/` measured on four small models, as rounding grows with depth and length.
-tf32 and fp8 were not measured, for want of the hardware: between their neighbours by their bits of mantissa."""
+"""At least four times what `studies/parity/` measured on small models, as rounding grows with depth and length; a
+memory budget with dropout 0.1 is 7 to 17 % off. tf32 and fp8 were not measured, for want of the hardware: tf32 has the
+bits of fp16, fp8 four fewer than bf16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +84,12 @@ class Difference:
         return not self.multiple <= 1.0  # NaN is outside
 
 
-def largest_difference(trace: ParityTrace, reference: ParityTrace, *, precision: Precision) -> Difference:
+def largest_difference(
+    trace: ParityTrace, reference: ParityTrace, *, precision: Precision, strictness: float = 1.0
+) -> Difference:
     """How far `trace` is from `reference`: the losses of all steps and the gradients of all blocks that are in both.
 
+    `strictness`: by how much less than rounding allows is allowed, where the two are more alike than that.
     Where a GradScaler skipped the first update of one, as its scaled gradients overflowed, only the first losses can
     be the same.
     """
@@ -93,9 +97,10 @@ def largest_difference(trace: ParityTrace, reference: ParityTrace, *, precision:
     compared = PARITY_STEPS if _was_updated(trace) and _was_updated(reference) else 1
     losses = list(zip(trace.losses, reference.losses, strict=False))[:compared]
     differences = [
-        _of_losses(step, mine, its, allowed=tolerance.loss) for step, (mine, its) in enumerate(losses, start=1)
+        _of_losses(step, mine, its, allowed=tolerance.loss / strictness)
+        for step, (mine, its) in enumerate(losses, start=1)
     ] + [
-        _of_gradients(block, trace.gradient_difference(reference, block), allowed=tolerance.gradient)
+        _of_gradients(block, trace.gradient_difference(reference, block), allowed=tolerance.gradient / strictness)
         for block in trace.gradient_norms
         if math.isfinite(trace.gradient_norms[block] + reference.gradient_norms.get(block, math.nan))
     ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.config import TrainingConfig
-from autotune.parity import ParityTrace
+from autotune.parity import TOLERANCES, ParityTrace
 from autotune.study.parity_gate import ParityGate, plain_form
 
 SAME = ParityTrace(
@@ -72,8 +72,8 @@ def test_precision_and_optimizer_are_what_a_plain_training_keeps():
 
 
 def test_with_the_same_masks_it_is_compared_at_its_own_micro_batch(gate):
-    traces = Traces(RANDOM)
-    assert gate(traces).judge(BUDGET).kind == "same"
+    traces, config = Traces(RANDOM), replace(BUDGET, memory_budget=1.0)
+    assert gate(traces).judge(config).kind == "same"
     assert (plain_form(BUDGET, micro_batch_size=4), True) in traces.asked
 
 
@@ -116,3 +116,11 @@ def test_a_kept_trace_is_readable_json(gate, tmp_path):
     gate(Traces(SAME)).judge(BUDGET)
     (file,) = (tmp_path / "parity").iterdir()
     assert json.loads(file.read_text())["losses"] == [5.5, 5.4, 5.3]
+
+
+def test_a_budget_is_held_against_the_same_code_without_it_more_strictly_than_against_a_plain_training(gate):
+    allowed = TOLERANCES["fp32"].gradient
+    a_little_off = replace(RANDOM, gradient_projections={"block 0": (1.0 + 0.7 * allowed, -1.0 - 0.7 * allowed)})
+    assert gate(Traces(RANDOM).answer(BUDGET, a_little_off)).judge(BUDGET).kind == "failed"
+    without_budget = replace(BUDGET, memory_budget=1.0)
+    assert gate(Traces(RANDOM).answer(without_budget, a_little_off)).judge(without_budget).kind == "same"
