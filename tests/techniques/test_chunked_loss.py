@@ -59,8 +59,12 @@ def test_a_chunk_is_an_eighth_at_most_and_never_empty(tokens, width, vocab_size)
 
 
 def test_a_chunks_logits_are_about_as_large_as_all_hidden_states():
-    chunk = tokens_in_a_chunk(4096, width=256, vocab_size=32000)
-    assert chunk * 32000 == pytest.approx(4096 * 256, rel=0.05)
+    chunk = tokens_in_a_chunk(16384, width=256, vocab_size=32000)
+    assert chunk * 32000 == pytest.approx(16384 * 256, rel=0.05)
+
+
+def test_a_large_vocabulary_does_not_make_chunks_of_a_few_tokens():
+    assert tokens_in_a_chunk(2048, width=128, vocab_size=256000) == 64
 
 
 def test_no_generator_is_asked_for_a_recomputation():
