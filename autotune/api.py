@@ -14,6 +14,7 @@ from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.result import StudyResult
 
 if TYPE_CHECKING:
+    from autotune.reporting.study_view import StudyView
     from autotune.study.events import Listener
 
 
@@ -109,5 +110,22 @@ def show(
     store = StudyStore(storage)
     try:
         return result_of(store, study, preferences)
+    finally:
+        store.close()
+
+
+def view(
+    study: str,
+    *,
+    storage: str = DEFAULT_STORAGE,
+    preferences: Preferences = DEFAULT_PREFERENCES,
+) -> "StudyView":
+    """What `show` gives, with the study's definition and predictions: what figures and reports are made of."""
+    from autotune.storage import StudyStore
+    from autotune.study import view_of
+
+    store = StudyStore(storage)
+    try:
+        return view_of(store, study, preferences)
     finally:
         store.close()

@@ -14,6 +14,7 @@ from autotune.errors import StudyMismatch
 from autotune.executors.local import LocalExecutor
 from autotune.recommendation.front import pareto_front
 from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences, choose
+from autotune.reporting.study_view import StudyView
 from autotune.result import StudyResult, TrialRecord
 from autotune.storage import StudyStore
 from autotune.storage.database import BUSY_TIMEOUT_SECONDS, sqlite_file
@@ -34,7 +35,7 @@ from autotune.study.request import (
 from autotune.study.sampling import OptunaStudy
 from autotune.study.session import StudySession, baseline_config, possible_trials
 
-__all__ = ["SearchRequest", "result_of", "search"]
+__all__ = ["SearchRequest", "result_of", "search", "view_of"]
 
 
 def search(
@@ -122,6 +123,14 @@ def result_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_
         front=front,
         pick=choose(records, front, baseline=baseline, preferences=preferences),
         baseline=None if baseline is None else baseline.number,
+    )
+
+
+def view_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES) -> StudyView:
+    """The same with the study's definition and predictions, for figures and reports. Raises UnknownStudy."""
+    definition, _ = store.definition(study)
+    return StudyView(
+        definition=definition, result=result_of(store, study, preferences), forecasts=store.forecasts(study)
     )
 
 

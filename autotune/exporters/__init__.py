@@ -1,0 +1,12 @@
+"""Exports to other trainers: one file each, a pure function from a recipe to the text of files.
+
+Every setting of a trial is either expressed in the files or refused by name; `tests/exporters/test_contract.py` holds
+every target to that for every value of every technique.
+"""
+
+from collections.abc import Mapping
+
+from autotune.exporters.export import Target
+
+TARGETS: Mapping[str, Target] = {}
+"""By the name that `--to` takes."""

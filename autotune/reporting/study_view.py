@@ -1,0 +1,32 @@
+"""All that is known of a study, as figures and reports look at it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.config import TrainingConfig
+from autotune.definition import StudyDefinition
+from autotune.prediction import Forecast, Prediction
+from autotune.result import StudyResult, TrialRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyView:
+    """A study's definition, its result, and every prediction made in it."""
+
+    definition: StudyDefinition
+    result: StudyResult
+    forecasts: Mapping[str, Forecast]
+    """By fingerprint; more configurations are predicted than tried."""
+
+    @property
+    def baseline(self) -> TrialRecord | None:
+        number = self.result.baseline
+        return None if number is None else self.result.trial(number)
+
+    @property
+    def pick(self) -> TrialRecord | None:
+        return None if self.result.pick is None else self.result.trial(self.result.pick.number)
+
+    def prediction_of(self, config: TrainingConfig) -> Prediction | None:
+        forecast = self.forecasts.get(config.fingerprint)
+        return None if forecast is None else forecast.prediction

@@ -1,0 +1,3 @@
+"""What a trainer that loads an export's files does, in our words: one file a target, by the names of `TARGETS`."""
+
+READERS = {}

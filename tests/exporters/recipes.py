@@ -1,0 +1,47 @@
+"""Recipes for the contract of all exporters: every value of every technique, in a configuration where it is legal."""
+
+from autotune.config import CHOICES, TrainingConfig, broken_rules
+from autotune.exporters.recipe import Recipe
+from autotune.workload import make_workload
+
+MIB = 1024**2
+
+NEEDED = {
+    "memory_budget": {"compile": "block"},
+    "attention": {"precision": "bf16-mixed"},
+}
+"""What else a configuration needs for a technique to be legal in it."""
+
+
+def recipe(config=None, *, device_type="cuda", **workload):
+    """Of the built-in model, unless `workload` says otherwise."""
+    settled = make_workload("cpu", {"steps": 20, **workload})
+    config = config or TrainingConfig(micro_batch_size=settled.global_batch)
+    return Recipe(
+        config=config,
+        workload=settled,
+        device_type=device_type,
+        origin="study tour, trial 12",
+        peak_memory_bytes=40 * MIB,
+        device_bytes=44 * MIB,
+        tokens_per_second=9000.0,
+        perplexity=21.7,
+    )
+
+
+def configurations(global_batch=8):
+    """{`technique=value`: a legal configuration that has it and is else as plain as can be}."""
+    values = {
+        **CHOICES,
+        "memory_budget": (1.0, 0.5, 0.0),
+        "micro_batch_size": (global_batch, global_batch // 2, 1),
+    }
+    found = {}
+    for technique, options in values.items():
+        for value in options:
+            settings = {"micro_batch_size": global_batch, **NEEDED.get(technique, {}), technique: value}
+            if technique == "memory_budget" and value == 1.0:
+                settings["compile"] = "none"
+            assert not broken_rules(TrainingConfig(**settings).to_dict(), global_batch=global_batch), settings
+            found[f"{technique}={value}"] = TrainingConfig(**settings)
+    return found

@@ -1,0 +1,75 @@
+"""Every target, with every value of every technique: expressed in its files, or refused by name.
+
+A target's reader takes an export and says what a trainer that loads its files does: {setting: value} in our words for
+all that is not left to the user's own code. It parses the files by the trainer's own package where that is installed.
+"""
+
+import pytest
+import torch
+from readers import READERS
+from recipes import configurations, recipe
+
+from autotune.exporters import TARGETS
+from autotune.exporters.recipe import OPTIMIZER_SETTINGS, SETTINGS
+from autotune.techniques.adafactor_fixed_rate import WEIGHT_DECAY
+from autotune.techniques.optimizer import make_optimizer
+
+CONFIGURATIONS = configurations()
+WORKLOADS = {
+    "plain": {},
+    "cosine": {"schedule": "cosine", "learning_rate_warmup_steps": 3},
+    "clipped": {"gradient_clipping": 1.0},
+    "seeded": {"seed": 7, "sequence_length": 64},
+}
+
+
+def versions():
+    return [(name, version) for name, target in TARGETS.items() for version in target.versions]
+
+
+def check(name, version, asked):
+    export = TARGETS[name].write(asked, version)
+    wanted = asked.settings()
+    refused = {refusal.setting: refusal for refusal in export.refusals}
+    done = READERS[name](export, version)
+    expected = {
+        setting: refused[setting].instead if setting in refused else wanted[setting]
+        for setting in SETTINGS
+        if setting not in refused or refused[setting].instead is not None
+    }
+    assert {setting: done.get(setting, "not read") for setting in expected} == expected
+    assert all(refusal.value == wanted[refusal.setting] for refusal in export.refusals)
+    assert all(refusal.instead != refusal.value for refusal in export.refusals)
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+@pytest.mark.parametrize(("name", "version"), versions())
+def test_a_value_of_a_technique_is_in_the_files_or_refused_by_name(name, version, config):
+    check(name, version, recipe(config))
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+@pytest.mark.parametrize(("name", "version"), versions())
+def test_a_setting_of_the_workload_is_in_the_files_or_refused_by_name(name, version, workload):
+    check(name, version, recipe(**workload))
+
+
+@pytest.mark.parametrize(("name", "version"), versions())
+def test_an_export_says_where_it_comes_from_and_how_it_is_used(name, version):
+    export = TARGETS[name].write(recipe(), version)
+    assert any("study tour, trial 12" in text for text in export.files.values())
+    assert any(file in export.command for file in export.files)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_has_a_reader(name):
+    assert name in READERS
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZER_SETTINGS)
+def test_what_trials_train_with_is_what_exports_write_down(optimizer):
+    if optimizer == "adamw-8bit":
+        pytest.importorskip("torchao")
+    made = make_optimizer([torch.nn.Parameter(torch.ones(2, 2))], optimizer, fusion="none", learning_rate=0.1)
+    known = {**made.defaults, **({"weight_decay": WEIGHT_DECAY} if optimizer == "adafactor-fixed-rate" else {})}
+    assert {name: known[name] for name in OPTIMIZER_SETTINGS[optimizer]} == dict(OPTIMIZER_SETTINGS[optimizer])
