@@ -14,7 +14,7 @@ from autotune.prediction import Prediction
 from autotune.recommendation.front import Tolerance
 from autotune.recommendation.pick import Preferences
 from autotune.result import StudyResult, TrialRecord
-from autotune.script import apply, current_config, report
+from autotune.script import apply, current_config, load_config, report
 from autotune.workload import Workload
 
 __version__ = "0.1.0"
@@ -30,6 +30,7 @@ __all__ = [
     "Workload",
     "apply",
     "current_config",
+    "load_config",
     "predict",
     "report",
     "search",

@@ -5,13 +5,21 @@
     autotune.report(tokens=tokens_in_the_step, loss=loss)     # after each optimizer step
 
 In a trial of `autotune search --script` they do what the trial needs. Run by itself the script trains as it would
-without them, or with the configuration in the JSON file that AUTOTUNE_CONFIG names. Loads torch only in `apply`.
+without them, or with the configuration in the JSON file that AUTOTUNE_CONFIG names. A loop that is not searched
+applies a configuration it has read:
+
+    config = autotune.load_config("autotune_config.json")     # what `autotune export --to pytorch` has written
+    model, optimizer = autotune.apply(model, optimizer, config=config)
+
+Loads torch only in `apply`.
 """
 
 import json
 import os
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from autotune.config import TrainingConfig
 from autotune.errors import InvalidInput
@@ -51,22 +59,75 @@ def current_config(*, global_batch: int = 1) -> TrainingConfig:
     if _running:
         return _running[0].config
     file = os.environ.get(CONFIG_VARIABLE)
-    return read_config(Path(file), global_batch=global_batch) if file else TrainingConfig(micro_batch_size=global_batch)
+    return load_config(file, global_batch=global_batch) if file else TrainingConfig(micro_batch_size=global_batch)
 
 
-def apply(model: "nn.Module", optimizer: "Optimizer") -> "tuple[nn.Module, Optimizer]":
+@overload
+def apply(model: "nn.Module", optimizer: TrainingConfig) -> "nn.Module": ...
+@overload
+def apply(model: "nn.Module", *, config: TrainingConfig) -> "nn.Module": ...
+@overload
+def apply(
+    model: "nn.Module", optimizer: "Optimizer", config: TrainingConfig | None = None
+) -> "tuple[nn.Module, Optimizer]": ...
+def apply(
+    model: "nn.Module",
+    optimizer: "Optimizer | TrainingConfig | None" = None,
+    config: TrainingConfig | None = None,
+) -> "nn.Module | tuple[nn.Module, Optimizer]":
     """The model and the optimizer to train with in the place of those given, which have taken no step yet.
+
+    `apply(model, optimizer)` applies what the search asks for, or the file that AUTOTUNE_CONFIG names;
+    `apply(model, optimizer, config=config)` the given configuration. `apply(model, config)` gives the model alone,
+    and cannot change how the optimizer updates: it warns where the configuration does.
 
     To be called when the model is on its device; learning rate schedules belong on the optimizer that is returned.
     Raises IllegalConfiguration for a technique that the model or the optimizer cannot take.
     """
-    if _running:
+    if isinstance(optimizer, TrainingConfig):
+        optimizer, config = None, optimizer
+    if optimizer is None:
+        return _applied_to_model(config, model)
+    if config is None and _running:
         return _running[0].apply(model, optimizer)
-    if not os.environ.get(CONFIG_VARIABLE):
+    if config is None and not os.environ.get(CONFIG_VARIABLE):
         return model, optimizer
     from autotune.techniques.own_training import apply_to_own
 
-    return apply_to_own(current_config(), model, optimizer)
+    if config is not None and type(optimizer).__name__ != (measured := _CLASSES[config.optimizer]):
+        warnings.warn(
+            f"the configuration was measured with {measured}: {type(optimizer).__name__} has a state of its own size",
+            stacklevel=2,
+        )
+    return apply_to_own(config or current_config(), model, optimizer)
+
+
+def _applied_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.Module":
+    from autotune.techniques.own_training import apply_to_own_model
+
+    if config is None:
+        raise InvalidInput(
+            "autotune.apply was given neither an optimizer nor a configuration",
+            hint="call apply(model, optimizer), or apply(model, config)",
+        )
+    if config.optimizer_fusion != "none":
+        warnings.warn(
+            f"optimizer_fusion {config.optimizer_fusion} is not applied to a model alone: "
+            "call autotune.apply(model, optimizer, config=config)",
+            stacklevel=3,
+        )
+    apply_to_own_model(config, model)
+    return model
+
+
+_CLASSES: Mapping[str, str] = {
+    "adamw": "AdamW",
+    "adafactor": "Adafactor",
+    "sgd": "SGD",
+    "adafactor-fixed-rate": "AdafactorFixedRate",
+    "adamw-8bit": "AdamW8bit",
+}
+"""The class of each optimizer that trials measure with."""
 
 
 def report(*, tokens: int, loss: Any, evaluation_loss: Any = None) -> None:
@@ -79,17 +140,22 @@ def report(*, tokens: int, loss: Any, evaluation_loss: Any = None) -> None:
         _running[0].report(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
 
 
-def read_config(file: Path, *, global_batch: int = 1) -> TrainingConfig:
-    """A configuration from a JSON object of its fields, as `config` of a trial in `--json`. Raises InvalidInput.
+def load_config(file: str | Path, *, global_batch: int = 1) -> TrainingConfig:
+    """The configuration in a JSON file: one that `autotune export` has written, or an object of its fields alone.
 
-    A micro batch that is not said is the whole global batch.
+    A micro batch that is not said is the whole global batch. Raises InvalidInput.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        if isinstance(content, dict) and isinstance(content.get("config"), dict):
+            content = content["config"]
         if not isinstance(content, dict):
             raise InvalidInput(f"{file} holds no configuration", hint='write for example {"precision": "bf16-mixed"}')
         return TrainingConfig(**{"micro_batch_size": global_batch, **content})
     except OSError as error:
-        raise InvalidInput(f"{file} cannot be read: {error.strerror}", hint=f"check {CONFIG_VARIABLE}") from None
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}", hint=_HOW_TO_NAME) from None
     except (ValueError, TypeError) as error:
-        raise InvalidInput(f"{file} holds no configuration: {error}", hint=f"check {CONFIG_VARIABLE}") from None
+        raise InvalidInput(f"{file} holds no configuration: {error}", hint=_HOW_TO_NAME) from None
+
+
+_HOW_TO_NAME = f"name the autotune_config.json of an export (in {CONFIG_VARIABLE} for a script that is run by itself)"

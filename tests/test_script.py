@@ -317,3 +317,79 @@ def test_a_stored_script_workload_loads(script):
     assert type(workload)(**json.loads(json.dumps(workload.to_dict()))) == workload
     with pytest.raises(InvalidInput):
         dataclasses.replace(workload, model="gpt")
+
+
+# -- a configuration for a loop of one's own -------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+def stack():
+    return nn.Sequential(nn.Linear(8, 8), nn.Sequential(*(Block() for _ in range(4))))
+
+
+def recomputed(model):
+    return [type(block).__name__ == "Checkpointed" for block in model[1]]
+
+
+def test_a_configuration_is_loaded_from_an_export(tmp_path):
+    config = TrainingConfig(checkpointing="every-2", micro_batch_size=4)
+    file = tmp_path / "autotune_config.json"
+    file.write_text(json.dumps({"origin": "study tour, trial 3", "config": config.to_dict(), "workload": {}}))
+    assert autotune.load_config(file) == config
+
+
+def test_a_configuration_is_applied_to_a_model_alone():
+    model = autotune.apply(stack(), TrainingConfig(checkpointing="every-2"))
+    assert recomputed(model) == [True, False, True, False]
+
+
+def test_a_configuration_is_applied_to_a_model_and_its_optimizer():
+    model = stack()
+    config = TrainingConfig(checkpointing="block", optimizer_fusion="kernel")
+    model, optimizer = autotune.apply(model, torch.optim.AdamW(model.parameters()), config=config)
+    assert recomputed(model) == [True] * 4
+    assert optimizer.defaults["fused"]
+
+
+def test_a_fusion_that_a_model_alone_cannot_have_is_warned_of():
+    with pytest.warns(UserWarning, match="optimizer_fusion backward is not applied"):
+        autotune.apply(stack(), TrainingConfig(optimizer_fusion="backward"))
+
+
+def test_another_optimizer_than_the_measured_is_warned_of():
+    model = stack()
+    with pytest.warns(UserWarning, match="measured with AdamW: SGD"):
+        autotune.apply(model, torch.optim.SGD(model.parameters(), lr=0.1), config=TrainingConfig())
+
+
+@pytest.mark.parametrize("choices", [{"loss": "chunked"}, {"precision": "fp16-mixed"}], ids=str)
+def test_what_a_loop_of_ones_own_cannot_have_is_refused(choices):
+    with pytest.raises(IllegalConfiguration):
+        autotune.apply(stack(), TrainingConfig(**choices))
+
+
+def test_applying_nothing_is_refused():
+    with pytest.raises(InvalidInput, match="neither an optimizer nor a configuration"):
+        autotune.apply(stack())
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"config": {"precision": "fp99"}}', '{"colour": 1}', "\x00"], ids=repr)
+def test_a_file_without_a_configuration_is_refused_by_name(tmp_path, text):
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(InvalidInput) as raised:
+        autotune.load_config(file)
+    assert raised.value.exit_code == 2
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(InvalidInput, match=r"nothing\.json cannot be read"):
+        autotune.load_config(tmp_path / "nothing.json")

@@ -28,8 +28,9 @@ OUTCOME_WORDS = {
 _PLAIN_WIDTH = 140
 
 
-def make_console(file: TextIO = sys.stdout) -> Console:
-    """A console on `file`; as wide as our tables where there is no terminal to fit."""
+def make_console(file: TextIO | None = None) -> Console:
+    """A console on `file`, else on stdout; as wide as our tables where there is no terminal to fit."""
+    file = file or sys.stdout
     width = None if file.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     return Console(file=file, width=width, highlight=False, soft_wrap=False)
 

@@ -49,8 +49,10 @@ def with_torch(config: TrainingConfig) -> list[str]:
 def launcher(recipe: Recipe) -> str:
     """The text of the file. Needs torch and nothing else."""
     config = recipe.config
-    settings = "\n".join(with_torch(config)) or "# Nothing to set: this configuration needs no launcher."
-    early = "".join(f"{line}\n" for line in before_torch(config))
+    lines = before_torch(config)
+    if settings := with_torch(config):
+        lines += ["import torch", *(["import torch._functorch.config"] if config.memory_budget != 1.0 else []), ""]
+    body = "\n".join([*lines, *settings]) or "# Nothing to set: this configuration needs no launcher."
     return f'''"""Runs a training script with the settings of its process that {recipe.origin} was measured with.
 
     python {FILE} train.py --its --arguments
@@ -62,10 +64,7 @@ import os
 import runpy
 import sys
 
-{early}import torch
-import torch._functorch.config
-
-{settings}
+{body}
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:

@@ -34,6 +34,12 @@ def apply_to_own(config: TrainingConfig, model: nn.Module, optimizer: Optimizer)
 
     Raises IllegalConfiguration.
     """
+    apply_to_own_model(config, model)
+    return model, with_fusion(optimizer, config.optimizer_fusion)
+
+
+def apply_to_own_model(config: TrainingConfig, model: nn.Module) -> None:
+    """All of it but the update. Raises IllegalConfiguration."""
     precision.set_matmul_precision(config.precision)
     memory_budget.set_memory_budget(config.memory_budget)
     attention.set_attention_backend(config.attention)
@@ -46,7 +52,6 @@ def apply_to_own(config: TrainingConfig, model: nn.Module, optimizer: Optimizer)
     _cast_around_forward(model, config.precision)  # inside what is compiled
     reshape(parts, config)
     _offload_around_forward(model, config.activation_offload)
-    return model, with_fusion(optimizer, config.optimizer_fusion)
 
 
 def parts_of_own(model: nn.Module) -> ModelParts:

@@ -16,7 +16,7 @@ from autotune.cli import app
 from autotune.config import FIELD_ORDER
 from autotune.result import Measurement
 
-COMMANDS = ("search", "predict", "show", "studies", "plot", "explain", "fit", "doctor")
+COMMANDS = ("search", "predict", "show", "studies", "plot", "export", "explain", "fit", "doctor")
 HEAVY = ("torch", "optuna", "sqlalchemy", "datasets", "plotly", "numpy")
 ESCAPE = "\x1b"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)(?:;\d+)*m")

@@ -1,0 +1,125 @@
+"""PyTorch by itself: a script that trains with the configuration and needs no autotune.
+
+With it come the configuration as a file for people's own loops, and a launcher for scripts that stay as they are.
+A study of somebody's own script has a script already: it gets the file and the launcher.
+"""
+
+import json
+from typing import Any
+
+from autotune.config import TrainingConfig
+from autotune.exporters import launch
+from autotune.exporters.export import Export, Refusal, Target
+from autotune.exporters.pytorch import script
+from autotune.exporters.pytorch.models import MODEL_CONFIG_FILE
+from autotune.exporters.recipe import Recipe
+from autotune.model_file import with_layers
+from autotune.quantities import format_size
+from autotune.user_code import is_function_reference
+from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+
+CONFIG_FILE = "autotune_config.json"
+
+
+def write(recipe: Recipe, version: str) -> Export:
+    """Expresses everything for the built-in and Hugging Face models."""
+    if recipe.workload.script is not None:
+        return _for_a_script(recipe)
+    recipe, refusals = _expressible(recipe)
+    files = {script.FILE: script.script(recipe), CONFIG_FILE: config_text(recipe), **_launcher(recipe)}
+    if recipe.workload.model_config is not None:
+        settings = with_layers(recipe.workload.model_config, recipe.workload.layers)
+        settings.pop("auto_map", None)  # names code outside transformers, which is not run
+        files[MODEL_CONFIG_FILE] = json.dumps(settings, indent=2) + "\n"
+    return Export(files=files, command=f"python {script.FILE}", refusals=refusals, notes=tuple(_notes(recipe)))
+
+
+def config_text(recipe: Recipe) -> str:
+    """What `autotune.load_config` reads: the configuration, and where it comes from."""
+    content: dict[str, Any] = {
+        "origin": recipe.origin,
+        "config": recipe.config.to_dict(),
+        "measured": {
+            "device_type": recipe.device_type,
+            "peak_memory_bytes": recipe.peak_memory_bytes,
+            "device_bytes": recipe.device_bytes,
+            "tokens_per_second": recipe.tokens_per_second,
+            "perplexity": recipe.perplexity,
+        },
+        "workload": recipe.workload.to_dict(),
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _launcher(recipe: Recipe) -> dict[str, str]:
+    return {launch.FILE: launch.launcher(recipe)} if launch.is_needed(recipe.config) else {}
+
+
+def _for_a_script(recipe: Recipe) -> Export:
+    own = recipe.workload.script
+    return Export(
+        files={CONFIG_FILE: config_text(recipe), **_launcher(recipe)},
+        command=f"AUTOTUNE_CONFIG={CONFIG_FILE} python {own}",
+        refusals=tuple(_left_to_the_script(recipe)),
+        notes=(f"{own} calls autotune.apply, which applies {CONFIG_FILE} where that variable names it",),
+    )
+
+
+def _left_to_the_script(recipe: Recipe) -> list[Refusal]:
+    own = ("learning_rate", "weight_decay", "schedule", "learning_rate_warmup_steps", "steps", "sequence_length")
+    settings = recipe.settings()
+    return [
+        Refusal(setting=name, value=settings[name], instead=None, why=f"{recipe.workload.script} decides it")
+        for name in (*own, "gradient_clipping", "seed", "global_batch")
+    ]
+
+
+def _expressible(recipe: Recipe) -> tuple[Recipe, tuple[Refusal, ...]]:
+    """The recipe without what the script cannot do, and why."""
+    from dataclasses import replace
+
+    if not is_function_reference(recipe.workload.model) or recipe.config.loss == "full":
+        return recipe, ()
+    why = "the script does not look for the head of a model of your own: call autotune.apply, or compute the loss so"
+    plain: TrainingConfig = replace(recipe.config, loss="full")
+    return replace(recipe, config=plain), (Refusal(setting="loss", value="chunked", instead="full", why=why),)
+
+
+def _notes(recipe: Recipe) -> list[str]:
+    config, workload = recipe.config, recipe.workload
+    notes = []
+    packages = [
+        name
+        for name, is_used in (
+            ("transformers", workload.model_config is not None),
+            ("torchao", config.precision == "fp8" or config.optimizer == "adamw-8bit"),
+            ("datasets", not _is_plain_text(workload)),
+            ("tokenizers", workload.tokenizer != "bytes"),
+        )
+        if is_used
+    ]
+    needed = ", ".join(["torch", "numpy", *packages])
+    notes.append(f"{script.FILE} needs {needed}, and no autotune")
+    if recipe.device_bytes is not None and recipe.device_type == "cuda":
+        notes.append(f"the device must have {format_size(recipe.device_bytes)}, as measured")
+    if workload.streaming:
+        notes.append(f"{script.FILE} reads the whole text, where the study streamed it")
+    if is_function_reference(workload.model):
+        notes.append(f"run it where {workload.model} is found, as the search was")
+    load = f"autotune.load_config('{CONFIG_FILE}')"
+    notes.append(f"your own loop: model, optimizer = autotune.apply(model, optimizer, config={load})")
+    if launch.is_needed(config):
+        notes.append(f"your own script as it is: python {launch.FILE} your_script.py, for what only code can set")
+    return notes
+
+
+def _is_plain_text(workload: Workload) -> bool:
+    return workload.dataset == STANDARD_LIBRARY_TEXT or workload.dataset.endswith((".txt", ".md", ".rst"))
+
+
+TARGET = Target(
+    title="PyTorch, a script that needs no autotune",
+    versions=("2",),
+    checked_with="torch 2.13.0",
+    write=write,
+)

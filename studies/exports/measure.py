@@ -1,0 +1,95 @@
+"""Trains with the exported scripts of a study's front, and puts their peak memory and perplexity beside the trials'.
+
+    python studies/exports/measure.py STUDY [--storage URL]
+
+Each script runs in a process of its own, its functions driven by the few lines of `TRAIN` below: as many steps as the
+trial took, the peak over two of them measured as a trial does (`autotune/memory/`), those after timed.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import autotune
+from autotune.exporters import TARGETS
+from autotune.exporters.recipe import recipe_of
+from autotune.result import StudyResult, TrialRecord
+
+TRAIN = """
+import json, math, statistics, sys, time
+from pathlib import Path
+sys.path.insert(0, str(Path.cwd()))
+import torch, train
+from autotune.memory import make_meter
+
+text, held_out = train.read_text(None, train.TEXT)
+training = train.Training()
+order = train.training_order(sequences=len(text), global_batch=train.GLOBAL_BATCH, seed=train.SEED)
+meter = make_meter(torch.device(train.DEVICE), uuid=None, cap_bytes=None)
+
+def step(number):
+    started = time.perf_counter()
+    loss = train.train_step(training, text.batch(next(order)), rate=train.learning_rate(number, steps=train.STEPS))
+    return loss, time.perf_counter() - started
+
+def resident():
+    optimizers = list(getattr(training.updater, "optimizers", {}).values()) or [training.updater.optimizer]
+    states = [value for one in optimizers for state in one.state.values() for value in state.values()]
+    return [t for t in [*training.model.parameters(), *training.model.buffers(), *states] if torch.is_tensor(t)]
+
+WARMUP, MEASURED = 4, 2
+for number in range(WARMUP):
+    step(number)
+with meter.measuring(resident()):
+    for number in range(WARMUP, WARMUP + MEASURED):
+        step(number)
+timed = [step(number) for number in range(WARMUP + MEASURED, train.STEPS)]
+tokens = train.GLOBAL_BATCH * train.SEQUENCE_LENGTH
+print(json.dumps({
+    "peak_memory_bytes": meter.reading().peak_memory_bytes,
+    "tokens_per_second": statistics.median(tokens / seconds for _, seconds in timed),
+    "final_loss": timed[-1][0],
+    "perplexity": math.exp(train.evaluate(training.model, held_out)),
+}))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study")
+    parser.add_argument("--storage", default="sqlite:///studies/autotune.db")
+    asked = parser.parse_args()
+    result = autotune.show(asked.study, storage=asked.storage)
+    print(
+        "| trial | configuration | peak, trial | peak, script | perplexity, trial | perplexity, script | speed ratio |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for number in result.front:
+        record = result.trial(number)
+        measured = trained(result, record)
+        print(
+            f"| {number} | {record.config.describe()} | {record.peak_memory_bytes:,} B "
+            f"| {measured['peak_memory_bytes']:,} B | {record.perplexity:.4f}"
+            f"{'' if record.perplexity_source == 'measured' else ' (' + str(record.perplexity_source) + ')'} "
+            f"| {measured['perplexity']:.4f} | {measured['tokens_per_second'] / record.tokens_per_second:.2f} |",
+            flush=True,
+        )
+
+
+def trained(result: StudyResult, record: TrialRecord) -> dict[str, float]:
+    export = TARGETS["pytorch"].write(recipe_of(result, record), "2")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in export.files.items():
+            (Path(folder) / name).write_text(text)
+        command = [sys.executable, "-c", TRAIN]
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            sys.exit(ended.stderr)
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""`autotune export`: files in a folder, what is not expressed on the screen, and every mistake in one sentence."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from study_building import CAP_BYTES, MIB, measured, write_study
+from typer.testing import CliRunner
+
+import autotune
+from autotune.cli import app
+from autotune.errors import AutotuneError, IllegalConfiguration, InvalidInput, StorageUnavailable
+from autotune.exporters import TARGETS
+from autotune.exporters.export import Export, Refusal, Target
+
+MEASUREMENTS = [
+    measured(device_bytes=2 * CAP_BYTES, peak_memory_bytes=2 * CAP_BYTES, outcome="over_cap", message="over"),
+    measured(tokens_per_second=1500.0),
+    measured(peak_memory_bytes=10 * MIB, device_bytes=10 * MIB),
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, with a study `by-hand` and one in which nothing is feasible."""
+    url = f"sqlite:///{tmp_path}/studies/autotune.db"
+    write_study(url, MEASUREMENTS)
+    write_study(url, MEASUREMENTS, name="too-tight", cap_bytes=MIB)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def poor_target(monkeypatch):
+    """A trainer that has no word for the micro batch, nor for the learning rate."""
+
+    def write(recipe, version):
+        refusals = [
+            Refusal(setting="micro_batch_size", value=recipe.config.micro_batch_size, instead=8, why="it has no key"),
+            Refusal(setting="learning_rate", value=0.002, instead=None, why="lr=0.002 in your script"),
+        ]
+        return Export(files={"poor.txt": recipe.origin}, command="poor poor.txt", refusals=tuple(refusals))
+
+    target = Target(title="Poor", versions=("1",), checked_with="nothing", write=write)
+    monkeypatch.setitem(TARGETS, "poor", target)
+    return target
+
+
+def run(*arguments):
+    """What is printed; raises what the command raises."""
+    ended = CliRunner().invoke(app, ["export", *arguments], standalone_mode=False)
+    if ended.exception is not None:
+        raise ended.exception
+    return ended.stdout
+
+
+def test_the_files_of_the_pick_are_written_and_named(folder):
+    printed = run("by-hand", "--to", "pytorch")
+    made = folder / "studies" / "by-hand-pytorch-1"
+    assert {file.name for file in made.iterdir()} == {"train.py", "autotune_config.json"}
+    assert all(str(file.relative_to(folder)) in printed for file in made.iterdir())
+    assert "python train.py" in printed
+
+
+def test_a_trial_can_be_named_by_its_number(folder):
+    run("by-hand", "--to", "pytorch", "--trial", "2", "-o", "mine")
+    assert autotune.load_config("mine/autotune_config.json").micro_batch_size == 6
+
+
+def test_a_trial_can_be_picked_for_another_reason(folder):
+    run("by-hand", "--to", "pytorch", "--pick", "smallest", "-o", "mine")
+    assert autotune.load_config("mine/autotune_config.json").micro_batch_size == 6
+
+
+def test_what_is_not_feasible_is_exported_and_said_to_be_so(folder):
+    assert "not feasible (over cap)" in run("by-hand", "--to", "pytorch", "--trial", "0")
+
+
+def test_what_the_target_has_no_words_for_is_printed(folder, poor_target):
+    printed = run("by-hand", "--to", "poor")
+    assert "micro_batch_size 7: it has no key" in printed
+    assert "learning_rate 0.002: lr=0.002 in your script" in printed
+
+
+def test_strictly_a_technique_without_words_is_an_error_and_nothing_is_written(folder, poor_target):
+    with pytest.raises(IllegalConfiguration, match="poor cannot express micro_batch_size 7: it has no key"):
+        run("by-hand", "--to", "poor", "--strict")
+    assert not (folder / "studies" / "by-hand-poor-1").exists()
+
+
+def test_strictly_what_expresses_every_technique_is_written(folder):
+    run("by-hand", "--to", "pytorch", "--strict", "-o", "mine")
+    assert Path("mine/train.py").exists()
+
+
+def test_json_has_all_that_is_printed(folder, poor_target):
+    said = json.loads(run("by-hand", "--to", "poor", "--json"))
+    assert (said["files"], said["command"], said["trial"]) == (["studies/by-hand-poor-1/poor.txt"], "poor poor.txt", 1)
+    assert [(one["setting"], one["is_technique"]) for one in said["refusals"]] == [
+        ("micro_batch_size", True),
+        ("learning_rate", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words", "hint"),
+    [
+        (["by-hand", "--to", "nothing"], InvalidInput, "'nothing'", "pytorch"),
+        (["by-hand", "--to", "pytorch", "--target-version", "9"], InvalidInput, "'9'", "use one of"),
+        (["by-hand", "--to", "pytorch", "--trial", "99"], InvalidInput, "no trial 99", "0 to 2"),
+        (["by-hand", "--to", "pytorch", "--trial", "1", "--pick", "fastest"], InvalidInput, "--pick", "one of them"),
+        (["by-hand", "--to", "pytorch", "--pick", "best"], InvalidInput, "'best'", "fastest"),
+        (["too-tight", "--to", "pytorch"], InvalidInput, "no feasible trial", "--trial"),
+        (["by-hand", "--to", "pytorch", "-o", "studies/autotune.db"], StorageUnavailable, "autotune.db", "--out"),
+        (["unknown", "--to", "pytorch"], AutotuneError, "unknown", "by-hand"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_sentence_with_the_way_out(folder, arguments, error, words, hint):
+    with pytest.raises(error) as raised:
+        run(*arguments)
+    assert words in raised.value.message
+    assert hint in raised.value.hint
+    assert raised.value.exit_code == 2
+
+
+def test_a_mistake_ends_the_command_with_2_and_no_traceback(folder):
+    command = [sys.executable, "-m", "autotune", "export", "by-hand", "--to", "nothing"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["error", "hint"]

@@ -1,0 +1,345 @@
+"""The exported script trains as the trial did: the same losses, the same peak memory, the same tokens."""
+
+import ast
+import dataclasses
+import subprocess
+import sys
+import time
+
+import numpy
+import pytest
+import torch
+from readers.pytorch_script import loaded
+from recipes import recipe
+
+from autotune.config import TrainingConfig
+from autotune.exporters import TARGETS
+from autotune.memory.cpu import CpuMeter
+from autotune.model_file import model_name
+from autotune.trial.tasks import prepare
+from autotune.workload import Workload, make_workload
+
+STEPS = 5
+GLOBAL_BATCH = 4
+EAGER = {
+    "plain": {},
+    "bf16-mixed": {"precision": "bf16-mixed"},
+    "bf16-true": {"precision": "bf16-true"},
+    "bf16-stochastic": {"precision": "bf16-stochastic"},
+    "bf16-stochastic in backward": {"precision": "bf16-stochastic", "optimizer_fusion": "backward"},
+    **{
+        f"checkpointing {value}": {"checkpointing": value}
+        for value in ("attention", "selective", "every-4", "every-2", "block", "sqrt")
+    },
+    **{f"optimizer {value}": {"optimizer": value} for value in ("adafactor", "sgd", "adafactor-fixed-rate")},
+    **{f"fusion {value}": {"optimizer_fusion": value} for value in ("foreach", "kernel", "backward")},
+    "micro batches of 1": {"micro_batch_size": 1},
+    "micro batches of 2, math": {"micro_batch_size": 2, "attention": "math"},
+    "loss in chunks": {"loss": "chunked"},
+    "several": {"precision": "bf16-mixed", "checkpointing": "block", "loss": "chunked", "optimizer_fusion": "kernel"},
+}
+COMPILED = {"by block, budget 0.3": {"compile": "block", "memory_budget": 0.3}}
+SLOW = {
+    "by block, segments": {"compile": "block", "checkpointing": "sqrt"},
+    "the model": {"compile": "model", "precision": "bf16-mixed"},
+    "the model, budget 0": {"compile": "model", "memory_budget": 0.0, "optimizer_fusion": "backward"},
+}
+
+
+def exported(workload, **choices):
+    config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **choices})
+    return TARGETS["pytorch"].write(dataclasses.replace(recipe(config), workload=workload), "2")
+
+
+def trained_by_trial(make_trainer, **choices):
+    """Losses of the first steps, and the peak of the last two."""
+    trainer, meter = make_trainer(**choices), CpuMeter()
+    batches = trainer.batches()
+    losses = [trainer.take_step(step, next(batches)) for step in range(STEPS - 2)]
+    with meter.measuring(trainer._resident_tensors()):
+        losses += [trainer.take_step(step, next(batches)) for step in (STEPS - 2, STEPS - 1)]
+    return losses, meter.reading().peak_memory_bytes
+
+
+def trained_by_script(script, folder, *, global_batch=GLOBAL_BATCH):
+    train, _ = script.read_text(str(folder), script.TEXT)
+    training, meter = script.Training(), CpuMeter()
+    order = script.training_order(sequences=len(train), global_batch=global_batch, seed=script.SEED)
+
+    def step(number):
+        rate = script.learning_rate(number, steps=script.STEPS)
+        return script.train_step(training, train.batch(next(order)), rate=rate)
+
+    losses = [step(number) for number in range(STEPS - 2)]
+    with meter.measuring(resident(training)):
+        losses += [step(number) for number in (STEPS - 2, STEPS - 1)]
+    return losses, meter.reading().peak_memory_bytes
+
+
+def resident(training):
+    optimizers = list(getattr(training.updater, "optimizers", {}).values()) or [training.updater.optimizer]
+    states = [value for one in optimizers for state in one.state.values() for value in state.values()]
+    kept = [*training.model.parameters(), *training.model.buffers(), *states]
+    return [tensor for tensor in kept if isinstance(tensor, torch.Tensor)]
+
+
+def assert_same(make_trainer, workload, prepared, choices):
+    losses, peak = trained_by_trial(make_trainer, **choices)
+    torch._dynamo.reset()
+    with loaded(exported(workload, **choices)) as script:
+        assert trained_by_script(script, prepared) == (losses, peak)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("choices", EAGER.values(), ids=EAGER)
+def test_losses_and_peak_memory_are_those_of_the_trial(make_trainer, workload, prepared, choices):
+    assert_same(make_trainer, workload, prepared, choices)
+
+
+@pytest.mark.parametrize("choices", COMPILED.values(), ids=COMPILED)
+def test_losses_and_peak_memory_are_those_of_the_compiled_trial(make_trainer, workload, prepared, choices):
+    assert_same(make_trainer, workload, prepared, choices)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choices", SLOW.values(), ids=SLOW)
+def test_losses_and_peak_memory_are_those_of_the_trial_compiled_as_a_whole(make_trainer, workload, prepared, choices):
+    assert_same(make_trainer, workload, prepared, choices)
+
+
+def peak_on_gpu(step):
+    """Losses, and the most bytes of tensors alive in the last two steps; the memory of before is given back."""
+    torch.cuda.synchronize()
+    losses = [step(number) for number in range(STEPS - 2)]
+    torch.cuda.reset_peak_memory_stats()
+    losses += [step(number) for number in (STEPS - 2, STEPS - 1)]
+    return losses, torch.cuda.max_memory_allocated()
+
+
+def trial_on_gpu(make_trainer, choices):
+    trainer = make_trainer(device="cuda", **choices)
+    batches = trainer.batches()
+    return peak_on_gpu(lambda number: trainer.take_step(number, next(batches)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("choices", [{}, {"precision": "bf16-mixed", "checkpointing": "block"}], ids=str)
+def test_on_a_gpu_losses_and_peak_memory_are_those_of_the_trial(make_trainer, workload, prepared, choices):
+    losses, peak = trial_on_gpu(make_trainer, choices)
+    torch.cuda.empty_cache()
+    with loaded(exported(workload, **choices)) as script:
+        train, _ = script.read_text(str(prepared), script.TEXT)
+        training = script.Training()
+        order = script.training_order(sequences=len(train), global_batch=GLOBAL_BATCH, seed=script.SEED)
+        rates = [script.learning_rate(number, steps=script.STEPS) for number in range(STEPS)]
+        repeated, peak_of_script = peak_on_gpu(
+            lambda number: script.train_step(training, train.batch(next(order)), rate=rates[number])
+        )
+    assert repeated == pytest.approx(losses, rel=1e-4)
+    assert peak_of_script == peak
+
+
+def test_gradients_are_clipped_as_in_the_trial(make_trainer_of, workload):
+    clipped = make_workload("cpu", {**workload.to_dict(), "gradient_clipping": 0.05, "schedule": "cosine"})
+    make_trainer, folder = make_trainer_of(clipped)
+    assert_same(make_trainer, clipped, folder, {"optimizer_fusion": "kernel"})
+
+
+@pytest.fixture
+def make_trainer_of(tmp_path):
+    """make_trainer_of(workload) is what makes its trainers, and its prepared folder."""
+    from autotune.trainer import Trainer, TrainingRequest
+
+    def of(workload):
+        folder = tmp_path / "prepared"
+        prepare(workload=workload.to_dict(), folder=str(folder))
+
+        def make(**choices):
+            config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **choices})
+            request = TrainingRequest(
+                workload=workload,
+                config=config,
+                folder=folder,
+                device="cpu",
+                cap_bytes=2**40,
+                requested_at=time.time(),
+            )
+            return Trainer(request)
+
+        return make, folder
+
+    return of
+
+
+# -- other models ------------------------------------------------------------------------------------------------
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
+OWN = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down, self.dropout = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
+
+    def forward(self, x):
+        return x + self.dropout(self.down(self.up(x).relu()))
+
+
+class Model(nn.Module):
+    def __init__(self, width, layers):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(256, width), nn.Linear(width, 256)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return {"logits": self.head(x), "other": None}
+
+
+def make(layers, width):
+    return Model(width, layers)
+"""
+
+
+def sizes_of_own(workload):
+    return {name: value for name, value in workload.to_dict().items() if name != "heads"}
+
+
+def pretrained_llama(folder):
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    torch.manual_seed(1)
+    settings = {name: value for name, value in LLAMA.items() if name != "model_type"}
+    AutoModelForCausalLM.from_config(LlamaConfig(**settings)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("model", ["deep-one", "llama", "pretrained", "own"])
+def test_another_model_trains_as_in_the_trial(make_trainer_of, workload, model, tmp_path):
+    (tmp_path / "own_model.py").write_text(OWN)
+    settings = {
+        "deep-one": {**workload.to_dict(), "model": "deep-one"},
+        "llama": {**workload.to_dict(), "model": model_name(LLAMA), "model_config": LLAMA},
+        "pretrained": {**workload.to_dict(), "model": pretrained_llama(tmp_path / "llama"), "pretrained": True},
+        "own": {**sizes_of_own(workload), "model": f"{tmp_path / 'own_model.py'}:make"},
+    }[model]
+    asked = make_workload("cpu", settings)
+    make_trainer, folder = make_trainer_of(asked)
+    assert_same(make_trainer, asked, folder, {"checkpointing": "block"})
+
+
+def test_of_a_model_of_ones_own_a_loss_in_chunks_is_refused_by_name(workload, tmp_path):
+    (tmp_path / "own_model.py").write_text(OWN)
+    own = make_workload("cpu", {**sizes_of_own(workload), "model": f"{tmp_path / 'own_model.py'}:make"})
+    assert [(one.setting, one.instead) for one in exported(own, loss="chunked").refusals] == [("loss", "full")]
+
+
+# -- text --------------------------------------------------------------------------------------------------------
+
+
+def texts(tmp_path, kind):
+    """Settings of a workload on text of its own."""
+    lines = [f"the {number} quick brown foxes jumped over {number * 7} lazy dogs" * 3 for number in range(400)]
+    if kind == "a text with a BPE":
+        (tmp_path / "text.txt").write_text("\n".join(lines))
+        return {"dataset": str(tmp_path / "text.txt"), "tokenizer": "bpe", "vocab_size": 300}
+    rows = "\n".join(f'{{"story": "{line}"}}' for line in lines)
+    (tmp_path / "rows.jsonl").write_text(rows)
+    found = {"dataset": str(tmp_path / "rows.jsonl"), "text_column": "story"}
+    return {**found, "packing": "padded"} if kind == "padded rows" else found
+
+
+@pytest.mark.parametrize("kind", ["a text with a BPE", "rows", "padded rows"])
+def test_the_tokens_are_those_of_the_study(tmp_path, workload, kind):
+    asked = make_workload("cpu", {**workload.to_dict(), "text_sha256": "", **texts(tmp_path, kind)})
+    folder = tmp_path / "prepared"
+    prepare(workload=asked.to_dict(), folder=str(folder))
+    with loaded(exported(asked)) as script:
+        made = script.read_text(None, script.TEXT)
+        kept = script.read_text(str(folder), script.TEXT)
+    for one, other in zip(made, kept, strict=True):
+        assert numpy.array_equal(one.tokens, other.tokens)
+
+
+def test_the_default_text_has_the_tokens_of_the_study(workload, prepared):
+    with loaded(exported(workload)) as script:
+        for one, other in zip(
+            script.read_text(None, script.TEXT), script.read_text(str(prepared), script.TEXT), strict=True
+        ):
+            assert numpy.array_equal(one.tokens, other.tokens)
+
+
+# -- the file itself ---------------------------------------------------------------------------------------------
+
+
+def every_script(tmp_path):
+    yield from (exported(make_workload("cpu", {}), **choices) for choices in (EAGER | COMPILED | SLOW).values())
+    for precision in ("fp16-mixed", "fp8", "tf32"):
+        yield exported(make_workload("cpu", {}), precision=precision, activation_offload="cpu")
+    for kind in ("a text with a BPE", "padded rows"):
+        yield exported(make_workload("cpu", texts(tmp_path, kind)))
+
+
+def test_a_script_defines_nothing_twice_and_uses_nothing_undefined(tmp_path):
+    for number, export in enumerate(every_script(tmp_path)):
+        (tmp_path / f"script_{number}.py").write_text(export.files["train.py"])
+        names = [
+            name
+            for statement in ast.parse(export.files["train.py"]).body
+            for name in (
+                [alias.asname or alias.name for alias in statement.names]
+                if isinstance(statement, ast.Import | ast.ImportFrom)
+                else [getattr(statement, "name", None)]
+            )
+            if name is not None
+        ]
+        assert sorted(names) == sorted(set(names))
+    checked = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,E9", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_the_script_needs_no_autotune(tmp_path):
+    for export in every_script(tmp_path):
+        assert "import autotune" not in export.files["train.py"]
+        assert "from autotune" not in export.files["train.py"]
+
+
+def test_the_script_as_a_program_ends_at_the_perplexity_of_the_trial(workload, prepared, tmp_path):
+    export = exported(workload, checkpointing="block")
+    for name, text in export.files.items():
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "train.py", "--tokens", str(prepared), "--save", "model.pt"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    said = float(ran.stdout.partition("perplexity ")[2].split()[0])
+    assert said == pytest.approx(perplexity_of_trial(workload, prepared), abs=1e-4)
+    assert len(torch.load(tmp_path / "model.pt")) == 4 * 7 + 3
+
+
+def perplexity_of_trial(workload: Workload, prepared):
+    from autotune.trainer import Trainer, TrainingRequest
+
+    config = TrainingConfig(micro_batch_size=workload.global_batch, checkpointing="block")
+    request = TrainingRequest(
+        workload=workload, config=config, folder=prepared, device="cpu", cap_bytes=2**40, requested_at=time.time()
+    )
+    return Trainer(request).run().perplexity
