@@ -99,8 +99,16 @@ def _optimizer_refusals(recipe: Recipe) -> Iterator[Refusal]:
                 why = f"it belongs to {config.optimizer}; the file has what trials of {optimizer} train with"
                 yield Refusal(setting=setting, value=value, instead=instead, why=why)
     if config.optimizer_fusion not in (names := _NAMES[optimizer]):
-        why = f"transformers has no such form of {config.optimizer}"
+        why = _FUSIONS[config.optimizer_fusion]
         yield Refusal(setting="optimizer_fusion", value=config.optimizer_fusion, instead=[*names][-1], why=why)
+
+
+_FUSIONS = {
+    "none": "transformers says nothing of it, and torch then batches the update on CUDA",
+    "foreach": "transformers has only one form of this optimizer",
+    "kernel": "transformers has a fused kernel only for adamw",
+    "backward": "transformers has no step in backward, so that all gradients stand at once",
+}
 
 
 _OPTIMIZERS = {
@@ -119,7 +127,8 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 def _text(recipe: Recipe, done: Mapping[str, Any]) -> str:
     keys = {**_model_and_text(recipe.workload), **_numbers(recipe, done), **_techniques(done)}
     dumped = yaml.safe_dump(keys, sort_keys=False, default_flow_style=False, width=100, allow_unicode=True)
-    return f"# {recipe.origin}, for axolotl 0.19\n{dumped}"
+    origin = " ".join(recipe.origin.split())  # a line break would end the comment
+    return f"# {origin}\n# For axolotl 0.19.\n{dumped}"
 
 
 def _model_and_text(workload: Workload) -> dict[str, Any]:

@@ -68,7 +68,8 @@ _FULL = ("full", "forgather's loss over hidden states is code (fused_loss_factor
 
 def _text(recipe: Recipe, done: Mapping[str, Any], version: str) -> str:
     arguments = "".join(f"    {name}: {_yaml(value)}\n" for name, value in _arguments(done, version).items())
-    return f"""## {recipe.origin}
+    origin = " ".join(recipe.origin.split())  # a line break would end the comment
+    return f"""## {origin}
 -- extends 'project.yaml'
 
 [config_metadata]
