@@ -38,10 +38,7 @@ def module(recipe: Recipe, done: Mapping[str, Any]) -> str:
     ]
     body = "\n    ".join(lines)
     return f'''# {_in_one_line(recipe)}
-"""A configuration of torchtitan 0.3's Trainer.
-
-    torchrun --nproc_per_node=1 -m torchtitan.train --module autotune_export --config autotune
-"""
+"""A configuration of torchtitan 0.3's Trainer, for `--module autotune_export --config autotune`."""
 
 {_imports(body)}
 
