@@ -6,10 +6,13 @@ every target to that for every value of every technique.
 
 from collections.abc import Mapping
 
-from autotune.exporters import pytorch
+from autotune.exporters import axolotl_yaml, forgather_template, pytorch, torchtitan_config
 from autotune.exporters.export import Target
 
 TARGETS: Mapping[str, Target] = {
     "pytorch": pytorch.TARGET,
+    "torchtitan": torchtitan_config.TARGET,
+    "axolotl": axolotl_yaml.TARGET,
+    "forgather": forgather_template.TARGET,
 }
 """By the name that `--to` takes."""

@@ -58,7 +58,7 @@ def test_a_setting_of_the_workload_is_in_the_files_or_refused_by_name(name, vers
 def test_an_export_says_where_it_comes_from_and_how_it_is_used(name, version):
     export = TARGETS[name].write(recipe(), version)
     assert any("study tour, trial 12" in text for text in export.files.values())
-    assert any(file in export.command for file in export.files)
+    assert any(file.removesuffix(".py") in export.command for file in export.files)
 
 
 @pytest.mark.parametrize("name", TARGETS)

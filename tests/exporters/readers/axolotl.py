@@ -1,0 +1,109 @@
+"""What axolotl does with its YAML file, by a table of its keys: it drops unknown ones itself."""
+
+import re
+import shlex
+
+import yaml
+
+from readers.key_table import check, defaults, load
+from readers.launcher import process_settings
+from readers.named_rates import schedule_named
+
+OPTIMIZERS = {
+    "adamw_torch": ("adamw", "foreach"),  # on CUDA, where torch batches by itself
+    "adamw_torch_fused": ("adamw", "kernel"),
+    "adamw_torch_8bit": ("adamw-8bit", "none"),
+    "adafactor": ("adafactor-fixed-rate", "none"),
+    "sgd": ("sgd without momentum", "foreach"),
+}
+MATRIX_PRODUCTS = {
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::_grouped_mm",
+    "aten::_scaled_mm",
+}
+
+
+def read(export, version):
+    assert version == "0.19"
+    table = load("axolotl")
+    written = yaml.safe_load(export.files["axolotl.yaml"])
+    _check(written, table)
+    values = {**defaults(table["keys"]), **written}
+    environment, process = _environment(export), process_settings(export)
+    assert not process["tf32"], "axolotl has a key of its own"
+    assert process["allocator"] == "default", "axolotl's own choice, or the environment's"
+    optimizer, fusion = OPTIMIZERS[values["optimizer"]]
+    if optimizer.startswith("adamw"):
+        assert (values["adam_beta1"], values["adam_beta2"], values["adam_epsilon"]) == (0.9, 0.999, 1e-8)
+    return {
+        "precision": _precision(values),
+        "optimizer": optimizer,
+        "micro_batch_size": values["micro_batch_size"],
+        "checkpointing": _checkpointing(values),
+        "compile": "model" if values["torch_compile"] else "none",
+        "memory_budget": process["memory_budget"],
+        "optimizer_fusion": fusion,
+        "allocator": "default" if environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:False"} else "expandable",
+        "attention": process["attention"],
+        "loss": "full",
+        "activation_offload": "none",
+        "learning_rate": values["learning_rate"],
+        "weight_decay": values["weight_decay"],
+        **schedule_named(
+            values["lr_scheduler"],
+            warmup=2 if values["warmup_steps"] == 1 else values["warmup_steps"],  # axolotl does so
+            steps=values["max_steps"],
+            keywords=values["lr_scheduler_kwargs"],
+        ),
+        "steps": values["max_steps"],
+        "global_batch": values["micro_batch_size"] * values["gradient_accumulation_steps"],
+        "sequence_length": values["sequence_len"],
+        # What is not said is transformers' 1.0.
+        "gradient_clipping": {None: 1.0, 0.0: None}.get(values["max_grad_norm"], values["max_grad_norm"]),
+        "seed": values["seed"],
+    }
+
+
+def _check(written, table):
+    for key, value in written.items():
+        check(key, value, table["keys"])
+        for one in value if isinstance(value, list) else [value]:
+            for name, inner in one.items() if key in table["inner"] else ():
+                check(name, inner, table["inner"][key])
+    for key in ("bf16", "fp16", "tf32", "gradient_checkpointing", "torch_compile", "max_grad_norm"):
+        assert key in written, f"axolotl's default of {key} follows the device, or is another's"
+
+
+def _environment(export):
+    tokens = shlex.split(export.command)
+    assert ("autotune_launch.py" in tokens) == ("autotune_launch.py" in export.files)
+    return dict(token.split("=", 1) for token in tokens if re.match(r"[A-Z_]+=", token))
+
+
+def _precision(values):
+    assert values["attn_implementation"] == "sdpa"
+    if values["fp8"]:
+        assert values["fp8_config"] == {"recipe": "tensorwise"}
+        assert not values["bf16"]
+        return "fp8"
+    if values["bf16"]:
+        return "bf16-true under autocast"
+    assert not values["fp16"]
+    return "tf32" if values["tf32"] else "fp32"
+
+
+def _checkpointing(values):
+    if not values["gradient_checkpointing"]:
+        return "none"
+    keywords = dict(values["gradient_checkpointing_kwargs"])
+    assert keywords.pop("use_reentrant") is False
+    if selective := values["selective_checkpointing"]:
+        assert selective == {"save": selective["save"], "save_sliding_window": True}
+        assert set(selective["save"]) == {"attention", *MATRIX_PRODUCTS}
+        assert not keywords
+        return "selective"
+    every = keywords.pop("every_n_layers", 1)
+    return "block" if every == 1 else f"every-{every}"
