@@ -6,7 +6,12 @@ every target to that for every value of every technique.
 
 from collections.abc import Mapping
 
+from autotune.exporters import accelerate_config, deepspeed_config, lightning_cli
 from autotune.exporters.export import Target
 
-TARGETS: Mapping[str, Target] = {}
+TARGETS: Mapping[str, Target] = {
+    "accelerate": accelerate_config.TARGET,
+    "deepspeed": deepspeed_config.TARGET,
+    "lightning": lightning_cli.TARGET,
+}
 """By the name that `--to` takes."""
