@@ -6,11 +6,22 @@ every target to that for every value of every technique.
 
 from collections.abc import Mapping
 
-from autotune.exporters import axolotl_yaml, forgather_template, pytorch, torchtitan_config
+from autotune.exporters import (
+    accelerate_config,
+    axolotl_yaml,
+    deepspeed_config,
+    forgather_template,
+    lightning_cli,
+    pytorch,
+    torchtitan_config,
+)
 from autotune.exporters.export import Target
 
 TARGETS: Mapping[str, Target] = {
     "pytorch": pytorch.TARGET,
+    "accelerate": accelerate_config.TARGET,
+    "deepspeed": deepspeed_config.TARGET,
+    "lightning": lightning_cli.TARGET,
     "torchtitan": torchtitan_config.TARGET,
     "axolotl": axolotl_yaml.TARGET,
     "forgather": forgather_template.TARGET,

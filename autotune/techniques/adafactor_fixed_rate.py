@@ -26,8 +26,8 @@ SQUARE_EPS = 1e-30
 class AdafactorFixedRate(torch.optim.Optimizer):
     """One parameter after the other. State: `step` (a number), and `row` and `column`, or `square`."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
+    def __init__(self, params: Iterable[nn.Parameter], *, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -1,9 +1,20 @@
 """What a trainer that loads an export's files does, in our words: one file a target, by the names of `TARGETS`."""
 
-from readers import axolotl, forgather, pytorch_script, torchtitan
+from readers import (
+    accelerate_reader,
+    axolotl,
+    deepspeed_reader,
+    forgather,
+    lightning_reader,
+    pytorch_script,
+    torchtitan,
+)
 
 READERS = {
     "pytorch": pytorch_script.read,
+    "accelerate": accelerate_reader.read,
+    "deepspeed": deepspeed_reader.read,
+    "lightning": lightning_reader.read,
     "torchtitan": torchtitan.read,
     "axolotl": axolotl.read,
     "forgather": forgather.read,

@@ -1,0 +1,227 @@
+"""Accelerate: `accelerate_config.yaml`, the launcher where one is needed, and what belongs to the user's own script.
+
+Accelerate prepares a script's own model, optimizer and loader, so that most of a configuration is lines of that
+script; each refusal says the line. Its file decides mixed precision and compilation. Keys: accelerate 1.15.
+"""
+
+import yaml
+
+from autotune.config import TrainingConfig
+from autotune.exporters import launch
+from autotune.exporters.export import Export, Refusal, Target
+from autotune.exporters.recipe import Recipe
+from autotune.exporters.script_lines import (
+    blocks_line,
+    model_and_data,
+    optimizer_arguments,
+    optimizer_flags,
+    optimizer_line,
+    write_schedule,
+)
+from autotune.exporters.shipped import shipped_files
+
+FILE = "accelerate_config.yaml"
+ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+"""There is no key for it; the environment counts more than what the script says."""
+
+_MIXED = {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp8": "bf16"}
+
+
+def write(recipe: Recipe, version: str) -> Export:
+    refusals = _refusals(recipe)
+    files = {FILE: _heading(recipe) + yaml.safe_dump(_settings(recipe), sort_keys=False)}
+    if launch.is_needed(recipe.config):
+        files[launch.FILE] = launch.launcher(recipe)
+    files |= shipped_files(refusal.why for refusal in refusals)
+    return Export(files=files, command=_command(recipe), refusals=refusals, notes=_notes(recipe))
+
+
+def _heading(recipe: Recipe) -> str:
+    origin = " ".join(recipe.origin.split())  # a line break would end the comment
+    return f"# {origin}: {recipe.config.describe()}.\n"
+
+
+def _command(recipe: Recipe) -> str:
+    started = f"{launch.FILE} train.py" if launch.is_needed(recipe.config) else "train.py"
+    accumulation = recipe.accumulation_steps
+    environment = f"{ACCUMULATION}={accumulation} " if accumulation > 1 else ""
+    return f"{environment}accelerate launch --config_file {FILE} {started}"
+
+
+def _settings(recipe: Recipe) -> dict[str, object]:
+    settings: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "NO",
+        "num_processes": 1,
+        "num_machines": 1,
+        "machine_rank": 0,
+        "use_cpu": recipe.device_type == "cpu",
+        "debug": False,
+        "mixed_precision": _mixed_precision(recipe),
+    }
+    if _compiles(recipe.config):
+        settings["dynamo_config"] = {
+            "dynamo_backend": "INDUCTOR",
+            "dynamo_mode": "default",
+            "dynamo_use_dynamic": False,
+            "dynamo_use_fullgraph": False,
+            "dynamo_use_regional_compilation": recipe.config.compile == "block",
+        }
+    return settings
+
+
+def _mixed_precision(recipe: Recipe) -> str:
+    if _is_fp16_on_cpu(recipe):
+        return "no"
+    return _MIXED.get(recipe.config.precision, "no")
+
+
+def _is_fp16_on_cpu(recipe: Recipe) -> bool:
+    return recipe.device_type == "cpu" and recipe.config.precision == "fp16-mixed"
+
+
+def _compiles(config: TrainingConfig) -> bool:
+    return config.compile != "none" and not _script_compiles_blocks(config)
+
+
+def _script_compiles_blocks(config: TrainingConfig) -> bool:
+    """Regional compilation wants blocks of one class: where some are wrapped it makes one graph of the whole model.
+
+    Of a segment it would make one graph, where trials compile the blocks inside it.
+    """
+    return config.compile == "block" and config.checkpointing in ("every-4", "every-2", "sqrt")
+
+
+def _refusals(recipe: Recipe) -> tuple[Refusal, ...]:
+    values = recipe.settings()
+    whys = {**_why_not_techniques(recipe), **_why_not_workload(recipe)}
+    return tuple(
+        Refusal(setting=setting, value=values[setting], instead=instead, why=why)
+        for setting, (instead, why) in whys.items()
+    )
+
+
+def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
+    """{setting: (what the files do instead, why)}"""
+    config = recipe.config
+    line = blocks_line(config, compiled=_script_compiles_blocks(config))
+    whys: dict[str, tuple[str | None, str]] = {}
+    if reason := _why_not_precision(recipe, line):
+        whys["precision"] = reason
+    whys |= _why_not_optimizer(recipe)
+    whys["micro_batch_size"] = (
+        None,
+        f"the batch is the script's own: write torch.utils.data.DataLoader(..., batch_size={config.micro_batch_size})",
+    )
+    if config.checkpointing != "none":
+        whys["checkpointing"] = (None, f"accelerate has it for FSDP only: write {line} before accelerator.prepare")
+    if _script_compiles_blocks(config):
+        whys["compile"] = (
+            None,
+            "accelerate would make one graph of the whole model, or of each segment, where not all blocks are alike: "
+            f"write {line} before accelerator.prepare",
+        )
+    if config.loss == "chunked":
+        whys["loss"] = (None, "the loss is the script's own: the pytorch export has one in chunks to copy")
+    if config.activation_offload != "none":
+        whys["activation_offload"] = (
+            None,
+            "accelerate has it for FSDP only: write with torch.autograd.graph.save_on_cpu(pin_memory=True): around the "
+            "forward pass, which also moves what is small and the weights that products keep",
+        )
+    return whys
+
+
+def _why_not_precision(recipe: Recipe, line: str) -> tuple[str | None, str] | None:
+    config = recipe.config
+    if _is_fp16_on_cpu(recipe):
+        return "fp32", "accelerate leaves fp16 out on a CPU without a word: use bf16-mixed"
+    if config.precision == "fp32" and _compiles(config) and recipe.device_type == "cuda":
+        return (
+            "tf32",
+            "with a compiler and without mixed precision accelerate turns TF32 on: write "
+            "torch.backends.cuda.matmul.allow_tf32 = False after Accelerator()",
+        )
+    if config.precision == "bf16-true":
+        return (
+            None,
+            "the model's dtype is the script's own: write model = model.to(torch.bfloat16) before the optimizer",
+        )
+    if config.precision == "bf16-stochastic":
+        return None, (
+            "weights and optimizer are the script's own: model = model.to(torch.bfloat16) gives bf16-true, which "
+            "rounds updates to nearest; the pytorch export rounds them stochastically"
+        )
+    if config.precision == "fp8":
+        return "bf16-mixed", (
+            "accelerate's own fp8 leaves the first linear layer out, which trials convert: "
+            f"write {line} before accelerator.prepare"
+        )
+    return None
+
+
+def _why_not_optimizer(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
+    arguments = optimizer_arguments(recipe)
+    flags = ", ".join(f"{name}={value}" for name, value in optimizer_flags(recipe.config).items())
+    whys: dict[str, tuple[str | None, str]] = {
+        "optimizer": (None, f"the optimizer is the script's own: write {optimizer_line(recipe)}"),
+        "optimizer_fusion": (None, f"it is part of that line: {flags or 'this optimizer has no flags for it'}"),
+        "learning_rate": (None, f"it is part of the optimizer's line: lr={arguments['lr']}"),
+        "weight_decay": (None, "it is part of the optimizer's line"),
+    }
+    if recipe.config.optimizer_fusion == "backward":
+        whys["optimizer_fusion"] = (
+            None,
+            "accelerate steps after backward: call optimizer.step in each parameter's "
+            "register_post_accumulate_grad_hook, as the pytorch export does",
+        )
+    return whys
+
+
+def _why_not_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
+    workload, steps = recipe.workload, recipe.accumulation_steps
+    whys: dict[str, tuple[str | None, str]] = {
+        "steps": (None, f"the loop is the script's own: end it after {workload.steps} optimizer steps"),
+        "global_batch": (
+            None,
+            f"the batch is the script's own: {recipe.config.micro_batch_size} sequences in with "
+            f"accelerator.accumulate(model):, of which the command makes {steps} a step",
+        ),
+        "sequence_length": (None, f"the data is the script's own: cut it to {workload.sequence_length} tokens"),
+        "seed": (None, f"write accelerate.utils.set_seed({workload.seed}) before the model is made"),
+    }
+    schedule = f"the schedule is the script's own: {write_schedule(workload)}"
+    if workload.schedule != "constant":
+        whys["schedule"] = (None, schedule)
+    if workload.learning_rate_warmup_steps > 1:
+        whys["learning_rate_warmup_steps"] = (None, schedule)
+    if workload.gradient_clipping is not None:
+        whys["gradient_clipping"] = (
+            None,
+            "the loop is the script's own: write if accelerator.sync_gradients: accelerator.clip_grad_norm_("
+            f"model.parameters(), {workload.gradient_clipping}) before optimizer.step()",
+        )
+    return whys
+
+
+def _notes(recipe: Recipe) -> tuple[str, ...]:
+    config = recipe.config
+    notes = [
+        model_and_data(recipe),
+        "train.py is a script of your own that calls accelerator.prepare(model, optimizer, loader) and "
+        "accelerator.backward(loss).",
+    ]
+    if recipe.accumulation_steps > 1:
+        notes.append(
+            f"{ACCUMULATION} works where the loop runs inside accelerator.accumulate(model); Accelerator("
+            f"gradient_accumulation_steps={recipe.accumulation_steps}) in the script does the same."
+        )
+    if config.compile == "block" and _compiles(config):
+        notes.append(
+            "Regional compilation compiles each block of a torch.nn.ModuleList, as trials do, and besides every other "
+            "part of the model, such as embedding and head, each on its own."
+        )
+    return tuple(notes)
+
+
+TARGET = Target(title="Accelerate", versions=("1",), checked_with="accelerate 1.15.0", write=write)

@@ -1,0 +1,94 @@
+"""Lines of Python for a training script of the user's own: what belongs there and in no trainer's file.
+
+Each is one line as it would be typed, with the names `model` and `optimizer`; the reasons of refusals quote them.
+"""
+
+from autotune.config import TrainingConfig
+from autotune.exporters.recipe import SMALLEST_RATE, Recipe
+from autotune.exporters.shipped import BLOCKS
+from autotune.workload import Workload
+
+_CLASSES = {
+    "adamw": "torch.optim.AdamW",
+    "adafactor": "torch.optim.Adafactor",
+    "sgd": "torch.optim.SGD",
+    "adamw-8bit": "torchao.optim.AdamW8bit",
+    "adafactor-fixed-rate": "adafactor_fixed_rate.AdafactorFixedRate",
+}
+WITHOUT_FLAGS = ("adamw-8bit", "adafactor-fixed-rate")
+"""Optimizers that take neither `foreach` nor `fused`, nor other settings than the rate from us."""
+
+
+def optimizer_class(recipe: Recipe) -> str:
+    """Full name of the class."""
+    return _CLASSES[recipe.config.optimizer]
+
+
+def optimizer_arguments(recipe: Recipe) -> dict[str, object]:
+    """Everything that the trial's optimizer was made with, in JSON's types; a step in backward is no argument."""
+    config = recipe.config
+    rate = recipe.workload.learning_rate_of(config.optimizer)
+    if config.optimizer == "adafactor-fixed-rate":
+        return {"lr": rate}
+    settings = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in recipe.optimizer_settings.items()
+    }
+    return {"lr": rate, **settings, **optimizer_flags(config)}
+
+
+def optimizer_flags(config: TrainingConfig) -> dict[str, bool]:
+    """torch's own choice of them differs between devices, so both are always said."""
+    if config.optimizer in WITHOUT_FLAGS:
+        return {}
+    flags = {"foreach": config.optimizer_fusion == "foreach", "fused": config.optimizer_fusion == "kernel"}
+    return {"foreach": flags["foreach"]} if config.optimizer == "adafactor" else flags
+
+
+def optimizer_line(recipe: Recipe) -> str:
+    settings = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in optimizer_arguments(recipe).items()
+    }
+    arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return f"{optimizer_class(recipe)}(model.parameters(), {arguments})"
+
+
+def blocks_line(config: TrainingConfig, *, compiled: bool = False) -> str:
+    """The call of `autotune_blocks.py` that does what `config` asks of blocks; compiling only where it is asked."""
+    arguments = []
+    if config.checkpointing != "none":
+        arguments.append(f'checkpointing="{config.checkpointing}"')
+    if compiled:
+        arguments.append("compiled=True")
+    if config.precision == "fp8":
+        arguments.append("fp8=True")
+    return f"{BLOCKS.removesuffix('.py')}.prepare_blocks({', '.join(['model', *arguments])})"
+
+
+def rate_share(workload: Workload) -> str:
+    """The share of the learning rate at `step`, counted from 0, as an expression of Python that may need `math`."""
+    warmup = workload.learning_rate_warmup_steps
+    rising = "1.0" if warmup == 1 else f"min(1.0, (step + 1) / {warmup})"
+    if workload.schedule == "constant":
+        return rising
+    amplitude = (1 - SMALLEST_RATE) / 2
+    done = f"max(0, step - {warmup}) / {max(1, workload.steps - warmup)}"
+    falling = f"{SMALLEST_RATE} + {amplitude} * (1 + math.cos(math.pi * {done}))"
+    return falling if warmup == 1 else f"min((step + 1) / {warmup}, {falling})"
+
+
+def write_schedule(workload: Workload, *, before: str = "") -> str:
+    """What to do in words; `before` stands in front of the call, in the same line."""
+    line = f"{before}torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: {rate_share(workload)})"
+    return f"import math and write {line}" if "math." in line else f"write {line}"
+
+
+def model_and_data(recipe: Recipe) -> str:
+    """What was trained: the names that are a script's to fill in."""
+    workload = recipe.workload
+    said = f"The trial trained {workload.describe_model()} on {workload.dataset}; model and data are your script's"
+    if not workload.pretrained:
+        return f"{said}."
+    # Since version 5 the weights keep the dtype that they were saved in.
+    dtype = "bfloat16" if recipe.config.precision in ("bf16-true", "bf16-stochastic") else "float32"
+    name = f"{workload.model_source!r}, dtype=torch.{dtype}"
+    return f"{said}: write model = transformers.AutoModelForCausalLM.from_pretrained({name})."

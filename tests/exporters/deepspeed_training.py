@@ -1,0 +1,71 @@
+"""Run by a test in a process of its own: trains by DeepSpeed with an export's numbers, and as a trial does.
+
+Prints a JSON object: {case: what DeepSpeed's engine did}.
+"""
+
+import json
+import os
+import sys
+
+import deepspeed
+import torch
+from own_training import distance, global_batches, mean_loss, small_model, trained
+from recipes import recipe
+
+from autotune.config import TrainingConfig
+from autotune.exporters import TARGETS
+from autotune.exporters.deepspeed_config import FILE
+
+STEPS = 3
+WORKLOAD = {"layers": 2, "width": 32, "heads": 2, "sequence_length": 16, "learning_rate_warmup_steps": 4}
+CASES = {
+    "fp32": (TrainingConfig(micro_batch_size=2, optimizer_fusion="kernel"), {"gradient_clipping": 0.5}),
+    "bf16-mixed": (TrainingConfig(micro_batch_size=8, precision="bf16-mixed"), {}),
+    "bf16-true": (TrainingConfig(micro_batch_size=4, precision="bf16-true", optimizer_fusion="foreach"), {}),
+    "fp16-mixed": (TrainingConfig(micro_batch_size=8, precision="fp16-mixed"), {"gradient_clipping": 1.0}),
+    "sgd": (TrainingConfig(micro_batch_size=4, optimizer="sgd"), {}),
+    "adafactor": (TrainingConfig(micro_batch_size=8, optimizer="adafactor"), {"learning_rate_warmup_steps": 1}),
+}
+
+
+def run(config, settings):
+    asked = recipe(config, device_type="cpu", **{**WORKLOAD, **settings})
+    export = TARGETS["deepspeed"].write(asked, "0.19")
+    start = small_model(asked.workload, config.precision)  # bf16-true: the line that the refusal says
+    model = small_model(asked.workload, config.precision)
+    engine, optimizer, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=json.loads(export.files[FILE])
+    )
+    rates = []
+    for batch in global_batches(asked.workload, STEPS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        for tokens in batch.split(config.micro_batch_size):
+            engine.backward(mean_loss(engine, tokens))
+            engine.step()
+    return {
+        "steps": engine.global_steps,
+        "optimizer": type(optimizer).__name__,
+        "flags": [bool(optimizer.defaults["foreach"]), bool(optimizer.defaults.get("fused"))],
+        "weights": str(next(engine.module.parameters()).dtype),
+        "state": sorted({str(t.dtype) for s in optimizer.state.values() for t in s.values() if t.dim()}),
+        "rates": rates,
+        "distance": distance(engine.module, trained(asked, steps=STEPS), start),
+    }
+
+
+def control():
+    """How far apart two precisions are: what equal weights are worth."""
+    plain, mixed = (recipe(TrainingConfig(micro_batch_size=8, precision=p), **WORKLOAD) for p in ("fp32", "bf16-mixed"))
+    start = small_model(plain.workload)
+    return distance(trained(plain, steps=STEPS), trained(mixed, steps=STEPS), start)
+
+
+if __name__ == "__main__":
+    # Built by a compiler for a minute, and only for several processes on one host.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    os.environ["MASTER_PORT"] = sys.argv[1]
+    torch.set_num_threads(1)
+    found = {name: run(*case) for name, case in CASES.items()}
+    found["control"] = control()
+    print("\n" + json.dumps(found))

@@ -1,0 +1,115 @@
+"""Lightning: what LightningCLI makes of the file: its Trainer, the optimizer and the callback."""
+
+import functools
+import importlib
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.exporters.lightning_cli import FILE
+from autotune.exporters.shipped import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
+from readers.rates import schedule_of
+
+PRECISIONS = {"32-true": "fp32", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true", "16-mixed": "fp16-mixed"}
+OPTIMIZERS = {
+    "AdamW": "adamw",
+    "Adafactor": "adafactor",
+    "SGD": "sgd",
+    "AdamW8bit": "adamw-8bit",
+    "AdafactorFixedRate": "adafactor-fixed-rate",
+}
+STEPS = 20
+
+
+def read(export, version):
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    words = shlex.split(export.command)
+    assert words[-5:] == ["python", "main.py", "fit", "-c", FILE]
+    assert export.files[CALLBACK] == shipped_text(CALLBACK)
+    assert export.files[BLOCKS] == shipped_text(BLOCKS)
+    return {
+        **read_file(export.files[FILE]),
+        "allocator": "expandable" if "PYTORCH_ALLOC_CONF=expandable_segments:True" in words[:-5] else "default",
+        "loss": "full",
+        "activation_offload": "none",
+    }
+
+
+@functools.cache
+def read_file(text):
+    parts = parse(text)
+    trainer, callback, optimizer = parts["trainer"], parts["callback"], made_optimizer(parts["optimizer"])
+    defaults = optimizer.defaults
+    flags = (bool(defaults.get("foreach")), bool(defaults.get("fused")))
+    name = OPTIMIZERS[type(optimizer).__name__]
+    assert callback.learning_rate == float(defaults["lr"])
+    return {
+        "precision": precision(trainer["precision"], callback),
+        "optimizer": name,
+        "weight_decay": weight_decay_of(optimizer),
+        "optimizer_fusion": {(False, False): "none", (True, False): "foreach", (False, True): "kernel"}[flags],
+        "checkpointing": callback.checkpointing,
+        "compile": callback.compile,
+        "memory_budget": callback.memory_budget,
+        "attention": callback.attention,
+        "steps": trainer["max_steps"],
+        "gradient_clipping": trainer["gradient_clip_val"] or callback.gradient_clipping,
+        "seed": parts["seed"],
+        **schedule_of([callback.rate(step) for step in range(STEPS)]),
+    }
+
+
+def weight_decay_of(optimizer):
+    if type(optimizer).__name__ == "AdafactorFixedRate":
+        return sys.modules[type(optimizer).__module__].WEIGHT_DECAY
+    return optimizer.defaults["weight_decay"]
+
+
+def precision(name, callback):
+    found = PRECISIONS[name]
+    if callback.fp8:
+        return {"bf16-mixed": "fp8"}[found]
+    return "tf32" if found == "fp32" and callback.float32_matmul_precision == "high" else found
+
+
+def made_optimizer(init):
+    module, _, name = init["class_path"].rpartition(".")
+    return getattr(importlib.import_module(module), name)(
+        [torch.nn.Parameter(torch.ones(2, 2))], **init["init_args"].as_dict()
+    )
+
+
+def parse(text):
+    """{seed, trainer, callback, optimizer} as LightningCLI's own parser types them; the callback is made."""
+    parser = made_parser()
+    config = parser.parse_string(text)
+    made = parser.instantiate_classes(config)
+    return {
+        "seed": config.seed_everything,
+        "trainer": config.trainer,
+        "callback": made.trainer.callbacks[0],
+        "optimizer": config.optimizer,
+    }
+
+
+@functools.cache
+def made_parser():
+    """That of a LightningCLI, whose making takes most of the time."""
+    from lightning.pytorch.cli import LightningCLI
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    provide_shipped()
+    return LightningCLI(BoringModel, run=False, args=[], save_config_callback=None).parser
+
+
+@functools.cache
+def provide_shipped():
+    """Makes the shipped modules importable by the names they have beside a script."""
+    folder = Path(tempfile.mkdtemp())
+    for name in (CALLBACK, BLOCKS, ADAFACTOR):
+        (folder / name).write_text(shipped_text(name))
+    sys.path.append(str(folder))

@@ -1,0 +1,146 @@
+"""An exported configuration trains by `accelerate launch`: what the file, the launcher and the command really did."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from own_training import small_model
+from recipes import recipe
+
+from autotune.config import TrainingConfig
+from autotune.exporters import TARGETS
+from autotune.exporters.accelerate_config import FILE
+from autotune.exporters.autotune_blocks import prepare_blocks
+
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+SCRIPT = """
+import json, math, os, sys
+import torch
+import autotune_blocks
+from accelerate import Accelerator
+sys.path.append(sys.argv[1])
+from own_training import distance, global_batches, mean_loss, small_model, trained
+from recipes import recipe
+from autotune.config import TrainingConfig
+
+asked = recipe(TrainingConfig(**json.loads(sys.argv[2])), device_type="cpu", **json.loads(sys.argv[3]))
+workload, config = asked.workload, asked.config
+accelerator = Accelerator()
+model = small_model(workload)
+autotune_blocks.prepare_blocks(model, checkpointing="block")
+optimizer = eval(os.environ["OPTIMIZER_LINE"])
+schedule = eval(os.environ["SCHEDULE_LINE"])
+sequences = global_batches(workload, 3).flatten(0, 1)
+loader = torch.utils.data.DataLoader(sequences, batch_size=config.micro_batch_size)
+model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+steps = 0
+with torch.compiler.set_stance("force_eager"):  # marked as compiled, and run as it is
+    for tokens in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(mean_loss(model, tokens))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                steps += 1
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+compiled = [name for name, module in model.named_modules() if type(module).__name__ == "OptimizedModule"]
+recomputed = [name for name, module in model.named_modules() if type(module).__name__ == "CheckpointWrapper"]
+print(json.dumps({
+    "mixed_precision": accelerator.mixed_precision,
+    "autocast": accelerator.native_amp,
+    "weights": str(next(model.parameters()).dtype),
+    "compiled_blocks": sum(name.startswith("blocks.") for name in compiled),
+    "recomputed": len(recomputed),
+    "steps": steps,
+    "accumulation": accelerator.gradient_accumulation_steps,
+    "flash": torch.backends.cuda.flash_sdp_enabled(),
+    "distance": distance(model, trained(asked, steps=3), small_model(workload)),
+}))
+"""
+CONFIG = {
+    "micro_batch_size": 2,
+    "precision": "bf16-mixed",
+    "compile": "block",
+    "checkpointing": "block",
+    "attention": "math",
+}
+SMALL = {"layers": 4, "width": 32, "heads": 2, "sequence_length": 16}
+WORKLOAD = {
+    **SMALL,
+    "schedule": "cosine",
+    "learning_rate_warmup_steps": 2,
+    "gradient_clipping": 1.0,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("accelerate")
+    asked = recipe(TrainingConfig(**CONFIG), device_type="cpu", **WORKLOAD)
+    export = TARGETS["accelerate"].write(asked, "1")
+    for name, text in export.files.items():
+        (folder / name).write_text(text)
+    (folder / "train.py").write_text(SCRIPT)
+    return launched(export, folder)
+
+
+def launched(export, folder):
+    from autotune.exporters.shipped import BLOCKS, shipped_text
+
+    (folder / BLOCKS).write_text(shipped_text(BLOCKS))
+    lines = {refusal.setting: refusal.why.partition("write ")[2] for refusal in export.refusals}
+    arguments = [str(Path(__file__).parent), json.dumps(CONFIG), json.dumps(WORKLOAD)]
+    command = f"{export.command} {shlex.join(arguments)}".replace(
+        "accelerate launch", f"{sys.executable} -m accelerate.commands.launch"
+    )
+    environment = {"OPTIMIZER_LINE": lines["optimizer"], "SCHEDULE_LINE": lines["schedule"], "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, shell=True, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_precision_is_autocast_over_float32_weights(run):
+    assert (run["mixed_precision"], run["autocast"], run["weights"]) == ("bf16", True, "torch.float32")
+
+
+def test_each_block_is_compiled_on_its_own_and_recomputed(run):
+    assert (run["compiled_blocks"], run["recomputed"]) == (4, 4)
+
+
+def test_the_command_accumulates_micro_batches(run):
+    assert (run["accumulation"], run["steps"]) == (4, 3)
+
+
+def test_a_script_with_the_lines_of_the_refusals_arrives_at_the_weights_of_the_trial(run):
+    assert run["distance"] < 1e-5
+
+
+def test_the_launcher_has_left_one_attention_kernel(run):
+    assert not run["flash"]
+
+
+@pytest.mark.parametrize("granularity", ["every-2", "every-4", "sqrt"])
+def test_blocks_that_are_not_all_alike_are_compiled_by_the_script(granularity):
+    config = TrainingConfig(micro_batch_size=8, checkpointing=granularity, compile="block")
+    export = TARGETS["accelerate"].write(recipe(config), "1")
+    (refusal,) = (refusal for refusal in export.refusals if refusal.setting == "compile")
+    line = f'prepare_blocks(model, checkpointing="{granularity}", compiled=True)'
+    assert line in refusal.why
+    assert "dynamo_config" not in export.files[FILE]
+
+
+def test_regional_compilation_needs_blocks_of_one_class():
+    from accelerate.utils.other import has_repeated_blocks
+
+    model = small_model(recipe(**SMALL).workload)
+    assert has_repeated_blocks(model)
+    prepare_blocks(model, checkpointing="every-2")
+    assert not has_repeated_blocks(model)

@@ -1,0 +1,102 @@
+"""`autotune_blocks.py`, which exports carry: it does to a model what the technique of a trial does."""
+
+import copy
+
+import pytest
+import torch
+from techniques.operators import OperatorCount
+
+from autotune.config import CHOICES
+from autotune.exporters.autotune_blocks import KEPT, find_blocks, prepare_blocks
+from autotune.memory.cpu import CpuMeter
+from autotune.models.gpt import build, find_parts
+from autotune.models.structure import find_blocks as find_own
+from autotune.techniques import checkpointing as technique
+from autotune.workload import make_workload
+
+CHECKPOINTING = CHOICES["checkpointing"]
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return build(make_workload("cpu", {"layers": LAYERS, "width": 32, "heads": 2, "sequence_length": 32}))
+
+
+@pytest.fixture(scope="module")
+def plain_peak(model):
+    return a_step(copy.deepcopy(model))[2]
+
+
+def a_step(model):
+    """Operators that ran, gradients by the order of parameters, and the peak of live bytes."""
+    tokens = torch.arange(64).view(2, 32)
+    meter = CpuMeter()
+    with meter.measuring(model.parameters()), OperatorCount() as counted:
+        model(tokens, tokens).backward()
+    return counted.count, [parameter.grad for parameter in model.parameters()], meter.reading().peak_memory_bytes
+
+
+@pytest.mark.parametrize("granularity", CHECKPOINTING)
+def test_blocks_are_recomputed_as_in_a_trial(model, plain_peak, granularity):
+    own, shipped = copy.deepcopy(model), copy.deepcopy(model)
+    technique.checkpoint_in_blocks(find_parts(own), granularity)
+    technique.checkpoint_segments(find_parts(own), granularity)
+    prepare_blocks(shipped, checkpointing=granularity)
+    own_count, own_gradients, own_peak = a_step(own)
+    count, gradients, peak = a_step(shipped)
+    assert count == own_count
+    assert all(torch.equal(one, other) for one, other in zip(gradients, own_gradients, strict=True))
+    assert peak == pytest.approx(own_peak, rel=0.001)
+    assert (peak < 0.95 * plain_peak) == (granularity != "none")
+
+
+def test_selective_keeps_the_outputs_that_a_trial_keeps():
+    assert KEPT == technique._KEPT_OPERATORS
+
+
+@pytest.mark.parametrize("granularity", set(CHECKPOINTING) - {"sqrt"})
+def test_saved_weights_keep_their_names(model, granularity):
+    shipped = copy.deepcopy(model)
+    prepare_blocks(shipped, checkpointing=granularity)
+    assert shipped.state_dict().keys() == model.state_dict().keys()
+    shipped.load_state_dict(model.state_dict())
+
+
+def test_each_block_is_compiled_with_what_it_recomputes(model):
+    shipped = copy.deepcopy(model)
+    prepare_blocks(shipped, checkpointing="every-2", compiled=True)
+    blocks = list(shipped.blocks)
+    assert all(block._compiled_call_impl is not None for block in blocks)
+    assert [hasattr(block, "_checkpoint_wrapped_module") for block in blocks] == [True, False] * 3
+
+
+def test_segments_stand_outside_compiled_blocks(model):
+    shipped = copy.deepcopy(model)
+    prepare_blocks(shipped, checkpointing="sqrt", compiled=True)
+    assert len(shipped.blocks) == round(LAYERS**0.5)
+    inside = [block for segment in shipped.blocks for block in segment._checkpoint_wrapped_module.blocks]
+    assert len(inside) == LAYERS
+    assert all(block._compiled_call_impl is not None for block in inside)
+
+
+def test_products_of_blocks_are_converted_to_fp8_and_the_head_is_not(model):
+    torchao = pytest.importorskip("torchao.float8.float8_linear")
+    shipped = copy.deepcopy(model)
+    prepare_blocks(shipped, fp8=True)
+    converted = [name for name, layer in shipped.named_modules() if isinstance(layer, torchao.Float8Linear)]
+    assert len(converted) == 5 * LAYERS
+    assert not isinstance(shipped.head, torchao.Float8Linear)
+
+
+def test_blocks_are_found_where_trials_find_them(model):
+    owner = torch.nn.Module()
+    owner.network = copy.deepcopy(model)
+    assert find_blocks(owner) == "network.blocks"
+    assert owner.get_submodule(find_blocks(owner)) is find_own(owner).blocks
+
+
+def test_a_model_without_blocks_is_refused_with_the_way_out():
+    with pytest.raises(ValueError, match=r"Linear has no list of alike blocks: name it with path="):
+        prepare_blocks(torch.nn.Linear(2, 2), checkpointing="block")
