@@ -6,7 +6,10 @@ every target to that for every value of every technique.
 
 from collections.abc import Mapping
 
+from autotune.exporters import transformers
 from autotune.exporters.export import Target
 
-TARGETS: Mapping[str, Target] = {}
+TARGETS: Mapping[str, Target] = {
+    "transformers": transformers.TARGET,
+}
 """By the name that `--to` takes."""

@@ -1,3 +1,7 @@
 """What a trainer that loads an export's files does, in our words: one file a target, by the names of `TARGETS`."""
 
-READERS = {}
+from readers import transformers
+
+READERS = {
+    "transformers": transformers.read,
+}
