@@ -6,10 +6,11 @@ every target to that for every value of every technique.
 
 from collections.abc import Mapping
 
-from autotune.exporters import transformers
+from autotune.exporters import transformers, trl
 from autotune.exporters.export import Target
 
 TARGETS: Mapping[str, Target] = {
     "transformers": transformers.TARGET,
+    "trl": trl.TARGET,
 }
 """By the name that `--to` takes."""

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 
 def excerpt(module: str, *names: str) -> str:
-    """The top-level definitions `names` of `module`, such as "techniques.fp8", in the order in which they stand there."""
+    """The top-level definitions `names` of `module`, such as "techniques.fp8", in the order of the module."""
     text, found = source(module), []
     body = ast.parse(text).body
     for node, following in zip(body, [*body[1:], None], strict=True):
@@ -39,7 +39,7 @@ def _lines(text: str, node: ast.stmt, following: ast.stmt | None) -> str:
     first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
     is_explained = isinstance(node, ast.Assign | ast.AnnAssign) and _is_text(following)
     last = following if is_explained else node
-    assert last is not None and last.end_lineno is not None
+    assert last is not None
     return "\n".join(text.splitlines()[first - 1 : last.end_lineno])
 
 

@@ -11,11 +11,10 @@ from autotune.config import TrainingConfig
 from autotune.exporters import launch
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.source import excerpt
+from autotune.exporters.trainer_definitions import HERE, definitions, needs_blocks, needs_causal_flag
 from autotune.exporters.trainer_keys import weights_dtype
 
 FILE = "autotune_trainer.py"
-_HERE = "exporters.inside_trainer"
-_CHECKPOINTING = "techniques.checkpointing"
 
 _IMPORTS = """\
 from __future__ import annotations
@@ -48,7 +47,7 @@ def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> st
     imports = _IMPORTS.format(before_torch=before_torch and f"{before_torch}\n")
     body = "\n\n\n".join(
         [
-            *_definitions(recipe, by_keys=in_blocks_by_keys, version=version),
+            *definitions(recipe, by_keys=in_blocks_by_keys, version=version),
             _sequences(recipe),
             _arguments(),
             _prepare_model(config, by_keys=in_blocks_by_keys, version=version),
@@ -71,7 +70,7 @@ In a training script of your own, before anything else, since importing this mak
     from autotune_trainer import AutotuneTrainer, model_kwargs, sequences, training_arguments
 
     model = AutoModelForCausalLM.from_pretrained("...", **model_kwargs())
-    data = sequences(texts, encode)  # or a dataset of your own, in sequences of {recipe.workload.sequence_length} tokens
+    data = sequences(texts, encode)  # or a dataset of your own; {recipe.workload.sequence_length} tokens a sequence
     AutotuneTrainer(model=model, args=training_arguments("trainer_output"), train_dataset=data).train()
 
 `train.py` beside it is such a script. Measured on one device; on N of them the global batch is N times as large, unless
@@ -120,64 +119,12 @@ def _literal(value: Any) -> str:
     return repr(value).replace("'", '"')
 
 
-# -- definitions ------------------------------------------------------------------------------------------------------
-
-
-def _definitions(recipe: Recipe, *, by_keys: bool, version: str) -> list[str]:
-    config, found = recipe.config, [excerpt(_HERE, "set_weights_dtype")]
-    if _needs_blocks(config, by_keys=by_keys):
-        names = ("BlockList", "find_blocks", "_block_lists", "_is_of_blocks")
-        found += [excerpt("models.parts", "Blocks"), excerpt("models.structure", *names)]
-    if config.precision == "fp8":
-        found.append(excerpt("techniques.fp8", "MULTIPLE", "convert", "can_be_fp8"))
-    found += _loss_definitions(recipe)
-    found += _checkpointing_definitions(config, by_keys=by_keys)
-    if _needs_causal_flag(config, version):
-        found.append(excerpt(_HERE, "keep_causal_flag"))
-    if config.activation_offload == "cpu":
-        functions = ("SMALLEST_BYTES", "OnHost", "offloaded", "_unpack", "to_host", "to_device")
-        found += [excerpt("config", "ActivationOffload"), excerpt("techniques.activation_offload", *functions)]
-    return [*found, *_optimizer_definitions(config), excerpt(_HERE, "share_of_rate")]
-
-
-def _loss_definitions(recipe: Recipe) -> list[str]:
-    if recipe.config.loss == "chunked":
-        functions = ("_chunked", "chunked_token_loss", "tokens_in_a_chunk")
-        return [
-            excerpt("models.parts", "IGNORED_LABEL", "TokenLoss", "next_token_loss", "full_token_loss"),
-            excerpt("techniques.loss", "LEAST_CHUNKS", "LEAST_TOKENS", *functions),
-            excerpt(_HERE, "lose_in_chunks"),
-        ]
-    return [excerpt(_HERE, "IGNORED_LABEL")] if recipe.workload.packing == "padded" else []
-
-
-def _checkpointing_definitions(config: TrainingConfig, *, by_keys: bool) -> list[str]:
-    if by_keys or config.checkpointing == "none":
-        return []
-    if config.checkpointing == "sqrt":
-        return [excerpt(_HERE, "checkpoint_segments", "_segment_classes")]
-    policy = ("_aten", "_KEPT_OPERATORS", "_selective_contexts", "_keep_matrix_products")
-    policies = [excerpt(_CHECKPOINTING, *policy)] if config.checkpointing == "selective" else []
-    return [excerpt(_HERE, "checkpointed_class"), *policies]
-
-
-def _optimizer_definitions(config: TrainingConfig) -> list[str]:
-    found = []
-    if config.optimizer == "adafactor-fixed-rate":
-        settings = ("WEIGHT_DECAY", "DECAY_RATE", "LARGEST_BETA2", "CLIP_THRESHOLD", "SQUARE_EPS")
-        names = (*settings, "AdafactorFixedRate", "_update", "_initial_state", "_inverse_root", "_blend")
-        found.append(excerpt("techniques.adafactor_fixed_rate", *names))
-    if config.precision == "bf16-stochastic":
-        rounding = ("MakeOptimizer", "_BITS_DROPPED", "round_to_bf16", "StochasticallyRounded", "_widened", "_narrowed")
-        found.append(excerpt("techniques.stochastic_rounding", *rounding))
-    if config.optimizer_fusion == "backward":
-        found.append(excerpt(_HERE, "SteppedInBackward"))
-    return found
+# -- what is put together for this configuration ----------------------------------------------------------------------
 
 
 def _sequences(recipe: Recipe) -> str:
     kind = f"{recipe.workload.packing}_sequences"
-    return f'''{excerpt(_HERE, kind)}
+    return f'''{excerpt(HERE, kind)}
 
 
 def sequences(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> list[dict[str, Any]]:
@@ -196,25 +143,13 @@ def training_arguments(output_dir: str, **changes: Any) -> TrainingArguments:
     return TrainingArguments(output_dir=output_dir, **{**SETTINGS, **changes})'''
 
 
-# -- what is put together for this configuration ----------------------------------------------------------------------
-
-
-def _needs_blocks(config: TrainingConfig, *, by_keys: bool) -> bool:
-    own_checkpointing = config.checkpointing != "none" and not by_keys
-    return own_checkpointing or config.compile == "block" or config.precision == "fp8"
-
-
-def _needs_causal_flag(config: TrainingConfig, version: str) -> bool:
-    return config.compile != "none" and version != "4.57"  # whose masks are made by another interface
-
-
 def _prepare_model(config: TrainingConfig, *, by_keys: bool, version: str) -> str:
     lines = ["set_weights_dtype(model, WEIGHTS_DTYPE)"]
-    if _needs_causal_flag(config, version):
+    if needs_causal_flag(config, version):
         lines.append("keep_causal_flag()")
     if config.loss == "chunked":
         lines.append("lose_in_chunks(model, chunked_token_loss)")
-    if _needs_blocks(config, by_keys=by_keys):
+    if needs_blocks(config, by_keys=by_keys):
         lines += ["found = find_blocks(model)", 'assert found is not None, "the model has no list of alike blocks"']
     if config.precision == "fp8":
         lines += ["for block in found.blocks:", "    convert(block)"]

@@ -10,7 +10,7 @@ from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "train.py"
 MODEL_CONFIG_FILE = "model_config.json"
-_LOADERS = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+LOADERS = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
 def training_script(recipe: Recipe) -> dict[str, str]:
@@ -95,7 +95,7 @@ def _dataset(workload: Workload) -> str:
     name, split = workload.dataset, workload.dataset_split
     if name == STANDARD_LIBRARY_TEXT:
         return 'load_dataset("text", data_files="<TEXT FILE>", split="train")'
-    if loader := _LOADERS.get(PurePath(name).suffix):
+    if loader := LOADERS.get(PurePath(name).suffix):
         return f'load_dataset("{loader}", data_files={name!r}, split="train")'
     config = f", {workload.dataset_config!r}" if workload.dataset_config else ""
     return f"load_dataset({name!r}{config}, split={split!r})"

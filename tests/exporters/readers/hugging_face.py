@@ -142,7 +142,7 @@ def counted_checkpoints(*modules):
 
 
 def checkpointing_of(model, modules, begin):
-    """By what runs a second time in the backward pass: attention and feed-forward of which layers, in how many calls."""
+    """By what runs again in the backward pass: attention and feed-forward of which layers, in how many calls."""
     runs = {}
     handles = [
         part.register_forward_hook(lambda _m, _i, _o, key=(index, name): runs.update({key: runs.get(key, 0) + 1}))

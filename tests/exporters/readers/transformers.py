@@ -1,7 +1,6 @@
 """`autotune_trainer.py`, imported and its trainer made; and `training_args.json`, parsed."""
 
 import functools
-import json
 import os
 
 import torch
@@ -15,12 +14,10 @@ from readers.hugging_face import (
     checkpointing_of,
     compile_of,
     imported,
-    parse_json,
     tiny_llama,
     uncompiled,
     workload_settings,
 )
-from readers.launcher import process_settings
 
 _OPTIMIZERS = {"AdamW": "adamw", "SGD": "sgd", "Adafactor": "adafactor", "AdafactorFixedRate": "adafactor-fixed-rate"}
 _OPTIMIZERS["AdamW8bit"] = "adamw-8bit"
@@ -62,7 +59,7 @@ def _read_trainer(module):
     }
 
 
-def optimizer_of(optimizer):
+def optimizer_of(optimizer, *, adafactor="adafactor"):
     """Its name and how it steps, from what was made. Weight decay is that of every parameter."""
     in_backward = type(optimizer).__name__ == "SteppedInBackward"
     inner = next(iter(optimizer._optimizers.values())) if in_backward else optimizer
@@ -73,7 +70,7 @@ def optimizer_of(optimizer):
     ]
     decay = group.get("weight_decay", 0.01 if type(inner).__name__ == "AdafactorFixedRate" else 0.0)
     return {
-        "optimizer": _OPTIMIZERS[type(inner).__name__],
+        "optimizer": {**_OPTIMIZERS, "Adafactor": adafactor}[type(inner).__name__],
         "optimizer_fusion": "backward" if in_backward else fusion,
         "weight_decay": decay,
     }
@@ -139,12 +136,3 @@ def activation_offload_of(trainer):
     with trainer.compute_loss_context_manager():
         sine = kept.sin()
     return "none" if sine.grad_fn._saved_self.data_ptr() == kept.data_ptr() else "cpu"
-
-
-def read_json(export):
-    """What a script does that takes the two JSON files, started by the launcher where there is one."""
-    args = parse_json(export.files["training_args.json"])
-    options = json.loads(export.files["model_kwargs.json"])
-    process = process_settings(export)
-    model = tiny_llama(dtype=getattr(torch, options["dtype"]))
-    return args, model, process
