@@ -145,6 +145,8 @@ def training_arguments(output_dir: str, **changes: Any) -> TrainingArguments:
 
 def _prepare_model(config: TrainingConfig, *, by_keys: bool, version: str) -> str:
     lines = ["set_weights_dtype(model, WEIGHTS_DTYPE)"]
+    if version == "4.57":  # later ones do so by themselves
+        lines.append("model.config.use_cache = False  # recomputing would fill it twice")
     if needs_causal_flag(config, version):
         lines.append("keep_causal_flag()")
     if config.loss == "chunked":

@@ -5,7 +5,6 @@ from pathlib import PurePath
 
 from autotune.exporters.recipe import Recipe
 from autotune.model_file import with_layers
-from autotune.user_code import is_function_reference
 from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "train.py"
@@ -43,6 +42,14 @@ trainer.save_model()
     return files
 
 
+def own_script_note(workload: Workload) -> list[str]:
+    if workload.script is None:
+        return []
+    return [
+        f"the trial ran {workload.describe_model()}, whose optimizer, rate, loss and data are its own: fill them in"
+    ]
+
+
 def names_model(workload: Workload) -> bool:
     """Whether the workload's model is one that transformers can make."""
     return workload.model_config is not None
@@ -78,7 +85,7 @@ def encode(text):
 
 def _model(workload: Workload) -> str:
     if not names_model(workload):
-        about = f"trials trained {workload.describe_model()}" if not is_function_reference(workload.model) else "yours"
+        about = " ".join(f"the trial's was {workload.describe_model()}".split())  # one line, whatever the file's name
         return f'model = AutoModelForCausalLM.from_pretrained("<MODEL>", **model_kwargs())  # {about}'
     if workload.pretrained:
         return f"model = AutoModelForCausalLM.from_pretrained({workload.model_source!r}, **model_kwargs())"

@@ -23,7 +23,7 @@ from autotune.exporters.trainer_keys import (
     nearest,
     training_keys,
 )
-from autotune.exporters.training_script import training_script
+from autotune.exporters.training_script import own_script_note, training_script
 
 ARGUMENTS_FILE, MODEL_FILE = "training_args.json", "model_kwargs.json"
 _IN_CODE: Mapping[str, Any] = {"tf32": None, "torch_compile": False}
@@ -84,7 +84,7 @@ def _notes(recipe: Recipe, version: str, changes: list[Change]) -> list[str]:
 
 
 def _needs(recipe: Recipe, version: str) -> list[str]:
-    config, notes = recipe.config, []
+    config, notes = recipe.config, own_script_note(recipe.workload)
     if version != "4.57" and config.checkpointing in ("every-2", "every-4"):
         notes.append(
             "every_n_layers needs transformers 5.16 or newer: older ones checkpoint every layer without a word"
@@ -107,6 +107,6 @@ def _needs(recipe: Recipe, version: str) -> list[str]:
 TARGET = Target(
     title="transformers Trainer",
     versions=("5", "5.23", "4.57"),
-    checked_with="transformers 5.23.0",
+    checked_with="transformers 5.23.0, and 4.57.6 by hand",
     write=write,
 )

@@ -15,7 +15,7 @@ from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.trainer_keys import KEY_NOTES, Change, model_keys, nearest, training_keys
-from autotune.exporters.training_script import LOADERS
+from autotune.exporters.training_script import LOADERS, own_script_note
 from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "sft.yaml"
@@ -102,7 +102,7 @@ def _head(recipe: Recipe) -> str:
 
 
 def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
-    workload, notes = recipe.workload, list(KEY_NOTES)
+    workload, notes = recipe.workload, [*KEY_NOTES, *own_script_note(recipe.workload)]
     if has_launcher:
         notes.append(f"on several devices: accelerate launch {launch.FILE} -m trl.scripts.sft --config {FILE}")
     if not workload.pretrained:
