@@ -22,7 +22,8 @@ from transformers.masking_utils import AttentionMaskInterface
 
 LAYERS = 4
 SWITCHES = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
-_FOLDER = tempfile.mkdtemp(prefix="autotune_readers_")
+_TEMPORARY = tempfile.TemporaryDirectory(prefix="autotune_readers_")  # goes with the process
+FOLDER = _TEMPORARY.name
 
 
 @functools.cache
@@ -57,7 +58,7 @@ def imported(code):
     precision, budget = torch.get_float32_matmul_precision(), torch._functorch.config.activation_memory_budget
     switches = {flag: getattr(torch.backends.cuda, f"{flag}_sdp_enabled")() for flag in SWITCHES.values()}
     environment, mask = dict(os.environ), AttentionMaskInterface()["sdpa"]
-    file = Path(_FOLDER) / f"exported_{uuid.uuid4().hex}.py"
+    file = Path(FOLDER) / f"exported_{uuid.uuid4().hex}.py"
     file.write_text(code)
     try:
         spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -78,7 +79,7 @@ def imported(code):
 
 def parse_json(text, **changes):
     """As HfArgumentParser does for a script; on a CPU, which refuses tf32."""
-    content = {**json.loads(text), "use_cpu": True, "output_dir": _FOLDER, "report_to": "none", **changes}
+    content = {**json.loads(text), "use_cpu": True, "output_dir": FOLDER, "report_to": "none", **changes}
     if content["tf32"]:
         content["tf32"] = False
     return HfArgumentParser(TrainingArguments).parse_dict(content, allow_extra_keys=False)[0]

@@ -8,6 +8,7 @@ import torch._functorch.config
 import transformers.modeling_utils
 
 from readers.hugging_face import (
+    FOLDER,
     SWITCHES,
     attention_of_process,
     autocast_by_arguments,
@@ -44,7 +45,7 @@ def _read(code):
 
 
 def _read_trainer(module):
-    args = module.training_arguments("folder", use_cpu=True, report_to="none")
+    args = module.training_arguments(FOLDER, use_cpu=True, report_to="none")
     trainer = module.AutotuneTrainer(model=tiny_llama(), args=args)
     return {
         "sequence_length": len(module.sequences(["a text " * 50], lambda text: [1] * len(text))[0]["input_ids"]),

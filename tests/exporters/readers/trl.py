@@ -13,13 +13,13 @@ import yaml
 from transformers import Trainer
 from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
 
-from readers.hugging_face import autocast_by_arguments, checkpointing_of, tiny_llama, workload_settings
+from readers.hugging_face import FOLDER, autocast_by_arguments, checkpointing_of, tiny_llama, workload_settings
 from readers.launcher import process_settings
 
 
 def parse(text, **changes):
     """(script arguments, SFTConfig, ModelConfig, datasets) on a CPU, which refuses tf32; fails on unknown keys."""
-    content = {**yaml.safe_load(text), "use_cpu": True, "report_to": "none", **changes}
+    content = {**yaml.safe_load(text), "use_cpu": True, "report_to": "none", "output_dir": FOLDER, **changes}
     content["tf32"] = False
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sft.yaml"
