@@ -14,13 +14,17 @@ from autotune.exporters import (
     lightning_cli,
     pytorch,
     torchtitan_config,
+    transformers,
+    trl,
 )
 from autotune.exporters.export import Target
 
 TARGETS: Mapping[str, Target] = {
     "pytorch": pytorch.TARGET,
+    "transformers": transformers.TARGET,
     "accelerate": accelerate_config.TARGET,
     "deepspeed": deepspeed_config.TARGET,
+    "trl": trl.TARGET,
     "lightning": lightning_cli.TARGET,
     "torchtitan": torchtitan_config.TARGET,
     "axolotl": axolotl_yaml.TARGET,

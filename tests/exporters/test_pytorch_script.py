@@ -38,8 +38,8 @@ EAGER = {
     "loss in chunks": {"loss": "chunked"},
     "several": {"precision": "bf16-mixed", "checkpointing": "block", "loss": "chunked", "optimizer_fusion": "kernel"},
 }
-COMPILED = {"by block, budget 0.3": {"compile": "block", "memory_budget": 0.3}}
-SLOW = {
+COMPILED = {
+    "by block, budget 0.3": {"compile": "block", "memory_budget": 0.3},
     "by block, segments": {"compile": "block", "checkpointing": "sqrt"},
     "the model": {"compile": "model", "precision": "bf16-mixed"},
     "the model, budget 0": {"compile": "model", "memory_budget": 0.0, "optimizer_fusion": "backward"},
@@ -96,14 +96,9 @@ def test_losses_and_peak_memory_are_those_of_the_trial(make_trainer, workload, p
     assert_same(make_trainer, workload, prepared, choices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choices", COMPILED.values(), ids=COMPILED)
 def test_losses_and_peak_memory_are_those_of_the_compiled_trial(make_trainer, workload, prepared, choices):
-    assert_same(make_trainer, workload, prepared, choices)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("choices", SLOW.values(), ids=SLOW)
-def test_losses_and_peak_memory_are_those_of_the_trial_compiled_as_a_whole(make_trainer, workload, prepared, choices):
     assert_same(make_trainer, workload, prepared, choices)
 
 
@@ -287,7 +282,7 @@ def test_the_default_text_has_the_tokens_of_the_study(workload, prepared):
 
 
 def every_script(tmp_path):
-    yield from (exported(make_workload("cpu", {}), **choices) for choices in (EAGER | COMPILED | SLOW).values())
+    yield from (exported(make_workload("cpu", {}), **choices) for choices in (EAGER | COMPILED).values())
     for precision in ("fp16-mixed", "fp8", "tf32"):
         yield exported(make_workload("cpu", {}), precision=precision, activation_offload="cpu")
     for kind in ("a text with a BPE", "padded rows"):

@@ -21,7 +21,7 @@ def data_pieces(workload: Workload) -> list[Piece]:
         piece(batches, _NUMPY, _ANY, "import torch", "from torch import Tensor"),
         piece(_READ_TEXT, _NUMPY, "import json", "from pathlib import Path"),
         own_source(
-            "data/batches.py",
+            "data.batches",
             "training_order",
             imports=(_NUMPY, "from numpy.typing import NDArray", "from collections.abc import Iterator"),
         ),
@@ -36,7 +36,7 @@ def _documents(workload: Workload) -> list[Piece]:
     if workload.dataset == STANDARD_LIBRARY_TEXT:
         imports = ("import ast", "import sysconfig", "import tokenize", "from pydoc_data.topics import topics")
         standard = own_source(
-            "data/python_docs.py",
+            "data.python_docs",
             "_NOT_DOCUMENTATION",
             "_BEFORE_DOCSTRING",
             "documents",
@@ -77,7 +77,7 @@ def _held_out(workload: Workload) -> Piece:
     is_packed = workload.packing == "packed"
     names = ("PASSAGE_CHARACTERS", "passages") if is_packed else ("CHARACTERS_PER_TOKEN", "beginnings")
     by_hash = ("HELD_OUT_ONE_IN", "is_held_out") if workload.held_out_split is None else ()
-    source = own_source("data/tokens.py", *names, *by_hash, imports=("import hashlib",) if by_hash else ())
+    source = own_source("data.tokens", *names, *by_hash, imports=("import hashlib",) if by_hash else ())
 
     def cut(split: str) -> str:
         found = f"documents(name, split={json.dumps(split)})"
@@ -102,18 +102,18 @@ _SUBWORDS = ("END_OF_TEXT", "PADDING", "_NAMES", "SubwordTokenizer", "_bytes_of"
 
 
 def _tokenizer(workload: Workload) -> list[Piece]:
-    pieces = [own_source("data/token_file.py", "Tokens", imports=(_NUMPY, "from numpy.typing import NDArray"))]
+    pieces = [own_source("data.token_file", "Tokens", imports=(_NUMPY, "from numpy.typing import NDArray"))]
     if workload.tokenizer == "bytes":
-        vocabulary = own_source("workload.py", "BYTE_VOCABULARY")
+        vocabulary = own_source("workload", "BYTE_VOCABULARY")
         return [
             *pieces,
             vocabulary,
-            own_source("data/tokenizer.py", "ByteTokenizer", imports=("from collections.abc import Sequence",)),
+            own_source("data.tokenizer", "ByteTokenizer", imports=("from collections.abc import Sequence",)),
             piece(_BYTES, _ITERABLE),
         ]
     trained = ("_LONG_WORD", "train_bpe") if workload.tokenizer == "bpe" else ()
     imports = (_ANY, _NUMPY, "from collections.abc import Iterable, Sequence", "from pathlib import Path", "import re")
-    pieces.append(own_source("data/tokenizer.py", *_SUBWORDS, *trained, imports=imports if trained else imports[:-1]))
+    pieces.append(own_source("data.tokenizer", *_SUBWORDS, *trained, imports=imports if trained else imports[:-1]))
     if workload.tokenizer == "bpe":
         pieces.append(piece(_BPE.format(vocab_size=workload.vocab_size), _ITERABLE, "from pathlib import Path"))
     else:

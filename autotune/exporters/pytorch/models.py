@@ -16,7 +16,7 @@ _ANY = "from typing import Any"
 def loss_piece() -> Piece:
     """How every model makes its loss of logits."""
     return own_source(
-        "models/parts.py",
+        "models.parts",
         "IGNORED_LABEL",
         "TokenLoss",
         "next_token_loss",
@@ -43,11 +43,11 @@ def _built_in(workload: Workload) -> list[Piece]:
     said["inner"] = workload.feed_forward_width or f"default_feed_forward_width({workload.width})"
     if workload.model == "gpt":
         names = ["ROTARY_BASE", "INITIAL_DEVIATION", "rotary_table", "rotate"]
-        model, file = "GPT", "models/gpt.py"
+        model, file = "GPT", "models.gpt"
         said["sequence_length"] = "SEQUENCE_LENGTH"
     else:
         names = ["RESIDUAL_FACTOR", "INITIAL_GAIN", "PADDING_TOKEN", "initial_slopes", "relative_positions"]
-        model, file = "DeepOne", "models/deep_one.py"
+        model, file = "DeepOne", "models.deep_one"
     parts = ("default_feed_forward_width", "Attention", "FeedForward", "Block", model, "initialize")
     arguments = "".join(f"        {name}={value},\n" for name, value in said.items())
     made = f"""
@@ -68,14 +68,14 @@ def make_model() -> nn.Module:
 
 def _found_blocks() -> list[Piece]:
     structure = own_source(
-        "models/structure.py",
+        "models.structure",
         "BlockList",
         "find_blocks",
         "_block_lists",
         "_is_of_blocks",
         imports=("from collections.abc import Iterator", "from dataclasses import dataclass", *_TORCH),
     )
-    return [own_source("models/parts.py", "Blocks"), structure]
+    return [own_source("models.parts", "Blocks"), structure]
 
 
 # -- Hugging Face ------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def _network(attention: str) -> Any:
     options: Any = {{"dtype": torch.float32, "attn_implementation": attention}}
     return AutoModelForCausalLM.{load}
 '''
-    model = own_source("models/hugging_face.py", "HuggingFaceModel", "_causal_mask", imports=(*_TORCH, _ANY))
+    model = own_source("models.hugging_face", "HuggingFaceModel", "_causal_mask", imports=(*_TORCH, _ANY))
     return [
         Piece(model.text.replace("    from transformers.masking_utils import sdpa_mask\n\n", ""), model.imports),
         piece(

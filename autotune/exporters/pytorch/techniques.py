@@ -34,7 +34,7 @@ def _definitions(config: TrainingConfig) -> list[Piece]:
     if config.loss == "chunked":
         names = ("LEAST_CHUNKS", "LEAST_TOKENS", "_chunked", "chunked_token_loss", "tokens_in_a_chunk")
         checkpoint = (*_TORCH, "from torch.utils.checkpoint import checkpoint")
-        pieces.append(own_source("techniques/loss.py", *names, imports=checkpoint))
+        pieces.append(own_source("techniques.loss", *names, imports=checkpoint))
     if config.precision == "fp8":
         pieces.append(_fp8())
     if config.checkpointing != "none":
@@ -48,13 +48,13 @@ def _definitions(config: TrainingConfig) -> list[Piece]:
             "from dataclasses import dataclass",
             "from torch.autograd.graph import saved_tensors_hooks",
         )
-        offload = own_source("techniques/activation_offload.py", *parts, imports=imports)
+        offload = own_source("techniques.activation_offload", *parts, imports=imports)
         pieces.append(Piece(offload.text.replace("place: ActivationOffload", "place: str"), offload.imports))
     return pieces
 
 
 def _fp8() -> Piece:
-    fp8 = own_source("techniques/fp8.py", "MULTIPLE", "convert", "can_be_fp8", imports=_TORCH)
+    fp8 = own_source("techniques.fp8", "MULTIPLE", "convert", "can_be_fp8", imports=_TORCH)
     lazy = "    from torchao.float8 import Float8LinearConfig, convert_to_float8_training\n\n"
     imports = fp8.imports | {"from torchao.float8 import Float8LinearConfig, convert_to_float8_training"}
     return Piece(fp8.text.replace(lazy, ""), imports)
@@ -71,7 +71,7 @@ def _checkpointing(config: TrainingConfig) -> Piece:
         names.append("Segment")
         imports |= {"import itertools", "import math"}
     imports.add(f"from torch.utils.checkpoint import {', '.join(sorted(checkpoint))}")
-    return own_source("techniques/checkpointing.py", *names, imports=imports)
+    return own_source("techniques.checkpointing", *names, imports=imports)
 
 
 def _application(recipe: Recipe) -> Piece:
@@ -147,14 +147,14 @@ def _optimizer(recipe: Recipe) -> list[Piece]:
     if config.precision == "bf16-stochastic":
         names = ("MakeOptimizer", "_BITS_DROPPED", "round_to_bf16", "StochasticallyRounded", "_widened", "_narrowed")
         imports = (*_TORCH, _ANY, _CALLABLE, "from torch._subclasses.fake_tensor import FakeTensor")
-        pieces.append(own_source("techniques/stochastic_rounding.py", *names, imports=imports))
+        pieces.append(own_source("techniques.stochastic_rounding", *names, imports=imports))
     return [*pieces, _make_optimizer(recipe), _update(recipe)]
 
 
 def _fixed_rate() -> Piece:
     names = ("WEIGHT_DECAY", "DECAY_RATE", "LARGEST_BETA2", "CLIP_THRESHOLD", "SQUARE_EPS", "AdafactorFixedRate")
     functions = ("_update", "_initial_state", "_inverse_root", "_blend")
-    return own_source("techniques/adafactor_fixed_rate.py", *names, *functions, imports=(*_TORCH, _ANY, _CALLABLE))
+    return own_source("techniques.adafactor_fixed_rate", *names, *functions, imports=(*_TORCH, _ANY, _CALLABLE))
 
 
 def _make_optimizer(recipe: Recipe) -> Piece:

@@ -8,12 +8,16 @@ from readers import (
     lightning_reader,
     pytorch_script,
     torchtitan,
+    transformers,
+    trl,
 )
 
 READERS = {
     "pytorch": pytorch_script.read,
+    "transformers": transformers.read,
     "accelerate": accelerate_reader.read,
     "deepspeed": deepspeed_reader.read,
+    "trl": trl.read,
     "lightning": lightning_reader.read,
     "torchtitan": torchtitan.read,
     "axolotl": axolotl.read,

@@ -1,42 +1,44 @@
-"""What a process has set once `autotune_launch.py` has begun, found by running it in a process of its own."""
+"""What a process has set once `autotune_launch.py` has begun, found by running the lines before the script here."""
 
-import functools
-import json
-import subprocess
-import sys
+import os
+from contextlib import contextmanager
+
+import torch
+import torch._functorch.config
 
 from autotune.exporters.launch import FILE
 
-SCRIPT = """
-import json, os, torch, torch._functorch.config
-switches = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
-on = [name for name, flag in switches.items() if getattr(torch.backends.cuda, f"{flag}_sdp_enabled")()]
-print(json.dumps({
-    "memory_budget": float(torch._functorch.config.activation_memory_budget),
-    "attention": "auto" if len(on) > 1 else on[0],
-    "allocator": "expandable" if "expandable" in os.environ.get("PYTORCH_ALLOC_CONF", "") else "default",
-    "tf32": torch.get_float32_matmul_precision() == "high",
-}))
-"""
+SWITCHES = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
+
+
+@contextmanager
+def settings_undone():
+    """Afterwards this process has the matmul precision, budget, kernels and allocator that it had before."""
+    precision, budget = torch.get_float32_matmul_precision(), torch._functorch.config.activation_memory_budget
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch._functorch.config.activation_memory_budget = budget
+        os.environ.pop(ALLOCATOR, None)
+        for flag in SWITCHES.values():
+            getattr(torch.backends.cuda, f"enable_{flag}_sdp")(True)
+
+
+def settings_of_this_process():
+    """memory_budget, attention, allocator and whether products use TF32."""
+    on = [kernel for kernel, flag in SWITCHES.items() if getattr(torch.backends.cuda, f"{flag}_sdp_enabled")()]
+    return {
+        "memory_budget": float(torch._functorch.config.activation_memory_budget),
+        "attention": on[0] if len(on) == 1 else "auto",
+        "allocator": "expandable" if "expandable" in os.environ.get(ALLOCATOR, "") else "default",
+        "tf32": torch.get_float32_matmul_precision() == "high",
+    }
 
 
 def process_settings(export):
-    """memory_budget, attention, allocator and whether products use TF32; torch's own where there is no launcher."""
-    text = export.files.get(FILE)
-    if text is None:
-        return {"memory_budget": 1.0, "attention": "auto", "allocator": "default", "tf32": False}
-    return dict(_run(text))
-
-
-@functools.cache
-def _run(text):
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / FILE).write_text(text)
-        (Path(folder) / "train.py").write_text(SCRIPT)
-        done = subprocess.run(
-            [sys.executable, FILE, "train.py"], cwd=folder, capture_output=True, text=True, check=True
-        )
-    return json.loads(done.stdout)
+    """The same of the process in which the launcher runs; torch's own where there is no launcher."""
+    with settings_undone():
+        exec(compile(export.files.get(FILE, ""), FILE, "exec"), {"__name__": "launcher"})
+        return settings_of_this_process()

@@ -1,6 +1,5 @@
 """What the exported script does, found by running its own functions in this process, and nothing read from its text."""
 
-import os
 import sys
 import tempfile
 import types
@@ -8,18 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torch._functorch.config
 from torch import nn
 
-SWITCHES = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
-_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+from readers.launcher import settings_of_this_process, settings_undone
 
 
 @contextmanager
 def loaded(export, *, name="train.py"):
     """The script as a module; what it sets of this process is undone afterwards."""
-    before = torch.get_float32_matmul_precision(), torch._functorch.config.activation_memory_budget
-    with tempfile.TemporaryDirectory() as folder:
+    with settings_undone(), tempfile.TemporaryDirectory() as folder:
         for file, text in export.files.items():
             (Path(folder) / file).write_text(text)
         module = types.ModuleType("exported")
@@ -30,11 +26,6 @@ def loaded(export, *, name="train.py"):
             yield module
         finally:
             del sys.modules["exported"]
-            torch.set_float32_matmul_precision(before[0])
-            torch._functorch.config.activation_memory_budget = before[1]
-            os.environ.pop(_ALLOCATOR, None)
-            for flag in SWITCHES.values():
-                getattr(torch.backends.cuda, f"enable_{flag}_sdp")(True)
 
 
 class Observer(nn.Module):
@@ -58,16 +49,15 @@ def read(export, version):
         updater = training.updater
         optimizers = list(getattr(updater, "optimizers", {}).values()) or [updater.optimizer]
         inner = getattr(optimizers[0], "_inner", optimizers[0])
+        of_process = settings_of_this_process()
         return {
+            **{name: of_process[name] for name in ("memory_budget", "attention", "allocator")},
             "precision": _precision(training, observer, optimizers[0]),
             "checkpointing": _checkpointing(script, training.model),
             "compile": _compiled(training.model),
-            "memory_budget": float(torch._functorch.config.activation_memory_budget),
             "optimizer": _OPTIMIZERS[type(inner).__name__],
             "optimizer_fusion": _fusion(updater, inner),
             "micro_batch_size": script.MICRO_BATCH,
-            "allocator": "expandable" if "expandable" in os.environ.get(_ALLOCATOR, "") else "default",
-            "attention": _attention(),
             "loss": "chunked" if "chunked" in training.model.token_loss.__name__ else "full",
             "activation_offload": "cpu" if observer.is_offloaded else "none",
             "learning_rate": script.learning_rate(script.LEARNING_RATE_WARMUP_STEPS, steps=script.STEPS),
@@ -129,11 +119,6 @@ def _fusion(updater, optimizer):
     if optimizer.defaults.get("fused"):
         return "kernel"
     return "foreach" if optimizer.defaults.get("foreach") else "none"
-
-
-def _attention():
-    on = [kernel for kernel, flag in SWITCHES.items() if getattr(torch.backends.cuda, f"{flag}_sdp_enabled")()]
-    return on[0] if len(on) == 1 else "auto"
 
 
 def _schedule(script):

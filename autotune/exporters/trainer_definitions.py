@@ -1,0 +1,69 @@
+"""Which definitions `autotune_trainer.py` needs: of the trials' own code, and of `inside_trainer.py`."""
+
+from autotune.config import TrainingConfig
+from autotune.exporters.recipe import Recipe
+from autotune.exporters.source import excerpt
+
+HERE = "exporters.inside_trainer"
+_CHECKPOINTING = "techniques.checkpointing"
+
+
+def needs_blocks(config: TrainingConfig, *, by_keys: bool) -> bool:
+    own_checkpointing = config.checkpointing != "none" and not by_keys
+    return own_checkpointing or config.compile == "block" or config.precision == "fp8"
+
+
+def needs_causal_flag(config: TrainingConfig, version: str) -> bool:
+    return config.compile != "none" and version != "4.57"  # whose masks are made by another interface
+
+
+def definitions(recipe: Recipe, *, by_keys: bool, version: str) -> list[str]:
+    config, found = recipe.config, [excerpt(HERE, "set_weights_dtype")]
+    if needs_blocks(config, by_keys=by_keys):
+        names = ("BlockList", "find_blocks", "_block_lists", "_is_of_blocks")
+        found += [excerpt("models.parts", "Blocks"), excerpt("models.structure", *names)]
+    if config.precision == "fp8":
+        found.append(excerpt("techniques.fp8", "MULTIPLE", "convert", "can_be_fp8"))
+    found += _loss_definitions(recipe)
+    found += _checkpointing_definitions(config, by_keys=by_keys)
+    if needs_causal_flag(config, version):
+        found.append(excerpt(HERE, "keep_causal_flag"))
+    if config.activation_offload == "cpu":
+        functions = ("SMALLEST_BYTES", "OnHost", "offloaded", "_unpack", "to_host", "to_device")
+        found += [excerpt("config", "ActivationOffload"), excerpt("techniques.activation_offload", *functions)]
+    return [*found, *_optimizer_definitions(config), excerpt(HERE, "share_of_rate")]
+
+
+def _loss_definitions(recipe: Recipe) -> list[str]:
+    if recipe.config.loss == "chunked":
+        functions = ("_chunked", "chunked_token_loss", "tokens_in_a_chunk")
+        return [
+            excerpt("models.parts", "IGNORED_LABEL", "TokenLoss", "next_token_loss", "full_token_loss"),
+            excerpt("techniques.loss", "LEAST_CHUNKS", "LEAST_TOKENS", *functions),
+            excerpt(HERE, "lose_in_chunks"),
+        ]
+    return [excerpt(HERE, "IGNORED_LABEL")] if recipe.workload.packing == "padded" else []
+
+
+def _checkpointing_definitions(config: TrainingConfig, *, by_keys: bool) -> list[str]:
+    if by_keys or config.checkpointing == "none":
+        return []
+    if config.checkpointing == "sqrt":
+        return [excerpt(HERE, "checkpoint_segments", "_segment_classes")]
+    policy = ("_aten", "_KEPT_OPERATORS", "_selective_contexts", "_keep_matrix_products")
+    policies = [excerpt(_CHECKPOINTING, *policy)] if config.checkpointing == "selective" else []
+    return [excerpt(HERE, "checkpointed_class"), *policies]
+
+
+def _optimizer_definitions(config: TrainingConfig) -> list[str]:
+    found = []
+    if config.optimizer == "adafactor-fixed-rate":
+        settings = ("WEIGHT_DECAY", "DECAY_RATE", "LARGEST_BETA2", "CLIP_THRESHOLD", "SQUARE_EPS")
+        names = (*settings, "AdafactorFixedRate", "_update", "_initial_state", "_inverse_root", "_blend")
+        found.append(excerpt("techniques.adafactor_fixed_rate", *names))
+    if config.precision == "bf16-stochastic":
+        rounding = ("MakeOptimizer", "_BITS_DROPPED", "round_to_bf16", "StochasticallyRounded", "_widened", "_narrowed")
+        found.append(excerpt("techniques.stochastic_rounding", *rounding))
+    if config.optimizer_fusion == "backward":
+        found.append(excerpt(HERE, "SteppedInBackward"))
+    return found

@@ -1,0 +1,108 @@
+"""`train.py` beside `autotune_trainer.py`: a script that trains, with the names that the workload knows filled in."""
+
+import json
+from pathlib import PurePath
+
+from autotune.exporters.recipe import Recipe
+from autotune.model_file import with_layers
+from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+
+FILE = "train.py"
+MODEL_CONFIG_FILE = "model_config.json"
+LOADERS = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def training_script(recipe: Recipe) -> dict[str, str]:
+    """{file name: text}, with the model's config.json where it was trained from random weights."""
+    workload = recipe.workload
+    text = f'''"""Trains with autotune_trainer.py. Fill in what is in capitals between <>, then: python {FILE}"""
+
+from autotune_trainer import AutotuneTrainer, model_kwargs, sequences, training_arguments  # first
+
+from datasets import load_dataset
+from transformers import {_classes(workload)}, set_seed
+
+set_seed({workload.seed})
+{_tokenizer(workload)}
+{_model(workload)}
+{_texts(workload)}
+
+trainer = AutotuneTrainer(
+    model=model,
+    args=training_arguments("trainer_output", logging_steps=1),
+    train_dataset=sequences(texts, encode),
+)
+trainer.train()
+trainer.save_model()
+'''
+    files = {FILE: text}
+    if workload.model_config is not None and not workload.pretrained:
+        content = with_layers(workload.model_config, workload.layers)
+        files[MODEL_CONFIG_FILE] = json.dumps(content, indent=2) + "\n"
+    return files
+
+
+def own_script_note(workload: Workload) -> list[str]:
+    if workload.script is None:
+        return []
+    return [
+        f"the trial ran {workload.describe_model()}, whose optimizer, rate, loss and data are its own: fill them in"
+    ]
+
+
+def names_model(workload: Workload) -> bool:
+    """Whether the workload's model is one that transformers can make."""
+    return workload.model_config is not None
+
+
+def _classes(workload: Workload) -> str:
+    tokenizer = [] if workload.tokenizer == "bytes" and names_model(workload) else [_tokenizer_class(workload)]
+    config = ["AutoConfig"] if names_model(workload) and not workload.pretrained else []
+    return ", ".join([*config, "AutoModelForCausalLM", *tokenizer])
+
+
+def _tokenizer_class(workload: Workload) -> str:
+    return "PreTrainedTokenizerFast" if workload.tokenizer.endswith(".json") else "AutoTokenizer"
+
+
+def _tokenizer(workload: Workload) -> str:
+    if workload.tokenizer == "bytes" and names_model(workload):
+        return "\n\ndef encode(text):\n    return list(text.encode())  # the trial's tokens were bytes\n\n"
+    if workload.tokenizer.endswith(".json"):
+        made = f"PreTrainedTokenizerFast(tokenizer_file={workload.tokenizer!r})"
+    elif workload.tokenizer in ("bytes", "bpe"):
+        made = 'AutoTokenizer.from_pretrained("<MODEL>")'
+    else:
+        made = f"AutoTokenizer.from_pretrained({workload.tokenizer!r})"
+    return f"""tokenizer = {made}
+
+
+def encode(text):
+    return tokenizer(text)["input_ids"] + [tokenizer.eos_token_id or 0]
+
+"""
+
+
+def _model(workload: Workload) -> str:
+    if not names_model(workload):
+        about = " ".join(f"the trial's was {workload.describe_model()}".split())  # one line, whatever the file's name
+        return f'model = AutoModelForCausalLM.from_pretrained("<MODEL>", **model_kwargs())  # {about}'
+    if workload.pretrained:
+        return f"model = AutoModelForCausalLM.from_pretrained({workload.model_source!r}, **model_kwargs())"
+    config = f'AutoConfig.from_pretrained("{MODEL_CONFIG_FILE}")'
+    return f"model = AutoModelForCausalLM.from_config({config}, **model_kwargs())"
+
+
+def _texts(workload: Workload) -> str:
+    column = workload.text_column or "text"
+    return f"texts = {_dataset(workload)}[{column!r}]"
+
+
+def _dataset(workload: Workload) -> str:
+    name, split = workload.dataset, workload.dataset_split
+    if name == STANDARD_LIBRARY_TEXT:
+        return 'load_dataset("text", data_files="<TEXT FILE>", split="train")'
+    if loader := LOADERS.get(PurePath(name).suffix):
+        return f'load_dataset("{loader}", data_files={name!r}, split="train")'
+    config = f", {workload.dataset_config!r}" if workload.dataset_config else ""
+    return f"load_dataset({name!r}{config}, split={split!r})"

@@ -1,0 +1,192 @@
+"""What transformers' Trainer and trl's SFTTrainer do with an export: the files are loaded by them, then watched.
+
+Settings are taken from the parsed arguments, the trainer that was made and one pass through a model of four layers.
+"""
+
+import contextlib
+import copy
+import functools
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import torch
+import torch._functorch.config
+import torch.utils.checkpoint
+from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, TrainingArguments
+from transformers.masking_utils import AttentionMaskInterface
+
+LAYERS = 4
+SWITCHES = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
+_TEMPORARY = tempfile.TemporaryDirectory(prefix="autotune_readers_")  # goes with the process
+FOLDER = _TEMPORARY.name
+
+
+@functools.cache
+def _llama():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
+    return LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+
+
+def tiny_llama(**options):
+    """One of its own each time: exports change it in place."""
+    model = copy.deepcopy(_llama())
+    return model.to(options["dtype"]) if "dtype" in options else model
+
+
+def batch(sequences=2, length=16):
+    tokens = torch.arange(sequences * length).view(sequences, length) % 64
+    return {"input_ids": tokens, "labels": tokens}
+
+
+@contextlib.contextmanager
+def imported(code):
+    """The exported module, and the process as it was before afterwards."""
+    precision, budget = torch.get_float32_matmul_precision(), torch._functorch.config.activation_memory_budget
+    switches = {flag: getattr(torch.backends.cuda, f"{flag}_sdp_enabled")() for flag in SWITCHES.values()}
+    environment, mask = dict(os.environ), AttentionMaskInterface()["sdpa"]
+    file = Path(FOLDER) / f"exported_{uuid.uuid4().hex}.py"
+    file.write_text(code)
+    try:
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        file.unlink()
+        sys.modules.pop(file.stem, None)
+        torch.set_float32_matmul_precision(precision)
+        torch._functorch.config.activation_memory_budget = budget
+        for flag, value in switches.items():
+            getattr(torch.backends.cuda, f"enable_{flag}_sdp")(value)
+        os.environ.clear()
+        os.environ.update(environment)
+        AttentionMaskInterface.register("sdpa", mask)
+
+
+def parse_json(text, **changes):
+    """As HfArgumentParser does for a script; on a CPU, which refuses tf32."""
+    content = {**json.loads(text), "use_cpu": True, "output_dir": FOLDER, "report_to": "none", **changes}
+    if content["tf32"]:
+        content["tf32"] = False
+    return HfArgumentParser(TrainingArguments).parse_dict(content, allow_extra_keys=False)[0]
+
+
+# -- what arguments say -----------------------------------------------------------------------------------------------
+
+
+def workload_settings(args):
+    """Of a parsed TrainingArguments; `use_cpu` gives one device."""
+    return {
+        "micro_batch_size": args.per_device_train_batch_size,
+        "global_batch": args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        "steps": args.max_steps,
+        "learning_rate": args.learning_rate,
+        "weight_decay": args.weight_decay,
+        "learning_rate_warmup_steps": args.get_warmup_steps(args.max_steps),
+        "gradient_clipping": args.max_grad_norm or None,
+        "seed": args.seed if args.seed == args.data_seed else "two seeds",
+        "schedule": schedule_by_arguments(args),
+    }
+
+
+def schedule_by_arguments(args):
+    kind, options = args.lr_scheduler_type.value, args.lr_scheduler_kwargs or {}
+    return {
+        ("constant_with_warmup", None): "constant",
+        ("cosine_with_min_lr", 0.1): "cosine",
+    }.get((kind, options.get("min_lr_rate")), kind)
+
+
+def autocast_by_arguments(args, weights):
+    if args.bf16 or args.fp16:
+        return "bf16-mixed" if args.bf16 else "fp16-mixed"
+    return "bf16-true" if weights == torch.bfloat16 else "fp32"
+
+
+# -- what a model does ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def counted_checkpoints(*modules):
+    """Every call of torch's checkpoint through the name that these modules have for it, as its options."""
+    calls, originals = [], [module.checkpoint for module in modules]
+
+    def counted(original):
+        @functools.wraps(original)
+        def checkpoint(function, *args, **options):
+            calls.append(options)
+            return original(function, *args, **options)
+
+        return checkpoint
+
+    for module, original in zip(modules, originals, strict=True):
+        module.checkpoint = counted(original)
+    try:
+        yield calls
+    finally:
+        for module, original in zip(modules, originals, strict=True):
+            module.checkpoint = original
+
+
+def checkpointing_of(model, modules, begin):
+    """By what runs again in the backward pass: attention and feed-forward of which layers, in how many calls."""
+    runs = {}
+    handles = [
+        part.register_forward_hook(lambda _m, _i, _o, key=(index, name): runs.update({key: runs.get(key, 0) + 1}))
+        for index, layer in enumerate(model.model.layers)
+        for name, part in (("attention", layer.self_attn.q_proj), ("feed-forward", layer.mlp.gate_proj))
+    ]
+    model.train()
+    with counted_checkpoints(*modules) as calls:
+        begin()
+        loss = model(**batch()).loss
+        made = list(calls)
+        loss.backward()
+    for handle in handles:
+        handle.remove()
+    again = {name: [i for i in range(LAYERS) if runs[i, name] == 2] for name in ("attention", "feed-forward")}
+    keeps = any(options.get("context_fn") not in (None, torch.utils.checkpoint.noop_context_fn) for options in made)
+    return _name(again["attention"], again["feed-forward"], calls=len(made), keeps_some=keeps)
+
+
+def _name(attention, feed_forward, *, calls, keeps_some):
+    everything = list(range(LAYERS))
+    if attention == everything and feed_forward == []:
+        return "attention"
+    assert attention == feed_forward
+    if keeps_some:
+        return "selective" if attention == everything else f"selective of {attention}"
+    by_layers = {(): "none", (0,): "every-4", (0, 2): "every-2", (0, 1, 2, 3): "block" if calls == LAYERS else "sqrt"}
+    return by_layers[tuple(attention)]
+
+
+def compile_of(model):
+    if model._compiled_call_impl is not None:
+        return "model"
+    compiled = {layer._compiled_call_impl is not None for layer in model.model.layers}
+    return {frozenset({True}): "block", frozenset({False}): "none"}.get(frozenset(compiled), "some blocks")
+
+
+def uncompiled(model):
+    for module in model.modules():
+        module._compiled_call_impl = None
+    return model
+
+
+def attention_of_process():
+    on = [name for name, flag in SWITCHES.items() if getattr(torch.backends.cuda, f"{flag}_sdp_enabled")()]
+    return "auto" if len(on) == len(SWITCHES) else on[0] if len(on) == 1 else on

@@ -1,0 +1,139 @@
+"""`autotune_trainer.py`, imported and its trainer made; and `training_args.json`, parsed."""
+
+import functools
+import os
+
+import torch
+import torch._functorch.config
+import transformers.modeling_utils
+
+from readers.hugging_face import (
+    FOLDER,
+    SWITCHES,
+    attention_of_process,
+    autocast_by_arguments,
+    checkpointing_of,
+    compile_of,
+    imported,
+    tiny_llama,
+    uncompiled,
+    workload_settings,
+)
+
+_OPTIMIZERS = {"AdamW": "adamw", "SGD": "sgd", "Adafactor": "adafactor", "AdafactorFixedRate": "adafactor-fixed-rate"}
+_OPTIMIZERS["AdamW8bit"] = "adamw-8bit"
+
+
+def read(export, version):
+    if version == "5.23":
+        assert "gradient_checkpointing" not in export.files["training_args.json"]
+    return dict(_read(export.files["autotune_trainer.py"]))
+
+
+@functools.cache
+def _read(code):
+    with imported(code) as module:
+        of_process = {
+            "memory_budget": float(torch._functorch.config.activation_memory_budget),
+            "attention": attention_of_process(),
+            "allocator": "expandable" if "expandable" in os.environ.get("PYTORCH_ALLOC_CONF", "") else "default",
+        }
+        assert module.model_kwargs()["attn_implementation"] == "sdpa"
+        for flag in SWITCHES.values():  # a CPU has not all of these kernels
+            getattr(torch.backends.cuda, f"enable_{flag}_sdp")(True)
+        return {**of_process, **_read_trainer(module)}
+
+
+def _read_trainer(module):
+    args = module.training_arguments(FOLDER, use_cpu=True, report_to="none")
+    trainer = module.AutotuneTrainer(model=tiny_llama(), args=args)
+    return {
+        "sequence_length": len(module.sequences(["a text " * 50], lambda text: [1] * len(text))[0]["input_ids"]),
+        **workload_settings(args),
+        **optimizer_of(trainer.create_optimizer()),
+        **rates_of(trainer),
+        "precision": precision_of(module, trainer),
+        "compile": compile_of(trainer.model),
+        "loss": loss_of(uncompiled(trainer.model)),
+        "activation_offload": activation_offload_of(trainer),
+        "checkpointing": checkpointing_by_trainer(trainer, module),
+    }
+
+
+def optimizer_of(optimizer, *, adafactor="adafactor"):
+    """Its name and how it steps, from what was made. Weight decay is that of every parameter."""
+    in_backward = type(optimizer).__name__ == "SteppedInBackward"
+    inner = next(iter(optimizer._optimizers.values())) if in_backward else optimizer
+    inner = inner._inner if type(inner).__name__ == "StochasticallyRounded" else inner
+    [group] = inner.param_groups
+    fusion = {(False, False): "none", (True, False): "foreach", (False, True): "kernel"}[
+        group.get("foreach", False) or False, group.get("fused", False) or False
+    ]
+    decay = group.get("weight_decay", 0.01 if type(inner).__name__ == "AdafactorFixedRate" else 0.0)
+    return {
+        "optimizer": {**_OPTIMIZERS, "Adafactor": adafactor}[type(inner).__name__],
+        "optimizer_fusion": "backward" if in_backward else fusion,
+        "weight_decay": decay,
+    }
+
+
+def rates_of(trainer):
+    """The schedule by the rates of all steps, not by its name."""
+    scheduler = trainer.create_scheduler(trainer.args.max_steps)
+    [share], [rate] = scheduler.lr_lambdas, scheduler.base_lrs
+    shares = [share(step) for step in range(trainer.args.max_steps + 1)]
+    warmup_steps = round(1 / shares[0])
+    assert shares[:warmup_steps] == [(step + 1) / warmup_steps for step in range(warmup_steps)]
+    schedule = {1.0: "constant", 0.1: "cosine"}.get(round(shares[-1], 6), shares)
+    return {
+        "learning_rate": float(f"{float(rate):.6g}"),
+        "learning_rate_warmup_steps": warmup_steps,
+        "schedule": schedule,
+    }
+
+
+def precision_of(module, trainer):
+    model, args, optimizer = trainer.model, trainer.args, trainer.optimizer
+    by_autocast = autocast_by_arguments(args, next(model.parameters()).dtype)
+    assert module.model_kwargs()["dtype"] == next(model.parameters()).dtype
+    inner = next(iter(getattr(optimizer, "_optimizers", {0: optimizer}).values()))
+    if any(type(part).__name__ == "Float8Linear" for part in model.modules()):
+        return "fp8" if by_autocast == "bf16-mixed" else f"fp8 of {by_autocast}"
+    if type(inner).__name__ == "StochasticallyRounded":
+        return "bf16-stochastic" if by_autocast == "bf16-true" else f"stochastic of {by_autocast}"
+    if torch.get_float32_matmul_precision() == "high":
+        return "tf32" if by_autocast == "fp32" else f"tf32 beside {by_autocast}"
+    return by_autocast
+
+
+def loss_of(model):
+    tokens = torch.ones(1, 8, dtype=torch.int64)
+    converted = [part for part in model.modules() if hasattr(part, "config") and hasattr(part.config, "emulate")]
+    for part in converted:  # a CPU multiplies no fp8
+        object.__setattr__(part.config, "emulate", True)
+    with torch.no_grad():
+        return "chunked" if model(input_ids=tokens, labels=tokens).logits is None else "full"
+
+
+def checkpointing_by_trainer(trainer, module):
+    """As Trainer.train begins."""
+    args, model = trainer.args, trainer.model
+    if hasattr(module, "lose_in_chunks"):
+        del model.forward  # its chunks are checkpoints too, of no layer
+
+    def begin():
+        if args.gradient_checkpointing:
+            options = dict(args.gradient_checkpointing_kwargs)
+            every = options.pop("every_n_layers", 1)
+            model.activation_checkpointing_enable(every_n_layers=every, activation_checkpointing_kwargs=options)
+
+    named = [each for each in (module, transformers.modeling_utils) if hasattr(each, "checkpoint")]
+    return checkpointing_of(model, named, begin)
+
+
+def activation_offload_of(trainer):
+    """Whether what is kept for the backward pass is a copy elsewhere."""
+    kept = torch.ones(1024, 1024, requires_grad=True) * 1.0
+    with trainer.compute_loss_context_manager():
+        sine = kept.sin()
+    return "none" if sine.grad_fn._saved_self.data_ptr() == kept.data_ptr() else "cpu"

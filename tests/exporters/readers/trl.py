@@ -1,0 +1,81 @@
+"""`sft.yaml` as `trl sft --config` parses it.
+
+trl makes the loss in chunks whatever the file says: `test_trl_export.py` sees it do so.
+"""
+
+import functools
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers.modeling_utils
+import yaml
+from transformers import Trainer
+from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
+
+from readers.hugging_face import FOLDER, autocast_by_arguments, checkpointing_of, tiny_llama, workload_settings
+from readers.launcher import process_settings
+
+
+def parse(text, **changes):
+    """(script arguments, SFTConfig, ModelConfig, datasets) on a CPU, which refuses tf32; fails on unknown keys."""
+    content = {**yaml.safe_load(text), "use_cpu": True, "report_to": "none", "output_dir": FOLDER, **changes}
+    content["tf32"] = False
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "sft.yaml"
+        file.write_text(yaml.safe_dump(content))
+        parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
+        return parser.parse_args_and_config(args=["--config", str(file)])
+
+
+def read(export, version):
+    process = process_settings(export)
+    assert yaml.safe_load(export.files["sft.yaml"])["tf32"] == process["tf32"]
+    return {**_read(export.files["sft.yaml"], process.pop("tf32")), **process}
+
+
+@functools.cache
+def _read(text, is_tf32):
+    _, args, _, _ = parse(text)
+    assert args.packing is False or args.packing_strategy == "wrapped"
+    options = args.model_init_kwargs
+    assert options["attn_implementation"] == "sdpa"
+    model = tiny_llama(dtype=getattr(torch, options["dtype"]))
+    precision = autocast_by_arguments(args, next(model.parameters()).dtype)
+    return {
+        **workload_settings(args),
+        **optimizer_by_arguments(args),
+        "precision": "tf32" if is_tf32 and precision == "fp32" else precision,
+        "compile": "model" if args.torch_compile else "none",
+        "loss": "chunked",
+        "checkpointing": checkpointing_by_arguments(args, model),
+        "activation_offload": "cpu" if args.activation_offloading else "none",
+        "sequence_length": args.max_length,
+    }
+
+
+def optimizer_by_arguments(args):
+    """By what transformers makes of them, where nothing said means torch's own choice on CUDA."""
+    kind, settings = Trainer.get_optimizer_cls_and_kwargs(args)
+    known = {"AdamW": "adamw", "SGD": "sgd", "AdamW8bit": "adamw-8bit", "Adafactor": "adafactor-fixed-rate"}
+    assert kind.__module__.partition(".")[0] in ("torch", "torchao", "transformers")
+    assert settings.get("momentum", 0.9) == 0.9
+    assert settings.get("betas", (0.9, 0.999)) == (0.9, 0.999)
+    by_torch = "foreach" if kind in (torch.optim.AdamW, torch.optim.SGD) else "none"
+    return {
+        "optimizer": known[kind.__name__],
+        "optimizer_fusion": "kernel" if settings.get("fused") else by_torch,
+        "learning_rate": settings["lr"],
+    }
+
+
+def checkpointing_by_arguments(args, model):
+    """As Trainer.train begins."""
+
+    def begin():
+        if args.gradient_checkpointing:
+            options = dict(args.gradient_checkpointing_kwargs)
+            every = options.pop("every_n_layers", 1)
+            model.activation_checkpointing_enable(every_n_layers=every, activation_checkpointing_kwargs=options)
+
+    return checkpointing_of(model, [transformers.modeling_utils], begin)

@@ -1,0 +1,308 @@
+"""`autotune_trainer.py` in use: a model of four layers takes real steps of a real Trainer, its effects are counted."""
+
+import contextlib
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers.modeling_utils
+from readers.hugging_face import (
+    LAYERS,
+    autocast_by_arguments,
+    checkpointing_of,
+    counted_checkpoints,
+    imported,
+    parse_json,
+    tiny_llama,
+    workload_settings,
+)
+from readers.transformers import optimizer_of
+from recipes import configurations, recipe
+from test_contract import WORKLOADS
+
+from autotune.config import TrainingConfig
+from autotune.exporters import launch
+from autotune.exporters.source import excerpt
+from autotune.exporters.training_script import FILE as SCRIPT
+from autotune.exporters.transformers import write
+from autotune.model_file import model_name
+from autotune.techniques.adafactor_fixed_rate import AdafactorFixedRate
+from autotune.training_step import TrainingStep
+
+STEPS = 2
+
+
+def exported(version="5", micro_batch_size=4, workload=(), **settings):
+    config = TrainingConfig(micro_batch_size=micro_batch_size, **settings)
+    sizes = {"global_batch": 4, "sequence_length": 16, "steps": 20, "learning_rate_warmup_steps": 2}
+    return write(recipe(config, **{**sizes, **dict(workload)}), version)
+
+
+@contextlib.contextmanager
+def trainer_of(export, folder, **changes):
+    with imported(export.files["autotune_trainer.py"]) as module:
+        options = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1, **changes}
+        args = module.training_arguments(str(folder), use_cpu=True, max_steps=STEPS, **options)
+        data = module.sequences(["a quick fox jumps "] * 40, lambda text: [ord(letter) % 64 for letter in text])
+        yield module, module.AutotuneTrainer(tiny_llama(), args, train_dataset=data)
+
+
+def trained(export, folder, **changes):
+    """Losses of all steps, and weights."""
+    with trainer_of(export, folder, **changes) as (_, trainer):
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        return losses, {name: weight.detach() for name, weight in trainer.model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return trained(exported(), tmp_path_factory.mktemp("plain"))
+
+
+# -- the same training ------------------------------------------------------------------------------------------------
+
+SAME = {
+    **{value: {"checkpointing": value} for value in ("attention", "selective", "every-4", "every-2", "block", "sqrt")},
+    "accumulated": {"micro_batch_size": 2},
+    "kernel": {"optimizer_fusion": "kernel"},
+    "foreach": {"optimizer_fusion": "foreach"},
+    "backward": {"optimizer_fusion": "backward"},
+    "chunked": {"loss": "chunked"},
+    "chunked and accumulated": {"loss": "chunked", "micro_batch_size": 2},
+    "every-2 before transformers 5.16": {"checkpointing": "every-2", "version": "4.57"},
+    "offload": {"activation_offload": "cpu"},
+}
+
+
+@pytest.mark.parametrize("settings", SAME.values(), ids=SAME)
+def test_a_technique_that_changes_no_numbers_trains_as_without_it(settings, plain, tmp_path):
+    losses, weights = trained(exported(**settings), tmp_path)
+    assert losses == pytest.approx(plain[0], rel=1e-5)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, plain[1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_is_that_of_a_loop_by_hand(plain, tmp_path):
+    """All parameters decayed, the mean over the labels of the global batch, the rate of the first step not zero."""
+    model = tiny_llama()
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, foreach=False)
+    with trainer_of(exported(), tmp_path) as (_, trainer):
+        batches = list(trainer.get_train_dataloader())[:STEPS]
+    for batch, share in zip(batches, (0.5, 1.0), strict=True):
+        optimizer.param_groups[0]["lr"] = 2e-3 * share
+        logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.detach(), plain[1][name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("workload", [WORKLOADS["cosine"], WORKLOADS["plain"]], ids=["cosine", "constant"])
+def test_the_rate_of_every_step_is_that_of_the_trial(workload, tmp_path):
+    asked = recipe(**workload)
+    step = TrainingStep(None, workload=asked.workload, config=asked.config, device=None, marker=None)
+    with imported(write(asked, "5").files["autotune_trainer.py"]) as module:
+        for index in range(asked.workload.steps):
+            share = module.share_of_rate(
+                index,
+                steps=asked.workload.steps,
+                warmup_steps=asked.workload.learning_rate_warmup_steps,
+                schedule=module.SCHEDULE,
+            )
+            assert share * 2e-3 == pytest.approx(step.learning_rate(index))
+
+
+# -- effects ----------------------------------------------------------------------------------------------------------
+
+CALLS = {"none": 0, "attention": LAYERS, "selective": LAYERS, "every-4": 1, "every-2": 2, "block": LAYERS, "sqrt": 2}
+
+
+@pytest.mark.parametrize(("value", "calls"), CALLS.items(), ids=CALLS)
+def test_a_real_step_checkpoints_so_many_parts(value, calls, tmp_path):
+    with (
+        trainer_of(exported(checkpointing=value), tmp_path) as (module, trainer),
+        counted_checkpoints(*(m for m in (module, transformers.modeling_utils) if hasattr(m, "checkpoint"))) as made,
+    ):
+        trainer.train()
+    assert len(made) == STEPS * calls
+
+
+DTYPES = {
+    "fp32": (torch.float32, torch.float32),
+    "bf16-mixed": (torch.float32, torch.bfloat16),
+    "bf16-true": (torch.bfloat16, torch.bfloat16),
+    "bf16-stochastic": (torch.bfloat16, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_a_real_step_has_weights_and_products_in_these_numbers(precision, tmp_path):
+    products = set()
+    with trainer_of(exported(precision=precision), tmp_path) as (_, trainer):
+        projection = trainer.model.model.layers[0].mlp.up_proj
+        projection.register_forward_hook(lambda _module, _inputs, output: products.add(output.dtype))
+        trainer.train()
+        [product] = products
+        assert (projection.weight.dtype, product) == DTYPES[precision]
+
+
+def test_with_a_step_in_backward_no_gradient_outlives_it(tmp_path):
+    with trainer_of(exported(optimizer_fusion="backward"), tmp_path) as (_, trainer):
+        seen = []
+        trainer.add_callback(Spy(lambda: seen.append([p.grad is None for p in trainer.model.parameters()])))
+        trainer.train()
+        assert len(seen) == STEPS
+        assert all(map(all, seen))
+
+
+class Spy(transformers.TrainerCallback):
+    def __init__(self, look):
+        self.look = look
+
+    def on_pre_optimizer_step(self, *_args, **_kwargs):
+        self.look()
+
+
+def test_with_a_step_in_backward_a_training_goes_on_from_its_checkpoint(tmp_path):
+    with trainer_of(exported(optimizer_fusion="backward"), tmp_path, save_strategy="steps", save_steps=1) as (_, first):
+        first.train()
+        unbroken = {name: weight.detach().clone() for name, weight in first.model.named_parameters()}
+    with trainer_of(exported(optimizer_fusion="backward"), tmp_path) as (_, second):
+        second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+        for name, weight in second.model.named_parameters():
+            torch.testing.assert_close(weight.detach(), unbroken[name])
+
+
+@pytest.mark.parametrize("settings", [{"checkpointing": "selective"}, {"checkpointing": "sqrt"}, {"precision": "fp8"}])
+def test_what_is_saved_has_the_usual_names(settings, tmp_path):
+    with trainer_of(exported(**settings), tmp_path) as (_, trainer):
+        assert list(trainer.model.state_dict()) == list(tiny_llama().state_dict())
+
+
+def test_changes_of_ones_own_are_obeyed(tmp_path):
+    with trainer_of(exported(), tmp_path, optim="sgd", lr_scheduler_type="linear", learning_rate=0.5) as (_, trainer):
+        assert isinstance(trainer.create_optimizer(), torch.optim.SGD)
+        assert trainer.create_scheduler(10).base_lrs == [0.5, 0.5]  # transformers' groups: with and without decay
+
+
+@pytest.mark.slow
+def test_compiled_blocks_are_one_graph_and_plainly_causal(tmp_path):
+    """A mask in its place would leave flash attention no kernel."""
+    masks = set()
+    settings = {"compile": "block", "memory_budget": 0.5, "attention": "flash", "precision": "bf16-mixed"}
+    torch._dynamo.reset()
+    with trainer_of(exported(**settings), tmp_path, max_grad_norm=0.0) as (_, trainer):
+        trainer.model.model.layers[0].register_forward_pre_hook(
+            lambda _module, _args, kwargs: masks.add(kwargs.get("attention_mask")), with_kwargs=True
+        )
+        torch._dynamo.utils.counters.clear()
+        trainer.train()
+        assert masks == {None}
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+        assert torch._functorch.config.activation_memory_budget == 0.5
+
+
+# -- training_args.json -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", configurations().values(), ids=configurations())
+def test_what_the_json_alone_lacks_is_named_in_a_note(config):
+    check_note(recipe(config), "5")
+
+
+@pytest.mark.parametrize("value", ["every-2", "every-4"])
+def test_before_transformers_5_16_the_json_lacks_checkpointing_of_some_layers(value):
+    check_note(recipe(TrainingConfig(checkpointing=value, micro_batch_size=8)), "4.57")
+
+
+def check_note(asked, version):
+    export = write(asked, version)
+    done, wanted = json_settings(export, asked), asked.settings()
+    lacking = {f"{name} {wanted[name]} ({value} instead)" for name, value in done.items() if value != wanted[name]}
+    named = export.notes[0].partition("alone lack: ")[2].partition("; ")[0].split(", ")
+    assert lacking | {"sequence_length 128 (cut by your script)"} == set(named)
+
+
+def json_settings(export, asked):
+    args, config = parse_json(export.files["training_args.json"]), asked.config
+    # What the launcher sets is read in the contract of trl, whose launcher is the same.
+    assert export.files.get(launch.FILE) == (launch.launcher(asked) if launch.is_needed(config) else None)
+    is_tf32 = json.loads(export.files["training_args.json"])["tf32"]
+    model = tiny_llama(dtype=getattr(torch, json.loads(export.files["model_kwargs.json"])["dtype"]))
+    precision = autocast_by_arguments(args, next(model.parameters()).dtype)
+    return {
+        **workload_settings(args),
+        "precision": "tf32" if is_tf32 and precision == "fp32" else precision,
+        "compile": "model" if args.torch_compile else "none",
+        "loss": "full",
+        "activation_offload": "none",
+        "checkpointing": checkpointing_by_json(args, model),
+        **optimizer_by_json(args, model),
+    }
+
+
+def checkpointing_by_json(args, model):
+    options = dict(args.gradient_checkpointing_kwargs or {})
+    every = options.pop("every_n_layers", 1)
+    return checkpointing_of(
+        model,
+        [transformers.modeling_utils],
+        lambda: (
+            args.gradient_checkpointing
+            and model.activation_checkpointing_enable(every_n_layers=every, activation_checkpointing_kwargs=options)
+        ),
+    )
+
+
+def optimizer_by_json(args, model):
+    optimizer = transformers.Trainer(model, args).create_optimizer()
+    by_torch = optimizer.param_groups[0].get("foreach", False) is None and not optimizer.defaults.get("fused")
+    optimizer.param_groups[:] = optimizer.param_groups[:1]  # the second leaves out norms and biases, as its note says
+    done = optimizer_of(optimizer, adafactor="adafactor-fixed-rate")
+    return {**done, **({"optimizer_fusion": "foreach"} if by_torch else {})}  # torch's own choice on CUDA
+
+
+def test_transformers_adafactor_is_ours_of_a_fixed_rate():
+    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4)) for _ in range(2))
+    optimizers = [
+        AdafactorFixedRate([ours], lr=0.01),
+        transformers.optimization.Adafactor(
+            [theirs], lr=0.01, weight_decay=0.01, scale_parameter=False, relative_step=False
+        ),
+    ]
+    for step in range(5):
+        for parameter, optimizer in zip((ours, theirs), optimizers, strict=True):
+            parameter.grad = torch.sin(torch.arange(12.0) * (step + 1)).view(3, 4)
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+# -- as a user --------------------------------------------------------------------------------------------------------
+
+
+def test_an_excerpt_of_what_a_module_lacks_is_an_error():
+    with pytest.raises(AssertionError, match="does not define"):
+        excerpt("techniques.loss", "no_such_function")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", ["packed", "padded"])
+def test_the_exported_script_trains_in_its_folder(packing, tmp_path):
+    config = tiny_llama().config.to_dict() | {"model_type": "llama", "vocab_size": 256}
+    (tmp_path / "text.txt").write_text("a line of text for a model to learn\n" * 400)
+    named = {
+        "model": model_name(config),
+        "model_config": config,
+        "dataset": str(tmp_path / "text.txt"),
+        "packing": packing,
+    }
+    export = exported(checkpointing="selective", loss="chunked", workload={**named, "steps": 9})
+    for name, text in export.files.items():
+        (tmp_path / name).write_text(text)
+    done = subprocess.run([sys.executable, SCRIPT], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "trainer_output" / "model.safetensors").exists()
