@@ -143,7 +143,8 @@ def _say(written: "Export", *, target: "Target", record: TrialRecord, folder: Pa
             say()
             say(title, "bold")
             for refusal in refusals:
-                say(f"  {_named(refusal)}: {refusal.why}")
+                instead = "" if refusal.instead is None else f" ({refusal.instead} instead)"
+                say(f"  {_named(refusal)}{instead}: {refusal.why}")
     if written.notes:
         say()
         say("Good to know", "bold")

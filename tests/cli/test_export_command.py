@@ -80,7 +80,7 @@ def test_what_is_not_feasible_is_exported_and_said_to_be_so(folder):
 
 def test_what_the_target_has_no_words_for_is_printed(folder, poor_target):
     printed = run("by-hand", "--to", "poor")
-    assert "micro_batch_size 7: it has no key" in printed
+    assert "micro_batch_size 7 (8 instead): it has no key" in printed
     assert "learning_rate 0.002: lr=0.002 in your script" in printed
 
 
