@@ -104,7 +104,7 @@ def draw(figure: ParallelFigure) -> "go.Figure":
         )
     )
     drawing.update_layout(
-        coloraxis={"colorscale": "Viridis", "colorbar": {"title": {"text": figure.colour_title, "side": "right"}}},
+        coloraxis={"colorscale": style.SCALE, "colorbar": {"title": {"text": figure.colour_title, "side": "right"}}},
         margin={"t": 90, "l": 70, "r": 20, "b": 30},
         height=520,
     )
