@@ -16,7 +16,7 @@ from autotune.cli import app
 from autotune.config import FIELD_ORDER
 from autotune.result import Measurement
 
-COMMANDS = ("search", "predict", "show", "studies", "plot", "export", "explain", "fit", "doctor")
+COMMANDS = ("search", "predict", "show", "studies", "plot", "export", "explain", "fit", "doctor", "compare")
 HEAVY = ("torch", "optuna", "sqlalchemy", "datasets", "plotly", "numpy")
 ESCAPE = "\x1b"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)(?:;\d+)*m")
@@ -136,7 +136,7 @@ def test_the_help_of_a_command_names_its_options_on_a_narrow_terminal(command, f
         ("search", "--storage", "sqlite:///studies/autotune.db"),
         ("fit", "--vary", "layers"),
         ("fit", "--context", "0.6GiB"),
-        ("plot", "--out", "studies/STUDY.html"),
+        ("plot", "--out", "studies/STUDY.html, studies/STUDY-KIND.html"),
     ],
 )
 def test_the_help_of_an_option_tells_its_default(command, option, default, folder):
