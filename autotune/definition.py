@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from autotune.config import CHOICES, TrainingConfig, baseline_of
 from autotune.errors import InvalidInput
 from autotune.result import DeviceInfo
 from autotune.search_space import LegalSpace, SearchSpace, bind_space
@@ -38,6 +39,13 @@ class StudyDefinition:
             clips_gradients=self.workload.clips_gradients,
             unavailable=self.unavailable,
         )
+
+    def baseline_config(self) -> TrainingConfig:
+        """The study's denominator, with the first optimizer its space trains with."""
+        optimizers = self.space.techniques.get(
+            "optimizer", (self.space.defaults.get("optimizer", CHOICES["optimizer"][0]),)
+        )
+        return baseline_of(optimizer=optimizers[0], global_batch=self.workload.global_batch)  # type: ignore[arg-type]
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for a search to continue this study, in the words of the command line."""

@@ -11,8 +11,9 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.option_groups import with_configuration, with_model_size
+from autotune.cli.output import write_file
 from autotune.config import TrainingConfig, check_legal
-from autotune.errors import InvalidInput, StorageUnavailable
+from autotune.errors import InvalidInput
 from autotune.quantities import parse_size
 
 if TYPE_CHECKING:
@@ -184,11 +185,5 @@ def _write_page(answer: "Answer", file: Path) -> None:
         answer=f"{answer.verdict()}.",
         cap_bytes=answer.cap_bytes,
     )
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(memory_timeline.page(figure), encoding="utf-8")
-    except OSError as error:
-        raise StorageUnavailable(
-            f"{file} cannot be written: {error.strerror or error}", hint="name another file with --plot"
-        ) from None
+    write_file(file, memory_timeline.page(figure), option="--plot")
     print(file, file=sys.stderr)

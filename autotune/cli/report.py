@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli import options
-from autotune.errors import StorageUnavailable
+from autotune.cli.output import write_file
 
 
 def report(
@@ -30,11 +30,5 @@ def report(
     view = api.view(study, storage=storage, preferences=preferences)
     text = page(contents.compute(view, version=autotune.__version__, preferences=preferences))
     file = out or RESULTS_FOLDER / f"{study}-report.html"
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise StorageUnavailable(
-            f"{file} cannot be written: {error.strerror or error}", hint="name another file with --out"
-        ) from None
+    write_file(file, text.encode("utf-8", "replace"))  # a message may hold half a character of a path
     print(file)

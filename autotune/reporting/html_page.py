@@ -4,10 +4,25 @@ import html
 
 import plotly.graph_objects as go
 
+from autotune.reporting.style import SCREEN_SCRIPT, note_of
 
-def whole_page(title: str, *, about: str, answer: str, drawing: go.Figure, below: str = "") -> str:
-    """`about` says what was looked at, `answer` what came out; `below` is HTML, everything else plain text."""
+_STYLE = """
+:root { color-scheme: light dark; --text: #202124; --faint: #5f6368; --paper: #fff }
+@media (prefers-color-scheme: dark) { :root { --text: #e8eaed; --faint: #bdc1c6; --paper: #17181a } }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 75rem; padding: 0 1rem;
+  color: var(--text); background: var(--paper); overflow-wrap: anywhere }
+h1 { font-size: 1.4rem; margin: 0 } h2 { font-size: 1.15rem; margin: 1.2rem 0 .2rem } .answer { font-weight: 600 }
+.about, .note { color: var(--faint); margin: .2rem 0 } .figure { overflow-x: auto } details { margin-top: 1rem }
+"""
+
+
+def whole_page(title: str, *, about: str, answer: str, drawing: go.Figure, heading: str = "", below: str = "") -> str:
+    """`about` says what was looked at, `answer` what came out, `heading` what the figure is; `below` is HTML.
+
+    Everything else is plain text. The figure's note stands above it.
+    """
     figure = drawing.to_html(full_html=False, include_plotlyjs=True, default_height="72vh")
+    note = note_of(drawing)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -15,17 +30,17 @@ def whole_page(title: str, *, about: str, answer: str, drawing: go.Figure, below
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
 <title>{html.escape(title)}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 75rem; padding: 0 1rem; color: #202124 }}
-h1 {{ font-size: 1.4rem; margin: 0 }} .answer {{ font-weight: 600 }} .about {{ color: #5f6368; margin: .2rem 0 }}
-</style>
+<style>{_STYLE}</style>
 </head>
 <body>
 <h1>{html.escape(title)}</h1>
 <p class="about">{html.escape(about)}</p>
 <p class="answer">{html.escape(answer)}</p>
-{figure}
+{f"<h2>{html.escape(heading)}</h2>" if heading else ""}
+{f'<p class="note">{html.escape(note)}</p>' if note else ""}
+<div class="figure">{figure}</div>
 {below}
+<script>{SCREEN_SCRIPT}</script>
 </body>
 </html>
 """

@@ -1,25 +1,21 @@
 """Who holds the memory over one training step: stacked categories over its allocations and frees, the peak marked."""
 
 import html
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import plotly.graph_objects as go
-
+from autotune.errors import InvalidInput
 from autotune.prediction import CATEGORIES, Category, Prediction
 from autotune.quantities import format_size
+from autotune.reporting import style
 from autotune.reporting.html_page import whole_page
+from autotune.reporting.memory_at_peak import trial_of
+from autotune.reporting.study_view import StudyView
+from autotune.reporting.trial_text import described
+from autotune.result import TrialRecord
 
-_COLORS: dict[Category, str] = {
-    "parameters": "#1a73e8",
-    "buffers": "#8ab4f8",
-    "optimizer_state": "#5e35b1",
-    "gradients": "#f9ab00",
-    "activations": "#188038",
-    "temporaries": "#d93025",
-    "inputs": "#9aa0a6",
-    "workspace": "#80868b",
-}
-_UNITS = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024}
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +34,7 @@ class TimelineFigure:
     peak: float
     cap: float | None
     holders: tuple[str, ...]
+    note: str = ""
 
 
 def compute(
@@ -46,7 +43,7 @@ def compute(
     """The figure of a prediction that was made with its timeline."""
     timeline = prediction.timeline
     assert timeline is not None, "predict with_timeline=True"
-    unit, divisor = next((u, d) for u, d in _UNITS.items() if prediction.peak_memory_bytes >= d or u == "KiB")
+    unit = style.unit_for(prediction.peak_memory_bytes)
     constant = prediction.bytes_by_category["workspace"]
     layers = []
     for category in CATEGORIES:
@@ -54,18 +51,18 @@ def compute(
         if category == "workspace":
             sizes = tuple(constant for _ in sizes)
         if any(sizes):
-            layers.append((category, tuple(size / divisor for size in sizes)))
+            layers.append((category, tuple(unit.of(size) for size in sizes)))
     return TimelineFigure(
         title=title,
         about=about,
         answer=answer,
-        unit=unit,
+        unit=unit.name,
         events=timeline.events,
         layers=tuple(layers),
         phases=timeline.phases,
         peak_event=timeline.peak_event,
-        peak=prediction.peak_memory_bytes / divisor,
-        cap=None if cap_bytes is None else cap_bytes / divisor,
+        peak=unit.of(prediction.peak_memory_bytes),
+        cap=None if cap_bytes is None else unit.of(cap_bytes),
         holders=tuple(
             f"{format_size(holder.size_bytes)} in {holder.count}: {holder.category.replace('_', ' ')}, "
             f"{holder.module or 'outside modules'}, {holder.operator}"
@@ -74,8 +71,38 @@ def compute(
     )
 
 
-def draw(figure: TimelineFigure) -> go.Figure:
-    drawing = go.Figure()
+def compute_of_trial(view: StudyView, prediction: Prediction | None, *, number: int | None) -> TimelineFigure:
+    """The figure of a trial of a study, the pick where none is named. Raises InvalidInput without a timeline."""
+    record = trial_shown(view, number)
+    if prediction is None or prediction.timeline is None:
+        raise InvalidInput(
+            f"the timeline of trial {record.number} needs a prediction made for it",
+            hint=f"use autotune plot {view.result.study} timeline --trial {record.number}",
+        )
+    measured = f", measured {format_size(record.peak_memory_bytes)}" if record.peak_memory_bytes else ""
+    note = (
+        f"#{record.number} {described(record)}: predicted peak {format_size(prediction.peak_memory_bytes)}, in "
+        f"{prediction.phase}{measured}."
+    )
+    cap_bytes = view.result.cap_bytes if view.result.device.type != "cuda" else None
+    figure = compute(prediction, title=f"#{record.number}", about="", answer=note, cap_bytes=cap_bytes)
+    return replace(figure, note=note)
+
+
+def trial_shown(view: StudyView, number: int | None) -> TrialRecord:
+    """Trial `number`, else the pick. Raises InvalidInput where there is neither."""
+    if number is not None:
+        return trial_of(view, number)
+    if view.pick is None:
+        raise InvalidInput(f"study {view.result.study!r} has no pick to show", hint="name a trial with --trial")
+    return view.pick
+
+
+def draw(figure: TimelineFigure) -> "go.Figure":
+    """Stacked areas over the step, the phases behind them, the peak on top."""
+    import plotly.graph_objects as go
+
+    drawing = style.empty_figure(note=figure.note)
     for category, sizes in figure.layers:
         drawing.add_trace(
             go.Scatter(
@@ -84,34 +111,49 @@ def draw(figure: TimelineFigure) -> go.Figure:
                 name=category.replace("_", " "),
                 stackgroup="memory",
                 mode="lines",
-                line={"width": 0.5, "color": _COLORS[category], "shape": "hv"},
+                line={"width": 0.5, "color": style.CATEGORY_COLORS[category], "shape": "hv"},
+                fillpattern={"shape": style.CATEGORY_PATTERNS[category], "fillmode": "overlay", "solidity": 0.2},
                 hovertemplate="%{y:.4g} " + figure.unit,
             )
         )
-    for number, (name, first, last) in enumerate(figure.phases):
-        drawing.add_vrect(
-            x0=first,
-            x1=max(last, first + 1),
-            fillcolor="#5f6368",
-            opacity=0.05 if number % 2 else 0.11,
-            line_width=0,
-            annotation_text=name if last > first else None,
-            annotation_position="top left",
-        )
+    for number, phase in enumerate(figure.phases):
+        _shade(drawing, number, phase)
     drawing.add_annotation(
-        x=figure.peak_event, y=figure.peak, text=f"peak {figure.peak:.4g} {figure.unit}", arrowcolor="#d93025", ay=-32
+        x=figure.peak_event,
+        y=figure.peak,
+        text=f"peak {figure.peak:.4g} {figure.unit}",
+        arrowcolor=style.VERMILLION,
+        ay=-32,
     )
     if figure.cap is not None:
-        drawing.add_hline(y=figure.cap, line={"color": "#d93025", "dash": "dash"}, annotation_text="cap")
+        drawing.add_hline(
+            y=figure.cap, line={"color": style.VERMILLION, "dash": "dash"}, annotation_text=f"cap {figure.cap:.4g}"
+        )
+    highest = max(figure.peak, figure.cap or 0.0)
     drawing.update_layout(
-        template="plotly_white",
-        xaxis={"title": "allocations and frees of one step, in order"},
-        yaxis={"title": f"live memory, {figure.unit}", "rangemode": "tozero"},
-        legend={"traceorder": "reversed"},
+        xaxis={"title": "allocations and frees, in order"},
+        yaxis={"title": f"live memory, {figure.unit}", "range": [0, 1.2 * highest]},
+        legend={"traceorder": "reversed", "orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"},
         hovermode="x unified",
-        margin={"t": 40, "r": 20},
     )
+    style.on_narrow_screens(drawing, {f"legend.{key}": value for key, value in _LEGEND_BELOW.items()})
     return drawing
+
+
+_LEGEND_BELOW = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
+
+
+def _shade(drawing: "go.Figure", number: int, phase: tuple[str, int, int]) -> None:
+    name, first, last = phase
+    drawing.add_vrect(
+        x0=first,
+        x1=max(last, first + 1),
+        fillcolor=style.GREY,
+        opacity=0.08 if number % 2 else 0.18,
+        line_width=0,
+        annotation_text=name if last > first else None,
+        annotation_position="top left",
+    )
 
 
 def page(figure: TimelineFigure) -> str:

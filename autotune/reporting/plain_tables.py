@@ -25,7 +25,7 @@ CSV_COLUMNS = (
 )
 """The names of the JSON object of a trial, those of its `config` beside them; what is nested there is left out."""
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
 
 def csv_text(result: StudyResult) -> str:
@@ -57,8 +57,9 @@ def _cell(value: Any) -> Any:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
+    if isinstance(value, str):
+        text = value.replace("\r\n", "\n").replace("\r", "\n")  # which csv does not quote
+        return f"'{text}" if text.startswith(_FORMULA) else text
     return value
 
 

@@ -33,7 +33,7 @@ from autotune.study.request import (
     work_folder,
 )
 from autotune.study.sampling import OptunaStudy
-from autotune.study.session import StudySession, baseline_config, possible_trials
+from autotune.study.session import StudySession, possible_trials
 
 __all__ = ["SearchRequest", "result_of", "search", "view_of"]
 
@@ -208,6 +208,6 @@ def _owned(work: Path, study: str) -> Iterator[None]:
 
 
 def _baseline_of(definition: StudyDefinition, records: Iterable[TrialRecord]) -> TrialRecord | None:
-    baseline = baseline_config(definition.space, global_batch=definition.workload.global_batch)
+    baseline = definition.baseline_config()
     known = ("ok", "over_cap", "predicted_over_cap")
     return next((r for r in records if r.config == baseline and r.outcome in known), None)

@@ -14,7 +14,7 @@ from autotune.result import Measurement
 from autotune.search_space import LegalSpace
 from autotune.study.events import Listener, Preparing
 from autotune.study.request import DEFAULT_TRIALS, SearchRequest, new_definition, space_of, work_folder
-from autotune.study.session import baseline_config, possible_trials
+from autotune.study.session import possible_trials
 from autotune.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIMED_STEPS, Workload
 
 _WARMUP_STEPS = 1
@@ -86,7 +86,7 @@ def _plan(
 ) -> Plan:
     legal = definition.legal_space()
     configurations = {c.fingerprint: c for c in [*legal.configurations(), *legal.named.values()]}
-    baseline = baseline_config(definition.space, global_batch=definition.workload.global_batch)
+    baseline = definition.baseline_config()
     precisions = Counter(config.precision for config in configurations.values())
     compiled = [config for config in configurations.values() if config.compile != "none"]
 

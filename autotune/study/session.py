@@ -11,12 +11,12 @@ from pathlib import Path
 
 from optuna.trial import Trial
 
-from autotune.config import CHOICES, TrainingConfig, baseline_of
+from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
 from autotune.executors.local import LocalExecutor
 from autotune.result import TrialRecord
-from autotune.search_space import LegalSpace, SearchSpace
+from autotune.search_space import LegalSpace
 from autotune.storage import StudyStore
 from autotune.study.events import (
     BudgetSpent,
@@ -36,18 +36,12 @@ REPEATS_BEFORE_DRAWING = 50
 """After so many suggestions in a row that are known already, an unseen configuration is drawn."""
 
 
-def baseline_config(space: SearchSpace, *, global_batch: int) -> TrainingConfig:
-    """The study's denominator, with the first optimizer the space trains with."""
-    optimizers = space.techniques.get("optimizer", (space.defaults.get("optimizer", CHOICES["optimizer"][0]),))
-    return baseline_of(optimizer=optimizers[0], global_batch=global_batch)  # type: ignore[arg-type]
-
-
 def possible_trials(definition: StudyDefinition, wanted: int) -> int:
     """`wanted`, or as many as there are in a space that only names configurations."""
     legal = definition.legal_space()
     if legal.values:
         return wanted
-    baseline = baseline_config(definition.space, global_batch=definition.workload.global_batch)
+    baseline = definition.baseline_config()
     return min(wanted, len({config.fingerprint for config in [*legal.named.values(), baseline]}))
 
 
@@ -72,7 +66,7 @@ class StudySession:
         self._foresight = foresight
         self._listener = listener
         self._should_stop = should_stop
-        self._baseline = baseline_config(definition.space, global_batch=definition.workload.global_batch)
+        self._baseline = definition.baseline_config()
         self._records = {record.config.fingerprint: record for record in store.trials(definition.name)}
         self._measuring = Measuring(
             definition,

@@ -1,7 +1,6 @@
 """The page of a report in a real browser: Debian's chromium, one for the whole module, no network."""
 
 import shutil
-import subprocess
 
 import pytest
 from report_building import HOSTILE, hostile_view, large_view, plain_view, report_of
@@ -31,29 +30,45 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def open_page(browser, files):
-    """open_page("plain", size="phone", scheme="dark") is the opened page; `.complaints` and `.requests` are kept."""
-    contexts = []
+    """open_page("plain", size="phone") is the page, opened once; `.complaints` and `.requests` are kept."""
+    pages = {}
 
-    def opened(name, *, size="laptop", scheme="light", **settings):
-        width, height = SIZES[size]
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce", **settings
-        )
-        contexts.append(context)
-        shown = context.new_page()
-        shown.set_default_timeout(10_000)
-        shown.complaints, shown.requests = [], []
-        shown.on("console", lambda said: shown.complaints.append(said.text))
-        shown.on("pageerror", lambda error: shown.complaints.append(str(error)))
-        shown.on("request", lambda request: shown.requests.append(request.url))
-        shown.goto((files / f"{name}.html").as_uri())
-        return shown
+    def opened(name, *, size="laptop"):
+        if (name, size) not in pages:
+            pages[name, size] = _open(browser, files / f"{name}.html", *SIZES[size])
+        return pages[name, size]
 
-    yield opened
-    for context in contexts:
-        context.close()
+    return opened
+
+
+def _open(browser, file, width, height):
+    context = browser.new_context(
+        viewport={"width": width, "height": height},
+        reduced_motion="reduce",
+        permissions=["clipboard-read", "clipboard-write"],
+    )
+    shown = context.new_page()
+    shown.set_default_timeout(30_000)
+    shown.complaints, shown.requests = [], []
+    shown.on("console", lambda said: shown.complaints.append(said.text))
+    shown.on("pageerror", lambda error: shown.complaints.append(str(error)))
+    shown.on("request", lambda request: shown.requests.append(request.url))
+    shown.goto(file.as_uri())
+    return shown
+
+
+@pytest.fixture
+def plain(open_page):
+    """The plain page with all rows in the order of their numbers, in light colours."""
+    shown = open_page("plain")
+    shown.emulate_media(color_scheme="light")
+    shown.get_by_label("Find").fill("")
+    shown.get_by_label("Show").select_option("all")
+    for head in ("seconds", "number"):  # a second click would turn the order
+        shown.locator(f"th[data-key={head}] button").click()
+    return shown
 
 
 def draw_everything(shown):
@@ -75,26 +90,27 @@ def numbers(shown):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_page_is_drawn_without_a_complaint_a_request_or_a_sideways_scroll(size, scheme, open_page):
-    shown = draw_everything(open_page("plain", size=size, scheme=scheme))
+def test_a_page_is_drawn_without_a_complaint_a_request_or_a_sideways_scroll(size, open_page):
+    shown = draw_everything(open_page("plain", size=size))
+    for scheme in ("dark", "light"):
+        shown.emulate_media(color_scheme=scheme)
+        assert shown.evaluate("document.documentElement.scrollWidth") == SIZES[size][0]
     assert shown.complaints == []
     assert [url for url in shown.requests if not url.startswith(("file:", "data:", "blob:"))] == []
-    assert shown.evaluate("document.documentElement.scrollWidth") == SIZES[size][0]
 
 
 def test_hostile_words_are_words(open_page):
     shown = draw_everything(open_page("hostile"))
     shown.locator(".open").first.click()
     assert shown.title().endswith(": autotune report")
-    assert shown.locator("img, script[src], h1 *").count() == 0
+    assert shown.locator("img, script[src], h1 *, [href^=http]").count() == 0
     assert shown.locator("h1").inner_text() == HOSTILE
     assert shown.locator("#table .note").first.inner_text() == HOSTILE
     assert shown.complaints == []
 
 
 def test_a_script_that_is_not_ours_would_not_run(open_page):
-    shown = open_page("plain")
+    shown = open_page("hostile")
     shown.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned=1\">')")
     shown.wait_for_timeout(100)
     assert shown.evaluate("window.owned") is None
@@ -103,8 +119,8 @@ def test_a_script_that_is_not_ours_would_not_run(open_page):
 # -- the table ---------------------------------------------------------------------------------------------------
 
 
-def test_a_heading_sorts_and_says_so(open_page):
-    shown = open_page("plain")
+def test_a_heading_sorts_and_says_so(plain):
+    shown = plain
     head = shown.locator("th[data-key=tokens_per_second]")
     head.locator("button").click()
     assert (numbers(shown), head.get_attribute("aria-sort")) == ([0, 1, 2, 3], "ascending")
@@ -114,23 +130,23 @@ def test_a_heading_sorts_and_says_so(open_page):
 
 
 @pytest.mark.parametrize(("words", "found"), [("bf16", [2]), ("micro-batch 8 memory", [3]), ("#1", [1]), ("nope", [])])
-def test_what_is_written_is_found(words, found, open_page):
-    shown = open_page("plain")
+def test_what_is_written_is_found(words, found, plain):
+    shown = plain
     shown.get_by_label("Find").fill(words)
     assert numbers(shown) == found
 
 
 @pytest.mark.parametrize(("shown_are", "found"), [("front", [1, 2]), ("others", [0, 3]), ("out_of_memory", [3])])
-def test_outcomes_can_be_chosen(shown_are, found, open_page):
-    shown = open_page("plain")
+def test_outcomes_can_be_chosen(shown_are, found, plain):
+    shown = plain
     shown.get_by_label("Show").select_option(shown_are)
     assert numbers(shown) == found
     assert f"of {len(found)} trials, of 4 in all" in shown.locator("#shown").inner_text()
 
 
-def test_a_row_says_what_was_measured(open_page):
-    assert rows(open_page("plain"))[2].startswith(
-        "#2: all that is known bf16 & morebf16-mixed, micro-batch 8 200.0 MiB 2,000 ±0 % =10.00 pick front 1 m 30 s"
+def test_a_row_says_what_was_measured(plain):
+    assert rows(plain)[2] == (
+        "#2 bf16 & more bf16-mixed, micro-batch 8 200.0 MiB 2,000 ±0 % =10.00 pick front 1 m 30 s Re-run Export"
     )
 
 
@@ -145,12 +161,7 @@ def test_on_a_phone_a_trial_opens_to_everything(open_page):
     assert shown.evaluate("document.documentElement.scrollWidth") == SIZES["phone"][0]
 
 
-# -- copying -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def copying(open_page):
-    return open_page("plain", permissions=["clipboard-read", "clipboard-write"])
+# -- plain -----------------------------------------------------------------------------------------------------
 
 
 def clipboard(shown):
@@ -158,52 +169,52 @@ def clipboard(shown):
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
-def test_the_button_of_a_row_copies_the_command_that_reruns_it(number, copying):
+def test_the_button_of_a_row_copies_the_command_that_reruns_it(number, plain):
     view = plain_view()
-    copying.get_by_role("button", name=f"Re-run: copy the command for trial {number}").click()
-    copying.locator("#said", has_text=f"Copied: the command that re-runs trial {number}").wait_for()
-    assert clipboard(copying) == rerun_command(view.definition, number=number, config=view.result.trial(number).config)
+    plain.get_by_role("button", name=f"Re-run: copy the command for trial {number}").click()
+    plain.locator("#said", has_text=f"Copied: the command that re-runs trial {number}").wait_for()
+    assert clipboard(plain) == rerun_command(view.definition, number=number, config=view.result.trial(number).config)
 
 
-def test_an_export_is_copied_for_the_chosen_target(copying):
-    copying.get_by_label("Export to").select_option("trl")
-    copying.get_by_role("button", name="Export: copy the command for trial 1").click()
-    copying.locator("#said", has_text="exports trial 1 to trl").wait_for()
-    assert clipboard(copying) == "autotune export a-study --trial 1 --to trl"
+def test_an_export_is_copied_for_the_chosen_target(plain):
+    plain.get_by_label("Export to").select_option("trl")
+    plain.get_by_role("button", name="Export: copy the command for trial 1").click()
+    plain.locator("#said", has_text="exports trial 1 to trl").wait_for()
+    assert clipboard(plain) == "autotune export a-study --trial 1 --to trl"
 
 
-def test_a_command_of_the_page_is_copied_whole(copying):
-    box = copying.locator("#repeat .command").first
+def test_a_command_of_the_page_is_copied_whole(plain):
+    box = plain.locator("#repeat .command").first
     box.get_by_role("button").click()
-    copying.locator("#said", has_text="Copied").wait_for()
-    assert clipboard(copying) == box.locator("code").inner_text()
+    plain.locator("#said", has_text="Copied").wait_for()
+    assert clipboard(plain) == box.locator("code").inner_text()
 
 
 # -- for everybody -----------------------------------------------------------------------------------------------
 
 
-def test_everything_can_be_reached_by_the_keyboard_and_shows_that_it_was(open_page):
-    shown = open_page("plain")
+def test_everything_can_be_reached_by_the_keyboard_and_shows_that_it_was(plain):
+    shown = plain
+    shown.evaluate("document.body.tabIndex = -1; document.body.focus()")
     reached, unseen = [], []
-    for _ in range(60):
+    while "#2: all that is known" not in reached and len(reached) < 200:
         shown.keyboard.press("Tab")
         name, outline = shown.evaluate(
-            "[document.activeElement.id || document.activeElement.textContent.trim().slice(0, 30),"
-            " getComputedStyle(document.activeElement).outlineStyle]"
+            "(now => [now.id || now.ariaLabel || now.textContent.trim(), getComputedStyle(now).outlineStyle])"
+            "(document.activeElement)"
         )
         reached.append(name)
         unseen += [name] if outline == "none" else []
     assert reached[0] == "Skip to the answer"
     assert {"theme", "find", "outcome", "target", "peak", "tokens/s"} <= set(reached)
-    assert any(name.startswith("#1: all that is known") for name in reached)
+    assert {"#1: all that is known", "Re-run: copy the command for trial 1"} <= set(reached)
     assert unseen == []
 
 
-def test_a_heading_sorts_by_the_keyboard(open_page):
-    shown = open_page("plain")
-    shown.locator("th[data-key=peak_memory_bytes] button").focus()
-    shown.keyboard.press("Enter")
-    assert numbers(shown) == [1, 2, 0, 3]
+def test_a_heading_sorts_by_the_keyboard(plain):
+    plain.locator("th[data-key=peak_memory_bytes] button").focus()
+    plain.keyboard.press("Enter")
+    assert numbers(plain) == [1, 2, 0, 3]
 
 
 def background(shown):
@@ -211,13 +222,25 @@ def background(shown):
 
 
 def test_the_colours_follow_the_system_until_the_reader_says_otherwise(open_page):
-    light, dark = (background(open_page("plain", scheme=scheme)) for scheme in ("light", "dark"))
+    shown = draw_everything(open_page("plain", size="screen"))
+    shown.emulate_media(color_scheme="light")
+    light = background(shown)
+    shown.emulate_media(color_scheme="dark")
+    dark = background(shown)
     assert light != dark
-    shown = draw_everything(open_page("plain"))
-    shown.get_by_role("button", name="Dark colours").click()
-    assert background(shown) == dark
     shown.get_by_role("button", name="Light colours").click()
     assert background(shown) == light
+    shown.get_by_role("button", name="Dark colours").click()
+    assert background(shown) == dark
+
+
+def test_figures_take_the_colours_of_the_page(open_page):
+    shown = draw_everything(open_page("plain"))
+    shown.emulate_media(color_scheme="light")
+    colour = "getComputedStyle(document.querySelector('#figure-pareto .xtick text')).fill"
+    light = shown.evaluate(colour)
+    shown.emulate_media(color_scheme="dark")
+    shown.wait_for_function(f"{colour} !== '{light}'")
 
 
 CONTRASTS = """() => {
@@ -227,7 +250,8 @@ CONTRASTS = """() => {
     return [...canvas.getImageData(0, 0, 1, 1).data];
   }
   function luminance(colour) {
-    const [r, g, b] = colour.slice(0, 3).map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    const linear = v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+    const [r, g, b] = colour.slice(0, 3).map(v => linear(v / 255));
     return .2126 * r + .7152 * g + .0722 * b;
   }
   function behind(element) {
@@ -250,11 +274,11 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_stands_out_from_what_is_behind_it(scheme, open_page):
-    shown = open_page("plain", scheme=scheme)
-    shown.locator("summary").first.click()
-    shown.locator(".open").first.click()
-    assert shown.evaluate(CONTRASTS) == []
+def test_every_text_stands_out_from_what_is_behind_it(scheme, plain):
+    plain.emulate_media(color_scheme=scheme)
+    plain.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    plain.locator(".open").first.click()
+    assert plain.evaluate(CONTRASTS) == []
 
 
 # -- ten thousand trials -----------------------------------------------------------------------------------------
@@ -270,9 +294,5 @@ def test_ten_thousand_trials_can_be_paged_sorted_and_searched(open_page):
     assert "500" in rows(shown)[0]
     shown.get_by_label("Find").fill("#9876")
     assert numbers(shown) == [9876]
-    assert shown.complaints == []
-
-
-def test_the_browser_is_the_one_of_the_system():
-    said = subprocess.run([CHROMIUM, "--version"], capture_output=True, text=True, check=True).stdout
-    assert "Chromium" in said
+    # Chromium reports on its own graphics when there is no graphics card.
+    assert [said for said in shown.complaints if "GL Driver Message" not in said] == []

@@ -1,4 +1,4 @@
-"""The commands of a report, as a shell understands them: bash runs them with an `autotune` that says what it was told."""
+"""The commands of a report as a shell understands them: bash runs them, `autotune` writes down what it was told."""
 
 import subprocess
 

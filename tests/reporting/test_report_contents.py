@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 from building import MIB, out_of_memory, record
-from report_building import BASELINE, FAST, FAILED, SMALL, nothing_view, plain_view, report_of, view_of
+from report_building import BASELINE, FAILED, FAST, SMALL, nothing_view, plain_view, report_of, view_of
 from study_building import SPACE
 
 from autotune.config import TrainingConfig

@@ -1,5 +1,6 @@
 """The page of a report as text: one document that fetches nothing and in which hostile words are words."""
 
+import itertools
 import json
 from html.parser import HTMLParser
 
@@ -87,7 +88,7 @@ def test_plotly_is_inside_once(pages, kind):
 def test_headings_leave_no_level_out(documents, kind):
     levels = [int(tag[1]) for tag, _ in documents[kind].elements if tag in ("h1", "h2", "h3", "h4")]
     assert levels[0] == 1
-    assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,8 +132,12 @@ def test_json_in_a_page_holds_no_character_that_html_reads(text):
 
 
 def test_the_page_says_the_answer_first(documents):
-    text = documents["plain"].text
-    assert text.index("Train with #2") < text.index("The front") < text.index("All trials") < text.index("left out")
+    parts = [said["id"] for said in documents["plain"].all("section")]
+    assert parts == ["answer", "front", "ladder", "memory", "trials", "left-out", "study", "repeat"]
+
+
+def test_a_figure_that_has_nothing_to_show_is_left_out(documents):
+    assert "memory" not in [said["id"] for said in documents["empty"].all("section")]
 
 
 def test_the_page_of_a_study_without_a_pick_says_so(documents):

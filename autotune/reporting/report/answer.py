@@ -6,6 +6,7 @@ from autotune.quantities import format_size
 from autotune.recommendation.pick import closest_miss, needed_bytes, savings
 from autotune.reporting.outcomes import OUTCOME_WORDS
 from autotune.reporting.study_view import StudyView
+from autotune.reporting.trial_text import described
 from autotune.result import StudyResult, TrialRecord
 
 
@@ -37,11 +38,6 @@ def answer_of(view: StudyView) -> Answer:
     return _nothing(view.result)
 
 
-def words_of(record: TrialRecord) -> str:
-    """Name and choices."""
-    return (f"{record.name}: " if record.name else "") + record.config.describe()
-
-
 def _picked(view: StudyView, pick: TrialRecord) -> Answer:
     assert view.result.pick is not None
     against = savings(pick, view.baseline).removeprefix("; ")
@@ -55,7 +51,7 @@ def _picked(view: StudyView, pick: TrialRecord) -> Answer:
     clauses = [clause for clause in reason.split("; ") if clause != against]
     return Answer(
         found=True,
-        headline=f"Train with #{pick.number}, {words_of(pick)}.",
+        headline=f"Train with #{pick.number}, {described(pick)}.",
         sentence=sentence,
         reason=f"It is {'; '.join(clauses)}.",
         tiles=tuple(_tiles(view, pick)),
@@ -111,7 +107,7 @@ def _nothing(result: StudyResult) -> Answer:
     else:
         needed = format_size(needed_bytes(closest))
         outcome = OUTCOME_WORDS[closest.outcome]
-        sentence = f"The closest miss needs {needed}, {outcome}: #{closest.number} {words_of(closest)}."
+        sentence = f"The closest miss needs {needed}, {outcome}: #{closest.number} {described(closest)}."
     return Answer(
         found=False,
         headline=f"Nothing that was tried trains under {format_size(result.cap_bytes)}.",

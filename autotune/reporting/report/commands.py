@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from autotune.config import FIELD_ORDER, TrainingConfig, baseline_of
+from autotune.config import FIELD_ORDER, TrainingConfig
 from autotune.definition import DEFAULT_STORAGE, StudyDefinition, check_study_name
 from autotune.errors import InvalidInput
 from autotune.model_choice import MODEL_NAMES
@@ -131,11 +131,8 @@ def _model(workload: Workload, *, stem: str) -> tuple[dict[str, Any], list[tuple
 
 def _baseline_optimizer(definition: StudyDefinition) -> dict[str, Any]:
     """A search begins with the baseline of its space's first optimizer; nothing to say where that is the usual one."""
-    space = definition.space
-    optimizers = space.techniques.get("optimizer", (space.defaults.get("optimizer"),))
-    first = optimizers[0]
-    usual = baseline_of(optimizer="adamw", global_batch=1).optimizer
-    return {} if first in (None, usual) else {"optimizer": first}
+    optimizer = definition.baseline_config().optimizer
+    return {} if optimizer == TrainingConfig().optimizer else {"optimizer": optimizer}
 
 
 def _is_shipped(space: SearchSpace) -> bool:

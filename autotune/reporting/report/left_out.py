@@ -9,8 +9,8 @@ from autotune.config import RULES, Circumstances
 from autotune.definition import StudyDefinition
 from autotune.quantities import format_size
 from autotune.reporting.outcomes import OUTCOME_WORDS
-from autotune.reporting.report.answer import words_of
 from autotune.reporting.study_view import StudyView
+from autotune.reporting.trial_text import described
 from autotune.result import Outcome, TrialRecord
 from autotune.search_space import Condition, LegalSpace
 
@@ -138,7 +138,7 @@ def _failed(records: Sequence[TrialRecord]) -> Iterator[Group]:
     unchecked = [record for record in records if record.outcome == "ok" and record.parity == "not compared"]
     yield _group(
         "Counted without a comparison",
-        [f"#{record.number} {words_of(record)}: {record.parity_message}" for record in unchecked],
+        [f"#{record.number} {described(record)}: {record.parity_message}" for record in unchecked],
         why="These are candidates, but their first steps could not be held against a plain training.",
     )
 
@@ -154,7 +154,7 @@ def _with_outcome(
 ) -> Group:
     title = OUTCOME_WORDS[outcome]
     lines = [
-        f"#{record.number} {words_of(record)}" + (f": {said}" if (said := words(record)) else "")
+        f"#{record.number} {described(record)}" + (f": {said}" if (said := words(record)) else "")
         for record in records
         if record.outcome == outcome
     ]

@@ -34,6 +34,7 @@ def page(report: Report) -> str:
     return environment.from_string(_ours("page.html")).render(
         report=report,
         figures={"pareto": front[0] if front else None, "others": others},
+        drawings={one.id: Markup(script_json(one.drawing.to_plotly_json())) for one in figures},
         sections=_sections(report, others),
         columns=columns_of(report.trials),
         shares=any((one.perplexity_source or "").startswith("shared") for one in report.view.result.trials),
@@ -66,8 +67,8 @@ def _sections(report: Report, others: Sequence[ReportFigure]) -> list[tuple[str,
     return [
         ("answer", "Answer"),
         ("front", "Front"),
-        *((one.id, one.title) for one in others),
-        ("trials", f"All {len(report.view.result.trials):,} trials"),
+        *((one.id, one.short_title) for one in others),
+        ("trials", "All trials"),
         ("left-out", "Left out"),
         ("study", "Study"),
         ("repeat", "Repeat"),

@@ -88,7 +88,8 @@ const autotune = (function () {
       draw(entry.target);
     }
   }, { rootMargin: "300px" });
-  document.querySelectorAll("[data-figure]").forEach((div) => near.observe(div));
+  // plotly.js is the last and largest script: everything else can be used before it has been read.
+  addEventListener("DOMContentLoaded", () => document.querySelectorAll("[data-figure]").forEach((div) => near.observe(div)));
 
   // -- copying --------------------------------------------------------------------------------------------------
 

@@ -124,8 +124,10 @@
     const key = head.dataset.key;
     if (key === "number") {
       const cell = element("th", null, { scope: "row", role: "rowheader" });
-      const button = element("button", `#${value("number", index)}`, { type: "button", class: "open", "aria-expanded": "false" });
-      button.append(element("span", ": all that is known", { class: "hidden" }));
+      const number = `#${value("number", index)}`;
+      const button = element("button", number, {
+        type: "button", class: "open", "aria-expanded": "false", "aria-label": `${number}: all that is known`,
+      });
       button.addEventListener("click", () => toggle(button, index));
       cell.append(button);
       return cell;
@@ -140,8 +142,8 @@
   function copiesOf(index) {
     const cell = element("td", null, { class: "copies wide-only", role: "cell" });
     commands(index).forEach(([label], which) => {
-      const button = element("button", label, { type: "button" });
-      button.append(element("span", `: copy the command for trial ${value("number", index)}`, { class: "hidden" }));
+      const name = `${label}: copy the command for trial ${value("number", index)}`;
+      const button = element("button", label, { type: "button", "aria-label": name });
       button.addEventListener("click", () => { const [, what, text] = commands(index)[which]; copy(text, what); });
       cell.append(button, " ");
     });
@@ -181,8 +183,7 @@
     cell.append(list);
     for (const [, what, text] of commands(index)) {
       const box = element("div", null, { class: "command" });
-      const button = element("button", "Copy", { type: "button", class: "copy" });
-      button.append(element("span", ` ${what}`, { class: "hidden" }));
+      const button = element("button", "Copy", { type: "button", class: "copy", "aria-label": `Copy ${what}` });
       box.append(element("pre", text, { tabindex: "0", "aria-label": what }), button);
       armCopyButton(button);
       cell.append(element("p", what[0].toUpperCase() + what.slice(1)), box);

@@ -1,0 +1,125 @@
+"""`autotune compare`: several studies beside each other, as a table and as one figure."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli import options
+from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
+from autotune.quantities import format_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from autotune.reporting.comparison import Comparison, Side
+
+_LONGEST_NAME = 120
+_TITLE = "Fronts of several studies"
+
+
+def compare(
+    studies: Annotated[
+        list[str], typer.Argument(metavar="STUDY STUDY...", help="Names of studies; see autotune studies.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="A .html that opens offline, .png, .svg or .json. [default: studies/compare-STUDY-STUDY.html]",
+        ),
+    ] = None,
+    width: WidthOption = None,
+    height: HeightOption = None,
+    scale: ScaleOption = None,
+    tolerance: options.ToleranceOption = None,
+    prefer: options.PreferOption = options.PREFER,
+    max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
+    storage: options.StorageOption = options.STORAGE,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Print the picks of several studies beside each other, what differs, and draw their fronts in one figure."""
+    from autotune import api
+    from autotune.cli.tables import make_console
+    from autotune.definition import RESULTS_FOLDER
+    from autotune.reporting import comparison
+    from autotune.reporting.html_page import whole_page
+
+    name = "-".join(["compare", *studies])[:_LONGEST_NAME]
+    target = Target(file=out or RESULTS_FOLDER / f"{name}.html", width=width, height=height, scale=scale)
+    preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
+    views = [api.view(study, storage=storage, preferences=preferences) for study in studies]
+    compared = comparison.compute(views)
+    drawing = comparison.draw(compared)
+    title = " and ".join(studies)
+    target.write(
+        drawing,
+        title=title,
+        page=lambda: whole_page(
+            title, about=_TITLE, answer=" ".join(_in_words(side) for side in compared.sides), drawing=drawing
+        ),
+    )
+    if as_json:
+        print(json.dumps(_to_dict(compared, target.file), indent=2, allow_nan=False))
+        return
+    console = make_console()
+    console.print(_table(compared))
+    for difference in compared.differences:
+        console.print(difference, markup=False)
+    console.print(str(target.file), markup=False, soft_wrap=True)
+
+
+def _to_dict(compared: "Comparison", file: Path) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "studies": [side.to_dict() for side in compared.sides],
+        "workloads_differ": compared.workloads_differ,
+        "differences": list(compared.differences),
+        "figure": str(file),
+    }
+
+
+def _in_words(side: "Side") -> str:
+    if side.pick is None:
+        return f"{side.study}: nothing feasible under {format_size(side.cap_bytes)}."
+    return f"{side.study}: #{side.pick} {side.pick_words}, {_peak(side)}, {_speed(side)} tokens/s."
+
+
+def _table(compared: "Comparison") -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    columns = ["study", "device", "torch", "cap", *(["workload"] if compared.workloads_differ else []), "pick"]
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for column in ("peak memory", "tokens/s", "perplexity", "saved"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for side in compared.sides:
+        workload = [side.workload] if compared.workloads_differ else []
+        pick = "nothing feasible" if side.pick is None else f"#{side.pick} {side.pick_words}"
+        words = [side.study, side.device, side.torch, format_size(side.cap_bytes), *workload, pick]
+        perplexity = "-" if side.perplexity is None else f"{side.perplexity:,.2f}"
+        table.add_row(*(Text(word) for word in words), _peak(side), _speed(side), perplexity, _saved(side))
+    return table
+
+
+def _peak(side: "Side") -> str:
+    return "-" if side.peak_memory_bytes is None else format_size(side.peak_memory_bytes)
+
+
+def _speed(side: "Side") -> str:
+    if side.tokens_per_second is None:
+        return "-"
+    spread = 100 * (side.tokens_per_second_spread or 0.0) / side.tokens_per_second
+    return f"{side.tokens_per_second:,.0f} ±{spread:.0f}%"
+
+
+def _saved(side: "Side") -> str:
+    """Against the study's own baseline; `~` stands before one that is only predicted."""
+    if side.saved_share is None:
+        return "-"
+    return f"{'~' if side.baseline_is_predicted else ''}{100 * side.saved_share:.0f} %"

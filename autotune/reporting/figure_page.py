@@ -1,0 +1,32 @@
+"""One figure of a study as an HTML page of its own: what was trained, the pick, the figure, what it cannot show."""
+
+import html
+from typing import TYPE_CHECKING
+
+from autotune.reporting.figures import FigureKind
+from autotune.reporting.html_page import whole_page
+from autotune.reporting.study_view import StudyView
+from autotune.reporting.trial_text import about, answer_of, in_words
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+def figure_page(view: StudyView, kind: FigureKind, drawing: "go.Figure") -> str:
+    return whole_page(
+        view.result.study,
+        about=about(view.result),
+        answer=answer_of(view.result),
+        heading=kind.title,
+        drawing=drawing,
+        below=_without_a_speed(view),
+    )
+
+
+def _without_a_speed(view: StudyView) -> str:
+    """The trials that most figures have no place for."""
+    records = [record for record in view.result.trials if not record.tokens_per_second]
+    if not records:
+        return ""
+    lines = "".join(f"<li>{html.escape(in_words(record))}</li>" for record in records)
+    return f"<details><summary>Ended without a speed: {len(records)}</summary><ul>{lines}</ul></details>"

@@ -1,0 +1,124 @@
+"""Parallel coordinates: one line a trial through its choices and what they came to. Drag along an axis to select."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autotune.config import FIELD_ORDER
+from autotune.errors import InvalidInput
+from autotune.reporting import style
+from autotune.reporting.axes import Axis, capped_axis, make_axis, memory_unit
+from autotune.reporting.study_view import StudyView
+from autotune.result import TrialRecord
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+WIDTH_PER_AXIS = 105
+"""Pixels: enough for the values of most techniques."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinate:
+    """One axis and where each trial crosses it."""
+
+    title: str
+    values: tuple[float, ...]
+    ticks: tuple[str, ...] = ()
+    """For a technique, its values in order: a line crosses at the position of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelFigure:
+    numbers: tuple[int, ...]
+    techniques: tuple[Coordinate, ...]
+    objectives: tuple[Coordinate, ...]
+    colour_title: str
+    colours: tuple[float, ...]
+    note: str
+
+
+def compute(view: StudyView, *, feasible_only: bool = False) -> ParallelFigure:
+    """Raises InvalidInput where no trial has all three numbers."""
+    result = view.result
+    unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
+    axes = [make_axis(name, unit=unit) for name in (capped_axis(result.device.type), "perplexity", "speed")]
+    shown = [
+        record
+        for record in result.trials
+        if (record.feasible or not feasible_only) and all(axis.of(record) is not None for axis in axes)
+    ]
+    if not shown:
+        raise nothing_to_show(view, "is feasible" if feasible_only else "has memory, speed and perplexity")
+    varying = [field for field in FIELD_ORDER if len({getattr(r.config, field) for r in shown}) > 1]
+    return ParallelFigure(
+        numbers=tuple(record.number for record in shown),
+        techniques=tuple(_technique(field, shown) for field in varying),
+        objectives=tuple(_objective(axis, shown) for axis in axes),
+        colour_title=axes[-1].title,
+        colours=tuple(axes[-1].of(record) or 0.0 for record in shown),
+        note=_note(view, shown, varying, feasible_only=feasible_only),
+    )
+
+
+def nothing_to_show(view: StudyView, what: str) -> InvalidInput:
+    """The error of a figure for which no trial of a study has what it shows."""
+    study, number = view.result.study, len(view.result.trials)
+    tried = f"none of the {number} trials of study {study!r}" if number else f"study {study!r} has no trial that"
+    return InvalidInput(f"{tried} {what}", hint=f"see autotune show {study} for how they ended")
+
+
+def _technique(field: str, shown: Sequence[TrialRecord]) -> Coordinate:
+    values = [getattr(record.config, field) for record in shown]
+    order = sorted(set(values), key=lambda value: (isinstance(value, str), value))
+    return Coordinate(
+        title=field.removesuffix("_size").replace("_", " "),
+        values=tuple(float(order.index(value)) for value in values),
+        ticks=tuple(str(value) for value in order),
+    )
+
+
+def _objective(axis: Axis, shown: Sequence[TrialRecord]) -> Coordinate:
+    return Coordinate(title=axis.title, values=tuple(float(f"{axis.of(record) or 0.0:.4g}") for record in shown))
+
+
+def _note(view: StudyView, shown: Sequence[TrialRecord], varying: Sequence[str], *, feasible_only: bool) -> str:
+    which = "feasible trials" if feasible_only else "trials with all numbers, feasible or not"
+    sentences = [f"{len(shown)} of {len(view.result.trials)} trials: {which}.", "Drag along an axis to select."]
+    if same := [field.replace("_", " ") for field in FIELD_ORDER if field not in varying]:
+        sentences.append(f"The same in all: {', '.join(same)}.")
+    return " ".join(sentences)
+
+
+def draw(figure: ParallelFigure) -> "go.Figure":
+    import plotly.graph_objects as go
+
+    drawing = style.empty_figure(note=figure.note)
+    coordinates = (*figure.techniques, *figure.objectives)
+    drawing.add_trace(
+        go.Parcoords(
+            dimensions=[_dimension(coordinate) for coordinate in coordinates],
+            line={"color": figure.colours, "coloraxis": "coloraxis"},
+            labelangle=-20,
+            customdata=figure.numbers,
+        )
+    )
+    drawing.update_layout(
+        coloraxis={"colorscale": "Viridis", "colorbar": {"title": {"text": figure.colour_title, "side": "right"}}},
+        margin={"t": 90, "l": 70, "r": 20, "b": 30},
+        height=520,
+    )
+    style.on_narrow_screens(drawing, {}, least_width=120 + WIDTH_PER_AXIS * len(coordinates))
+    return drawing
+
+
+def _dimension(coordinate: Coordinate) -> dict[str, object]:
+    if not coordinate.ticks:
+        return {"label": coordinate.title, "values": coordinate.values, "tickformat": ",~r"}
+    return {
+        "label": coordinate.title,
+        "values": coordinate.values,
+        "tickvals": list(range(len(coordinate.ticks))),
+        "ticktext": coordinate.ticks,
+        "range": [-0.3, len(coordinate.ticks) - 0.7],
+    }

@@ -1,0 +1,84 @@
+"""The three objectives of a study's trials in space, to be turned with the mouse: what `pareto.py` shows two by two."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from autotune.reporting import style
+from autotune.reporting.axes import Axis
+from autotune.reporting.pareto import Mark, ParetoFigure
+from autotune.reporting.pareto_drawing import colour_scale
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+def draw(figure: ParetoFigure) -> "go.Figure":
+    """x and y as there; the third objective is both height and colour."""
+    import plotly.graph_objects as go
+
+    drawing = style.empty_figure(note=f"{figure.note} Drag to turn, scroll to come nearer.".strip())
+    feasible = [mark for mark in figure.marks if mark.feasible]
+    groups = (
+        ("not feasible", [m for m in figure.marks if not m.feasible], {"color": style.GREY, "symbol": "x", "size": 3}),
+        ("dominated", [m for m in feasible if not m.on_front], {"symbol": "circle", "size": 4, "opacity": 0.5}),
+        ("front", [m for m in feasible if m.on_front], {"symbol": "diamond", "size": 6}),
+        ("pick", [m for m in figure.marks if m.number == figure.pick], _ring("diamond-open")),
+        ("baseline", [m for m in figure.marks if m.number == figure.baseline], _ring("square-open")),
+    )
+    for name, marks, marker in groups:
+        if "color" not in marker:
+            marker = {**marker, "color": [mark.colour for mark in marks], "coloraxis": "coloraxis"}
+        drawing.add_trace(_points(marks, name=name, marker=marker))
+    if figure.cap_axis == "x" and figure.marks:
+        drawing.add_trace(_wall(figure))
+    axes = {f"{place}axis": {"title": axis.title} for place, axis in zip("xyz", _axes(figure), strict=True)}
+    drawing.update_layout(
+        scene=go.layout.Scene(axes, camera={"eye": {"x": 1.5, "y": -1.6, "z": 0.9}}),
+        legend=style.LEGEND_ABOVE,
+        coloraxis=colour_scale([mark.colour for mark in feasible], title=figure.colour.title),
+    )
+    return drawing
+
+
+def _axes(figure: ParetoFigure) -> tuple[Axis, ...]:
+    return figure.x, figure.y, figure.colour
+
+
+def _ring(symbol: str) -> dict[str, object]:
+    return {"symbol": symbol, "size": 10, "color": style.VERMILLION, "line": {"width": 3}}
+
+
+def _points(marks: Sequence[Mark], *, name: str, marker: dict[str, object]) -> "go.Scatter3d":
+    import plotly.graph_objects as go
+
+    return go.Scatter3d(
+        x=[mark.x for mark in marks],
+        y=[mark.y for mark in marks],
+        z=[mark.colour for mark in marks],
+        mode="markers",
+        name=name,
+        marker=marker,
+        customdata=[mark.hover for mark in marks],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+
+
+def _wall(figure: ParetoFigure) -> "go.Mesh3d":
+    """The cap as a plane."""
+    import plotly.graph_objects as go
+
+    low, high = min(m.y for m in figure.marks), max(m.y for m in figure.marks)
+    bottom, top = min(m.colour for m in figure.marks), max(m.colour for m in figure.marks)
+    return go.Mesh3d(
+        x=[figure.cap] * 4,
+        y=[low, high, high, low],
+        z=[bottom, bottom, top, top],
+        i=[0, 0],
+        j=[1, 2],
+        k=[2, 3],
+        color=style.VERMILLION,
+        opacity=0.15,
+        name=figure.cap_words,
+        showlegend=True,
+        hoverinfo="skip",
+    )
