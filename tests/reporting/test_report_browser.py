@@ -237,10 +237,10 @@ def test_the_colours_follow_the_system_until_the_reader_says_otherwise(open_page
 def test_figures_take_the_colours_of_the_page(open_page):
     shown = draw_everything(open_page("plain"))
     shown.emulate_media(color_scheme="light")
-    colour = "getComputedStyle(document.querySelector('#figure-pareto .xtick text')).fill"
-    light = shown.evaluate(colour)
+    tick = shown.locator("#figure-pareto .xtick text").first
+    light = tick.evaluate("one => getComputedStyle(one).fill")
     shown.emulate_media(color_scheme="dark")
-    shown.wait_for_function(f"{colour} !== '{light}'")
+    playwright.expect(tick).not_to_have_css("fill", light)
 
 
 CONTRASTS = """() => {
