@@ -148,7 +148,7 @@ def _labels(marks: Sequence[Mark], *, pick: int | None) -> "go.Scatter":
         x=[mark.x for mark in marks],
         y=[mark.y for mark in marks],
         mode="markers+text",
-        marker={"size": [24 if mark.number == pick else 14 for mark in marks], "color": "rgba(0,0,0,0)"},
+        marker={"size": [24 if mark.number == pick else 14 for mark in marks], "opacity": 0, "color": style.GREY},
         text=[f"#{mark.number}" for mark in marks],
         textposition="top left",
         textfont={"size": 11},

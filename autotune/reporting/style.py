@@ -151,20 +151,30 @@ SCREEN_SCRIPT = (
     + """
 (function () {
   const dark = matchMedia("(prefers-color-scheme: dark)"), narrow = matchMedia("(max-width: " + narrowScreen + ")");
+  function makeRoom() {
+    document.querySelectorAll(".js-plotly-plot").forEach(function (div) {
+      const least = (div.layout.meta || {}).least_width;
+      if (!least || least <= div.clientWidth) return;
+      div.style.minWidth = least + "px";
+      Plotly.Plots.resize(div);
+    });
+  }
+  let isAsDrawn = true;  // a large figure is not drawn twice where nothing changes
   function fit() {
+    if (isAsDrawn && !dark.matches && !narrow.matches) return;
+    isAsDrawn = false;
     document.querySelectorAll(".js-plotly-plot").forEach(function (div) {
       const meta = div.layout.meta || {};
       const change = Object.assign({template: dark.matches ? themes.dark : themes.light},
                                    (narrow.matches ? meta.narrow : meta.wide) || {});
-      if (meta.least_width) div.style.minWidth = meta.least_width + "px";
       if (change.height) div.style.height = div.parentElement.style.height = change.height + "px";
-      Plotly.relayout(div, change).then(function () { if (meta.least_width) Plotly.Plots.resize(div); });
+      Plotly.relayout(div, change);
       if (meta.wide_only) Plotly.restyle(div, {visible: !narrow.matches}, meta.wide_only);
     });
   }
   dark.addEventListener("change", fit);
   narrow.addEventListener("change", fit);
-  addEventListener("load", fit);
+  addEventListener("load", function () { makeRoom(); fit(); });
 })();
 """
 )

@@ -84,7 +84,7 @@ def test_the_figure_is_a_page_beside_the_studies(folder, output):
 def test_the_figure_goes_where_it_is_told(output, tmp_path):
     output("one", "tighter", "--out", str(tmp_path / "both.json"))
     names = [trace["name"] for trace in json.loads((tmp_path / "both.json").read_text())["data"]]
-    assert names == ["one", "pick of one", "tighter", "pick of tighter"]
+    assert {"one", "pick of one", "tighter", "pick of tighter"} <= set(names)
 
 
 def test_json_is_one_object_with_every_study(output):

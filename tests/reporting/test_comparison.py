@@ -61,17 +61,30 @@ def test_a_side_is_json():
     assert json.loads(json.dumps(compute([view("one"), view("other")]).sides[0].to_dict()))["front"] == [1]
 
 
+def traces(*views, name):
+    return [trace for trace in draw(compute(views)).data if trace.name.startswith(name)]
+
+
 def test_each_front_has_its_own_shape_colour_and_dash():
-    one, other = (trace for trace in draw(compute([view("one"), view("other")])).data if trace.mode == "lines+markers")
-    assert one.marker.symbol != other.marker.symbol
-    assert one.line.color != other.line.color
-    assert one.line.dash != other.line.dash
+    views = view("one"), view("other")
+    one, other = (traces(*views, name=name)[0].marker for name in ("one", "other"))
+    assert one.symbol != other.symbol
+    assert one.color != other.color
+    assert len({line.line.dash for line in traces(*views, name="line of")}) == 2
+
+
+def test_a_line_goes_through_what_is_fastest_so_far():
+    trials = [
+        record(number, memory=(number + 1) * 10 * MIB, speed=speed, perplexity=20.0 - number)
+        for number, speed in enumerate([1000.0, 800.0, 1500.0])
+    ]
+    both = [study_view(study_result(trials, study=name, front=(0, 1, 2))) for name in ("one", "other")]
+    line = traces(*both, name="line of one")[0]
+    assert (line.x, line.y) == ((10.0, 20.0, 30.0), (1000.0, 1000.0, 1500.0))
 
 
 def test_each_pick_is_a_star_where_it_was_measured():
-    stars = [
-        trace for trace in draw(compute([view("one"), view("other", speed=2000.0)])).data if trace.mode == "markers"
-    ]
+    stars = traces(view("one"), view("other", speed=2000.0), name="pick of")
     assert [(star.x, star.y) for star in stars] == [((100.0,), (1000.0,)), ((100.0,), (2000.0,))]
 
 

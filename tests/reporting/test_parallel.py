@@ -1,10 +1,10 @@
 """Parallel coordinates of what trials chose and came to."""
 
 import pytest
-from view_building import failures_only, ladder_view
+from view_building import failures_only, ladder_view, many_trials
 
 from autotune.errors import InvalidInput
-from autotune.reporting.parallel import compute, draw
+from autotune.reporting.parallel import MOST_LINES, compute, draw
 
 
 def test_only_techniques_that_differ_are_axes():
@@ -37,6 +37,13 @@ def test_the_note_says_what_all_trials_have_in_common():
 
 def test_a_phone_scrolls_the_figure_instead_of_squeezing_it():
     assert draw(compute(ladder_view())).layout.meta["least_width"] > 600
+
+
+def test_of_a_large_study_evenly_spaced_trials_and_the_front_are_shown():
+    figure = compute(ladder_view(many_trials(3 * MOST_LINES), front=(1, 3), pick=None))
+    assert len(figure.numbers) == MOST_LINES + 1
+    assert {0, 1, 3, 6} <= set(figure.numbers)
+    assert f"evenly spaced ones of {3 * MOST_LINES} and the front" in figure.note
 
 
 @pytest.mark.parametrize("feasible_only", [True, False])
