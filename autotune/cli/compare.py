@@ -1,6 +1,7 @@
 """`autotune compare`: several studies beside each other, as a table and as one figure."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +66,7 @@ def compare(
     if as_json:
         print(json.dumps(_to_dict(compared, target.file), indent=2, allow_nan=False))
         return
-    console = make_console()
+    console = make_console(sys.stdout)
     console.print(_table(compared))
     for difference in compared.differences:
         console.print(difference, markup=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.errors import InvalidInput, StorageUnavailable
+from autotune.reporting.image import DEFAULT_HEIGHT, DEFAULT_WIDTH
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -41,14 +42,15 @@ class Target:
         given = {name: value for name, value in said.items() if value is not None}
         if given and self.format not in _IMAGES:
             raise InvalidInput(
-                f"{', '.join(given)}: a {self.format} file has no size of its own", hint="write a .png or an .svg"
+                f"{', '.join(given)}: only pictures have a size, {self.file.name} is none",
+                hint="write a .png or an .svg",
             )
-        for name, value in given.items():
-            if not 0 < value * (1 if name == "--scale" else self.scale or 1) <= LARGEST_PICTURE:
-                raise InvalidInput(
-                    f"{name} {value} is no size of a picture",
-                    hint=f"give more than 0 and, times the scale, at most {LARGEST_PICTURE} pixels",
-                )
+        sides = [self.width or DEFAULT_WIDTH, self.height or DEFAULT_HEIGHT]
+        if not all(0 < side * (self.scale or 1.0) <= LARGEST_PICTURE for side in sides) or 0 in given.values():
+            raise InvalidInput(
+                f"{', '.join(f'{name} {value}' for name, value in given.items())} is no size of a picture",
+                hint=f"give more than 0 and, times the scale, at most {LARGEST_PICTURE} pixels a side",
+            )
 
     @property
     def format(self) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InvalidInput
@@ -164,13 +165,14 @@ def draw(comparison: Comparison) -> "go.Figure":
     for place, side in enumerate(comparison.sides):
         color, dash = (among[place % len(among)] for among in (style.PALETTE, style.DASHES))
         name = style.wrapped(side.study, width=40)
+        drawing.add_trace(_line(side.front, name=name, color=color, dash=dash))
         drawing.add_trace(
             go.Scatter(
                 x=[point.memory for point in side.front],
                 y=[point.tokens_per_second for point in side.front],
-                mode="lines+markers",
+                mode="markers",
                 name=name,
-                line={"color": color, "dash": dash, "width": 1.5},
+                legendgroup=name,
                 marker={"symbol": style.SYMBOLS[place % len(style.SYMBOLS)], "size": 10, "color": color},
                 customdata=[point.hover for point in side.front],
                 hovertemplate="%{customdata}<extra></extra>",
@@ -187,6 +189,24 @@ def draw(comparison: Comparison) -> "go.Figure":
     return drawing
 
 
+def _line(front: Sequence[Point], *, name: str, color: str, dash: str) -> "go.Scatter":
+    """Steps through what is fastest so far; what is on a front for its perplexity lies below."""
+    import plotly.graph_objects as go
+
+    by_memory = sorted(front, key=lambda point: point.memory)
+    fastest = accumulate((point.tokens_per_second for point in by_memory), max)
+    return go.Scatter(
+        x=[point.memory for point in by_memory],
+        y=list(fastest),
+        mode="lines",
+        name=f"line of {name}",
+        legendgroup=name,
+        showlegend=False,
+        line={"color": color, "dash": dash, "width": 1.5, "shape": "hv"},
+        hoverinfo="skip",
+    )
+
+
 def _star(points: Sequence[Point], *, name: str, color: str) -> "go.Scatter":
     import plotly.graph_objects as go
 
@@ -195,6 +215,7 @@ def _star(points: Sequence[Point], *, name: str, color: str) -> "go.Scatter":
         y=[point.tokens_per_second for point in points],
         mode="markers",
         name=f"pick of {name}",
+        legendgroup=name,
         marker={"symbol": "star", "size": 20, "color": color, "line": {"width": 1, "color": style.GREY}},
         hoverinfo="skip",
     )

@@ -137,9 +137,10 @@ def draw(figure: HistoryFigure) -> "go.Figure":
     drawing = style.empty_figure(note=figure.note, panels=panels)
     for row, course in enumerate(figure.courses, start=1):
         for column, (places, where) in enumerate(_across(figure), start=1):
+            corners = _corners(course.values)
             line = go.Scatter(
-                x=places,
-                y=course.values,
+                x=[places[corner] for corner in corners],
+                y=[course.values[corner] for corner in corners],
                 mode="lines",
                 line={"shape": "hv", "color": style.PALETTE[(row - 1) % len(style.PALETTE)], "width": 2},
                 name=course.title,
@@ -152,6 +153,12 @@ def draw(figure: HistoryFigure) -> "go.Figure":
     drawing.update_xaxes(title=f"{figure.time_unit} of trials", row=rows, col=2)
     drawing.update_layout(height=200 * rows + 60)
     return drawing
+
+
+def _corners(values: Sequence[float | None]) -> list[int]:
+    """Where a stepped line changes, and its ends: nothing else of it can be seen."""
+    ends = {0, len(values) - 1}
+    return [i for i, value in enumerate(values) if i in ends or value != values[i - 1]]
 
 
 def _across(figure: HistoryFigure) -> tuple[tuple[tuple[float, ...], str], ...]:

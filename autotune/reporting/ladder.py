@@ -177,6 +177,8 @@ _PANELS = (
     ("perplexity_share", "change of perplexity, %"),
 )
 _LABEL_WIDTH = 30
+_ZERO = 0.0005
+"""A bar of this share cannot be seen, and gets a figure instead."""
 
 
 def draw(figure: LadderFigure) -> "go.Figure":
@@ -233,6 +235,9 @@ def _bars(figure: LadderFigure, kind: int, number: str, *, name: str, legend: bo
         x=[None if value is None else 100 * value for value in values],
         y=list(range(len(effects))),
         orientation="h",
+        text=["0" if value is not None and abs(value) < _ZERO else "" for value in values],
+        textposition="outside",
+        cliponaxis=False,
         name=name,
         legendgroup=name,
         showlegend=legend,

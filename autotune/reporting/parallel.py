@@ -1,5 +1,6 @@
 """Parallel coordinates: one line a trial through its choices and what they came to. Drag along an axis to select."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from autotune.result import TrialRecord
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+MOST_LINES = 1000
+"""More only cover each other, and take a browser half a minute where no graphics card helps."""
 WIDTH_PER_AXIS = 105
 """Pixels: enough for the values of most techniques."""
 
@@ -50,6 +53,8 @@ def compute(view: StudyView, *, feasible_only: bool = False) -> ParallelFigure:
     ]
     if not shown:
         raise nothing_to_show(view, "is feasible" if feasible_only else "has memory, speed and perplexity")
+    tried = len(shown)
+    shown = _thinned(shown, result.front)
     varying = [field for field in FIELD_ORDER if len({getattr(r.config, field) for r in shown}) > 1]
     return ParallelFigure(
         numbers=tuple(record.number for record in shown),
@@ -57,8 +62,15 @@ def compute(view: StudyView, *, feasible_only: bool = False) -> ParallelFigure:
         objectives=tuple(_objective(axis, shown) for axis in axes),
         colour_title=axes[-1].title,
         colours=tuple(axes[-1].of(record) or 0.0 for record in shown),
-        note=_note(view, shown, varying, feasible_only=feasible_only),
+        note=_note(view, shown, varying, tried=tried, feasible_only=feasible_only),
     )
+
+
+def _thinned(shown: Sequence[TrialRecord], front: Sequence[int]) -> list[TrialRecord]:
+    """All of a study of usual size; of a large one every so many, and the front."""
+    every = math.ceil(len(shown) / MOST_LINES)
+    kept = set(front)
+    return [record for place, record in enumerate(shown) if place % every == 0 or record.number in kept]
 
 
 def nothing_to_show(view: StudyView, what: str) -> InvalidInput:
@@ -82,8 +94,12 @@ def _objective(axis: Axis, shown: Sequence[TrialRecord]) -> Coordinate:
     return Coordinate(title=axis.title, values=tuple(float(f"{axis.of(record) or 0.0:.4g}") for record in shown))
 
 
-def _note(view: StudyView, shown: Sequence[TrialRecord], varying: Sequence[str], *, feasible_only: bool) -> str:
+def _note(
+    view: StudyView, shown: Sequence[TrialRecord], varying: Sequence[str], *, tried: int, feasible_only: bool
+) -> str:
     which = "feasible trials" if feasible_only else "trials with all numbers, feasible or not"
+    if len(shown) < tried:
+        which += f", evenly spaced ones of {tried} and the front"
     sentences = [f"{len(shown)} of {len(view.result.trials)} trials: {which}.", "Drag along an axis to select."]
     if same := [field.replace("_", " ") for field in FIELD_ORDER if field not in varying]:
         sentences.append(f"The same in all: {', '.join(same)}.")
@@ -104,7 +120,7 @@ def draw(figure: ParallelFigure) -> "go.Figure":
         )
     )
     drawing.update_layout(
-        coloraxis={"colorscale": "Viridis", "colorbar": {"title": {"text": figure.colour_title, "side": "right"}}},
+        coloraxis={"colorscale": style.SCALE, "colorbar": {"title": {"text": figure.colour_title, "side": "right"}}},
         margin={"t": 90, "l": 70, "r": 20, "b": 30},
         height=520,
     )

@@ -63,9 +63,11 @@ def compute(view: StudyView, *, x: str | None = None, y: str | None = None) -> P
     result = view.result
     axes = _axes(result, x, y)
     drawn = [record for record in result.trials if all(axis.of(record) is not None for axis in axes)]
-    undrawn = [record for record in result.trials if record not in drawn] if len(drawn) < len(result.trials) else []
+    numbers = {record.number for record in drawn}
+    undrawn = [record for record in result.trials if record.number not in numbers]
     hover = full_hover if len(drawn) <= MANY else lambda record, _: short_hover(record)
-    marks = tuple(_mark(r, result.front, axes, hover(r, view.baseline)) for r in drawn)
+    front = frozenset(result.front)
+    marks = tuple(_mark(r, front, axes, hover(r, view.baseline)) for r in drawn)
     unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
     cap_name = capped_axis(result.device.type)
     cap_axis = next(
@@ -98,7 +100,7 @@ def _axes(result: StudyResult, x: str | None, y: str | None) -> tuple[Axis, Axis
     return left, up, make_axis(third, unit=unit)
 
 
-def _mark(record: TrialRecord, front: Sequence[int], axes: tuple[Axis, Axis, Axis], hover: str) -> Mark:
+def _mark(record: TrialRecord, front: frozenset[int], axes: tuple[Axis, Axis, Axis], hover: str) -> Mark:
     x, y, colour = ((axis.of(record) or 0.0) for axis in axes)
     return Mark(
         number=record.number,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 LABELLED = 16
 """A front of more trials has no numbers beside its marks: they would cover each other."""
+_NUMBERS = "numbers"
 
 
 def draw(figure: ParetoFigure) -> "go.Figure":
@@ -23,7 +24,9 @@ def draw(figure: ParetoFigure) -> "go.Figure":
     drawing.add_trace(_line(figure.front_line))
     drawing.add_trace(_points(figure, others, name="not feasible", color=style.GREY, size=8, symbol="x-thin-open"))
     drawing.add_trace(_points(figure, dominated, name="dominated", size=8, opacity=0.5))
-    drawing.add_trace(_points(figure, front, name="front", size=14, symbol="diamond", labels=len(front) <= LABELLED))
+    drawing.add_trace(_points(figure, front, name="front", size=14, symbol="diamond"))
+    if len(front) <= LABELLED:
+        drawing.add_trace(_labels(front, pick=figure.pick))
     if figure.not_timed:
         drawing.add_trace(_ticks(figure.not_timed))
     pick = [mark for mark in figure.marks if mark.number == figure.pick]
@@ -31,8 +34,8 @@ def draw(figure: ParetoFigure) -> "go.Figure":
     drawing.add_trace(_marked(pick, name="pick", symbol="star", size=22, is_coloured=True))
     drawing.add_trace(_marked(baseline, name="baseline", symbol="square-open", size=20))
     for trace in list(drawing.data):
-        if trace.marker.coloraxis is not None and len(trace.x):
-            drawing.add_trace(_key(trace))
+        if trace.marker.coloraxis is not None:
+            drawing.add_trace(style.grey_key(trace))
     drawing.update_layout(
         xaxis={"title": figure.x.title},
         yaxis={"title": figure.y.title},
@@ -41,6 +44,7 @@ def draw(figure: ParetoFigure) -> "go.Figure":
     )
     _set_ranges(drawing, figure)
     _mark_the_cap(drawing, figure)
+    style.hide_on_narrow_screens(drawing, _NUMBERS)
     return drawing
 
 
@@ -48,8 +52,7 @@ def colour_scale(values: Sequence[float], *, title: str) -> dict[str, object]:
     """Spans at least 2 %, so that noise does not look like a difference."""
     lowest = min(values, default=1.0)
     return {
-        "colorscale": "Viridis",
-        "reversescale": True,
+        "colorscale": style.SCALE,
         "cmin": lowest,
         "cmax": max(max(values, default=1.0), 1.02 * lowest),
         "colorbar": {
@@ -81,7 +84,6 @@ def _points(
     symbol: str = "circle",
     color: str | None = None,
     opacity: float = 1.0,
-    labels: bool = False,
 ) -> "go.Scatter | go.Scattergl":
     """Marks in the colour of the third objective, unless `color` is given."""
     import plotly.graph_objects as go
@@ -93,8 +95,7 @@ def _points(
         y=_short(mark.y for mark in marks),
         error_x=None if is_lean else _bars(mark.spread_x for mark in marks),
         error_y=None if is_lean else _bars(mark.spread_y for mark in marks),
-        mode="markers+text" if labels else "markers",
-        textposition="top left",
+        mode="markers",
         name=name,
         marker={
             "size": size,
@@ -103,8 +104,6 @@ def _points(
             "line": {"width": 1, "color": style.GREY},
             **colouring,
         },
-        text=[f"#{mark.number}" for mark in marks] if labels else None,
-        textfont={"size": 11},
         customdata=[mark.hover for mark in marks],
         hovertemplate="%{customdata}<extra></extra>",
     )
@@ -141,15 +140,23 @@ def _marked(marks: Sequence[Mark], *, name: str, symbol: str, size: int, is_colo
     )
 
 
-def _key(trace: "go.Scatter | go.Scattergl") -> "go.Scatter":
-    """The legend's entry for marks of many colours: plotly's own would be black, on dark pages too."""
+def _labels(marks: Sequence[Mark], *, pick: int | None) -> "go.Scatter":
+    """Numbers beside marks that are not seen: they keep the distance."""
     import plotly.graph_objects as go
 
-    trace.update(showlegend=False, legendgroup=trace.name)
-    look = {"symbol": trace.marker.symbol, "size": min(trace.marker.size, 14), "color": style.GREY}
-    line = trace.marker.line.to_plotly_json()
     return go.Scatter(
-        x=[None], y=[None], mode="markers", name=trace.name, legendgroup=trace.name, marker={**look, "line": line}
+        x=[mark.x for mark in marks],
+        y=[mark.y for mark in marks],
+        mode="markers+text",
+        marker={"size": [24 if mark.number == pick else 14 for mark in marks], "opacity": 0, "color": style.GREY},
+        text=[f"#{mark.number}" for mark in marks],
+        textposition="top left",
+        textfont={"size": 11},
+        name=_NUMBERS,
+        legendgroup="front",
+        showlegend=False,
+        hoverinfo="skip",
+        cliponaxis=False,
     )
 
 

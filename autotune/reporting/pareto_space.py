@@ -19,7 +19,11 @@ def draw(figure: ParetoFigure) -> "go.Figure":
     drawing = style.empty_figure(note=f"{figure.note} Drag to turn, scroll to come nearer.".strip())
     feasible = [mark for mark in figure.marks if mark.feasible]
     groups = (
-        ("not feasible", [m for m in figure.marks if not m.feasible], {"color": style.GREY, "symbol": "x", "size": 3}),
+        (
+            "not feasible",
+            [m for m in figure.marks if not m.feasible],
+            {"color": style.GREY, "symbol": "cross", "size": 4},
+        ),
         ("dominated", [m for m in feasible if not m.on_front], {"symbol": "circle", "size": 4, "opacity": 0.5}),
         ("front", [m for m in feasible if m.on_front], {"symbol": "diamond", "size": 6}),
         ("pick", [m for m in figure.marks if m.number == figure.pick], _ring("diamond-open")),
@@ -28,12 +32,15 @@ def draw(figure: ParetoFigure) -> "go.Figure":
     for name, marks, marker in groups:
         if "color" not in marker:
             marker = {**marker, "color": [mark.colour for mark in marks], "coloraxis": "coloraxis"}
-        drawing.add_trace(_points(marks, name=name, marker=marker))
+        trace = _points(marks, name=name, marker=marker)
+        drawing.add_trace(trace)
+        if "coloraxis" in marker:
+            drawing.add_trace(style.grey_key(drawing.data[-1]))
     if figure.cap_axis == "x" and figure.marks:
         drawing.add_trace(_wall(figure))
     axes = {f"{place}axis": {"title": axis.title} for place, axis in zip("xyz", _axes(figure), strict=True)}
     drawing.update_layout(
-        scene=go.layout.Scene(axes, camera={"eye": {"x": 1.5, "y": -1.6, "z": 0.9}}),
+        scene=go.layout.Scene(axes, camera={"eye": {"x": 1.7, "y": -1.8, "z": 0.9}}),
         legend=style.LEGEND_ABOVE,
         coloraxis=colour_scale([mark.colour for mark in feasible], title=figure.colour.title),
     )

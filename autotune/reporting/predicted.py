@@ -1,5 +1,6 @@
 """Predicted against measured peak memory: the diagonal, the bounds of the prediction, and how far off it was."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from autotune.prediction import Prediction
 from autotune.quantities import format_size
 from autotune.reporting import style
 from autotune.reporting.parallel import nothing_to_show
+from autotune.reporting.pareto import MANY
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import described
 from autotune.result import TrialRecord
@@ -54,18 +56,20 @@ def compute(view: StudyView) -> PredictedFigure:
     if not known:
         raise nothing_to_show(view, "has both a predicted and a measured peak")
     unit = style.unit_for(max(record.peak_memory_bytes or 0 for record, _ in known))
-    points = tuple(_point(record, prediction, unit) for record, prediction in known)
+    points = tuple(_point(record, prediction, unit, is_short=len(known) > MANY) for record, prediction in known)
     return PredictedFigure(unit=unit.name, points=points, note=_note(points))
 
 
-def _point(record: TrialRecord, prediction: Prediction, unit: style.Unit) -> Point:
+def _point(record: TrialRecord, prediction: Prediction, unit: style.Unit, *, is_short: bool) -> Point:
     measured = record.peak_memory_bytes or 0
     off = 100 * (prediction.peak_memory_bytes / measured - 1)
-    hover = (
-        f"<b>#{record.number}</b> {style.wrapped(described(record), width=60)}<br>"
-        f"predicted {format_size(prediction.peak_memory_bytes)}, measured {format_size(measured)}: {off:+.2f} %<br>"
-        f"expected from {format_size(prediction.lower_bound_bytes)} to {format_size(prediction.upper_bound_bytes)}"
-    )
+    hover = f"#{record.number}: {off:+.2f} %"
+    if not is_short:
+        hover = (
+            f"<b>#{record.number}</b> {style.wrapped(described(record), width=60)}<br>"
+            f"predicted {format_size(prediction.peak_memory_bytes)}, measured {format_size(measured)}: {off:+.2f} %<br>"
+            f"expected from {format_size(prediction.lower_bound_bytes)} to {format_size(prediction.upper_bound_bytes)}"
+        )
     return Point(
         number=record.number,
         group=_group(record),
@@ -134,6 +138,7 @@ def _band(points: Sequence[Point], height: Height, *, name: str, color: str) -> 
     """The bounds, as two edges with the room between them filled."""
     import plotly.graph_objects as go
 
+    points = points[:: math.ceil(len(points) / MANY)]
     for edge, fill in (([height(p, p.lower) for p in points], None), ([height(p, p.upper) for p in points], "tonexty")):
         yield go.Scatter(
             x=[point.predicted for point in points],
@@ -155,9 +160,9 @@ def _marks(
 ) -> "go.Scatter":
     import plotly.graph_objects as go
 
-    return go.Scatter(
-        x=[point.predicted for point in points],
-        y=[height(point, point.measured) for point in points],
+    return (go.Scattergl if len(points) > MANY else go.Scatter)(
+        x=[float(f"{point.predicted:.6g}") for point in points],
+        y=[float(f"{height(point, point.measured):.6g}") for point in points],
         mode="markers",
         name=name,
         legendgroup=name,

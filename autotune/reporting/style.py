@@ -5,6 +5,7 @@ for `DARK` when the reader's colour scheme changes (`SCREEN_SCRIPT` does). Colou
 """
 
 import json
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ PALETTE = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, SKY)
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """One each for the things a figure compares, so that nothing is told by colour alone."""
+
+SCALE = ((0.0, "#f2b632"), (0.35, "#e0705b"), (0.7, "#b0479a"), (1.0, "#6c55c8"))
+"""For a number as a colour, low to high. Neither end is lost on white or on black, as those of Viridis are."""
 
 CATEGORY_COLORS: Mapping[Category | str, str] = {
     "parameters": BLUE,
@@ -123,6 +127,21 @@ def on_narrow_screens(drawing: "go.Figure", changes: Mapping[str, Any], *, least
     drawing.update_layout(meta=meta if least_width is None else {**meta, "least_width": least_width})
 
 
+def hide_on_narrow_screens(drawing: "go.Figure", *names: str) -> None:
+    """Traces, such as labels, for which a phone has no room."""
+    places = [place for place, trace in enumerate(drawing.data) if trace.name in names]
+    drawing.update_layout(meta={**(drawing.layout.meta or {}), "wide_only": places})
+
+
+def grey_key(trace: Any) -> Any:
+    """The legend's entry for marks of many colours, whose own would be black, on dark pages too."""
+    trace.update(showlegend=False, legendgroup=trace.name)
+    look = {"symbol": trace.marker.symbol, "size": min(trace.marker.size, 14), "color": GREY}
+    places = {axis: [None] for axis in "xyz" if axis in trace}
+    marker = {**look, "line": trace.marker.line.to_plotly_json()}
+    return type(trace)(**places, mode="markers", name=trace.name, legendgroup=trace.name, marker=marker)
+
+
 def _plain(value: Any) -> Any:
     return value.to_plotly_json() if hasattr(value, "to_plotly_json") else value
 
@@ -132,19 +151,30 @@ SCREEN_SCRIPT = (
     + """
 (function () {
   const dark = matchMedia("(prefers-color-scheme: dark)"), narrow = matchMedia("(max-width: " + narrowScreen + ")");
+  function makeRoom() {
+    document.querySelectorAll(".js-plotly-plot").forEach(function (div) {
+      const least = (div.layout.meta || {}).least_width;
+      if (!least || least <= div.clientWidth) return;
+      div.style.minWidth = least + "px";
+      Plotly.Plots.resize(div);
+    });
+  }
+  let isAsDrawn = true;  // a large figure is not drawn twice where nothing changes
   function fit() {
+    if (isAsDrawn && !dark.matches && !narrow.matches) return;
+    isAsDrawn = false;
     document.querySelectorAll(".js-plotly-plot").forEach(function (div) {
       const meta = div.layout.meta || {};
       const change = Object.assign({template: dark.matches ? themes.dark : themes.light},
                                    (narrow.matches ? meta.narrow : meta.wide) || {});
-      if (meta.least_width) div.style.minWidth = meta.least_width + "px";
       if (change.height) div.style.height = div.parentElement.style.height = change.height + "px";
-      Plotly.relayout(div, change).then(function () { if (meta.least_width) Plotly.Plots.resize(div); });
+      Plotly.relayout(div, change);
+      if (meta.wide_only) Plotly.restyle(div, {visible: !narrow.matches}, meta.wide_only);
     });
   }
   dark.addEventListener("change", fit);
   narrow.addEventListener("change", fit);
-  addEventListener("load", fit);
+  addEventListener("load", function () { makeRoom(); fit(); });
 })();
 """
 )
@@ -171,7 +201,7 @@ def with_heading(drawing: "go.Figure", title: str, *, width: int, height: int) -
     height = drawing.layout.height or height
     copy = type(drawing)(drawing)
     text = heading + (f"<br><span style='font-size:0.85em'>{note}</span>" if note else "")
-    room = (drawing.layout.margin.t or 30) + 14 + 20 * lines
+    room = (drawing.layout.margin.t or 30) + 12 + 20 * lines + 22 * _legend_rows(drawing, width=width)
     copy.update_layout(
         title={"text": text, "x": 0.01, "xanchor": "left", "y": 1 - 18 / height, "yref": "container", "yanchor": "top"},
         title_font_size=16,
@@ -180,6 +210,16 @@ def with_heading(drawing: "go.Figure", title: str, *, width: int, height: int) -
         plot_bgcolor="white",
     )
     return copy
+
+
+def _legend_rows(drawing: "go.Figure", *, width: int) -> int:
+    """About how many rows a legend above the figure has; plotly leaves room for them, but not for a title above."""
+    if drawing.layout.legend.orientation != "h":
+        return 0
+    names = [str(trace.name or "") for trace in drawing.data if trace.showlegend is not False]
+    longest = max((len(name) for name in names), default=0)
+    a_row = max(1, round(0.7 * width) // (50 + 7 * longest))
+    return max(0, math.ceil(len(names) / a_row) - 1)
 
 
 def listed_numbers(numbers: Sequence[int], *, most: int = 12) -> str:

@@ -138,8 +138,8 @@ def test_the_help_of_a_command_names_its_options_on_a_narrow_terminal(command, f
         ("search", "--storage", "sqlite:///studies/autotune.db"),
         ("fit", "--vary", "layers"),
         ("fit", "--context", "0.6GiB"),
-        ("plot", "--out", "studies/STUDY.html"),
         ("report", "--out", "studies/STUDY-report.html"),
+        ("plot", "--out", "studies/STUDY.html, studies/STUDY-KIND.html"),
     ],
 )
 def test_the_help_of_an_option_tells_its_default(command, option, default, folder):

@@ -136,5 +136,23 @@ const autotune = (function () {
 
   document.querySelectorAll("button.copy").forEach(armCopyButton);
 
-  return { byId, dataOf, copy, armCopyButton };
+  // -- quantities, as everywhere in autotune ------------------------------------------------------------------
+
+  function size(bytes) {
+    let amount = bytes;
+    for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+      if (Math.abs(amount) < 1024) return `${amount.toFixed(unit === "B" ? 0 : amount >= 100 ? 1 : 2)} ${unit}`;
+      amount /= 1024;
+    }
+    return `${amount.toFixed(2)} TiB`;
+  }
+
+  function seconds(amount) {
+    if (amount < 59.95) return `${amount.toFixed(1)} s`;
+    const minutes = Math.floor(Math.round(amount) / 60), rest = Math.round(amount) % 60;
+    if (minutes < 60) return `${minutes} m ${String(rest).padStart(2, "0")} s`;
+    return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} m`;
+  }
+
+  return { byId, dataOf, copy, armCopyButton, size, seconds };
 })();

@@ -2,7 +2,7 @@
 "use strict";
 
 (function () {
-  const { byId, dataOf, copy, armCopyButton } = autotune;
+  const { byId, dataOf, copy, armCopyButton, size, seconds } = autotune;
   const data = dataOf("trials-data");
   const PAGE = 25;
   const table = byId("table"), body = table.tBodies[0];
@@ -32,22 +32,6 @@
 
   const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
   const hundredths = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-
-  function size(bytes) {
-    let amount = bytes;
-    for (const unit of ["B", "KiB", "MiB", "GiB"]) {
-      if (Math.abs(amount) < 1024) return `${amount.toFixed(unit === "B" ? 0 : amount >= 100 ? 1 : 2)} ${unit}`;
-      amount /= 1024;
-    }
-    return `${amount.toFixed(2)} TiB`;
-  }
-
-  function seconds(amount) {
-    if (amount < 59.95) return `${amount.toFixed(1)} s`;
-    const minutes = Math.floor(Math.round(amount) / 60), rest = Math.round(amount) % 60;
-    if (minutes < 60) return `${minutes} m ${String(rest).padStart(2, "0")} s`;
-    return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} m`;
-  }
 
   function speed(amount, index) {
     const spread = data.plain.tokens_per_second_spread[index] || 0;

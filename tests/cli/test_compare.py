@@ -1,0 +1,112 @@
+"""`autotune compare`, on a database made by hand."""
+
+import json
+import sys
+
+import pytest
+from study_building import CAP_BYTES, MIB, measured, write_study
+
+from autotune.cli import main
+from autotune.workload import make_workload
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three studies: `one`, `tighter` with another cap, `deeper` with another workload; and `failed`."""
+    folder = tmp_path_factory.mktemp("compare")
+    url = f"sqlite:///{folder}/studies/autotune.db"
+    baseline = measured(peak_memory_bytes=100 * MIB, device_bytes=100 * MIB, outcome="over_cap")
+    write_study(url, [baseline, measured(peak_memory_bytes=40 * MIB)], name="one")
+    small = measured(peak_memory_bytes=20 * MIB, device_bytes=20 * MIB)
+    write_study(url, [baseline, small], name="tighter", cap_bytes=CAP_BYTES // 2)
+    deeper = make_workload("cpu", {"steps": 24, "text_sha256": "f" * 64, "layers": 12})
+    write_study(url, [baseline, measured()], name="deeper", workload=deeper)
+    write_study(url, [baseline], name="failed")
+    return folder
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    """run("one", "tighter") is (exit code, stdout, stderr) of the command, in this process."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["autotune", "compare", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def output(run):
+    def printed(*arguments):
+        code, out, said = run(*arguments)
+        assert code == 0, said
+        return out
+
+    return printed
+
+
+def test_each_study_has_a_row_with_its_pick_and_what_it_saves(output):
+    rows = output("one", "tighter").splitlines()
+    assert [row.split()[-1] + row.split()[-2] for row in rows[1:3]] == ["%60", "%80"]
+    assert "#1 trial 1" in rows[1]
+    assert "40.00 MiB" in rows[1]
+    assert "32.00 MiB" in rows[2]
+
+
+def test_what_differs_is_said_and_what_does_not_is_not(output):
+    text = output("one", "tighter")
+    assert "Different cap: 64.00 MiB / 32.00 MiB." in text
+    assert "workload" not in text
+
+
+def test_different_workloads_are_said_to_be_incomparable(output):
+    text = output("one", "deeper")
+    assert "perplexities and speeds cannot be compared" in text
+    assert "gpt of 12 layers" in text
+
+
+def test_a_study_without_a_pick_has_a_row(output):
+    assert "nothing feasible" in output("one", "failed")
+
+
+def test_the_figure_is_a_page_beside_the_studies(folder, output):
+    assert output("one", "tighter").splitlines()[-1] == "studies/compare-one-tighter.html"
+    page = (folder / "studies" / "compare-one-tighter.html").read_text()
+    assert page.count("* plotly.js v") == 1
+    assert "one: #1" in page
+
+
+def test_the_figure_goes_where_it_is_told(output, tmp_path):
+    output("one", "tighter", "--out", str(tmp_path / "both.json"))
+    names = [trace["name"] for trace in json.loads((tmp_path / "both.json").read_text())["data"]]
+    assert {"one", "pick of one", "tighter", "pick of tighter"} <= set(names)
+
+
+def test_json_is_one_object_with_every_study(output):
+    said = json.loads(output("one", "tighter", "--json"))
+    assert [(side["study"], side["pick"], side["cap_bytes"]) for side in said["studies"]] == [
+        ("one", 1, CAP_BYTES),
+        ("tighter", 1, CAP_BYTES // 2),
+    ]
+    assert said["figure"] == "studies/compare-one-tighter.html"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["one"], "at least two different studies"),
+        (["one", "one"], "at least two different studies"),
+        (["one", "nope"], "'nope'"),
+        (["one", "tighter", "--out", "both.gif"], ".html, .png, .svg, .json"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_answered_with_what_there_is(arguments, said, run):
+    code, out, complaint = run(*arguments)
+    assert (code, out) == (2, "")
+    assert said in complaint

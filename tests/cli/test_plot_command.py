@@ -1,0 +1,208 @@
+"""`autotune plot`: every kind and format, on a database made by hand."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from study_building import CAP_BYTES, MIB, definition, measured, open_store, write_study
+from view_building import predicted
+
+from autotune.cli import main
+from autotune.config import TrainingConfig
+from autotune.prediction import Forecast
+from autotune.reporting.figures import FIGURES
+from autotune.result import Measurement
+
+HAND_MADE = ("pareto", "parallel", "importance", "ladder", "memory", "history", "predicted")
+"""All but the timeline, which is predicted on the spot."""
+
+
+def configs():
+    """Different configurations of the space, the baseline first."""
+    for size in (8, 4, 2, 1):
+        for precision in ("fp32", "bf16-mixed"):
+            for compile in ("none", "block"):
+                for checkpointing in ("none", "block") if compile == "none" else ("none",):
+                    yield TrainingConfig(
+                        micro_batch_size=size, precision=precision, compile=compile, checkpointing=checkpointing
+                    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the study `by-hand` of 24 trials, and `too-tight` in which nothing is feasible."""
+    folder = tmp_path_factory.mktemp("figures")
+    url = f"sqlite:///{folder}/studies/autotune.db"
+    tried = list(configs())
+    with open_store(url, create=True) as store:
+        store.create_study(definition(), trials_wanted=len(tried))
+        for number, config in enumerate(tried):
+            peak = (60 - number) * MIB
+            store.begin_trial("by-hand", number, config, name=None)
+            store.keep_forecast("by-hand", Forecast(config=config, prediction=predicted(peak=peak)))
+            measurement = measured(peak_memory_bytes=peak, device_bytes=peak, tokens_per_second=1000.0 + number)
+            store.finish_trial("by-hand", number, measurement, seconds=1.5)
+    failed = [Measurement(outcome="out_of_memory", message="out of memory")] * 2
+    write_study(url, failed, name="too-tight", cap_bytes=CAP_BYTES)
+    return folder
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    """run("by-hand") is (exit code, stdout, stderr) of the command, in this process."""
+    monkeypatch.chdir(folder)
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["autotune", "plot", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def complaint(run):
+    """What a refused command says: one error and one hint, nothing else."""
+
+    def said(*arguments):
+        code, out, lines = run(*arguments)
+        assert (code, out) == (2, ""), lines
+        assert [line.partition(":")[0] for line in lines.splitlines()] == ["error", "hint"], lines
+        return lines
+
+    return said
+
+
+@pytest.fixture
+def drawn(run, tmp_path):
+    """The figure that a command writes as JSON."""
+
+    def figure(*arguments):
+        code, _, said = run(*arguments, "--out", str(tmp_path / "figure.json"))
+        assert code == 0, said
+        return json.loads((tmp_path / "figure.json").read_text())
+
+    return figure
+
+
+@pytest.mark.parametrize("kind", HAND_MADE)
+def test_every_kind_is_written_as_the_figure_it_is(kind, drawn):
+    figure = drawn("by-hand", kind)
+    assert figure["data"]
+
+
+def test_every_kind_is_tested_here():
+    assert {*HAND_MADE, "timeline"} == set(FIGURES)
+
+
+def test_a_kind_has_a_file_of_its_own_beside_the_studies(run, folder):
+    code, out, said = run("by-hand", "history")
+    assert (code, out) == (0, "studies/by-hand-history.html\n"), said
+    page = (folder / "studies" / "by-hand-history.html").read_text()
+    assert page.count("* plotly.js v") == 1
+    assert FIGURES["history"].title in page
+
+
+def test_axes_are_those_that_are_asked_for(drawn):
+    layout = drawn("by-hand", "--x", "speed", "--y", "perplexity")["layout"]
+    assert [layout[axis]["title"]["text"] for axis in ("xaxis", "yaxis")] == ["tokens per second", "perplexity"]
+
+
+def test_named_trials_are_shown(drawn):
+    figure = drawn("by-hand", "memory", "--trials", "3,1")
+    assert [text.partition("</b>")[0] for text in figure["layout"]["yaxis"]["ticktext"]] == ["<b>#3", "<b>#1"]
+
+
+def test_the_timeline_is_that_of_the_trial_that_is_named(drawn):
+    figure = drawn("by-hand", "timeline", "--trial", "1")
+    assert "#1 fp32, checkpointing block, micro-batch 8" in figure["layout"]["meta"]["note"]
+    assert {trace["stackgroup"] for trace in figure["data"]} == {"memory"}
+
+
+def test_a_preference_moves_the_pick(drawn):
+    stars = [
+        next(trace for trace in drawn("by-hand", "--prefer", prefer)["data"] if trace["name"] == "pick")
+        for prefer in ("smallest", "fastest")
+    ]
+    assert stars[0]["x"] == [37.0]
+    assert stars[1]["y"] == [1023.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["by-hand", "pie"], "use one of pareto, parallel, importance"),
+        (["by-hand", "--x", "height"], "memory, device-memory, speed, perplexity"),
+        (["by-hand", "--x", "speed", "--y", "speed"], "name two different ones"),
+        (["by-hand", "memory", "--trials", "99"], "its trials are 0 to 23"),
+        (["by-hand", "timeline", "--trial", "99"], "its trials are 0 to 23"),
+        (["by-hand", "history", "--feasible"], "--feasible is for parallel"),
+        (["by-hand", "memory", "--trial", "0"], "memory takes --trials"),
+        (["too-tight", "history"], "none of the 2 trials of study 'too-tight' is feasible"),
+        (["too-tight", "importance"], "importance needs at least"),
+        (["too-tight", "timeline"], "has no pick"),
+        (["by-hand", "--out", "studies/autotune.db/x.html"], "cannot be written"),
+        (["by-hand", "--out", "figure.jpeg"], ".html, .png, .svg, .json"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_answered_with_what_there_is(arguments, said, complaint):
+    assert said in complaint(*arguments)
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------
+
+BROWSERS = ("chromium", "google-chrome", "chrome", "chromium-browser")
+needs_a_browser = pytest.mark.skipif(
+    not os.environ.get("BROWSER_PATH") and not any(shutil.which(name) for name in BROWSERS),
+    reason="no Chrome or Chromium is installed",
+)
+
+
+@needs_a_browser
+@pytest.mark.parametrize(("suffix", "beginning"), [("png", b"\x89PNG"), ("svg", b"<svg")])
+def test_a_figure_is_written_as_a_picture_of_the_size_asked_for(suffix, beginning, run, folder):
+    file = folder / f"picture.{suffix}"
+    code, _, said = run("by-hand", "--out", str(file), "--width", "400", "--height", "300")
+    assert code == 0, said
+    content = file.read_bytes()
+    assert content.startswith(beginning)
+    width = (
+        int.from_bytes(content[16:20], "big") if suffix == "png" else int(content.split(b'width="')[1].split(b'"')[0])
+    )
+    assert width == 400
+
+
+def test_without_a_browser_there_is_one_sentence_and_html_still_works(complaint, monkeypatch):
+    monkeypatch.setenv("BROWSER_PATH", "/nowhere/chromium")
+    said = complaint("by-hand", "--out", "figure.png")
+    assert "apt install chromium" in said
+    assert ".html works without" in said
+
+
+WITHOUT_A_PACKAGE = """
+import sys
+sys.modules[sys.argv.pop(1)] = None
+from autotune.cli import main
+sys.argv[0] = "autotune"
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "extra"),
+    [
+        ("kaleido", ["by-hand", "--out", "figure.png"], "autotune[images]"),
+        ("sklearn", ["by-hand", "importance"], "autotune[importance]"),
+    ],
+)
+def test_without_a_package_of_an_extra_there_is_one_sentence(package, arguments, extra, run, folder):
+    program = [sys.executable, "-c", WITHOUT_A_PACKAGE, package, "plot", *arguments]
+    ended = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["error", "hint"]
+    assert extra in ended.stderr
