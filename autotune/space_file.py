@@ -35,7 +35,7 @@ from autotune.workload_settings import check_setting
 
 MAX_RANGE_VALUES = 1000
 _TABLES = {"description", "techniques", "conditions", "defaults", "configurations", "workload"}
-_WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
+WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
     "text_sha256",
     "model_config",
     "model_sha256",
@@ -194,7 +194,7 @@ class _Reader:
 
     def _workload(self, content: dict[str, Any]) -> dict[str, Any]:
         workload = self._table(content, "workload")
-        self._known(workload, _WORKLOAD_KEYS, where="workload")
+        self._known(workload, WORKLOAD_KEYS, where="workload")
         for name, value in workload.items():
             self._naming(f"workload.{name}", check_setting, name, value)
         if is_function_reference(workload.get("model", "")):

@@ -11,6 +11,14 @@ Schedule = Literal["constant", "cosine"]
 Packing = Literal["packed", "padded"]
 
 
+OPTION_NAMES: Mapping[str, str] = {
+    "sequence_length": "seq-len",
+    "evaluation_sequences": "eval-sequences",
+    "learning_rates": "learning-rate",
+    "learning_rate_warmup_steps": "lr-warmup-steps",
+}
+"""Where the command line says it shorter than `Workload`."""
+
 _TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "tokenizer")
 _TEXTS_OR_NONE = ("model_source", "script", "dataset_config", "text_column", "held_out_split")
 _CHOICES = {"schedule": get_args(Schedule), "packing": get_args(Packing), "streaming": (False, True)}
@@ -59,3 +67,8 @@ def _check_learning_rates(rates: object) -> None:
             )
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
             raise InvalidInput(f"learning rate {rate!r} of {optimizer} is not possible", hint="use a number above zero")
+
+
+def option_of(name: str) -> str:
+    """What the command line calls a setting: `--seq-len`."""
+    return f"--{OPTION_NAMES.get(name, name.replace('_', '-'))}"

@@ -44,8 +44,18 @@ def test_the_wheel_holds_every_module(installed):
     assert packaged == {path.relative_to(ROOT) for path in (ROOT / "autotune").rglob("*.py")}
 
 
+def test_the_wheel_holds_the_files_of_the_report(installed, tmp_path):
+    kept = {path.name for path in (ROOT / "autotune" / "reporting" / "report").iterdir() if path.suffix != ".py"}
+    code = (
+        "from importlib.resources import files\n"
+        "print(*(one.name for one in files('autotune.reporting.report').iterdir() if '.py' not in one.name))"
+    )
+    assert set(run(code, site=installed, cwd=tmp_path).split()) - {"__pycache__"} == kept - {"__pycache__"}
+    assert {"page.html", "report.css", "report.js", "trials.js"} <= kept
+
+
 @pytest.mark.parametrize(
-    "module", ["autotune", "autotune.cli", "autotune.study", "autotune.trial.client", "autotune.reporting.pareto"]
+    "module", ["autotune", "autotune.cli", "autotune.study", "autotune.trial.client", "autotune.reporting.report.page"]
 )
 def test_torch_stays_in_the_trials_processes(module, installed, tmp_path):
     code = f"import {module}\nprint(sorted(name for name in sys.modules if name in ('torch', 'datasets')))"

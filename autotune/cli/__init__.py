@@ -11,7 +11,7 @@ import traceback
 import typer
 from typer.exceptions import TyperException
 
-from autotune.cli import compare, doctor, explain, export, fit, plot, predict, search, show, studies
+from autotune.cli import compare, doctor, explain, export, fit, plot, predict, report, search, show, studies
 from autotune.errors import AutotuneError
 
 app = typer.Typer(
@@ -27,8 +27,9 @@ app.command("predict")(predict.predict)
 app.command("show")(show.show)
 app.command("studies")(studies.studies)
 app.command("plot")(plot.plot)
-app.command("export")(export.export)
+app.command("report")(report.report)
 app.command("compare")(compare.compare)
+app.command("export")(export.export)
 app.command("explain")(explain.explain)
 app.command("fit")(fit.fit)
 app.command("doctor")(doctor.doctor)

@@ -188,7 +188,7 @@ def _cells(row: "FitRow") -> list[str]:
 def _print_confirmation(result: "FitResult", confirmed: "Confirmation", console: "Console") -> None:
     from rich.text import Text
 
-    from autotune.cli.tables import OUTCOME_WORDS
+    from autotune.reporting.outcomes import OUTCOME_WORDS
 
     row, measured = confirmed.row, confirmed.measurement
     assert row.value is not None

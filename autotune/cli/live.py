@@ -13,10 +13,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.tables import OUTCOME_WORDS, describe, make_console, outcome_counts, speed
+from autotune.cli.tables import describe, make_console, speed
 from autotune.quantities import format_duration, format_size
 from autotune.recommendation.front import pareto_front
 from autotune.recommendation.pick import Preferences, choose
+from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
 from autotune.result import TrialRecord
 from autotune.study.events import (
     BudgetSpent,

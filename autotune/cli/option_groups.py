@@ -13,6 +13,7 @@ import typer
 from autotune.cli.options import parse_pairs
 from autotune.config import CHOICES
 from autotune.model_choice import with_model_config
+from autotune.workload_settings import OPTION_NAMES
 
 _WORKLOAD_OPTIONS: Mapping[str, Any] = {
     "model": Annotated[
@@ -94,13 +95,7 @@ _WORKLOAD_OPTIONS: Mapping[str, Any] = {
     ],
 }
 
-_WORKLOAD_FIELDS = {
-    "seq_len": "sequence_length",
-    "eval_sequences": "evaluation_sequences",
-    "learning_rate": "learning_rates",
-    "lr_warmup_steps": "learning_rate_warmup_steps",
-}
-"""Where the command line says it shorter than `Workload`."""
+_WORKLOAD_FIELDS = {option.replace("-", "_"): field for field, option in OPTION_NAMES.items()}
 
 _WITHOUT_TEXT = (
     "model",

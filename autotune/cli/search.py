@@ -179,7 +179,8 @@ def print_summary(
 ) -> None:
     from rich.text import Text
 
-    from autotune.cli.tables import outcome_counts, print_result, trials_table
+    from autotune.cli.tables import print_result, trials_table
+    from autotune.reporting.outcomes import outcome_counts
 
     seconds = sum(record.seconds or 0.0 for record in result.trials)
     counts = outcome_counts(result.trials)

@@ -1,8 +1,15 @@
 """`autotune show`: everything known of one study."""
 
 import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from autotune.cli import options
+from autotune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from autotune.result import StudyResult
 
 
 def show(
@@ -12,18 +19,35 @@ def show(
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print one row a trial, for spreadsheets.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print pick, front and trials as Markdown tables.")
+    ] = False,
 ) -> None:
     """Print every trial of a study, its front and the pick."""
     import autotune
-    from autotune.cli.tables import make_console, outcome_counts, print_pick, trials_table
 
+    forms = [name for name, said in (("--json", as_json), ("--csv", as_csv), ("--markdown", as_markdown)) if said]
+    if len(forms) > 1:
+        raise InvalidInput(f"{' and '.join(forms)} are forms of one and the same output", hint="give one of them")
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     result = autotune.show(study, storage=storage, preferences=preferences)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
-        return
+    elif as_csv or as_markdown:
+        from autotune.reporting import plain_tables
+
+        print(plain_tables.csv_text(result) if as_csv else plain_tables.markdown_text(result), end="")
+    else:
+        _print_tables(result)
+
+
+def _print_tables(result: "StudyResult") -> None:
+    from autotune.cli.tables import make_console, print_pick, trials_table
+    from autotune.reporting.outcomes import outcome_counts
+
     console = make_console()
-    title = f"Study {study}: {outcome_counts(result.trials)}"
+    title = f"Study {result.study}: {outcome_counts(result.trials)}"
     console.print(trials_table(result, result.trials, title=title, with_predictions=True))
     console.print()
     print_pick(result, console)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -12,19 +11,9 @@ from rich.text import Text
 
 from autotune.quantities import format_size
 from autotune.recommendation.pick import closest_miss, needed_bytes
+from autotune.reporting.outcomes import OUTCOME_WORDS
 from autotune.result import StudyResult, TrialRecord
 
-OUTCOME_WORDS = {
-    "ok": "ok",
-    "out_of_memory": "out of memory",
-    "over_cap": "over the cap",
-    "predicted_over_cap": "predicted over the cap",
-    "parity_failed": "another training",
-    "diverged": "diverged",
-    "timeout": "timeout",
-    "crashed": "crashed",
-    "interrupted": "interrupted",
-}
 _PLAIN_WIDTH = 140
 
 
@@ -145,14 +134,6 @@ def _print_nothing_fits(result: StudyResult, console: Console) -> None:
     console.print(
         "  Try a larger --max-mem, more --trials, a shorter --seq-len, a smaller --global-batch or a smaller model."
     )
-
-
-def outcome_counts(records: Sequence[TrialRecord]) -> str:
-    """`16 trials: 11 ok, 5 over the cap`."""
-    counts: Counter[str] = Counter(record.outcome for record in records)
-    words = ", ".join(f"{counts[outcome]} {word}" for outcome, word in OUTCOME_WORDS.items() if counts[outcome])
-    trials = f"{len(records)} trial{'' if len(records) == 1 else 's'}"
-    return f"{trials}: {words}" if words else trials
 
 
 def _is_pick(result: StudyResult, record: TrialRecord) -> bool:

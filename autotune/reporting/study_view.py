@@ -17,6 +17,9 @@ class StudyView:
     result: StudyResult
     forecasts: Mapping[str, Forecast]
     """By fingerprint; more configurations are predicted than tried."""
+    begun_at: str = ""
+    """UTC, to the minute."""
+    last_result_at: str = ""
 
     @property
     def baseline(self) -> TrialRecord | None:

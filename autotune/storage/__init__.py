@@ -6,6 +6,7 @@ Optuna keeps its own tables in the same database, for its samplers only: what au
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy
@@ -126,6 +127,14 @@ class StudyStore:
             )
         return summaries
 
+    def dates(self, study: str) -> tuple[str, str]:
+        """When the study was begun and when its last trial ended, to the minute; empty where none has ended."""
+        last = select(sqlalchemy.func.max(TRIALS.c.finished_at)).join(STUDIES).where(STUDIES.c.name == study)
+        with self._reading() as connection:
+            begun = connection.scalar(select(STUDIES.c.created_at).where(STUDIES.c.name == study))
+            ended = connection.scalar(last)
+        return _minute(begun), _minute(ended)
+
     # -- trials ------------------------------------------------------------------------------------------------
 
     def trials(self, study: str) -> list[TrialRecord]:
@@ -200,6 +209,13 @@ class StudyStore:
     def _writing(self) -> Iterator[Connection]:
         with storage_errors(self.url), self._engine.begin() as connection:
             yield connection
+
+
+def _minute(moment: datetime | None) -> str:
+    """In UTC, which is what a database without time zones keeps."""
+    if moment is None:
+        return ""
+    return f"{moment.astimezone(UTC) if moment.tzinfo else moment:%Y-%m-%d %H:%M}"
 
 
 def _forecast(row: Any) -> Forecast:

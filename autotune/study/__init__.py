@@ -129,8 +129,13 @@ def result_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_
 def view_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES) -> StudyView:
     """The same with the study's definition and predictions, for figures and reports. Raises UnknownStudy."""
     definition, _ = store.definition(study)
+    begun_at, last_result_at = store.dates(study)
     return StudyView(
-        definition=definition, result=result_of(store, study, preferences), forecasts=store.forecasts(study)
+        definition=definition,
+        result=result_of(store, study, preferences),
+        forecasts=store.forecasts(study),
+        begun_at=begun_at,
+        last_result_at=last_result_at,
     )
 
 

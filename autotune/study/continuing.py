@@ -11,13 +11,7 @@ from autotune.executors.local import PREPARED, LocalExecutor
 from autotune.result import DeviceInfo
 from autotune.space_file import load_space
 from autotune.study.request import WAITING, SearchRequest
-
-_OPTIONS = {
-    "sequence_length": "seq-len",
-    "evaluation_sequences": "eval-sequences",
-    "learning_rate_warmup_steps": "lr-warmup-steps",
-}
-"""Workload fields whose option has another name."""
+from autotune.workload_settings import option_of
 
 
 def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
@@ -29,9 +23,9 @@ def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
     workload = stored.workload.to_dict()
     for name, value in request.said_about_workload().items():
         if name == "learning_rates":
-            said["--learning-rate"] = ({**workload[name], **value}, workload[name])
+            said[option_of(name)] = ({**workload[name], **value}, workload[name])
         else:
-            said[f"--{_OPTIONS.get(name, name).replace('_', '-')}"] = (value, workload[name])
+            said[option_of(name)] = (value, workload[name])
     for option, (asked, known) in said.items():
         if asked is not None and asked != known:
             raise StudyMismatch(

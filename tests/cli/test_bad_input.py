@@ -99,7 +99,10 @@ MISTAKES = {
         ["nope", "--storage", "sqlite:///garbage.db"],
         ["nope", "--prefer", "speed"],
         ["nope", "more"],
+        ["nope", "--csv", "--json"],
+        ["nope", "--csv", "--markdown"],
     ],
+    "report": [[], ["nope"], ["nope", "--prefer", "speed"], ["nope", "--storage", "sqlite:///garbage.db"]],
     "plot": [
         [],
         ["nope"],

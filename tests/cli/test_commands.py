@@ -1,5 +1,7 @@
 """The commands that only read, on a database made by hand; and help, which must cost next to nothing."""
 
+import csv
+import io
 import json
 import os
 import pty
@@ -16,7 +18,7 @@ from autotune.cli import app
 from autotune.config import FIELD_ORDER
 from autotune.result import Measurement
 
-COMMANDS = ("search", "predict", "show", "studies", "plot", "export", "explain", "fit", "doctor", "compare")
+COMMANDS = ("search", "predict", "show", "studies", "plot", "export", "explain", "fit", "doctor", "compare", "report")
 HEAVY = ("torch", "optuna", "sqlalchemy", "datasets", "plotly", "numpy")
 ESCAPE = "\x1b"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)(?:;\d+)*m")
@@ -136,6 +138,7 @@ def test_the_help_of_a_command_names_its_options_on_a_narrow_terminal(command, f
         ("search", "--storage", "sqlite:///studies/autotune.db"),
         ("fit", "--vary", "layers"),
         ("fit", "--context", "0.6GiB"),
+        ("report", "--out", "studies/STUDY-report.html"),
         ("plot", "--out", "studies/STUDY.html, studies/STUDY-KIND.html"),
     ],
 )
@@ -281,6 +284,56 @@ def test_what_is_not_finite_is_null(tmp_path):
 def test_the_json_of_a_study_in_which_nothing_fits_has_no_pick(folder):
     shown = json.loads(output("show", "too-tight", "--json", folder=folder))
     assert (shown["front"], shown["pick"]) == ([], None)
+
+
+@pytest.mark.parametrize("option", ["--csv", "--markdown"])
+def test_show_prints_a_plain_table_and_nothing_else(option, folder):
+    ended = run("show", "by-hand", option, folder=folder)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [f"trial {number}" in ended.stdout for number in range(6)] == [True] * 6
+
+
+def test_show_as_csv_has_a_row_for_every_trial(folder, shown):
+    rows = list(csv.DictReader(io.StringIO(output("show", "by-hand", "--csv", folder=folder))))
+    assert [row["outcome"] for row in rows] == [trial["outcome"] for trial in shown["trials"]]
+    assert [row["pick"] for row in rows].index("true") == shown["pick"]
+
+
+# -- report ------------------------------------------------------------------------------------------------------
+
+
+def test_report_writes_a_page_beside_the_studies_and_prints_where(folder):
+    assert output("report", "by-hand", folder=folder).strip() == "studies/by-hand-report.html"
+    page = (folder / "studies" / "by-hand-report.html").read_text()
+    assert "Train with #1, trial 1:" in page
+    assert "autotune report by-hand" in page
+
+
+def test_report_picks_as_it_is_told(folder, tmp_path):
+    output("report", "by-hand", "--prefer", "smallest", "--out", str(tmp_path / "page.html"), folder=folder)
+    page = (tmp_path / "page.html").read_text()
+    assert "Train with #2, trial 2:" in page
+    assert "autotune report by-hand --prefer smallest" in page
+
+
+def test_report_says_when_the_study_was(folder):
+    output("report", "by-hand", folder=folder)
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d, last result", (folder / "studies/by-hand-report.html").read_text())
+
+
+def test_report_of_a_study_in_which_nothing_fits_is_written(folder):
+    assert output("report", "too-tight", folder=folder).strip() == "studies/too-tight-report.html"
+    assert "Nothing that was tried trains under 1.00 MiB." in (folder / "studies/too-tight-report.html").read_text()
+
+
+@pytest.mark.parametrize("out", ["file/page.html", "folder"])
+def test_report_into_what_cannot_be_a_file_is_refused_by_name(out, folder, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    ended = run("report", "by-hand", "--out", str(tmp_path / out), folder=folder)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["error", "hint"]
+    assert str(tmp_path / out) in ended.stderr
 
 
 # -- plot --------------------------------------------------------------------------------------------------------

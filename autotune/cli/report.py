@@ -1,0 +1,34 @@
+"""`autotune report`: one HTML page about a study, to send to a colleague."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli import options
+from autotune.cli.output import write_file
+
+
+def report(
+    study: options.StudyArgument,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="[default: studies/STUDY-report.html]")
+    ] = None,
+    tolerance: options.ToleranceOption = None,
+    prefer: options.PreferOption = options.PREFER,
+    max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
+    storage: options.StorageOption = options.STORAGE,
+) -> None:
+    """Write all of a study as one page that opens offline: answer, figures, every trial, how to repeat it."""
+    import autotune
+    from autotune import api
+    from autotune.definition import RESULTS_FOLDER
+    from autotune.reporting.report import contents
+    from autotune.reporting.report.page import page
+
+    preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
+    view = api.view(study, storage=storage, preferences=preferences)
+    text = page(contents.compute(view, version=autotune.__version__, preferences=preferences))
+    file = out or RESULTS_FOLDER / f"{study}-report.html"
+    write_file(file, text.encode("utf-8", "replace"))  # a message may hold half a character of a path
+    print(file)

@@ -1,0 +1,144 @@
+"""All that a report shows, computed from a study's view: plain values, no HTML."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.exporters import TARGETS
+from autotune.quantities import format_size
+from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences
+from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
+from autotune.reporting.report import commands
+from autotune.reporting.report.answer import Answer, answer_of
+from autotune.reporting.report.facts import Facts, study_facts, workload_facts
+from autotune.reporting.report.left_out import Group, left_out
+from autotune.reporting.report.trials import trial_table
+from autotune.reporting.study_view import StudyView
+from autotune.result import TrialRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontRow:
+    """A trial of the short table: the front, the pick and the baseline."""
+
+    number: int
+    name: str
+    words: str
+    memory: str
+    device: str
+    speed: str
+    perplexity: str
+    marks: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    purpose: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    study: str
+    about: str
+    """Workload and device in one line."""
+    answer: Answer
+    outcomes: str
+    front: tuple[FrontRow, ...]
+    is_cuda: bool
+    trials: Mapping[str, Any]
+    """Columns, JSON-ready; see `trials.py`."""
+    rerun_template: str
+    export_template: str
+    targets: Mapping[str, str]
+    """What a trial can be exported to: {name for --to: title}."""
+    left_out: tuple[Group, ...]
+    workload: Facts
+    settings: Facts
+    commands: tuple[Command, ...]
+    version: str
+    view: StudyView
+    """What the figures are drawn from."""
+
+
+def compute(
+    view: StudyView,
+    *,
+    version: str,
+    preferences: Preferences = DEFAULT_PREFERENCES,
+    targets: Mapping[str, str] | None = None,
+) -> Report:
+    """`version`: of autotune. `preferences`: those the view was made with. `targets`: all, unless said."""
+    result, definition = view.result, view.definition
+    known = {name: target.title for name, target in TARGETS.items()}
+    return Report(
+        study=result.study,
+        about=f"{result.workload.describe()}, {result.workload.steps} steps, on {result.device.name} "
+        f"({result.device.device}), cap {format_size(result.cap_bytes)}",
+        answer=answer_of(view),
+        outcomes=outcome_counts(result.trials),
+        front=front_rows(view),
+        is_cuda=result.device.type == "cuda",
+        trials=trial_table(view),
+        rerun_template=commands.rerun_template(definition),
+        export_template=commands.export_template(result.study, storage=result.storage),
+        targets=known if targets is None else targets,
+        left_out=left_out(view),
+        workload=workload_facts(result.workload),
+        settings=study_facts(view, preferences),
+        commands=_commands(view, preferences=preferences, storage=result.storage),
+        version=version,
+        view=view,
+    )
+
+
+def front_rows(view: StudyView) -> tuple[FrontRow, ...]:
+    """The front in the order of its memory, and the baseline where it is not on it."""
+    by_number = {record.number: record for record in view.result.trials}
+    front = [by_number[number] for number in view.result.front]
+    beside = [view.baseline] if view.baseline is not None and view.baseline not in front else []
+    return tuple(_front_row(view, record) for record in [*front, *beside])
+
+
+def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
+    marks = ["pick"] if record is view.pick or (view.pick and view.pick.number == record.number) else []
+    marks += ["front"] if record.number in view.result.front else []
+    marks += ["baseline"] if record.number == view.result.baseline else []
+    marks += [OUTCOME_WORDS[record.outcome]] if record.outcome != "ok" else []
+    predicted = record.predicted_peak_memory_bytes if record.peak_memory_bytes is None else None
+    return FrontRow(
+        number=record.number,
+        name=record.name or "",
+        words=record.config.describe(),
+        memory=f"{format_size(predicted)} predicted" if predicted else _shown(record.peak_memory_bytes, format_size),
+        device=_shown(record.device_bytes, format_size),
+        speed=_speed(record),
+        perplexity=_shown(record.perplexity, lambda value: f"{value:,.2f}"),
+        marks=tuple(marks),
+    )
+
+
+def _shown(value: Any, form: Callable[[Any], str]) -> str:
+    return "–" if value is None else form(value)
+
+
+def _speed(record: TrialRecord) -> str:
+    if record.tokens_per_second is None:
+        return "–"
+    spread = 100 * (record.tokens_per_second_spread or 0.0) / record.tokens_per_second
+    return f"{record.tokens_per_second:,.0f} ±{spread:.0f} %"
+
+
+def _commands(view: StudyView, *, preferences: Preferences, storage: str) -> tuple[Command, ...]:
+    study = view.result.study
+    reading = commands.reading_command
+    search = commands.search_command(view.definition, trials=len(view.result.trials))
+    return (
+        Command(purpose="Search again, as a study of its own", text=search),
+        Command(
+            purpose="Write this page from the study",
+            text=reading("report", study, storage=storage, preferences=preferences),
+        ),
+        Command(purpose="All numbers, for a program", text=reading("show", study, storage=storage, also=" --json")),
+        Command(purpose="All trials, for a spreadsheet", text=reading("show", study, storage=storage, also=" --csv")),
+    )

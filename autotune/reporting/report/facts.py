@@ -1,0 +1,97 @@
+"""What a study was: workload, device, versions, settings and dates, as pairs of a word and what there is to say."""
+
+from collections.abc import Iterator
+
+from autotune.quantities import format_duration, format_size
+from autotune.recommendation.pick import Preferences
+from autotune.reporting.outcomes import outcome_counts
+from autotune.reporting.report.left_out import combinations
+from autotune.reporting.study_view import StudyView
+from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+
+Facts = tuple[tuple[str, str], ...]
+
+
+def workload_facts(workload: Workload) -> Facts:
+    return tuple(_of_script(workload) if workload.script is not None else _of_model(workload))
+
+
+def _of_script(workload: Workload) -> Iterator[tuple[str, str]]:
+    yield "script", workload.script or ""
+    if workload.text_sha256:
+        yield "hash of what it read", workload.text_sha256
+    yield "a step", f"{workload.global_batch} sequences"
+    yield "steps", _steps(workload)
+    yield "seed", str(workload.seed)
+
+
+def _of_model(workload: Workload) -> Iterator[tuple[str, str]]:
+    yield "model", workload.describe_model()
+    if workload.model_source:
+        yield "weights from", workload.model_source
+    if workload.model_sha256:
+        yield "hash of the model", workload.model_sha256
+    yield "vocabulary", f"{workload.vocab_size:,} tokens, tokenizer {workload.tokenizer}"
+    yield "text", _text(workload)
+    if workload.text_sha256:
+        yield "hash of the tokens", workload.text_sha256
+    yield "held out", f"{workload.evaluation_sequences} sequences for the perplexity, of {_held_out(workload)}"
+    batch = f"{workload.global_batch} x {workload.sequence_length:,} = {workload.tokens_per_step:,} tokens"
+    yield "a step", f"{batch}, {workload.packing}"
+    yield "steps", _steps(workload)
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in workload.learning_rates.items())
+    warmup = f"{workload.learning_rate_warmup_steps} steps of warm-up"
+    yield "learning rates", f"{rates}; {workload.schedule} after {warmup}"
+    yield "gradient clipping", "none" if workload.gradient_clipping is None else f"{workload.gradient_clipping:g}"
+    yield "seed", f"{workload.seed}, of weights and data order"
+
+
+def _steps(workload: Workload) -> str:
+    return f"{workload.steps}, the first {workload.warmup_steps} neither timed nor measured"
+
+
+def _text(workload: Workload) -> str:
+    if workload.dataset == STANDARD_LIBRARY_TEXT:
+        return "the documentation of Python's standard library"
+    config = f" ({workload.dataset_config})" if workload.dataset_config else ""
+    return f"{workload.dataset}{config}, split {workload.dataset_split}"
+
+
+def _held_out(workload: Workload) -> str:
+    return f"split {workload.held_out_split}" if workload.held_out_split else "a tenth of the text"
+
+
+def study_facts(view: StudyView, preferences: Preferences) -> Facts:
+    return tuple(_of_study(view, preferences))
+
+
+def _of_study(view: StudyView, preferences: Preferences) -> Iterator[tuple[str, str]]:
+    definition, result = view.definition, view.result
+    device = result.device
+    yield "device", f"{device.name}, {device.device}, {format_size(device.total_memory_bytes)}"
+    if device.others:
+        yield "beside the study", device.others
+    yield "cap", format_size(result.cap_bytes)
+    yield "versions", ", ".join(f"{name} {version}" for name, version in device.versions.items())
+    space = definition.space
+    yield "search space", space.name + (f": {space.description}" if space.description else "")
+    total, allowed = combinations(definition.legal_space())
+    if total:
+        yield "its size", f"{total:,} combinations" + ("" if allowed is None else f", {allowed:,} of them legal")
+    yield "sampler", f"{definition.sampler}, seed {definition.seed}"
+    yield "trials", outcome_counts(result.trials).partition(" trial")[0] + ", " + _trial_time(view)
+    if view.begun_at:
+        ended = f", last result {view.last_result_at}" if view.last_result_at else ""
+        yield "begun", f"{view.begun_at}{ended} (UTC)"
+    tolerance = preferences.tolerance
+    yield (
+        "front",
+        f"speeds within {100 * tolerance.speed:g} % and perplexities within {100 * tolerance.perplexity:g} % "
+        "are equal; memory is exact",
+    )
+    allowed_percent = 100 * preferences.max_perplexity_increase
+    yield "pick", f"{preferences.prefer}, perplexity at most {allowed_percent:g} % above the best"
+
+
+def _trial_time(view: StudyView) -> str:
+    return f"{format_duration(sum(record.seconds or 0.0 for record in view.result.trials))} in all"

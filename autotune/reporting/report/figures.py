@@ -1,0 +1,159 @@
+"""The figures of a report, each with words for who cannot see it and its numbers as a table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autotune.errors import InvalidInput
+from autotune.quantities import format_size
+from autotune.reporting import ladder, memory_at_peak, pareto, pareto_drawing
+from autotune.reporting.study_view import StudyView
+from autotune.reporting.style import note_of
+from autotune.result import TrialRecord
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_HEIGHT = 540
+"""Pixels of a figure that does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    caption: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFigure:
+    id: str
+    title: str
+    short_title: str
+    """For the list of the page's parts."""
+    lead: str
+    """What to look for in it."""
+    alternative: str
+    drawing: "go.Figure"
+    table: Table | None = None
+
+    @property
+    def caption(self) -> str:
+        return note_of(self.drawing)
+
+    @property
+    def height(self) -> int:
+        """Pixels."""
+        return int(self.drawing.layout.height or _HEIGHT)
+
+    @property
+    def needs_graphics_card(self) -> bool:
+        return any(str(trace.type).endswith("gl") for trace in self.drawing.data)
+
+
+def figures_of(view: StudyView) -> tuple[ReportFigure, ...]:
+    """Front, ladder and memory; without those for which the study has nothing to show."""
+    found = (_or_none(make, view) for make in (_pareto, _ladder, _memory))
+    return tuple(figure for figure in found if figure is not None)
+
+
+def _or_none(make: Callable[[StudyView], ReportFigure], view: StudyView) -> ReportFigure | None:
+    try:
+        return make(view)
+    except InvalidInput:
+        return None
+
+
+def _pareto(view: StudyView) -> ReportFigure:
+    return ReportFigure(
+        id="pareto",
+        title="The front",
+        short_title="Front",
+        lead="",
+        alternative=_pareto_in_words(view),
+        drawing=pareto_drawing.draw(pareto.compute(view)),
+    )
+
+
+def _ladder(view: StudyView) -> ReportFigure:
+    figure = ladder.compute(view)
+    rows = [
+        (row.words, cells.how, *(text or "–" for text in _ladder_cells(cells)), cells.source)
+        for row in figure.rows
+        for cells in row.cells
+    ]
+    return ReportFigure(
+        id="ladder",
+        title="What each technique buys",
+        short_title="Techniques",
+        lead="Bars to the right of the middle: less memory, more speed, more perplexity.",
+        alternative=f"Bars for {len(figure.rows)} values of techniques: how much less memory, more speed and more "
+        "perplexity each brings, alone, on top of the others, and over all pairs of trials. The table after it has the "
+        "same numbers.",
+        drawing=ladder.draw(figure),
+        table=Table(
+            caption="What each value of a technique buys against the baseline's value",
+            heads=("technique", "how", "memory", "share", "speed", "perplexity", "from"),
+            rows=tuple(rows),
+        ),
+    )
+
+
+def _memory(view: StudyView) -> ReportFigure:
+    figure = memory_at_peak.compute(view)
+    largest = [
+        f"trial {bar.number}: {', '.join(f'{name} {size:.4g} {figure.unit}' for name, size in _by_size(bar)[:3])}"
+        for bar in figure.bars
+    ]
+    categories = list(dict.fromkeys(name for bar in figure.bars for name in bar.segments))
+    return ReportFigure(
+        id="memory",
+        title="Who holds the memory at the peak",
+        short_title="Memory",
+        lead="The baseline, the pick and the front; what is long in the pick is what would have to shrink next.",
+        alternative=f"Stacked bars of {len(figure.bars)} trials. Largest parts of each: {'; '.join(largest)}.",
+        drawing=memory_at_peak.draw(figure),
+        table=Table(
+            caption=f"Memory at the peak by category, {figure.unit}",
+            heads=("trial", *(name.replace("_", " ") for name in categories), "peak as measured"),
+            rows=tuple(
+                (
+                    f"#{bar.number} {bar.words}",
+                    *(f"{bar.segments[name]:,.2f}" if name in bar.segments else "–" for name in categories),
+                    "–" if bar.measured_peak is None else f"{bar.measured_peak:,.2f}",
+                )
+                for bar in figure.bars
+            ),
+        ),
+    )
+
+
+def _by_size(bar: memory_at_peak.Bar) -> list[tuple[str, float]]:
+    return sorted(((name.replace("_", " "), size) for name, size in bar.segments.items()), key=lambda one: -one[1])
+
+
+def _ladder_cells(cells: ladder.Cells) -> tuple[str, ...]:
+    return cells.memory, cells.memory_share, cells.speed, cells.perplexity
+
+
+def _pareto_in_words(view: StudyView) -> str:
+    result = view.result
+    measured = [record for record in result.trials if record.tokens_per_second and record.peak_memory_bytes]
+    said = [f"Peak memory against speed of {len(measured)} trials, with the cap of {format_size(result.cap_bytes)}"]
+    front = [result.trial(number) for number in result.front[:12]]
+    if front:
+        said.append("the front is " + ", ".join(map(_point, front)))
+    if len(result.front) > len(front):
+        said.append(f"and {len(result.front) - len(front)} more")
+    if view.pick is not None:
+        said.append(f"the pick is trial {view.pick.number}")
+    if view.baseline is not None and view.baseline.tokens_per_second:
+        said.append(f"the baseline is {_point(view.baseline)}")
+    return "; ".join(said) + ". The table after it has the same numbers."
+
+
+def _point(record: TrialRecord) -> str:
+    return (
+        f"trial {record.number} with {format_size(record.peak_memory_bytes or 0)} "
+        f"at {record.tokens_per_second or 0:,.0f} tokens per second"
+    )

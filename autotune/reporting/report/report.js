@@ -1,0 +1,158 @@
+/* Colours, figures and copying. The table of trials is in trials.js. */
+"use strict";
+
+const autotune = (function () {
+  const byId = (id) => document.getElementById(id);
+  const dataOf = (id) => JSON.parse(byId(id).textContent);
+  const themes = dataOf("themes");
+  const darkScheme = matchMedia("(prefers-color-scheme: dark)");
+  const narrowScreen = matchMedia("(max-width: 45rem)");
+  const coarsePointer = matchMedia("(pointer: coarse)");
+
+  // -- colours: as the system says, until the reader says otherwise ---------------------------------------------
+
+  const themeButton = byId("theme");
+
+  function isDark() {
+    const chosen = document.documentElement.dataset.theme;
+    return chosen ? chosen === "dark" : darkScheme.matches;
+  }
+
+  function labelThemeButton() {
+    themeButton.textContent = isDark() ? "☀ Light" : "☾ Dark";
+    themeButton.setAttribute("aria-label", isDark() ? "Light colours" : "Dark colours");
+  }
+
+  function toggleTheme() {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    try { localStorage.setItem("autotune-theme", document.documentElement.dataset.theme); } catch { /* not kept */ }
+    labelThemeButton();
+    recolour();
+  }
+
+  try {
+    const kept = localStorage.getItem("autotune-theme");
+    if (kept === "light" || kept === "dark") document.documentElement.dataset.theme = kept;
+  } catch { /* a page from a file may have no storage */ }
+  themeButton.hidden = false;
+  themeButton.addEventListener("click", toggleTheme);
+  darkScheme.addEventListener("change", () => { labelThemeButton(); recolour(); });
+  narrowScreen.addEventListener("change", fitFigures);
+  labelThemeButton();
+
+  // -- figures: drawn when they come near the screen ------------------------------------------------------------
+
+  const drawn = new Set();
+
+  function template() { return isDark() ? themes.dark : themes.light; }
+
+  function hasWebGl() {
+    try { return Boolean(document.createElement("canvas").getContext("webgl")); } catch { return false; }
+  }
+
+  function draw(div) {
+    const figure = dataOf(div.dataset.figure);
+    if (!hasWebGl()) {
+      for (const trace of figure.data) if (trace.type === "scattergl") trace.type = "scatter";
+    }
+    const meta = figure.layout.meta || {};
+    if (meta.least_width) div.style.minWidth = `${meta.least_width}px`;
+    if (coarsePointer.matches) figure.layout.dragmode = false; // a finger on a figure scrolls the page
+    figure.layout.template = template();
+    drawn.add(div);
+    const settings = {
+      responsive: true, displaylogo: false, displayModeBar: narrowScreen.matches ? false : "hover",
+      modeBarButtonsToRemove: ["lasso2d", "select2d"],
+    };
+    return Plotly.newPlot(div, figure.data, figure.layout, settings).then(() => fit(div));
+  }
+
+  /* A figure says in `meta` what is different about it on a phone. */
+  function fit(div) {
+    const changes = (div.layout.meta || {})[narrowScreen.matches ? "narrow" : "wide"];
+    if (!changes) return undefined;
+    if (changes.height) div.style.height = `${changes.height}px`;
+    return Plotly.relayout(div, changes);
+  }
+
+  function fitFigures() { drawn.forEach(fit); }
+
+  function recolour() {
+    for (const div of drawn) Plotly.react(div, div.data, { ...div.layout, template: template() });
+  }
+
+  const near = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (!entry.isIntersecting || drawn.has(entry.target)) continue;
+      near.unobserve(entry.target);
+      draw(entry.target);
+    }
+  }, { rootMargin: "300px" });
+  // plotly.js is the last and largest script: everything else can be used before it has been read.
+  addEventListener("DOMContentLoaded", () => document.querySelectorAll("[data-figure]").forEach((div) => near.observe(div)));
+
+  // -- copying --------------------------------------------------------------------------------------------------
+
+  let forgetting;
+
+  function say(words) {
+    byId("said").textContent = words;
+    clearTimeout(forgetting);
+    forgetting = setTimeout(() => { byId("said").textContent = ""; }, 4000);
+  }
+
+  function copyWithoutClipboard(text) {
+    const field = document.createElement("textarea");
+    const focused = document.activeElement;
+    field.value = text;
+    field.className = "hidden";
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    if (focused) focused.focus();
+    return done;
+  }
+
+  async function copy(text, what) {
+    let done = false;
+    try {
+      await navigator.clipboard.writeText(text);
+      done = true;
+    } catch {
+      done = copyWithoutClipboard(text);
+    }
+    say(done ? `Copied: ${what}` : "This browser does not let a page copy: select the command instead.");
+    return done;
+  }
+
+  function armCopyButton(button) {
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      const pre = button.parentElement.querySelector("pre");
+      copy(pre.textContent, pre.getAttribute("aria-label"));
+    });
+  }
+
+  document.querySelectorAll("button.copy").forEach(armCopyButton);
+
+  // -- quantities, as everywhere in autotune ------------------------------------------------------------------
+
+  function size(bytes) {
+    let amount = bytes;
+    for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+      if (Math.abs(amount) < 1024) return `${amount.toFixed(unit === "B" ? 0 : amount >= 100 ? 1 : 2)} ${unit}`;
+      amount /= 1024;
+    }
+    return `${amount.toFixed(2)} TiB`;
+  }
+
+  function seconds(amount) {
+    if (amount < 59.95) return `${amount.toFixed(1)} s`;
+    const minutes = Math.floor(Math.round(amount) / 60), rest = Math.round(amount) % 60;
+    if (minutes < 60) return `${minutes} m ${String(rest).padStart(2, "0")} s`;
+    return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} m`;
+  }
+
+  return { byId, dataOf, copy, armCopyButton, size, seconds };
+})();

@@ -1,0 +1,289 @@
+/* The table of all trials: sorted, filtered, fifty at a time. All text goes in as text, never as markup. */
+"use strict";
+
+(function () {
+  const { byId, dataOf, copy, armCopyButton, size, seconds } = autotune;
+  const data = dataOf("trials-data");
+  const PAGE = 25;
+  const table = byId("table"), body = table.tBodies[0];
+  const heads = [...table.querySelectorAll("thead th[data-key]")];
+  const titles = new Map(heads.map((head) => [head.dataset.key, head.textContent.trim()]));
+  const front = new Set(data.front);
+  const target = byId("target");
+  let order = Array.from({ length: data.count }, (_, index) => index);
+  let sorting = { key: "number", descending: false };
+  let first = 0;
+
+  // -- values ---------------------------------------------------------------------------------------------------
+
+  function repeating(column, index) { return column.values[column.of[index]]; }
+
+  function value(key, index) {
+    if (key === "words") return words(index);
+    if (key === "outcome") return data.outcomes[repeating(data.repeating.outcome, index)];
+    if (key in data.plain) return data.plain[key][index];
+    return repeating(data.repeating[key] || data.config[key], index);
+  }
+
+  function words(index) {
+    const name = repeating(data.repeating.name, index);
+    return (name ? `${name}: ` : "") + data.words[index];
+  }
+
+  const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+  const hundredths = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+
+  function speed(amount, index) {
+    const spread = data.plain.tokens_per_second_spread[index] || 0;
+    return `${whole.format(amount)} ±${((100 * spread) / amount).toFixed(0)} %`;
+  }
+
+  function perplexity(amount, index) {
+    const spread = data.plain.perplexity_spread[index];
+    const isShared = (value("perplexity_source", index) || "").startsWith("shared");
+    return (isShared ? "=" : "") + hundredths.format(amount) + (spread === null ? "" : ` ±${spread.toFixed(2)}`);
+  }
+
+  const forms = {
+    peak_memory_bytes: size, device_bytes: size, predicted_peak_memory_bytes: size,
+    tokens_per_second: speed, perplexity: perplexity, seconds: seconds, compile_seconds: seconds,
+  };
+
+  function shown(key, index) {
+    const one = value(key, index);
+    if (one === null || one === "") return "–";
+    return forms[key] ? forms[key](one, index) : String(one);
+  }
+
+  // -- commands -------------------------------------------------------------------------------------------------
+
+  function configuration(index) {
+    return Object.entries(data.config).map(([key, of]) => `${key} = ${JSON.stringify(repeating(of, index))}`).join("\n");
+  }
+
+  function fill(template, index) {
+    return template.replaceAll("\0number\0", () => String(value("number", index)))
+      .replaceAll("\0configuration\0", () => configuration(index))
+      .replaceAll("\0target\0", () => (target ? target.value : ""));
+  }
+
+  function commands(index) {
+    const number = value("number", index);
+    const all = [["Re-run", `the command that re-runs trial ${number}`, fill(data.rerun, index)]];
+    if (target) all.push(["Export", `the command that exports trial ${number} to ${target.value}`, fill(data.export, index)]);
+    return all;
+  }
+
+  // -- drawing --------------------------------------------------------------------------------------------------
+
+  function element(tag, text, attributes = {}) {
+    const made = document.createElement(tag);
+    if (text !== null) made.textContent = text;
+    for (const [name, said] of Object.entries(attributes)) made.setAttribute(name, said);
+    return made;
+  }
+
+  function badges(cell, index) {
+    const number = value("number", index);
+    const outcome = repeating(data.repeating.outcome, index);
+    const all = [];
+    if (number === data.pick) all.push("pick");
+    if (front.has(number)) all.push("front");
+    if (number === data.baseline) all.push("baseline");
+    for (const one of all) cell.append(element("span", one, { class: `badge ${one}` }), " ");
+    if (outcome !== "ok" || !all.length) {
+      cell.append(element("span", value("outcome", index), { class: outcome === "ok" ? "badge" : "badge failed" }));
+    }
+    const message = value("message", index);
+    if (message) cell.append(element("div", message, { class: "note wide-only" }));
+  }
+
+  function describe(cell, index) {
+    const name = repeating(data.repeating.name, index);
+    if (name) cell.append(element("b", name));
+    cell.append(data.words[index]);
+  }
+
+  function cellOf(head, index) {
+    const key = head.dataset.key;
+    if (key === "number") {
+      const cell = element("th", null, { scope: "row", role: "rowheader" });
+      const number = `#${value("number", index)}`;
+      const button = element("button", number, {
+        type: "button", class: "open", "aria-expanded": "false", "aria-label": `${number}: all that is known`,
+      });
+      button.addEventListener("click", () => toggle(button, index));
+      cell.append(button);
+      return cell;
+    }
+    const cell = element("td", null, { class: head.className, role: "cell", "data-title": titles.get(key) });
+    if (key === "outcome") cell.classList.add("marks"), badges(cell, index);
+    else if (key === "words") cell.classList.add("words"), describe(cell, index);
+    else cell.textContent = shown(key, index);
+    return cell;
+  }
+
+  function copiesOf(index) {
+    const cell = element("td", null, { class: "copies wide-only", role: "cell" });
+    commands(index).forEach(([label], which) => {
+      const name = `${label}: copy the command for trial ${value("number", index)}`;
+      const button = element("button", label, { type: "button", "aria-label": name });
+      button.addEventListener("click", () => { const [, what, text] = commands(index)[which]; copy(text, what); });
+      cell.append(button, " ");
+    });
+    return cell;
+  }
+
+  function rowOf(index) {
+    const row = element("tr", null, { role: "row", class: value("number", index) === data.pick ? "row picked" : "row" });
+    row.append(...heads.map((head) => cellOf(head, index)), copiesOf(index));
+    return row;
+  }
+
+  // -- all that is known of a trial -----------------------------------------------------------------------------
+
+  const LONG = ["message", "perplexity_source", "parity_message"];
+  const KNOWN = ["peak_memory_bytes", "device_bytes", "peak_phase", "predicted_peak_memory_bytes", "compile_seconds",
+    "seconds", "parity", ...LONG];
+
+  function toggle(button, index) {
+    const row = button.closest("tr");
+    const isOpen = button.getAttribute("aria-expanded") === "true";
+    button.setAttribute("aria-expanded", String(!isOpen));
+    if (isOpen) row.nextElementSibling.remove();
+    else row.after(detailOf(index));
+  }
+
+  function detailOf(index) {
+    const list = element("dl", null, { class: "known" });
+    for (const key of [...Object.keys(data.config), ...KNOWN]) {
+      const said = shown(key, index);
+      if (said === "–") continue;
+      const pair = element("div", null, LONG.includes(key) ? { class: "long" } : {});
+      pair.append(element("dt", key.replace(/_bytes$/, "").replaceAll("_", " ")), element("dd", said));
+      list.append(pair);
+    }
+    const cell = element("td", null, { colspan: String(heads.length + 1), role: "cell" });
+    cell.append(list);
+    for (const [, what, text] of commands(index)) {
+      const box = element("div", null, { class: "command" });
+      const button = element("button", "Copy", { type: "button", class: "copy", "aria-label": `Copy ${what}` });
+      box.append(element("pre", text, { tabindex: "0", "aria-label": what }), button);
+      armCopyButton(button);
+      cell.append(element("p", what[0].toUpperCase() + what.slice(1)), box);
+    }
+    const row = element("tr", null, { class: "detail", role: "row" });
+    row.append(cell);
+    return row;
+  }
+
+  // -- sorting and filtering ------------------------------------------------------------------------------------
+
+  const collator = new Intl.Collator("en", { numeric: true });
+
+  function compare(one, other) {
+    if (one === null || one === "") return other === null || other === "" ? 0 : Infinity;
+    if (other === null || other === "") return -Infinity;
+    return typeof one === "string" ? collator.compare(one, other) : one - other;
+  }
+
+  function sort() {
+    const way = sorting.descending ? -1 : 1;
+    order.sort((a, b) => {
+      const found = compare(value(sorting.key, a), value(sorting.key, b));
+      return (Math.abs(found) === Infinity ? found : way * found) || a - b; // what is not known comes last, always
+    });
+    for (const head of heads) {
+      if (head.dataset.key === sorting.key) head.setAttribute("aria-sort", sorting.descending ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+    }
+    sortSelect.value = `${sorting.key} ${sorting.descending ? "down" : "up"}`;
+  }
+
+  const textOf = [];
+
+  function searchable(index) {
+    return textOf[index] ||= [`#${value("number", index)}`, words(index), value("outcome", index), value("message", index)]
+      .join(" ").toLowerCase();
+  }
+
+  const kinds = {
+    all: () => true,
+    front: (index) => front.has(value("number", index)),
+    candidates: (index) => repeating(data.repeating.outcome, index) === "ok",
+    others: (index) => repeating(data.repeating.outcome, index) !== "ok",
+  };
+
+  function filter() {
+    const wanted = byId("find").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const kind = outcomeSelect.value;
+    const isKind = kinds[kind] || ((index) => repeating(data.repeating.outcome, index) === kind);
+    order = Array.from({ length: data.count }, (_, index) => index)
+      .filter((index) => isKind(index) && wanted.every((word) => searchable(index).includes(word)));
+    first = 0;
+    sort();
+    show();
+  }
+
+  function show() {
+    const last = Math.min(first + PAGE, order.length);
+    body.replaceChildren(...order.slice(first, last).map(rowOf));
+    const among = order.length === data.count ? "" : `, of ${whole.format(data.count)} in all`;
+    byId("shown").textContent = order.length
+      ? `${whole.format(first + 1)} to ${whole.format(last)} of ${whole.format(order.length)} trials${among}`
+      : `No trial is like that${among}`;
+    byId("before").disabled = first === 0;
+    byId("after").disabled = last === order.length;
+  }
+
+  function turn(by) {
+    first += by;
+    show();
+    byId("trials").scrollIntoView();
+  }
+
+  // -- controls -------------------------------------------------------------------------------------------------
+
+  const outcomeSelect = byId("outcome"), sortSelect = byId("sort");
+
+  function fillOutcomes() {
+    const count = (name) => order.filter(kinds[name]).length;
+    for (const [name, said] of [["all", "all trials"], ["front", "the front"], ["candidates", "ok"], ["others", "not ok"]]) {
+      outcomeSelect.append(element("option", `${said} (${whole.format(count(name))})`, { value: name }));
+    }
+    data.repeating.outcome.values.forEach((outcome, code) => {
+      const count = data.repeating.outcome.of.filter((one) => one === code).length;
+      if (outcome !== "ok") outcomeSelect.append(element("option", `${data.outcomes[outcome]} (${whole.format(count)})`, { value: outcome }));
+    });
+  }
+
+  for (const head of heads) {
+    const key = head.dataset.key, title = titles.get(key);
+    head.querySelector("button").addEventListener("click", () => {
+      sorting = { key, descending: sorting.key === key && !sorting.descending };
+      sort();
+      first = 0;
+      show();
+    });
+    sortSelect.append(element("option", `${title}, lowest first`, { value: `${key} up` }));
+    sortSelect.append(element("option", `${title}, highest first`, { value: `${key} down` }));
+  }
+  sortSelect.addEventListener("change", () => {
+    const [key, way] = sortSelect.value.split(" ");
+    sorting = { key, descending: way === "down" };
+    sort();
+    first = 0;
+    show();
+  });
+  byId("filters").addEventListener("submit", (event) => event.preventDefault());
+  byId("find").addEventListener("input", filter);
+  outcomeSelect.addEventListener("change", filter);
+  if (target) target.addEventListener("change", show);
+  byId("before").addEventListener("click", () => turn(-PAGE));
+  byId("after").addEventListener("click", () => turn(PAGE));
+
+  fillOutcomes();
+  sort();
+  show();
+  for (const id of ["filters", "table", "pages"]) byId(id).hidden = false;
+})();

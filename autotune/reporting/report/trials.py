@@ -1,0 +1,84 @@
+"""All trials as columns, small enough that ten thousand of them are one page: what repeats is said once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.config import FIELD_ORDER
+from autotune.reporting.outcomes import OUTCOME_WORDS
+from autotune.reporting.study_view import StudyView
+
+_PLAIN = (
+    "number",
+    "peak_memory_bytes",
+    "device_bytes",
+    "predicted_peak_memory_bytes",
+    "tokens_per_second",
+    "tokens_per_second_spread",
+    "perplexity",
+    "perplexity_spread",
+    "compile_seconds",
+    "seconds",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of the table on the page; `key` is its name in the JSON of a trial."""
+
+    key: str
+    title: str
+    is_number: bool = True
+    on_phones: bool = True
+
+
+_COLUMNS = (
+    Column(key="number", title="trial", is_number=False),
+    Column(key="words", title="configuration", is_number=False),
+    Column(key="peak_memory_bytes", title="peak"),
+    Column(key="device_bytes", title="on device", on_phones=False),
+    Column(key="predicted_peak_memory_bytes", title="predicted", on_phones=False),
+    Column(key="tokens_per_second", title="tokens/s"),
+    Column(key="perplexity", title="perplexity"),
+    Column(key="outcome", title="outcome, message", is_number=False),
+    Column(key="seconds", title="took", on_phones=False),
+)
+_REPEATING = ("name", "outcome", "message", "perplexity_source", "peak_phase", "parity", "parity_message")
+_DIGITS = 7
+"""Enough for every number that is shown, and for sorting."""
+
+
+def trial_table(view: StudyView) -> dict[str, Any]:
+    """JSON-ready. A column is a list of values, or `values` and for each trial the index of its own."""
+    result = view.result
+    records = [record.to_dict() for record in result.trials]
+    return {
+        "count": len(records),
+        "plain": {name: [_short(record[name]) for record in records] for name in _PLAIN},
+        "repeating": {name: _indexed([record[name] for record in records]) for name in _REPEATING},
+        "config": {name: _indexed([record["config"][name] for record in records]) for name in FIELD_ORDER},
+        "words": [record.config.describe() for record in result.trials],
+        "outcomes": dict(OUTCOME_WORDS),
+        "front": list(result.front),
+        "pick": None if result.pick is None else result.pick.number,
+        "baseline": result.baseline,
+        "is_cuda": result.device.type == "cuda",
+        "has_predictions": any(record.predicted_peak_memory_bytes for record in result.trials),
+    }
+
+
+def _indexed(column: Sequence[Any]) -> dict[str, Any]:
+    values = list(dict.fromkeys(column))
+    place = {value: index for index, value in enumerate(values)}
+    return {"values": values, "of": [place[value] for value in column]}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+def columns_of(table: Mapping[str, Any]) -> tuple[Column, ...]:
+    """Without what no trial of the study has."""
+    missing = set() if table["is_cuda"] else {"device_bytes"}
+    missing |= set() if table["has_predictions"] else {"predicted_peak_memory_bytes"}
+    return tuple(column for column in _COLUMNS if column.key not in missing)
