@@ -1,0 +1,100 @@
+"""What each trainer can express: every value of every technique, through every target, as a table.
+
+    python studies/exports/table.py
+
+Writes table.md here. A test asserts that it is current.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.config import CHOICES, TrainingConfig
+from autotune.exporters import TARGETS
+from autotune.exporters.export import Refusal
+from autotune.exporters.recipe import Recipe
+from autotune.workload import make_workload
+
+WORKLOAD = make_workload("cuda", {})
+VALUES: Mapping[str, tuple[Any, ...]] = {
+    **CHOICES,
+    "memory_budget": (1.0, 0.5, 0.0),
+    "micro_batch_size": (WORKLOAD.global_batch, 1),
+}
+NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "memory_budget": {"compile": "block"},
+    "attention": {"precision": "bf16-mixed"},
+}
+"""What else a configuration needs for a technique to be legal in it."""
+SETTINGS = (
+    "learning_rate",
+    "weight_decay",
+    "schedule",
+    "learning_rate_warmup_steps",
+    "steps",
+    "sequence_length",
+    "seed",
+)
+
+
+def page() -> str:
+    return "\n".join([*_opening(), *_techniques(), "", *_settings(), ""])
+
+
+def _opening() -> Iterator[str]:
+    yield "# What each trainer can express"
+    yield ""
+    yield "Made by `python studies/exports/table.py`; a test holds it to the code. Every value alone, on the built-in"
+    yield "model for CUDA. **yes**: in the exported files. **yours**: in a line of your own script, which the export"
+    yield "prints. Anything else is what the files do instead, and the export says why. A column is a target and, where"
+    yield "it has several, a `--target-version`."
+    yield ""
+
+
+def columns() -> list[tuple[str, str]]:
+    return [(name, version) for name, target in TARGETS.items() for version in target.versions]
+
+
+def _heading(first: str) -> Iterator[str]:
+    titles = [name if len(TARGETS[name].versions) == 1 else f"{name} {version}" for name, version in columns()]
+    yield f"| {first} | {' | '.join(titles)} |"
+    yield "|" + "---|" * (len(titles) + 1)
+
+
+def _techniques() -> Iterator[str]:
+    yield from _heading("technique")
+    for technique, values in VALUES.items():
+        for value in values:
+            config = _config(technique, value)
+            cells = [_cell(technique, refusals(config, name, version)) for name, version in columns()]
+            yield f"| {technique} {value} | {' | '.join(cells)} |"
+
+
+def _settings() -> Iterator[str]:
+    yield from _heading("setting of the workload")
+    plain = TrainingConfig(micro_batch_size=WORKLOAD.global_batch)
+    for setting in SETTINGS:
+        cells = [_cell(setting, refusals(plain, name, version)) for name, version in columns()]
+        yield f"| {setting} | {' | '.join(cells)} |"
+
+
+def _config(technique: str, value: Any) -> TrainingConfig:
+    plain = {"micro_batch_size": WORKLOAD.global_batch}
+    needed = {} if technique == "memory_budget" and value == 1.0 else NEEDED.get(technique, {})
+    return TrainingConfig(**{**plain, **needed, technique: value})
+
+
+def refusals(config: TrainingConfig, name: str, version: str) -> Mapping[str, Refusal]:
+    recipe = Recipe(config=config, workload=WORKLOAD, device_type="cuda", origin="the table")
+    return {refusal.setting: refusal for refusal in TARGETS[name].write(recipe, version).refusals}
+
+
+def _cell(setting: str, refused: Mapping[str, Refusal]) -> str:
+    if setting not in refused:
+        return "yes"
+    instead = refused[setting].instead
+    return "yours" if instead is None else f"{instead}"
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "table.md").write_text(page(), encoding="utf-8")

@@ -1,0 +1,57 @@
+"""Every picture of the study `tour`, and its report as a browser shows it at three sizes.
+
+    python studies/report/pictures.py --storage sqlite:///studies/report/tour.db
+
+Writes into the folder of this file. Needs autotune's extras `images` and `importance`, playwright and a Chromium
+(`CHROMIUM` says where it is, else /usr/bin/chromium).
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from playwright.sync_api import sync_playwright
+
+from autotune.reporting.figures import FIGURES
+
+HERE = Path(__file__).parent
+SIZES = {"phone": (375, 812), "laptop": (1366, 768), "desktop": (1920, 1080)}
+STUDY = "tour"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--storage", default="sqlite:///studies/report/tour.db")
+    storage = parser.parse_args().storage
+    for kind in FIGURES:
+        run("plot", STUDY, kind, "--out", HERE / f"{kind}.png", "--width", 1200, "--height", 700, "--storage", storage)
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.html"
+        run("report", STUDY, "--out", report, "--storage", storage)
+        screenshots(report)
+
+
+def run(*arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", "autotune", *map(str, arguments)], check=True)
+
+
+def screenshots(report: Path) -> None:
+    """The first screenfuls at each size; the phone's in dark."""
+    with sync_playwright() as playwright:
+        chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for name, (width, height) in SIZES.items():
+            scheme = "dark" if name == "phone" else "light"
+            page = browser.new_page(viewport={"width": width, "height": 3 * height}, color_scheme=scheme)
+            page.goto(report.as_uri())
+            page.wait_for_timeout(6000)  # figures are drawn as they come into view
+            page.screenshot(path=HERE / f"report-{name}.png")
+            page.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
