@@ -196,7 +196,8 @@ def print_summary(
     console.print(Text(f"Results  {result.storage}"))
     for command, purpose in (
         (f"autotune show {shown}", "every trial"),
-        (f"autotune plot {shown}", "the front as a page"),
+        (f"autotune report {shown}", "all of it as one page to send"),
+        *([(f"autotune export {shown} --to pytorch", "the pick, for your trainer")] if result.pick else []),
         (continue_command(result.study, request, trials=total), "go on"),
     ):
         console.print(Text(f"  {command}  # {purpose}"), soft_wrap=True)
