@@ -65,3 +65,8 @@ def test_torch_stays_in_the_trials_processes(module, installed, tmp_path):
 def test_no_function_has_the_name_of_a_module_that_would_take_its_place():
     modules = {path.stem for path in (Path(autotune.__file__).parent).iterdir()}
     assert modules.isdisjoint(autotune.__all__)
+
+
+def test_no_two_test_files_share_a_name():
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

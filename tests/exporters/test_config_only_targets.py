@@ -7,7 +7,7 @@ import yaml
 from readers import READERS
 from readers.torchtitan import read
 from recipes import recipe
-from test_contract import check
+from test_exporter_contract import check
 
 from autotune.config import TrainingConfig
 from autotune.exporters import TARGETS

@@ -40,7 +40,7 @@ def optimizers():
                 yield config
 
 
-@pytest.mark.parametrize("config", optimizers(), ids=lambda config: config.describe())
+@pytest.mark.parametrize("config", list(optimizers()), ids=lambda config: config.describe())
 def test_the_line_of_the_optimizer_makes_that_of_the_trial(config):
     from autotune.techniques.optimizer import make_optimizer
 

@@ -20,7 +20,7 @@ from readers.hugging_face import (
 )
 from readers.transformers import optimizer_of
 from recipes import configurations, recipe
-from test_contract import WORKLOADS
+from test_exporter_contract import WORKLOADS
 
 from autotune.config import TrainingConfig
 from autotune.exporters import launch
