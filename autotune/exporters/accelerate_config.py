@@ -11,6 +11,7 @@ from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
+    BF16_WEIGHTS,
     blocks_line,
     model_and_data,
     optimizer_arguments,
@@ -37,8 +38,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _heading(recipe: Recipe) -> str:
-    origin = " ".join(recipe.origin.split())  # a line break would end the comment
-    return f"# {origin}: {recipe.config.describe()}.\n"
+    return f"# {recipe.origin}: {recipe.config.describe()}.\n"
 
 
 def _command(recipe: Recipe) -> str:
@@ -145,12 +145,12 @@ def _why_not_precision(recipe: Recipe, line: str) -> tuple[str | None, str] | No
     if config.precision == "bf16-true":
         return (
             None,
-            "the model's dtype is the script's own: write model = model.to(torch.bfloat16) before the optimizer",
+            f"the model's dtype is the script's own: write {BF16_WEIGHTS} before the optimizer",
         )
     if config.precision == "bf16-stochastic":
         return None, (
-            "weights and optimizer are the script's own: model = model.to(torch.bfloat16) gives bf16-true, which "
-            "rounds updates to nearest; the pytorch export rounds them stochastically"
+            f"weights and optimizer are the script's own: {BF16_WEIGHTS} gives bf16-true, which rounds updates to "
+            "nearest; the pytorch export rounds them stochastically"
         )
     if config.precision == "fp8":
         return "bf16-mixed", (

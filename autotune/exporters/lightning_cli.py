@@ -36,8 +36,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _heading(recipe: Recipe) -> str:
-    origin = " ".join(recipe.origin.split())  # a line break would end the comment
-    return f"# {origin}: {recipe.config.describe()}.\n"
+    return f"# {recipe.origin}: {recipe.config.describe()}.\n"
 
 
 def _command(recipe: Recipe) -> str:
@@ -150,8 +149,10 @@ def _why_not_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:
+    casts = "bf16-true casts buffers as well, such as frequencies of positions, which a trial leaves in float32."
     return (
         model_and_data(recipe),
+        *([casts] if _precision(recipe) == "bf16-true" else []),
         "main.py is a script of your own: lightning.pytorch.cli.LightningCLI(YourModule, YourDataModule).",
         f"Needs lightning and jsonargparse[signatures]; keep the Python files beside main.py with {FILE}.",
         "The optimizer in the file takes the place of your module's configure_optimizers, and the callback sets its "
