@@ -194,7 +194,7 @@ def _say(written: "Export", *, target: "Target", record: TrialRecord, folder: Pa
 
 
 def _named(refusal: "Refusal") -> str:
-    return f"{refusal.setting} {refusal.value}"
+    return refusal.setting if refusal.value is None else f"{refusal.setting} {refusal.value}"
 
 
 def _to_dict(written: "Export", *, target: str, version: str, record: TrialRecord, folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.named_schedule import named_schedule, warmup_refusal
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
-from autotune.exporters.script_lines import own_script_note, tokenizer_note
+from autotune.exporters.script_lines import own_script_note, text_notes
 from autotune.exporters.training_script import LOADERS
 from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
 
@@ -228,13 +228,15 @@ def _checkpointing(value: str) -> dict[str, Any]:
 def _notes(recipe: Recipe, done: Mapping[str, Any]) -> Iterator[str]:
     workload = recipe.workload
     yield from own_script_note(workload)
-    yield from tokenizer_note(workload)
+    yield from text_notes(workload)
     if workload.model_source is None:
         yield "name your Hugging Face model in base_model: the study's model has no folder or hub name"
     if not workload.pretrained:
         yield "reinit_weights: true draws new weights, as the study did; leave it out to go on from trained ones"
     if workload.dataset == STANDARD_LIBRARY_TEXT:
         yield "name your text in datasets: the study's is the documentation of the Python on its machine"
+    if workload.packing == "packed":
+        yield "sample_packing fills a sequence with whole samples; a trial cuts one stream of all texts"
     yield "transformers decays no biases and no norms, a trial every weight"
     if done["checkpointing"].startswith("every-"):
         yield "every_n_layers needs transformers 5.16 or newer; older ones checkpoint every block without a word"

@@ -95,15 +95,16 @@ def own_script_note(workload: Workload) -> list[str]:
     ]
 
 
-def tokenizer_note(workload: Workload) -> list[str]:
-    """For a trainer that takes the tokenizer of its model."""
-    if workload.script is not None or workload.tokenizer in (workload.model_source, "model"):
-        return []
-    names = {"bytes": "bytes", "bpe": f"those of a BPE of {workload.vocab_size} trained on its text"}
-    made = names.get(workload.tokenizer, f"those of {workload.tokenizer}")
-    return [
-        f"the trial's tokens were {made}; these files leave the choice to the model, which has a tokenizer of its own"
-    ]
+def text_notes(workload: Workload, *, says_tokenizer: bool = False) -> list[str]:
+    """For a trainer that reads the text itself, by the tokenizer of its model unless the files say another."""
+    notes, is_own = [], workload.tokenizer in (workload.model_source, "model")
+    if workload.script is None and not is_own and not says_tokenizer:
+        names = {"bytes": "bytes", "bpe": f"those of a BPE of {workload.vocab_size} trained on its text"}
+        made = names.get(workload.tokenizer, f"those of {workload.tokenizer}")
+        notes.append(f"the trial's tokens were {made}; the files leave the choice to the model, which has its own")
+    if workload.streaming:
+        notes.append("the study streamed its text and read no more than its steps use; the files read all of it")
+    return notes
 
 
 def model_and_data(recipe: Recipe) -> str:
@@ -113,6 +114,10 @@ def model_and_data(recipe: Recipe) -> str:
         [note] = own_script_note(workload)
         return f"{note[0].upper()}{note[1:]}."
     said = f"The trial trained {workload.describe_model()} on {workload.dataset}; model and data are your script's"
+    if workload.packing == "padded":
+        said += ", each sequence the beginning of a text and padding without labels (-100)"
+        if (steps := recipe.accumulation_steps) > 1:
+            said += f", its loss the sum of a micro batch / the labels of all {steps} of a step, not a mean of means"
     if not workload.pretrained:
         return f"{said}."
     # Since version 5 the weights keep the dtype that they were saved in.

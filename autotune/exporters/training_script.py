@@ -54,6 +54,11 @@ def names_model(workload: Workload) -> bool:
     return workload.model_config is not None
 
 
+def says_tokenizer(workload: Workload) -> bool:
+    """Whether the script has the tokens of the trial, and not those of a model that is to be filled in."""
+    return workload.tokenizer != "bpe" and (workload.tokenizer != "bytes" or names_model(workload))
+
+
 def _classes(workload: Workload) -> str:
     tokenizer = [] if workload.tokenizer == "bytes" and names_model(workload) else [_tokenizer_class(workload)]
     config = ["AutoConfig"] if names_model(workload) and not workload.pretrained else []
@@ -69,7 +74,7 @@ def _tokenizer(workload: Workload) -> str:
         return "\n\ndef encode(text):\n    return list(text.encode())  # the trial's tokens were bytes\n\n"
     if workload.tokenizer.endswith(".json"):
         made = f"PreTrainedTokenizerFast(tokenizer_file={workload.tokenizer!r})"
-    elif workload.tokenizer in ("bytes", "bpe"):
+    elif not says_tokenizer(workload):
         made = 'AutoTokenizer.from_pretrained("<MODEL>")'
     else:
         made = f"AutoTokenizer.from_pretrained({workload.tokenizer!r})"

@@ -13,7 +13,7 @@ from autotune.config import TrainingConfig
 from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
-from autotune.exporters.script_lines import own_script_note
+from autotune.exporters.script_lines import own_script_note, text_notes
 from autotune.exporters.trainer_code import FILE, trainer_code
 from autotune.exporters.trainer_keys import (
     FP16_ON_CPU,
@@ -26,7 +26,7 @@ from autotune.exporters.trainer_keys import (
     nearest,
     training_keys,
 )
-from autotune.exporters.training_script import training_script
+from autotune.exporters.training_script import says_tokenizer, training_script
 
 ARGUMENTS_FILE, MODEL_FILE = "training_args.json", "model_kwargs.json"
 _IN_CODE: Mapping[str, Any] = {"tf32": None, "torch_compile": False}
@@ -96,7 +96,8 @@ def _notes(recipe: Recipe, version: str, changes: list[Change]) -> list[str]:
 
 
 def _needs(recipe: Recipe, version: str) -> list[str]:
-    config, notes = recipe.config, own_script_note(recipe.workload)
+    config, workload = recipe.config, recipe.workload
+    notes = own_script_note(workload) + text_notes(workload, says_tokenizer=says_tokenizer(workload))
     if version != "4.57" and config.checkpointing in ("every-2", "every-4"):
         notes.append(
             "every_n_layers needs transformers 5.16 or newer: older ones checkpoint every layer without a word"

@@ -14,7 +14,7 @@ from autotune.config import TrainingConfig
 from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
-from autotune.exporters.script_lines import own_script_note, tokenizer_note
+from autotune.exporters.script_lines import own_script_note, text_notes
 from autotune.exporters.trainer_keys import KEY_NOTES, Change, model_keys, nearest, training_keys
 from autotune.exporters.training_script import LOADERS
 from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
@@ -104,7 +104,7 @@ def _head(recipe: Recipe) -> str:
 
 def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
     workload, notes = recipe.workload, [*KEY_NOTES, *own_script_note(recipe.workload)]
-    notes += tokenizer_note(workload)
+    notes += text_notes(workload)
     if has_launcher:
         notes.append(f"on several devices: accelerate launch {launch.FILE} -m trl.scripts.sft --config {FILE}")
     if not workload.pretrained and workload.script is None:

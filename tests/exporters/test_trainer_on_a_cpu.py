@@ -1,4 +1,4 @@
-"""A trial on a CPU, exported to transformers' Trainer and to trl: they refuse or drop precisions there by themselves."""
+"""A trial on a CPU, exported to transformers and to trl, which refuse or drop precisions there by themselves."""
 
 import pytest
 import yaml

@@ -71,11 +71,12 @@ def _for_a_script(recipe: Recipe) -> Export:
 
 
 def _left_to_the_script(recipe: Recipe) -> list[Refusal]:
-    own = ("learning_rate", "weight_decay", "schedule", "learning_rate_warmup_steps", "steps", "sequence_length")
-    settings = recipe.settings()
+    """What the search has not seen has no value; the rest it has said to the script, which may heed it."""
+    own = ("learning_rate", "weight_decay", "schedule", "learning_rate_warmup_steps", "sequence_length")
+    known = {name: recipe.settings()[name] for name in ("steps", "seed", "global_batch")}
     return [
-        Refusal(setting=name, value=settings[name], instead=None, why=f"{recipe.workload.script} decides it")
-        for name in (*own, "gradient_clipping", "seed", "global_batch")
+        Refusal(setting=name, value=known.get(name), instead=None, why=f"{recipe.workload.script} decides it")
+        for name in (*own, "gradient_clipping", *known)
     ]
 
 
