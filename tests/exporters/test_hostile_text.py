@@ -8,9 +8,9 @@ import tomllib
 
 import pytest
 import yaml
-from readers.forgather import Template
-from recipes import configurations, recipe
+from recipes import recipe
 
+from autotune.config import TrainingConfig
 from autotune.exporters import TARGETS
 from autotune.exporters.pytorch.script import FILE as SCRIPT
 from autotune.model_file import model_name
@@ -34,9 +34,8 @@ LLAMA = {
     "num_attention_heads": 2,
     "vocab_size": 300,
 }
-CONFIGURATIONS = {
-    name: configurations()[name] for name in ("precision=fp32", "memory_budget=0.5", "allocator=expandable")
-}
+CONFIG = TrainingConfig(micro_batch_size=8, compile="block", memory_budget=0.5, allocator="expandable")
+"""With a launcher where there is one."""
 
 
 def versions():
@@ -58,35 +57,28 @@ def asked(text, config):
     return dataclasses.replace(recipe(config, **named, **words, held_out_split=text), origin=f"study {text}, trial 1")
 
 
-def parsed(name, text):
+def shape_of(name, text):
+    """What there is in a file, whatever the names in it; fails where it cannot be read."""
     text.encode("utf-8", errors="strict")
     if name.endswith(".py"):
-        return ast.dump(ast.parse(text))
+        return [type(node).__name__ for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
     if name.endswith(".toml"):
         return tomllib.loads(text)
     if name.endswith(".json"):
-        return json.loads(text)
+        return list(json.loads(text))
     if name == "autotune.yaml":  # a template: its comment must be one line
-        assert text.splitlines()[1] == "-- extends 'project.yaml'"
         return text.splitlines()[1:]
-    return yaml.load(text, Loader=Template)
+    return list(yaml.safe_load(text))
 
 
-@pytest.mark.parametrize("config", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 @pytest.mark.parametrize(("name", "version"), versions())
-def test_every_file_can_be_read_and_says_the_same_as_with_plain_names(name, version, config):
-    plain = TARGETS[name].write(asked("plain", config), version)
+def test_every_file_can_be_read_and_says_the_same_as_with_plain_names(name, version):
+    plain = TARGETS[name].write(asked("plain", CONFIG), version)
+    shape = {file: shape_of(file, content) for file, content in plain.files.items()}
     for text in HOSTILE:
-        export = TARGETS[name].write(asked(text, config), version)
-        assert list(export.files) == list(plain.files)
+        export = TARGETS[name].write(asked(text, CONFIG), version)
         assert export.command == plain.command
-        for file, content in export.files.items():
-            read, wanted = parsed(file, content), parsed(file, plain.files[file])
-            if file.endswith((".json", ".yaml")) and isinstance(read, dict):
-                assert list(read) == list(wanted)
-            if file.endswith(".py"):  # as many statements: none of the text's own
-                assert read.count("Import(") == wanted.count("Import(")
-                assert read.count("Expr(") == wanted.count("Expr(")
+        assert {file: shape_of(file, content) for file, content in export.files.items()} == shape
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
