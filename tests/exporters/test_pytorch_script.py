@@ -252,7 +252,9 @@ OF_THE_KIND_OF_NANOGPT = OWN.replace(
 
 
 @pytest.mark.parametrize("packing", ["packed", "padded"])
-@pytest.mark.parametrize(("source", "loss"), [(OWN, "chunked"), (OF_THE_KIND_OF_NANOGPT, "full")], ids=str)
+@pytest.mark.parametrize(
+    ("source", "loss"), [(OWN, "chunked"), (OF_THE_KIND_OF_NANOGPT, "full")], ids=["logits", "labels as an option"]
+)
 def test_a_model_of_ones_own_is_called_as_in_the_trial(make_trainer_of, workload, source, loss, packing, tmp_path):
     # A name that another module has as well.
     (tmp_path / "types.py").write_text(source)
