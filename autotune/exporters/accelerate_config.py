@@ -71,13 +71,9 @@ def _settings(recipe: Recipe) -> dict[str, object]:
 
 
 def _mixed_precision(recipe: Recipe) -> str:
-    if _is_fp16_on_cpu(recipe):
+    if recipe.is_fp16_on_cpu:
         return "no"
     return _MIXED.get(recipe.config.precision, "no")
-
-
-def _is_fp16_on_cpu(recipe: Recipe) -> bool:
-    return recipe.device_type == "cpu" and recipe.config.precision == "fp16-mixed"
 
 
 def _compiles(config: TrainingConfig) -> bool:
@@ -134,7 +130,7 @@ def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
 
 def _why_not_precision(recipe: Recipe, line: str) -> tuple[str | None, str] | None:
     config = recipe.config
-    if _is_fp16_on_cpu(recipe):
+    if recipe.is_fp16_on_cpu:
         return "fp32", "accelerate leaves fp16 out on a CPU without a word: use bf16-mixed"
     if config.precision == "fp32" and _compiles(config) and recipe.device_type == "cuda":
         return (

@@ -65,11 +65,7 @@ def _settings(recipe: Recipe) -> dict[str, object]:
 
 
 def _precision(recipe: Recipe) -> str:
-    return "32-true" if _is_fp16_on_cpu(recipe) else _PRECISIONS[recipe.config.precision]
-
-
-def _is_fp16_on_cpu(recipe: Recipe) -> bool:
-    return recipe.device_type == "cpu" and recipe.config.precision == "fp16-mixed"
+    return "32-true" if recipe.is_fp16_on_cpu else _PRECISIONS[recipe.config.precision]
 
 
 def _clips_in_callback(recipe: Recipe) -> bool:
@@ -108,7 +104,7 @@ def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
     """{setting: (what the files do instead, why)}"""
     config = recipe.config
     whys: dict[str, tuple[str | None, str]] = {}
-    if _is_fp16_on_cpu(recipe):
+    if recipe.is_fp16_on_cpu:
         whys["precision"] = ("fp32", "Lightning makes bfloat16 of 16-mixed on a CPU: use bf16-mixed")
     if config.precision == "bf16-stochastic":
         whys["precision"] = (

@@ -62,6 +62,11 @@ class Recipe:
         return self.workload.global_batch // self.config.micro_batch_size
 
     @property
+    def is_fp16_on_cpu(self) -> bool:
+        """Trainers leave it out there, or make bfloat16 of it, without a word."""
+        return self.device_type == "cpu" and self.config.precision == "fp16-mixed"
+
+    @property
     def optimizer_settings(self) -> Mapping[str, Any]:
         return OPTIMIZER_SETTINGS[self.config.optimizer]
 

@@ -33,7 +33,7 @@ def nearest(recipe: Recipe, *, has_every_n_layers: bool = True) -> tuple[Trainin
     """
     config = recipe.config
     changes = [
-        *_precision(config, recipe.device_type),
+        *_precision(recipe),
         *_checkpointing(config, has_every_n_layers=has_every_n_layers),
         *_compile(config),
         *_optimizer(recipe),
@@ -46,16 +46,13 @@ def nearest(recipe: Recipe, *, has_every_n_layers: bool = True) -> tuple[Trainin
 FP16_ON_CPU = "accelerate, which it trains by, leaves fp16 out on a CPU without a word: use bf16-mixed"
 
 
-def is_fp16_on_cpu(config: TrainingConfig, device_type: str) -> bool:
-    return device_type == "cpu" and config.precision == "fp16-mixed"
-
-
 def _changed(config: TrainingConfig, changes: list[Change]) -> TrainingConfig:
     return dataclasses.replace(config, **{change.setting: change.instead for change in changes})
 
 
-def _precision(config: TrainingConfig, device_type: str) -> list[Change]:
-    if is_fp16_on_cpu(config, device_type):
+def _precision(recipe: Recipe) -> list[Change]:
+    config = recipe.config
+    if recipe.is_fp16_on_cpu:
         return [Change(setting="precision", instead="fp32", why=FP16_ON_CPU)]
     if config.precision == "fp8":
         why = "it has no key: convert the blocks' linear layers by torchao.float8, or use accelerate's fp8"

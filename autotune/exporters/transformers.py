@@ -21,7 +21,6 @@ from autotune.exporters.trainer_keys import (
     LONGEST_ADAFACTOR_STEPS,
     Change,
     checkpointing_keys,
-    is_fp16_on_cpu,
     model_keys,
     nearest,
     training_keys,
@@ -51,10 +50,9 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _refusals(recipe: Recipe) -> tuple[Refusal, ...]:
-    config = recipe.config
-    if not is_fp16_on_cpu(config, recipe.device_type):
+    if not recipe.is_fp16_on_cpu:
         return ()
-    return (Refusal(setting="precision", value=config.precision, instead="fp32", why=FP16_ON_CPU),)
+    return (Refusal(setting="precision", value=recipe.config.precision, instead="fp32", why=FP16_ON_CPU),)
 
 
 def _beyond_json(config: TrainingConfig) -> list[Change]:

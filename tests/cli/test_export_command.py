@@ -153,12 +153,12 @@ NOT_MEASURED = {"peak_memory_bytes": None, "device_bytes": None, "tokens_per_sec
 
 
 @pytest.mark.parametrize("outcome", ["predicted_over_cap", "out_of_memory", "crashed", "interrupted"])
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_trial_that_has_no_numbers_is_exported(folder, outcome, target):
+def test_a_trial_that_has_no_numbers_is_exported(folder, outcome):
     url = f"sqlite:///{folder}/studies/autotune.db"
     write_study(url, [*MEASUREMENTS, measured(outcome=outcome, message="no", **NOT_MEASURED)], name=outcome)
-    printed = run(outcome, "--to", target, "--trial", "3", "-o", "mine")
-    assert f"not feasible ({outcome.replace('_', ' ')})" in printed
+    for target in TARGETS:
+        printed = run(outcome, "--to", target, "--trial", "3")
+        assert f"not feasible ({outcome.replace('_', ' ')})" in printed
 
 
 @pytest.mark.parametrize("target", TARGETS)

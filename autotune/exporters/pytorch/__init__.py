@@ -6,6 +6,7 @@ A study of somebody's own script has a script already: it gets the file and the 
 
 import json
 import shlex
+from pathlib import PurePath
 from typing import Any
 
 from autotune.exporters import launch
@@ -99,7 +100,7 @@ def _notes(recipe: Recipe) -> list[str]:
         notes.append(f"the device must have {format_size(recipe.device_bytes)}, as measured")
     if workload.streaming:
         notes.append(f"{script.FILE} reads no more text than {workload.steps} steps use, as the study did")
-    if is_function_reference(workload.model):
+    if is_function_reference(workload.model) and not PurePath(workload.model).is_absolute():
         notes.append(f"run it where {workload.model} is found, as the search was")
     load = f"autotune.load_config('{CONFIG_FILE}')"
     notes.append(f"your own loop: model, optimizer = autotune.apply(model, optimizer, config={load})")
