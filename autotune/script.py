@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
-from autotune.config import TrainingConfig
+from autotune.config import TrainingConfig, check_legal
 from autotune.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ def apply(
             f"the configuration was measured with {measured}: {type(optimizer).__name__} has a state of its own size",
             stacklevel=2,
         )
-    return apply_to_own(config or current_config(), model, optimizer)
+    config = config or current_config()
+    _check_applicable(config)
+    return apply_to_own(config, model, optimizer)
 
 
 def _applied_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.Module":
@@ -116,8 +118,21 @@ def _applied_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.
             "call autotune.apply(model, optimizer, config=config)",
             stacklevel=3,
         )
+    _check_applicable(config)
     apply_to_own_model(config, model)
     return model
+
+
+def _check_applicable(config: TrainingConfig) -> None:
+    """Raises IllegalConfiguration; warns of what a process has settled before it has a model."""
+    check_legal(config, global_batch=config.micro_batch_size)
+    said = f"{os.environ.get('PYTORCH_ALLOC_CONF')} {os.environ.get('PYTORCH_CUDA_ALLOC_CONF')}"
+    if config.allocator == "expandable" and "expandable_segments:True" not in said:
+        warnings.warn(
+            "allocator expandable is not applied, for torch reads it before there is a model: "
+            "start by the export's autotune_launch.py, or with PYTORCH_ALLOC_CONF=expandable_segments:True",
+            stacklevel=4,
+        )
 
 
 _CLASSES: Mapping[str, str] = {

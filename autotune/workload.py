@@ -211,8 +211,9 @@ class Workload:
         return self.gradient_clipping is not None
 
     def learning_rate_of(self, optimizer: str) -> float:
-        """AdamW in 8 bits has AdamW's rate unless one of its own is said."""
-        return self.learning_rates.get(optimizer) or self.learning_rates[optimizer.removesuffix("-8bit")]
+        """AdamW in 8 bits has AdamW's rate unless one of its own is said; older studies know fewer optimizers."""
+        plain = optimizer.removesuffix("-8bit")
+        return self.learning_rates.get(optimizer) or self.learning_rates.get(plain) or DEFAULT_LEARNING_RATES[plain]
 
     @property
     def tokens_per_step(self) -> int:

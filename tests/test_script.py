@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -374,6 +375,29 @@ def test_another_optimizer_than_the_measured_is_warned_of():
 def test_what_a_loop_of_ones_own_cannot_have_is_refused(choices):
     with pytest.raises(IllegalConfiguration):
         autotune.apply(stack(), TrainingConfig(**choices))
+
+
+def test_a_loss_in_chunks_is_refused_for_the_reason_that_it_has():
+    with pytest.raises(IllegalConfiguration, match="computes its loss itself"):
+        autotune.apply(stack(), TrainingConfig(loss="chunked"))
+
+
+def test_an_allocator_that_comes_too_late_is_warned_of(monkeypatch):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    with pytest.warns(UserWarning, match="allocator expandable is not applied"):
+        autotune.apply(stack(), TrainingConfig(allocator="expandable"))
+
+
+def test_an_allocator_that_the_process_has_is_not_warned_of(monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        autotune.apply(stack(), TrainingConfig(allocator="expandable"))
+
+
+def test_a_budget_that_nothing_compiled_could_keep_is_refused():
+    with pytest.raises(IllegalConfiguration, match=r"needs torch\.compile"):
+        autotune.apply(stack(), TrainingConfig(memory_budget=0.5))
 
 
 def test_applying_nothing_is_refused():

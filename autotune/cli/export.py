@@ -1,5 +1,6 @@
 """`autotune export`: a trial's configuration in the words of the trainer somebody uses."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailab
 from autotune.exporters import TARGETS
 from autotune.recommendation.pick import PREFERENCES
 from autotune.result import JSON_SCHEMA, StudyResult, TrialRecord
+from autotune.user_code import is_function_reference, read_reference
+from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
 
 if TYPE_CHECKING:
     from autotune.exporters.export import Export, Refusal, Target
@@ -36,8 +39,9 @@ def export(
         str | None, typer.Option(metavar="VERSION", help="Version of the trainer. [default: the usual one]")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Write nothing where the target cannot express a technique.")
+        bool, typer.Option("--strict", help="Write nothing where the target cannot express what the trial did.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over other files in the folder of --out.")] = False,
     tolerance: options.ToleranceOption = None,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
@@ -56,11 +60,12 @@ def export(
     preferences = options.preferences_of(tolerance, pick or options.PREFER, max_perplexity_increase)
     result = autotune.show(study, storage=storage, preferences=preferences)
     record = _record(result, trial)
-    written = target.write(recipe_of(result, record), version)
+    recipe = recipe_of(result, record)
+    written = target.write(dataclasses.replace(recipe, workload=_located(recipe.workload)), version)
     if strict:
         _check_strictly(written, to)
     folder = out or RESULTS_FOLDER / f"{study}-{to}-{record.number}"
-    _write(written, folder)
+    _write(written, folder, is_ours=out is None or force)
     if as_json:
         print(json.dumps(_to_dict(written, target=to, version=version, record=record, folder=folder), indent=2))
     else:
@@ -92,24 +97,58 @@ def _record(result: StudyResult, number: int | None) -> TrialRecord:
     return record
 
 
+def _located(workload: Workload) -> Workload:
+    """With whole paths for what is named from this folder: the files are used in their own."""
+    places = {"dataset": workload.dataset, "tokenizer": workload.tokenizer, "script": workload.script}
+    found = {name: _whole(place) for name, place in places.items() if place not in _NO_PATHS}
+    if is_function_reference(workload.model) and (file := read_reference(workload.model).file) is not None:
+        found["model"] = f"{_whole(str(file))}:{read_reference(workload.model).function}"
+    return dataclasses.replace(workload, **found)  # type: ignore[arg-type]  # a text for each of these texts
+
+
+_NO_PATHS = (None, STANDARD_LIBRARY_TEXT, "bytes", "bpe")
+
+
+def _whole(place: str | None) -> str | None:
+    path = Path(place or "").expanduser()
+    return str(path.absolute()) if place and path.exists() else place
+
+
 def _check_strictly(written: "Export", target: str) -> None:
-    if refused := [refusal for refusal in written.refusals if refusal.is_technique]:
+    """What is left to somebody's own script is no failure, unless it is a technique."""
+    if refused := [refusal for refusal in written.refusals if refusal.is_technique or refusal.instead is not None]:
         first, more = refused[0], len(refused) - 1
         raise IllegalConfiguration(
             f"{target} cannot express {_named(first)}: {first.why}" + (f" (and {more} more)" if more else ""),
-            hint="leave --strict out to write what it can, or export to pytorch",
+            hint="leave --strict out to write what it can" + (", or export to pytorch" if target != "pytorch" else ""),
         )
 
 
-def _write(written: "Export", folder: Path) -> None:
+def _write(written: "Export", folder: Path, *, is_ours: bool) -> None:
+    """`is_ours`: whether other files of these names may go. All or nothing, as far as can be seen before."""
+    contents = {folder / name: text.encode("utf-8", errors="backslashreplace") for name, text in written.files.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in written.files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        for file, content in contents.items():
+            if not is_ours and file.exists() and file.read_bytes() != content:
+                raise InvalidInput(
+                    f"{file} is there already, and another file",
+                    hint="name another folder with --out, or write over it with --force",
+                )
+        for file, content in contents.items():
+            file.write_bytes(content)
+        _warn_of_others(folder, set(written.files))
     except OSError as error:
         raise StorageUnavailable(
             f"{folder} cannot be written to: {error.strerror or error}", hint="name another folder with --out"
         ) from None
+
+
+def _warn_of_others(folder: Path, written: set[str]) -> None:
+    """Python finds a module of an export before this one as well."""
+    others = sorted(file.name for file in folder.glob("autotune_*") if file.name not in written)
+    if others:
+        print(f"note: {folder} also holds {', '.join(others)}, which is not of this export", file=sys.stderr)
 
 
 # -- what is said ------------------------------------------------------------------------------------------------
@@ -155,7 +194,7 @@ def _say(written: "Export", *, target: "Target", record: TrialRecord, folder: Pa
 
 
 def _named(refusal: "Refusal") -> str:
-    return f"{refusal.setting} {refusal.value}"
+    return refusal.setting if refusal.value is None else f"{refusal.setting} {refusal.value}"
 
 
 def _to_dict(written: "Export", *, target: str, version: str, record: TrialRecord, folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
+    BF16_WEIGHTS,
     blocks_line,
     model_and_data,
     optimizer_arguments,
@@ -37,8 +38,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _heading(recipe: Recipe) -> str:
-    origin = " ".join(recipe.origin.split())  # a line break would end the comment
-    return f"# {origin}: {recipe.config.describe()}.\n"
+    return f"# {recipe.origin}: {recipe.config.describe()}.\n"
 
 
 def _command(recipe: Recipe) -> str:
@@ -71,13 +71,9 @@ def _settings(recipe: Recipe) -> dict[str, object]:
 
 
 def _mixed_precision(recipe: Recipe) -> str:
-    if _is_fp16_on_cpu(recipe):
+    if recipe.is_fp16_on_cpu:
         return "no"
     return _MIXED.get(recipe.config.precision, "no")
-
-
-def _is_fp16_on_cpu(recipe: Recipe) -> bool:
-    return recipe.device_type == "cpu" and recipe.config.precision == "fp16-mixed"
 
 
 def _compiles(config: TrainingConfig) -> bool:
@@ -134,7 +130,7 @@ def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
 
 def _why_not_precision(recipe: Recipe, line: str) -> tuple[str | None, str] | None:
     config = recipe.config
-    if _is_fp16_on_cpu(recipe):
+    if recipe.is_fp16_on_cpu:
         return "fp32", "accelerate leaves fp16 out on a CPU without a word: use bf16-mixed"
     if config.precision == "fp32" and _compiles(config) and recipe.device_type == "cuda":
         return (
@@ -145,12 +141,12 @@ def _why_not_precision(recipe: Recipe, line: str) -> tuple[str | None, str] | No
     if config.precision == "bf16-true":
         return (
             None,
-            "the model's dtype is the script's own: write model = model.to(torch.bfloat16) before the optimizer",
+            f"the model's dtype is the script's own: write {BF16_WEIGHTS} before the optimizer",
         )
     if config.precision == "bf16-stochastic":
         return None, (
-            "weights and optimizer are the script's own: model = model.to(torch.bfloat16) gives bf16-true, which "
-            "rounds updates to nearest; the pytorch export rounds them stochastically"
+            f"weights and optimizer are the script's own: {BF16_WEIGHTS} gives bf16-true, which rounds updates to "
+            "nearest; the pytorch export rounds them stochastically"
         )
     if config.precision == "fp8":
         return "bf16-mixed", (

@@ -17,6 +17,8 @@ from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.named_schedule import named_schedule, warmup_refusal
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
+from autotune.exporters.script_lines import own_script_note, text_notes
+from autotune.exporters.training_script import LOADERS
 from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "axolotl.yaml"
@@ -127,8 +129,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 def _text(recipe: Recipe, done: Mapping[str, Any]) -> str:
     keys = {**_model_and_text(recipe.workload), **_numbers(recipe, done), **_techniques(done)}
     dumped = yaml.safe_dump(keys, sort_keys=False, default_flow_style=False, width=100, allow_unicode=True)
-    origin = " ".join(recipe.origin.split())  # a line break would end the comment
-    return f"# {origin}\n# For axolotl 0.19.\n{dumped}"
+    return f"# {recipe.origin}\n# For axolotl 0.19.\n{dumped}"
 
 
 def _model_and_text(workload: Workload) -> dict[str, Any]:
@@ -147,17 +148,14 @@ def _model_and_text(workload: Workload) -> dict[str, Any]:
     }
 
 
-_KINDS_OF_FILE = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-
-
 def _dataset(workload: Workload) -> dict[str, Any]:
     if workload.dataset == STANDARD_LIBRARY_TEXT:
         return {"path": "PUT-YOUR-TEXT-HERE.txt", "ds_type": "text", "type": "completion", "field": "text"}
-    kind = _KINDS_OF_FILE.get(PurePath(workload.dataset).suffix)
+    kind = LOADERS.get(PurePath(workload.dataset).suffix.lower())
     where = {
         "ds_type": kind,
         "name": workload.dataset_config,
-        "split": None if kind else workload.dataset_split,
+        "split": None if kind and workload.dataset_split == "train" else workload.dataset_split,
     }
     said = {name: value for name, value in where.items() if value is not None}
     return {"path": workload.dataset, **said, "type": "completion", "field": workload.text_column or "text"}
@@ -229,12 +227,16 @@ def _checkpointing(value: str) -> dict[str, Any]:
 
 def _notes(recipe: Recipe, done: Mapping[str, Any]) -> Iterator[str]:
     workload = recipe.workload
+    yield from own_script_note(workload)
+    yield from text_notes(workload)
     if workload.model_source is None:
         yield "name your Hugging Face model in base_model: the study's model has no folder or hub name"
     if not workload.pretrained:
         yield "reinit_weights: true draws new weights, as the study did; leave it out to go on from trained ones"
     if workload.dataset == STANDARD_LIBRARY_TEXT:
         yield "name your text in datasets: the study's is the documentation of the Python on its machine"
+    if workload.packing == "packed":
+        yield "sample_packing fills a sequence with whole samples; a trial cuts one stream of all texts"
     yield "transformers decays no biases and no norms, a trial every weight"
     if done["checkpointing"].startswith("every-"):
         yield "every_n_layers needs transformers 5.16 or newer; older ones checkpoint every block without a word"

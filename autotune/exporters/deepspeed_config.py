@@ -11,6 +11,7 @@ from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
+    BF16_WEIGHTS,
     blocks_line,
     model_and_data,
     optimizer_arguments,
@@ -165,7 +166,7 @@ def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[object, str]]:
 
 
 def _why_not_precision(config: TrainingConfig, line: str) -> tuple[object, str] | None:
-    own = "DeepSpeed's bf16 section keeps a float32 copy of the weights: write model = model.to(torch.bfloat16) before"
+    own = f"DeepSpeed's bf16 section keeps a float32 copy of the weights: write {BF16_WEIGHTS} before"
     if config.precision == "bf16-true":
         return None, f"{own} deepspeed.initialize"
     if config.precision == "bf16-stochastic":

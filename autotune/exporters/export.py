@@ -15,7 +15,7 @@ class Refusal:
     setting: str
     """One of `SETTINGS`."""
     value: Any
-    """What the trial used."""
+    """What the trial used; None where only a script of the user's own knows."""
     instead: Any
     """What the files do by themselves; None where the user's own code decides."""
     why: str

@@ -10,6 +10,7 @@ from typing import Any
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.named_schedule import named_schedule, warmup_refusal
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
+from autotune.exporters.script_lines import own_script_note
 
 FILE = "autotune.yaml"
 
@@ -68,8 +69,7 @@ _FULL = ("full", "forgather's loss over hidden states is code (fused_loss_factor
 
 def _text(recipe: Recipe, done: Mapping[str, Any], version: str) -> str:
     arguments = "".join(f"    {name}: {_yaml(value)}\n" for name, value in _arguments(done, version).items())
-    origin = " ".join(recipe.origin.split())  # a line break would end the comment
-    return f"""## {origin}
+    return f"""## {recipe.origin}
 -- extends 'project.yaml'
 
 [config_metadata]
@@ -177,6 +177,7 @@ def _yaml(value: Any) -> str:
 
 
 def _notes(recipe: Recipe, done: Mapping[str, Any]) -> Iterator[str]:
+    yield from own_script_note(recipe.workload)
     yield "the template goes on from project.yaml and project.trainer_config of your project: its model and its text"
     if recipe.accumulation_steps > 1:
         yield "gradient accumulation needs compute_loss_func in the project's trainer"

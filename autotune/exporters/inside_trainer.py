@@ -149,7 +149,8 @@ def packed_sequences(texts: Iterable[str], encode: Callable[[str], Sequence[int]
     """Sequences of `length` tokens, cut from one stream of all texts; the beginning of one more is left out."""
     stream = torch.tensor([token for text in texts for token in encode(text)])
     rows = stream[: len(stream) // length * length].view(-1, length)
-    return [{"input_ids": row, "labels": row} for row in rows]
+    # What stands first follows nothing: some versions would count it in the mean.
+    return [{"input_ids": row, "labels": F.pad(row[1:], (1, 0), value=IGNORED_LABEL)} for row in rows]
 
 
 def padded_sequences(texts: Iterable[str], encode: Callable[[str], Sequence[int]], length: int) -> list[dict[str, Any]]:
@@ -158,9 +159,10 @@ def padded_sequences(texts: Iterable[str], encode: Callable[[str], Sequence[int]
     return [
         {
             "input_ids": F.pad(row, (0, length - len(row))),
-            "labels": F.pad(row, (0, length - len(row)), value=IGNORED_LABEL),
+            "labels": F.pad(row[1:], (1, length - len(row)), value=IGNORED_LABEL),
         }
         for row in rows
+        if len(row) > 1  # without a label it teaches nothing
     ]
 
 

@@ -7,7 +7,7 @@ answers, whether products use TF32 and how the allocator grows are settings of t
 from collections.abc import Mapping
 
 from autotune.config import Attention, TrainingConfig
-from autotune.exporters.recipe import Recipe
+from autotune.exporters.recipe import Recipe, in_docstring
 
 FILE = "autotune_launch.py"
 SETTINGS_IT_MAKES = ("memory_budget", "attention", "allocator")
@@ -53,7 +53,8 @@ def launcher(recipe: Recipe) -> str:
     if settings := with_torch(config):
         lines += ["import torch", *(["import torch._functorch.config"] if config.memory_budget != 1.0 else []), ""]
     body = "\n".join([*lines, *settings]) or "# Nothing to set: this configuration needs no launcher."
-    return f'''"""Runs a training script with the settings of its process that {recipe.origin} was measured with.
+    origin = in_docstring(recipe.origin)
+    return f'''"""Runs a training script with the settings of its process that {origin} was measured with.
 
     python {FILE} train.py --its --arguments
     accelerate launch {FILE} train.py --its --arguments

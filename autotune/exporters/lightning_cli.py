@@ -36,8 +36,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _heading(recipe: Recipe) -> str:
-    origin = " ".join(recipe.origin.split())  # a line break would end the comment
-    return f"# {origin}: {recipe.config.describe()}.\n"
+    return f"# {recipe.origin}: {recipe.config.describe()}.\n"
 
 
 def _command(recipe: Recipe) -> str:
@@ -66,11 +65,7 @@ def _settings(recipe: Recipe) -> dict[str, object]:
 
 
 def _precision(recipe: Recipe) -> str:
-    return "32-true" if _is_fp16_on_cpu(recipe) else _PRECISIONS[recipe.config.precision]
-
-
-def _is_fp16_on_cpu(recipe: Recipe) -> bool:
-    return recipe.device_type == "cpu" and recipe.config.precision == "fp16-mixed"
+    return "32-true" if recipe.is_fp16_on_cpu else _PRECISIONS[recipe.config.precision]
 
 
 def _clips_in_callback(recipe: Recipe) -> bool:
@@ -109,7 +104,7 @@ def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
     """{setting: (what the files do instead, why)}"""
     config = recipe.config
     whys: dict[str, tuple[str | None, str]] = {}
-    if _is_fp16_on_cpu(recipe):
+    if recipe.is_fp16_on_cpu:
         whys["precision"] = ("fp32", "Lightning makes bfloat16 of 16-mixed on a CPU: use bf16-mixed")
     if config.precision == "bf16-stochastic":
         whys["precision"] = (
@@ -150,8 +145,10 @@ def _why_not_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:
+    casts = "bf16-true casts buffers as well, such as frequencies of positions, which a trial leaves in float32."
     return (
         model_and_data(recipe),
+        *([casts] if _precision(recipe) == "bf16-true" else []),
         "main.py is a script of your own: lightning.pytorch.cli.LightningCLI(YourModule, YourDataModule).",
         f"Needs lightning and jsonargparse[signatures]; keep the Python files beside main.py with {FILE}.",
         "The optimizer in the file takes the place of your module's configure_optimizers, and the callback sets its "

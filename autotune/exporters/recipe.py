@@ -46,16 +46,25 @@ class Recipe:
     device_type: Literal["cpu", "cuda"]
     """What the trial ran on."""
     origin: str
-    """Where it comes from, such as `study tour, trial 12`."""
+    """Where it comes from, such as `study tour, trial 12`: in one line, whatever a study is called."""
     peak_memory_bytes: int | None = None
     device_bytes: int | None = None
     tokens_per_second: float | None = None
     perplexity: float | None = None
 
+    def __post_init__(self) -> None:
+        # It stands in comments, which a line break would end and a control character would spoil.
+        object.__setattr__(self, "origin", in_one_line(self.origin))
+
     @property
     def accumulation_steps(self) -> int:
         """Micro batches whose gradients add up to one optimizer step."""
         return self.workload.global_batch // self.config.micro_batch_size
+
+    @property
+    def is_fp16_on_cpu(self) -> bool:
+        """Trainers leave it out there, or make bfloat16 of it, without a word."""
+        return self.device_type == "cpu" and self.config.precision == "fp16-mixed"
 
     @property
     def optimizer_settings(self) -> Mapping[str, Any]:
@@ -70,6 +79,16 @@ class Recipe:
             "weight_decay": self.optimizer_settings["weight_decay"],
             **{name: getattr(workload, name) for name in WORKLOAD_SETTINGS[2:]},
         }
+
+
+def in_one_line(text: str) -> str:
+    """Without line breaks and without what cannot be printed, for comments."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+
+
+def in_docstring(text: str) -> str:
+    """Somebody's text, such as a path or a name, between three quotes: it neither ends them nor escapes anything."""
+    return in_one_line(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def recipe_of(result: StudyResult, record: TrialRecord) -> Recipe:

@@ -18,6 +18,9 @@ _CLASSES = {
 WITHOUT_FLAGS = ("adamw-8bit", "adafactor-fixed-rate")
 """Optimizers that take neither `foreach` nor `fused`, nor other settings than the rate from us."""
 
+BF16_WEIGHTS = "for weight in model.parameters(): weight.data = weight.data.to(torch.bfloat16)"
+"""Without the buffers, such as frequencies of positions, which trials leave as they are."""
+
 
 def optimizer_class(recipe: Recipe) -> str:
     """Full name of the class."""
@@ -82,10 +85,39 @@ def write_schedule(workload: Workload, *, before: str = "") -> str:
     return f"import math and write {line}" if "math." in line else f"write {line}"
 
 
+def own_script_note(workload: Workload) -> list[str]:
+    """Of a study of somebody's own script, whose numbers autotune never saw; nothing for another."""
+    if workload.script is None:
+        return []
+    ran = workload.describe_model()
+    return [
+        f"the trial ran {ran}, whose model, optimizer, rate, loss and data are its own: they belong in place of ours"
+    ]
+
+
+def text_notes(workload: Workload, *, says_tokenizer: bool = False) -> list[str]:
+    """For a trainer that reads the text itself, by the tokenizer of its model unless the files say another."""
+    notes, is_own = [], workload.tokenizer in (workload.model_source, "model")
+    if workload.script is None and not is_own and not says_tokenizer:
+        names = {"bytes": "bytes", "bpe": f"those of a BPE of {workload.vocab_size} trained on its text"}
+        made = names.get(workload.tokenizer, f"those of {workload.tokenizer}")
+        notes.append(f"the trial's tokens were {made}; the files leave the choice to the model, which has its own")
+    if workload.streaming:
+        notes.append("the study streamed its text and read no more than its steps use; the files read all of it")
+    return notes
+
+
 def model_and_data(recipe: Recipe) -> str:
     """What was trained: the names that are a script's to fill in."""
     workload = recipe.workload
+    if workload.script is not None:
+        [note] = own_script_note(workload)
+        return f"{note[0].upper()}{note[1:]}."
     said = f"The trial trained {workload.describe_model()} on {workload.dataset}; model and data are your script's"
+    if workload.packing == "padded":
+        said += ", each sequence the beginning of a text and padding without labels (-100)"
+        if (steps := recipe.accumulation_steps) > 1:
+            said += f", its loss the sum of a micro batch / the labels of all {steps} of a step, not a mean of means"
     if not workload.pretrained:
         return f"{said}."
     # Since version 5 the weights keep the dtype that they were saved in.

@@ -13,6 +13,7 @@ from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
+from autotune.exporters.script_lines import own_script_note
 from autotune.exporters.torchtitan_files import ATTENTION_MODULE, attention_module, module, toml
 
 
@@ -136,6 +137,7 @@ _IN_WORDS = {
 
 
 def _notes(recipe: Recipe, version: str, done: Mapping[str, Any]) -> Iterator[str]:
+    yield from own_script_note(recipe.workload)
     place = "the first lines of autotune()" if version == "0.3" else "[model] and [training]"
     yield f"model, tokenizer and text are torchtitan's own for trying out: put yours into {place}"
     yield "torchtitan needs triton and does not install it: pip install triton"

@@ -37,7 +37,7 @@ def module(recipe: Recipe, done: Mapping[str, Any]) -> str:
         *(f"c.{key} = {_python(value)}" for key, value in values.items()),
     ]
     body = "\n    ".join(lines)
-    return f'''# {_in_one_line(recipe)}
+    return f'''# {recipe.origin}
 """A configuration of torchtitan 0.3's Trainer, for `--module autotune_export --config autotune`."""
 
 {_imports(body)}
@@ -157,7 +157,7 @@ def toml(recipe: Recipe, done: Mapping[str, Any]) -> str:
     }
     if done["precision"] == "fp8":
         values["quantize.linear.float8.filter_fqns"] = ["output"]
-    return f"# {_in_one_line(recipe)}\n# For torchtitan 0.2.\n{_sections(values)}"
+    return f"# {recipe.origin}\n# For torchtitan 0.2.\n{_sections(values)}"
 
 
 def _activation_checkpoint_toml(done: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def attention_module(recipe: Recipe) -> str:
     """0.2: torchtitan names the kernels around every call, so that no setting of the process reaches it."""
     attention = recipe.config.attention
     kernels = [kernel for name, kernel in _KERNELS.items() if attention in ("auto", name)]
-    return f'''# {_in_one_line(recipe)}
+    return f'''# {recipe.origin}
 """The attention kernels that torchtitan 0.2 may choose from."""
 
 from torch.nn.attention import SDPBackend
@@ -194,8 +194,3 @@ from torchtitan.models.attention import ScaledDotProductAttentionWrapper
 
 ScaledDotProductAttentionWrapper.sdpa_backends = [{", ".join(f"SDPBackend.{kernel}" for kernel in kernels)}]
 '''
-
-
-def _in_one_line(recipe: Recipe) -> str:
-    """Where it comes from, as a comment: a line break would end that."""
-    return " ".join(recipe.origin.split())

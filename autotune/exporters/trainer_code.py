@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.config import TrainingConfig
 from autotune.exporters import launch
-from autotune.exporters.recipe import Recipe
+from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.source import excerpt
 from autotune.exporters.trainer_definitions import HERE, definitions, needs_blocks, needs_causal_flag
 from autotune.exporters.trainer_keys import weights_dtype
@@ -61,7 +61,7 @@ def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> st
 
 
 def _docstring(recipe: Recipe) -> str:
-    return f'''"""A Trainer with every technique of {recipe.origin}.
+    return f'''"""A Trainer with every technique of {in_docstring(recipe.origin)}.
 
     {recipe.config.describe()}
 

@@ -42,7 +42,7 @@ def _loss_definitions(recipe: Recipe) -> list[str]:
             excerpt("techniques.loss", "LEAST_CHUNKS", "LEAST_TOKENS", *functions),
             excerpt(HERE, "lose_in_chunks"),
         ]
-    return [excerpt(HERE, "IGNORED_LABEL")] if recipe.workload.packing == "padded" else []
+    return [excerpt(HERE, "IGNORED_LABEL")]
 
 
 def _checkpointing_definitions(config: TrainingConfig, *, by_keys: bool) -> list[str]:

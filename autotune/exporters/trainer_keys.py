@@ -33,7 +33,7 @@ def nearest(recipe: Recipe, *, has_every_n_layers: bool = True) -> tuple[Trainin
     """
     config = recipe.config
     changes = [
-        *_precision(config),
+        *_precision(recipe),
         *_checkpointing(config, has_every_n_layers=has_every_n_layers),
         *_compile(config),
         *_optimizer(recipe),
@@ -43,11 +43,17 @@ def nearest(recipe: Recipe, *, has_every_n_layers: bool = True) -> tuple[Trainin
     return said, [*changes, *_learning_rate(recipe, said)]
 
 
+FP16_ON_CPU = "accelerate, which it trains by, leaves fp16 out on a CPU without a word: use bf16-mixed"
+
+
 def _changed(config: TrainingConfig, changes: list[Change]) -> TrainingConfig:
     return dataclasses.replace(config, **{change.setting: change.instead for change in changes})
 
 
-def _precision(config: TrainingConfig) -> list[Change]:
+def _precision(recipe: Recipe) -> list[Change]:
+    config = recipe.config
+    if recipe.is_fp16_on_cpu:
+        return [Change(setting="precision", instead="fp32", why=FP16_ON_CPU)]
     if config.precision == "fp8":
         why = "it has no key: convert the blocks' linear layers by torchao.float8, or use accelerate's fp8"
         return [Change(setting="precision", instead="bf16-mixed", why=why)]
@@ -110,6 +116,7 @@ def training_keys(recipe: Recipe, said: TrainingConfig, *, new_names: bool = Fal
         **schedule_keys(recipe),
         "bf16": said.precision == "bf16-mixed",
         "fp16": said.precision == "fp16-mixed",
+        **({"use_cpu": True} if recipe.device_type == "cpu" else {}),  # it refuses bf16 there where nothing is said
         "tf32": said.precision == "tf32",
         **checkpointing_keys(said.checkpointing, new_names=new_names),
         **_compile_keys(said),

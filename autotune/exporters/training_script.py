@@ -3,13 +3,19 @@
 import json
 from pathlib import PurePath
 
-from autotune.exporters.recipe import Recipe
+from autotune.exporters.recipe import Recipe, in_one_line
 from autotune.model_file import with_layers
 from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "train.py"
 MODEL_CONFIG_FILE = "model_config.json"
-LOADERS = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+LOADERS = {
+    **dict.fromkeys((".txt", ".md", ".rst"), "text"),
+    **dict.fromkeys((".jsonl", ".json"), "json"),
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
+"""What `datasets` calls the reader of each kind of file, as in `autotune/data/sources.py`."""
 
 
 def training_script(recipe: Recipe) -> dict[str, str]:
@@ -38,21 +44,19 @@ trainer.save_model()
     files = {FILE: text}
     if workload.model_config is not None and not workload.pretrained:
         content = with_layers(workload.model_config, workload.layers)
+        content.pop("auto_map", None)  # names code outside transformers, which is not run
         files[MODEL_CONFIG_FILE] = json.dumps(content, indent=2) + "\n"
     return files
-
-
-def own_script_note(workload: Workload) -> list[str]:
-    if workload.script is None:
-        return []
-    return [
-        f"the trial ran {workload.describe_model()}, whose optimizer, rate, loss and data are its own: fill them in"
-    ]
 
 
 def names_model(workload: Workload) -> bool:
     """Whether the workload's model is one that transformers can make."""
     return workload.model_config is not None
+
+
+def says_tokenizer(workload: Workload) -> bool:
+    """Whether the script has the tokens of the trial, and not those of a model that is to be filled in."""
+    return workload.tokenizer != "bpe" and (workload.tokenizer != "bytes" or names_model(workload))
 
 
 def _classes(workload: Workload) -> str:
@@ -70,23 +74,28 @@ def _tokenizer(workload: Workload) -> str:
         return "\n\ndef encode(text):\n    return list(text.encode())  # the trial's tokens were bytes\n\n"
     if workload.tokenizer.endswith(".json"):
         made = f"PreTrainedTokenizerFast(tokenizer_file={workload.tokenizer!r})"
-    elif workload.tokenizer in ("bytes", "bpe"):
+    elif not says_tokenizer(workload):
         made = 'AutoTokenizer.from_pretrained("<MODEL>")'
     else:
         made = f"AutoTokenizer.from_pretrained({workload.tokenizer!r})"
+    # As in a study: what ends a text stands between packed texts, what begins one before a padded one.
+    role, tokens = "eos", 'tokenizer(text, add_special_tokens=False)["input_ids"] + special'
+    if workload.packing == "padded":
+        role, tokens = "bos", 'special + tokenizer(text, add_special_tokens=False)["input_ids"]'
     return f"""tokenizer = {made}
+special = [] if tokenizer.{role}_token_id is None else [tokenizer.{role}_token_id]
 
 
 def encode(text):
-    return tokenizer(text)["input_ids"] + [tokenizer.eos_token_id or 0]
+    return {tokens}
 
 """
 
 
 def _model(workload: Workload) -> str:
     if not names_model(workload):
-        about = " ".join(f"the trial's was {workload.describe_model()}".split())  # one line, whatever the file's name
-        return f'model = AutoModelForCausalLM.from_pretrained("<MODEL>", **model_kwargs())  # {about}'
+        about = in_one_line(workload.describe_model())
+        return f'model = AutoModelForCausalLM.from_pretrained("<MODEL>", **model_kwargs())  # the trial\'s was {about}'
     if workload.pretrained:
         return f"model = AutoModelForCausalLM.from_pretrained({workload.model_source!r}, **model_kwargs())"
     config = f'AutoConfig.from_pretrained("{MODEL_CONFIG_FILE}")'
@@ -94,15 +103,24 @@ def _model(workload: Workload) -> str:
 
 
 def _texts(workload: Workload) -> str:
-    column = workload.text_column or "text"
-    return f"texts = {_dataset(workload)}[{column!r}]"
+    column = repr(workload.text_column or "text")
+    lines = [f"rows = {_dataset(workload)}"]
+    if workload.text_column is None and workload.dataset != STANDARD_LIBRARY_TEXT:
+        column = "column"
+        lines += [
+            'if "input_ids" in rows.column_names:',
+            '    raise SystemExit("this dataset is tokenized: give it to AutotuneTrainer as its train_dataset")',
+            'strings = [name for name, kind in rows.features.items() if "string" in getattr(kind, "dtype", "")]',
+            'column = "text" if "text" in strings else strings[0]',
+        ]
+    return "\n".join([*lines, f"texts = [text for text in rows[{column}] if text]"])
 
 
 def _dataset(workload: Workload) -> str:
     name, split = workload.dataset, workload.dataset_split
     if name == STANDARD_LIBRARY_TEXT:
         return 'load_dataset("text", data_files="<TEXT FILE>", split="train")'
-    if loader := LOADERS.get(PurePath(name).suffix):
-        return f'load_dataset("{loader}", data_files={name!r}, split="train")'
+    if loader := LOADERS.get(PurePath(name).suffix.lower()):
+        return f'load_dataset("{loader}", data_files={name!r}, split={split!r})'
     config = f", {workload.dataset_config!r}" if workload.dataset_config else ""
     return f"load_dataset({name!r}{config}, split={split!r})"

@@ -11,10 +11,12 @@ from typing import Any
 
 from autotune.config import TrainingConfig
 from autotune.exporters import launch
-from autotune.exporters.export import Export, Target
+from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
+from autotune.exporters.script_lines import own_script_note, text_notes
 from autotune.exporters.trainer_code import FILE, trainer_code
 from autotune.exporters.trainer_keys import (
+    FP16_ON_CPU,
     KEY_NOTES,
     LONGEST_ADAFACTOR_STEPS,
     Change,
@@ -23,7 +25,7 @@ from autotune.exporters.trainer_keys import (
     nearest,
     training_keys,
 )
-from autotune.exporters.training_script import own_script_note, training_script
+from autotune.exporters.training_script import says_tokenizer, training_script
 
 ARGUMENTS_FILE, MODEL_FILE = "training_args.json", "model_kwargs.json"
 _IN_CODE: Mapping[str, Any] = {"tf32": None, "torch_compile": False}
@@ -43,7 +45,14 @@ def write(recipe: Recipe, version: str) -> Export:
     }
     if launch.is_needed(config):
         files[launch.FILE] = launch.launcher(recipe)
-    return Export(files=files, command="python train.py", notes=tuple(_notes(recipe, version, changes)))
+    notes = tuple(_notes(recipe, version, changes))
+    return Export(files=files, command="python train.py", refusals=_refusals(recipe), notes=notes)
+
+
+def _refusals(recipe: Recipe) -> tuple[Refusal, ...]:
+    if not recipe.is_fp16_on_cpu:
+        return ()
+    return (Refusal(setting="precision", value=recipe.config.precision, instead="fp32", why=FP16_ON_CPU),)
 
 
 def _beyond_json(config: TrainingConfig) -> list[Change]:
@@ -59,7 +68,8 @@ def _keys_of_code(recipe: Recipe, keys: Mapping[str, Any], version: str) -> dict
     """Where code does it, the keys must not do it too."""
     config = recipe.config
     plain = dataclasses.replace(config, checkpointing="none")
-    by_keys = config.checkpointing in ("block", "every-2", "every-4") and version != "4.57"
+    has_key = config.checkpointing in ("block", "every-2", "every-4") and version != "4.57"
+    by_keys = has_key and config.compile != "block"  # transformers would recompute outside what is compiled
     checkpointing = checkpointing_keys((config if by_keys else plain).checkpointing, new_names=version == "5.23")
     left = {
         name: value
@@ -84,7 +94,8 @@ def _notes(recipe: Recipe, version: str, changes: list[Change]) -> list[str]:
 
 
 def _needs(recipe: Recipe, version: str) -> list[str]:
-    config, notes = recipe.config, own_script_note(recipe.workload)
+    config, workload = recipe.config, recipe.workload
+    notes = own_script_note(workload) + text_notes(workload, says_tokenizer=says_tokenizer(workload))
     if version != "4.57" and config.checkpointing in ("every-2", "every-4"):
         notes.append(
             "every_n_layers needs transformers 5.16 or newer: older ones checkpoint every layer without a word"

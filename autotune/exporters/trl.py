@@ -14,8 +14,9 @@ from autotune.config import TrainingConfig
 from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
+from autotune.exporters.script_lines import own_script_note, text_notes
 from autotune.exporters.trainer_keys import KEY_NOTES, Change, model_keys, nearest, training_keys
-from autotune.exporters.training_script import LOADERS, own_script_note
+from autotune.exporters.training_script import LOADERS
 from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "sft.yaml"
@@ -88,8 +89,8 @@ def _dataset(workload: Workload) -> dict[str, Any]:
     name, column = workload.dataset, {"dataset_text_field": workload.text_column or "text"}
     if name == STANDARD_LIBRARY_TEXT:
         return {"dataset_name": "<DATASET>", **column}
-    if loader := LOADERS.get(PurePath(name).suffix):
-        return {"datasets": [{"path": loader, "data_files": name, "split": "train"}], **column}
+    if loader := LOADERS.get(PurePath(name).suffix.lower()):
+        return {"datasets": [{"path": loader, "data_files": name, "split": workload.dataset_split}], **column}
     config = {"dataset_config": workload.dataset_config} if workload.dataset_config else {}
     return {"dataset_name": name, **config, "dataset_train_split": workload.dataset_split, **column}
 
@@ -103,9 +104,10 @@ def _head(recipe: Recipe) -> str:
 
 def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
     workload, notes = recipe.workload, [*KEY_NOTES, *own_script_note(recipe.workload)]
+    notes += text_notes(workload)
     if has_launcher:
         notes.append(f"on several devices: accelerate launch {launch.FILE} -m trl.scripts.sft --config {FILE}")
-    if not workload.pretrained:
+    if not workload.pretrained and workload.script is None:
         notes.append(
             f"the trial's model was {workload.describe_model()} from random weights: trl wants one with weights"
         )

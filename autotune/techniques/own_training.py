@@ -43,6 +43,8 @@ def apply_to_own_model(config: TrainingConfig, model: nn.Module) -> None:
     precision.set_matmul_precision(config.precision)
     memory_budget.set_memory_budget(config.memory_budget)
     attention.set_attention_backend(config.attention)
+    if config.loss == "chunked":
+        raise IllegalConfiguration(f"loss chunked cannot be applied: {_NO_CHUNKS}", hint="use another loss")
     parts = parts_of_own(model)
     check_parts(parts, config)
     if config.precision in _NO_PRECISION:

@@ -1,5 +1,6 @@
 """`autotune export`: files in a folder, what is not expressed on the screen, and every mistake in one sentence."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from autotune.cli import app
 from autotune.errors import AutotuneError, IllegalConfiguration, InvalidInput, StorageUnavailable
 from autotune.exporters import TARGETS
 from autotune.exporters.export import Export, Refusal, Target
+from autotune.workload import make_workload
 
 MEASUREMENTS = [
     measured(device_bytes=2 * CAP_BYTES, peak_memory_bytes=2 * CAP_BYTES, outcome="over_cap", message="over"),
@@ -93,6 +95,84 @@ def test_strictly_a_technique_without_words_is_an_error_and_nothing_is_written(f
 def test_strictly_what_expresses_every_technique_is_written(folder):
     run("by-hand", "--to", "pytorch", "--strict", "-o", "mine")
     assert Path("mine/train.py").exists()
+
+
+def test_strictly_something_else_in_its_place_is_an_error(folder, monkeypatch):
+    refusal = Refusal(setting="schedule", value="cosine", instead="constant", why="it has no other")
+    export = Export(files={"poor.txt": ""}, command="poor poor.txt", refusals=(refusal,))
+    target = Target(title="Poor", versions=("1",), checked_with="nothing", write=lambda recipe, version: export)
+    monkeypatch.setitem(TARGETS, "poor", target)
+    with pytest.raises(IllegalConfiguration, match="poor cannot express schedule cosine: it has no other"):
+        run("by-hand", "--to", "poor", "--strict")
+
+
+def test_a_file_of_ones_own_is_not_written_over(folder):
+    Path("train.py").write_text("mine")
+    with pytest.raises(InvalidInput, match=r"train\.py is there already") as raised:
+        run("by-hand", "--to", "pytorch", "-o", ".")
+    assert "--force" in raised.value.hint
+    assert Path("train.py").read_text() == "mine"
+    assert not Path("autotune_config.json").exists()
+
+
+def test_what_is_there_already_can_be_written_over(folder):
+    Path("train.py").write_text("mine")
+    run("by-hand", "--to", "pytorch", "-o", ".", "--force")
+    assert Path("train.py").read_text() != "mine"
+
+
+def test_the_same_export_twice_is_no_mistake(folder):
+    for _ in range(2):
+        run("by-hand", "--to", "pytorch", "-o", "mine")
+
+
+def test_what_another_export_has_left_is_named(folder):
+    Path("mine").mkdir()
+    Path("mine/autotune_launch.py").write_text("")
+    command = [sys.executable, "-m", "autotune", "export", "by-hand", "--to", "pytorch", "-o", "mine"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "mine also holds autotune_launch.py" in ended.stderr
+
+
+def test_text_code_and_tokenizer_are_found_from_the_folder_of_the_export(folder):
+    Path("text.txt").write_text("some text")
+    Path("own.py").write_text("def make(): ...")
+    named = {"dataset": "text.txt", "model": "own.py:make", "tokenizer": "somebody/tokenizer", "text_sha256": "f" * 64}
+    write_study(f"sqlite:///{folder}/studies/autotune.db", MEASUREMENTS, name="named", workload=workload(**named))
+    run("named", "--to", "pytorch", "-o", "mine")
+    said = json.loads(Path("mine/autotune_config.json").read_text())["workload"]
+    assert (said["dataset"], said["model"]) == (str(folder / "text.txt"), f"{folder / 'own.py'}:make")
+    assert said["tokenizer"] == "somebody/tokenizer"
+
+
+def workload(**settings):
+    return make_workload("cpu", {"steps": 24, **settings})
+
+
+NOT_MEASURED = {"peak_memory_bytes": None, "device_bytes": None, "tokens_per_second": None, "perplexity": None}
+
+
+@pytest.mark.parametrize("outcome", ["predicted_over_cap", "out_of_memory", "crashed", "interrupted"])
+def test_a_trial_that_has_no_numbers_is_exported(folder, outcome):
+    url = f"sqlite:///{folder}/studies/autotune.db"
+    write_study(url, [*MEASUREMENTS, measured(outcome=outcome, message="no", **NOT_MEASURED)], name=outcome)
+    for target in TARGETS:
+        printed = run(outcome, "--to", target, "--trial", "3")
+        assert f"not feasible ({outcome.replace('_', ' ')})" in printed
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_study_from_before_an_optimizer_was_known_is_exported(folder, target):
+    """What stands for its optimizer in another trainer has no rate in the study."""
+    from autotune.config import TrainingConfig
+    from autotune.exporters.recipe import Recipe
+
+    asked = workload(text_sha256="f" * 64)
+    old = dataclasses.replace(asked, learning_rates={"adamw": 1e-3, "adafactor": 1e-2, "sgd": 0.1})
+    config = TrainingConfig(optimizer="adafactor", micro_batch_size=8)
+    recipe = Recipe(config=config, workload=old, device_type="cuda", origin="an old study")
+    for version in TARGETS[target].versions:
+        assert TARGETS[target].write(recipe, version).files
 
 
 def test_json_has_all_that_is_printed(folder, poor_target):

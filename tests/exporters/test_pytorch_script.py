@@ -1,23 +1,20 @@
 """The exported script trains as the trial did: the same losses, the same peak memory, the same tokens."""
 
-import ast
 import dataclasses
-import subprocess
-import sys
 import time
 
-import numpy
 import pytest
 import torch
 from readers.pytorch_script import loaded
 from recipes import recipe
+from texts import settings_of_text
 
 from autotune.config import TrainingConfig
 from autotune.exporters import TARGETS
 from autotune.memory.cpu import CpuMeter
 from autotune.model_file import model_name
 from autotune.trial.tasks import prepare
-from autotune.workload import Workload, make_workload
+from autotune.workload import make_workload
 
 STEPS = 5
 GLOBAL_BATCH = 4
@@ -237,104 +234,32 @@ def test_another_model_trains_as_in_the_trial(make_trainer_of, workload, model, 
     assert_same(make_trainer, asked, folder, {"checkpointing": "block"})
 
 
-def test_of_a_model_of_ones_own_a_loss_in_chunks_is_refused_by_name(workload, tmp_path):
-    (tmp_path / "own_model.py").write_text(OWN)
-    own = make_workload("cpu", {**sizes_of_own(workload), "model": f"{tmp_path / 'own_model.py'}:make"})
-    assert [(one.setting, one.instead) for one in exported(own, loss="chunked").refusals] == [("loss", "full")]
+OF_THE_KIND_OF_NANOGPT = OWN.replace(
+    """    def forward(self, tokens):
+""",
+    """    def forward(self, tokens, targets=None):
+""",
+).replace(
+    """        return {"logits": self.head(x), "other": None}
+""",
+    """        if targets is None:
+            return self.head(x[:, -1:]), None
+        logits = self.head(x)
+        flat = logits.view(-1, logits.size(-1))
+        return logits, torch.nn.functional.cross_entropy(flat, targets.view(-1), ignore_index=-1)
+""",
+)
 
 
-# -- text --------------------------------------------------------------------------------------------------------
-
-
-def texts(tmp_path, kind):
-    """Settings of a workload on text of its own."""
-    lines = [f"the {number} quick brown foxes jumped over {number * 7} lazy dogs" * 3 for number in range(400)]
-    if kind == "a text with a BPE":
-        (tmp_path / "text.txt").write_text("\n".join(lines))
-        return {"dataset": str(tmp_path / "text.txt"), "tokenizer": "bpe", "vocab_size": 300}
-    rows = "\n".join(f'{{"story": "{line}"}}' for line in lines)
-    (tmp_path / "rows.jsonl").write_text(rows)
-    found = {"dataset": str(tmp_path / "rows.jsonl"), "text_column": "story"}
-    return {**found, "packing": "padded"} if kind == "padded rows" else found
-
-
-@pytest.mark.parametrize("kind", ["a text with a BPE", "rows", "padded rows"])
-def test_the_tokens_are_those_of_the_study(tmp_path, workload, kind):
-    asked = make_workload("cpu", {**workload.to_dict(), "text_sha256": "", **texts(tmp_path, kind)})
-    folder = tmp_path / "prepared"
-    prepare(workload=asked.to_dict(), folder=str(folder))
-    with loaded(exported(asked)) as script:
-        made = script.read_text(None, script.TEXT)
-        kept = script.read_text(str(folder), script.TEXT)
-    for one, other in zip(made, kept, strict=True):
-        assert numpy.array_equal(one.tokens, other.tokens)
-
-
-def test_the_default_text_has_the_tokens_of_the_study(workload, prepared):
-    with loaded(exported(workload)) as script:
-        for one, other in zip(
-            script.read_text(None, script.TEXT), script.read_text(str(prepared), script.TEXT), strict=True
-        ):
-            assert numpy.array_equal(one.tokens, other.tokens)
-
-
-# -- the file itself ---------------------------------------------------------------------------------------------
-
-
-def every_script(tmp_path):
-    yield from (exported(make_workload("cpu", {}), **choices) for choices in (EAGER | COMPILED).values())
-    for precision in ("fp16-mixed", "fp8", "tf32"):
-        yield exported(make_workload("cpu", {}), precision=precision, activation_offload="cpu")
-    for kind in ("a text with a BPE", "padded rows"):
-        yield exported(make_workload("cpu", texts(tmp_path, kind)))
-
-
-def test_a_script_defines_nothing_twice_and_uses_nothing_undefined(tmp_path):
-    for number, export in enumerate(every_script(tmp_path)):
-        (tmp_path / f"script_{number}.py").write_text(export.files["train.py"])
-        names = [
-            name
-            for statement in ast.parse(export.files["train.py"]).body
-            for name in (
-                [alias.asname or alias.name for alias in statement.names]
-                if isinstance(statement, ast.Import | ast.ImportFrom)
-                else [getattr(statement, "name", None)]
-            )
-            if name is not None
-        ]
-        assert sorted(names) == sorted(set(names))
-    checked = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,E9", "."],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout
-
-
-def test_the_script_needs_no_autotune(tmp_path):
-    for export in every_script(tmp_path):
-        assert "import autotune" not in export.files["train.py"]
-        assert "from autotune" not in export.files["train.py"]
-
-
-def test_the_script_as_a_program_ends_at_the_perplexity_of_the_trial(workload, prepared, tmp_path):
-    export = exported(workload, checkpointing="block")
-    for name, text in export.files.items():
-        (tmp_path / name).write_text(text)
-    command = [sys.executable, "train.py", "--tokens", str(prepared), "--save", "model.pt"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    said = float(ran.stdout.partition("perplexity ")[2].split()[0])
-    assert said == pytest.approx(perplexity_of_trial(workload, prepared), abs=1e-4)
-    assert len(torch.load(tmp_path / "model.pt")) == 4 * 7 + 3
-
-
-def perplexity_of_trial(workload: Workload, prepared):
-    from autotune.trainer import Trainer, TrainingRequest
-
-    config = TrainingConfig(micro_batch_size=workload.global_batch, checkpointing="block")
-    request = TrainingRequest(
-        workload=workload, config=config, folder=prepared, device="cpu", cap_bytes=2**40, requested_at=time.time()
-    )
-    return Trainer(request).run().perplexity
+@pytest.mark.parametrize("packing", ["packed", "padded"])
+@pytest.mark.parametrize(
+    ("source", "loss"), [(OWN, "chunked"), (OF_THE_KIND_OF_NANOGPT, "full")], ids=["logits", "labels as an option"]
+)
+def test_a_model_of_ones_own_is_called_as_in_the_trial(make_trainer_of, workload, source, loss, packing, tmp_path):
+    # A name that another module has as well.
+    (tmp_path / "types.py").write_text(source)
+    text = settings_of_text(tmp_path, "rows") | {"packing": packing}
+    named = {"model": f"{tmp_path / 'types.py'}:make", "text_sha256": ""}
+    asked = make_workload("cpu", {**sizes_of_own(workload), **text, **named})
+    make_trainer, folder = make_trainer_of(asked)
+    assert_same(make_trainer, asked, folder, {"loss": loss})

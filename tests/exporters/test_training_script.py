@@ -1,6 +1,7 @@
 """`train.py` of the transformers export: names that the workload knows are filled in, and stay text."""
 
 import ast
+import types
 
 import pytest
 from readers.hugging_face import tiny_llama
@@ -41,13 +42,79 @@ def test_pretrained_weights_are_named_and_no_config_is_written():
 @pytest.mark.parametrize(
     ("workload", "loaded"),
     [
-        ({"dataset": "my.jsonl"}, "load_dataset(\"json\", data_files='my.jsonl', split=\"train\")['text']"),
-        ({"dataset": "a/b", "dataset_config": "c"}, "load_dataset('a/b', 'c', split='train')['text']"),
-        ({"dataset": "a/b", "text_column": "body"}, "load_dataset('a/b', split='train')['body']"),
+        ({"dataset": "my.jsonl"}, [("json",), {"data_files": "my.jsonl", "split": "train"}]),
+        ({"dataset": "MY.MD"}, [("text",), {"data_files": "MY.MD", "split": "train"}]),
+        (
+            {"dataset": "my.csv", "dataset_split": "train[:9]"},
+            [("csv",), {"data_files": "my.csv", "split": "train[:9]"}],
+        ),
+        ({"dataset": "a/b", "dataset_config": "c"}, [("a/b", "c"), {"split": "train"}]),
     ],
 )
 def test_the_workloads_text_is_loaded(workload, loaded):
-    assert loaded in script(**workload)
+    [call] = (node for node in ast.walk(ast.parse(script(**workload))) if is_call_of(node, "load_dataset"))
+    words = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    assert [tuple(map(ast.literal_eval, call.args)), words] == loaded
+
+
+def is_call_of(node, name):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+class Rows(dict):
+    """As much of a dataset as the script uses."""
+
+    def __init__(self, **columns):
+        super().__init__(columns)
+        self.column_names = list(columns)
+        kinds = {name: "string" if isinstance(values[0], str) else "int64" for name, values in columns.items()}
+        self.features = {name: types.SimpleNamespace(dtype=kind) for name, kind in kinds.items()}
+
+
+@pytest.mark.parametrize(
+    ("named", "rows"),
+    [
+        (None, Rows(label=[0, 1], story=["one", ""])),
+        (None, Rows(title=["three", "four"], text=["one", ""])),
+        ("body", Rows(text=["three", "four"], body=["one", ""])),
+    ],
+    ids=["the only one of strings", "text", "named"],
+)
+def test_the_texts_are_those_of_the_column_that_a_study_takes(named, rows):
+    column = {} if named is None else {"text_column": named}
+    assert texts_of(script(dataset="a/b", **column), rows) == ["one"]
+
+
+def texts_of(text, rows):
+    """`texts`, by the lines from the one that loads rows on to the one that makes them."""
+    body = ast.parse(text).body
+    first, last = (
+        next(index for index, line in enumerate(body) if ast.unparse(line).startswith(f"{name} = "))
+        for name in ("rows", "texts")
+    )
+    lines = body[first : last + 1]
+    names = {"load_dataset": lambda *_, **__: rows}
+    exec(compile(ast.Module(lines, []), "train.py", "exec"), names)
+    return names["texts"]
+
+
+def test_a_tokenized_dataset_is_not_taken_for_text():
+    with pytest.raises(SystemExit, match="tokenized"):
+        texts_of(script(dataset="a/b"), Rows(input_ids=[1, 2], text=["one", "two"]))
+
+
+@pytest.mark.parametrize(("packing", "tokens"), [("packed", [7, 8, 2]), ("padded", [1, 7, 8])])
+def test_special_tokens_stand_where_a_study_puts_them(packing, tokens):
+    def tokenizer(text, *, add_special_tokens):
+        assert not add_special_tokens
+        return {"input_ids": [7, 8]}
+
+    tokenizer.bos_token_id, tokenizer.eos_token_id = 1, 2
+    body = ast.parse(script(tokenizer="somebody/tokenizer", packing=packing)).body
+    made = [line for line in body if ast.unparse(line).startswith(("special", "def encode"))]
+    names = {"tokenizer": tokenizer}
+    exec(compile(ast.Module(made, []), "train.py", "exec"), names)
+    assert names["encode"]("a text") == tokens
 
 
 @pytest.mark.parametrize("name", ["'); print('run", '"""\nprint(1)\n"""', "line\nprint(1)"])
@@ -69,4 +136,4 @@ def test_what_a_script_of_ones_own_decided_is_left_to_the_user_in_a_note(tmp_pat
     file.write_text("import autotune\n")
     asked = recipe(model="script", script=str(file))
     for target in (transformers.TARGET, trl.TARGET):
-        assert any("own.py, whose optimizer" in note for note in target.write(asked, target.versions[0]).notes)
+        assert any("own.py, whose model" in note for note in target.write(asked, target.versions[0]).notes)

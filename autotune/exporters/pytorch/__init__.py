@@ -5,9 +5,10 @@ A study of somebody's own script has a script already: it gets the file and the 
 """
 
 import json
+import shlex
+from pathlib import PurePath
 from typing import Any
 
-from autotune.config import TrainingConfig
 from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.pytorch import script
@@ -22,16 +23,15 @@ CONFIG_FILE = "autotune_config.json"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    """Expresses everything for the built-in and Hugging Face models."""
+    """Expresses everything, but what a script of one's own decides."""
     if recipe.workload.script is not None:
         return _for_a_script(recipe)
-    recipe, refusals = _expressible(recipe)
     files = {script.FILE: script.script(recipe), CONFIG_FILE: config_text(recipe), **_launcher(recipe)}
     if recipe.workload.model_config is not None:
         settings = with_layers(recipe.workload.model_config, recipe.workload.layers)
         settings.pop("auto_map", None)  # names code outside transformers, which is not run
         files[MODEL_CONFIG_FILE] = json.dumps(settings, indent=2) + "\n"
-    return Export(files=files, command=f"python {script.FILE}", refusals=refusals, notes=tuple(_notes(recipe)))
+    return Export(files=files, command=f"python {script.FILE}", notes=tuple(_notes(recipe)))
 
 
 def config_text(recipe: Recipe) -> str:
@@ -57,32 +57,28 @@ def _launcher(recipe: Recipe) -> dict[str, str]:
 
 def _for_a_script(recipe: Recipe) -> Export:
     own = recipe.workload.script
+    assert own is not None
+    # autotune.apply comes too late for the allocator, which reads its setting once.
+    launched = f"{launch.FILE} " if recipe.config.allocator != "default" else ""
     return Export(
         files={CONFIG_FILE: config_text(recipe), **_launcher(recipe)},
-        command=f"AUTOTUNE_CONFIG={CONFIG_FILE} python {own}",
+        command=f"AUTOTUNE_CONFIG={CONFIG_FILE} python {launched}{shlex.quote(own)}",
         refusals=tuple(_left_to_the_script(recipe)),
-        notes=(f"{own} calls autotune.apply, which applies {CONFIG_FILE} where that variable names it",),
+        notes=(
+            f"{own} calls autotune.apply, which applies {CONFIG_FILE} where that variable names it; where the script "
+            "reads files of its own, start it in the folder it was searched in and name these files by their paths",
+        ),
     )
 
 
 def _left_to_the_script(recipe: Recipe) -> list[Refusal]:
-    own = ("learning_rate", "weight_decay", "schedule", "learning_rate_warmup_steps", "steps", "sequence_length")
-    settings = recipe.settings()
+    """What the search has not seen has no value; the rest it has said to the script, which may heed it."""
+    own = ("learning_rate", "weight_decay", "schedule", "learning_rate_warmup_steps", "sequence_length")
+    known = {name: recipe.settings()[name] for name in ("steps", "seed", "global_batch")}
     return [
-        Refusal(setting=name, value=settings[name], instead=None, why=f"{recipe.workload.script} decides it")
-        for name in (*own, "gradient_clipping", "seed", "global_batch")
+        Refusal(setting=name, value=known.get(name), instead=None, why=f"{recipe.workload.script} decides it")
+        for name in (*own, "gradient_clipping", *known)
     ]
-
-
-def _expressible(recipe: Recipe) -> tuple[Recipe, tuple[Refusal, ...]]:
-    """The recipe without what the script cannot do, and why."""
-    from dataclasses import replace
-
-    if not is_function_reference(recipe.workload.model) or recipe.config.loss == "full":
-        return recipe, ()
-    why = "the script does not look for the head of a model of your own: call autotune.apply, or compute the loss so"
-    plain: TrainingConfig = replace(recipe.config, loss="full")
-    return replace(recipe, config=plain), (Refusal(setting="loss", value="chunked", instead="full", why=why),)
 
 
 def _notes(recipe: Recipe) -> list[str]:
@@ -103,8 +99,8 @@ def _notes(recipe: Recipe) -> list[str]:
     if recipe.device_bytes is not None and recipe.device_type == "cuda":
         notes.append(f"the device must have {format_size(recipe.device_bytes)}, as measured")
     if workload.streaming:
-        notes.append(f"{script.FILE} reads the whole text, where the study streamed it")
-    if is_function_reference(workload.model):
+        notes.append(f"{script.FILE} reads no more text than {workload.steps} steps use, as the study did")
+    if is_function_reference(workload.model) and not PurePath(workload.model).is_absolute():
         notes.append(f"run it where {workload.model} is found, as the search was")
     load = f"autotune.load_config('{CONFIG_FILE}')"
     notes.append(f"your own loop: model, optimizer = autotune.apply(model, optimizer, config={load})")

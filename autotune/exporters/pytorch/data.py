@@ -1,12 +1,12 @@
 """Text to batches in an exported script: the same passages, tokens, held-out part and order as a study's."""
 
-import json
-
+from autotune.exporters.pytorch.documents import document_pieces
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
-from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.workload import Workload
 
 _ANY = "from typing import Any"
 _NUMPY = "import numpy"
+_CALLABLE = "from collections.abc import Callable"
 _ITERABLE = "from collections.abc import Iterable"
 _ITERATOR = "from collections.abc import Iterator"
 
@@ -15,9 +15,10 @@ def data_pieces(workload: Workload) -> list[Piece]:
     """`read_text(folder, text)` gives the training and the held-out part, each of which makes batches."""
     batches = _PACKED if workload.packing == "packed" else _PADDED
     return [
-        *_documents(workload),
+        *document_pieces(workload),
+        _units(workload),
         *_tokenizer(workload),
-        _held_out(workload),
+        piece(_LIMIT[workload.streaming], _CALLABLE),
         piece(batches, _NUMPY, _ANY, "import torch", "from torch import Tensor"),
         piece(_READ_TEXT, _NUMPY, "import json", "from pathlib import Path"),
         own_source(
@@ -28,72 +29,36 @@ def data_pieces(workload: Workload) -> list[Piece]:
     ]
 
 
-# -- documents ---------------------------------------------------------------------------------------------------
+# -- units -------------------------------------------------------------------------------------------------------
 
 
-def _documents(workload: Workload) -> list[Piece]:
-    pieces = []
-    if workload.dataset == STANDARD_LIBRARY_TEXT:
-        imports = ("import ast", "import sysconfig", "import tokenize", "from pydoc_data.topics import topics")
-        standard = own_source(
-            "data.python_docs",
-            "_NOT_DOCUMENTATION",
-            "_BEFORE_DOCSTRING",
-            "documents",
-            "_module_docstrings",
-            "_docstring",
-            imports=(*imports, "from pathlib import Path", _ITERATOR),
-        )
-        pieces.append(Piece(standard.text.replace("def documents()", "def python_docs()"), standard.imports))
-    python_docs = ""
-    if workload.dataset == STANDARD_LIBRARY_TEXT:
-        python_docs = f'    if name == "{STANDARD_LIBRARY_TEXT}":\n        return python_docs()\n'
-    column = json.dumps(workload.text_column or "text")
-    text = f'''
-def documents(name: str, *, split: str) -> Iterable[str]:
-    """Local text, jsonl, csv or parquet files, a folder of them or of `save_to_disk`, or a name on the hub."""
-{python_docs}    path = Path(name).expanduser()
-    readers = {{".txt": "text", ".md": "text", ".rst": "text", ".json": "json", ".jsonl": "json"}}
-    readers |= {{".csv": "csv", ".parquet": "parquet"}}
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in readers)
-    if files and all(readers[file.suffix] == "text" for file in files):
-        return [file.read_text(encoding="utf-8") for file in files]
-    import datasets
-
-    if (path / "state.json").exists():
-        rows = datasets.load_from_disk(name)
-    elif files:
-        names = {{split: [str(file) for file in files]}}
-        rows = datasets.load_dataset(readers[files[0].suffix], data_files=names, split=split)
-    else:
-        rows = datasets.load_dataset(name, {workload.dataset_config!r}, split=split)
-    return rows[{column}]
-'''
-    pieces.append(piece(text, "from pathlib import Path", _ITERABLE))
-    return pieces
-
-
-def _held_out(workload: Workload) -> Piece:
+def _units(workload: Workload) -> Piece:
+    """What belongs to one part as a whole: passages, or documents, or samples of tokens."""
     is_packed = workload.packing == "packed"
     names = ("PASSAGE_CHARACTERS", "passages") if is_packed else ("CHARACTERS_PER_TOKEN", "beginnings")
-    by_hash = ("HELD_OUT_ONE_IN", "is_held_out") if workload.held_out_split is None else ()
-    source = own_source("data.tokens", *names, *by_hash, imports=("import hashlib",) if by_hash else ())
-
-    def cut(split: str) -> str:
-        found = f"documents(name, split={json.dumps(split)})"
-        return f"passages({found})" if is_packed else f"beginnings({found}, sequence_length=SEQUENCE_LENGTH)"
-
-    if workload.held_out_split is None:
-        body = f"    for text in {cut(workload.dataset_split)}:\n        yield is_held_out(text), text"
-    else:
-        splits = ((False, workload.dataset_split), (True, workload.held_out_split))
-        body = "\n".join(f"    for text in {cut(split)}:\n        yield {part}, text" for part, split in splits)
+    source = own_source("data.tokens", *names, "HELD_OUT_ONE_IN", "is_held_out", "_assigned")
+    cut = "passages([document])" if is_packed else "beginnings([document], sequence_length=SEQUENCE_LENGTH)"
+    held_out = "None"
+    if workload.held_out_split is not None:
+        held_out = f"_cut(documents(name, split={workload.held_out_split!r}))"
     made = f'''
-def texts_of(name: str) -> Iterator[tuple[bool, bytes]]:
-    """Each text as UTF-8, with whether it is held out."""
-{body}
+TRAIN, HELD_OUT = False, True
+
+
+def units_of(name: str, is_full: Callable[[bool], bool]) -> Iterator[tuple[bool, Any]]:
+    """Each text as UTF-8, or each sample of tokens, with whether it is held out, until the parts are full."""
+    return _assigned(_cut(documents(name, split={workload.dataset_split!r})), {held_out}, is_full=is_full)
+
+
+def _cut(documents: Iterable[Any]) -> Iterator[Any]:
+    for document in documents:
+        if isinstance(document, str):
+            yield from {cut}
+        else:
+            yield document
 '''
-    return piece(source.text + "\n\n\n" + made.strip("\n"), *source.imports, _ITERABLE, _ITERATOR)
+    imports = ("import hashlib", _ANY, _CALLABLE, _ITERABLE, _ITERATOR)
+    return piece(source.text + "\n\n\n" + made.strip("\n"), *imports)
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------
@@ -109,69 +74,110 @@ def _tokenizer(workload: Workload) -> list[Piece]:
             *pieces,
             vocabulary,
             own_source("data.tokenizer", "ByteTokenizer", imports=("from collections.abc import Sequence",)),
-            piece(_BYTES, _ITERABLE),
+            piece(_BYTES),
         ]
     trained = ("_LONG_WORD", "train_bpe") if workload.tokenizer == "bpe" else ()
     imports = (_ANY, _NUMPY, "from collections.abc import Iterable, Sequence", "from pathlib import Path", "import re")
     pieces.append(own_source("data.tokenizer", *_SUBWORDS, *trained, imports=imports if trained else imports[:-1]))
-    if workload.tokenizer == "bpe":
-        pieces.append(piece(_BPE.format(vocab_size=workload.vocab_size), _ITERABLE, "from pathlib import Path"))
-    else:
-        pieces.append(
-            piece(
-                _FROM_FILE.format(name=json.dumps(workload.tokenizer)),
-                "import json",
-                "from huggingface_hub import hf_hub_download",
-                "from pathlib import Path",
-                "from tokenizers import Tokenizer",
-            )
-        )
-    return pieces
+    return [*pieces, *(_trained_bpe(workload) if trained else [_from_file(workload)])]
+
+
+def _trained_bpe(workload: Workload) -> list[Piece]:
+    texts = "(unit for part, unit in units_of(text, lambda part: part == HELD_OUT) if part == TRAIN)"
+    if not workload.streaming:
+        return [piece(_BPE.format(vocab_size=workload.vocab_size, texts=texts), "from pathlib import Path")]
+    limit = "TRAINED_ON_BYTES_PER_TOKEN * STEPS * GLOBAL_BATCH * SEQUENCE_LENGTH"
+    made = _BPE.format(vocab_size=workload.vocab_size, texts=f"_up_to({limit}, {texts})")
+    return [
+        own_source("data.tokens", "TRAINED_ON_BYTES_PER_TOKEN", "_up_to", imports=(_ITERABLE, _ITERATOR)),
+        piece(made, "from pathlib import Path"),
+    ]
+
+
+def _from_file(workload: Workload) -> Piece:
+    return piece(
+        _FROM_FILE.format(name=repr(workload.tokenizer)),
+        "import json",
+        "from huggingface_hub import hf_hub_download",
+        "from huggingface_hub.errors import EntryNotFoundError",
+        "from pathlib import Path",
+        "from tokenizers import Tokenizer",
+    )
 
 
 _BYTES = """
-def make_tokenizer(texts: Iterable[bytes]) -> ByteTokenizer:
+def make_tokenizer(text: str) -> ByteTokenizer:
     return ByteTokenizer()
 """
 _BPE = '''
-def make_tokenizer(texts: Iterable[bytes]) -> SubwordTokenizer:
+def make_tokenizer(text: str) -> SubwordTokenizer:
     """Trained on the training part, and kept beside this file."""
+    texts = {texts}
     return train_bpe(texts, vocab_size={vocab_size}, file=Path(__file__).with_name("tokenizer.json"))
 '''
 _FROM_FILE = '''
-def make_tokenizer(texts: Iterable[bytes]) -> SubwordTokenizer:
+def make_tokenizer(text: str) -> SubwordTokenizer:
     """Of a tokenizer.json, a folder with one, or a name on the hub, with its settings where they are beside it."""
     path = Path({name}).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        hf_hub_download({name}, "tokenizer_config.json")
+        try:
+            hf_hub_download({name}, "tokenizer_config.json")
+        except EntryNotFoundError:
+            pass  # the usual names of special tokens are known
         file = Path(hf_hub_download({name}, "tokenizer.json"))
     settings = file.with_name("tokenizer_config.json")
     said = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {{}}
     return SubwordTokenizer(Tokenizer.from_str(file.read_text(encoding="utf-8")), settings=said)
 '''
 
+_LIMIT = {
+    False: '''
+def is_full(part: bool, length: int, length_of: Callable[[int], int]) -> bool:
+    """Never: the whole text is read."""
+    return False
+''',
+    True: '''
+def is_full(part: bool, length: int, length_of: Callable[[int], int]) -> bool:
+    """No more is read than STEPS and the held-out sequences can use; a longer training repeats it."""
+    return length >= length_of(EVALUATION_SEQUENCES if part == HELD_OUT else STEPS * GLOBAL_BATCH)
+''',
+}
+
 _READ_TEXT = '''
 def read_text(folder: str | None, text: str) -> tuple[Sequences, Sequences]:
     """Training and held-out part: of a study's folder with train.npy and held_out.npy, or made of `text`."""
-    if folder is not None:
-        facts = json.loads((Path(folder) / "text.json").read_text(encoding="utf-8"))
-        train, held_out = (numpy.load(Path(folder) / f"{part}.npy", mmap_mode="r") for part in ("train", "held_out"))
-        return Sequences(train, facts["pad_token"]), Sequences(held_out, facts["pad_token"])
-    tokenizer = make_tokenizer(unit for held_out, unit in texts_of(text) if not held_out)
-    train, held_out = tokens_of(tokenizer, text)
-    return Sequences(train, tokenizer.pad_token), Sequences(held_out, tokenizer.pad_token)
+    if folder is None:
+        parts, pad_token = tokens_of(text)
+        return Sequences(parts[TRAIN], pad_token), Sequences(parts[HELD_OUT], pad_token)
+    file = Path(folder) / "text.json"
+    facts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    train, held_out = (numpy.load(Path(folder) / f"{part}.npy", mmap_mode="r") for part in ("train", "held_out"))
+    return Sequences(train, facts.get("pad_token", 0)), Sequences(held_out, facts.get("pad_token", 0))
 '''
 
 _PACKED = '''
-def tokens_of(tokenizer: Any, text: str) -> list[Any]:
-    """Each part as one stream of tokens [any], the tokenizer's separator between texts."""
+def tokens_of(text: str) -> tuple[list[Any], int]:
+    """Each part as one stream of tokens [any], the tokenizer's separator between texts; and the token that pads."""
+    tokenizer: Any = None
     parts: tuple[list[Any], list[Any]] = ([], [])
-    for held_out, unit in texts_of(text):
-        tokens = tokenizer.encode([unit], longest=None)[0][0]
-        if len(tokens):
-            parts[held_out].extend([tokenizer.separator, tokens] if parts[held_out] else [tokens])
-    return [numpy.concatenate(part).astype(numpy.int32) for part in parts]
+    lengths = [0, 0]
+
+    def has_all(part: bool) -> bool:
+        return is_full(part, lengths[part], lambda sequences: sequences * SEQUENCE_LENGTH + 1)
+
+    for part, unit in units_of(text, has_all):
+        if tokenizer is None and isinstance(unit, bytes):
+            tokenizer = make_tokenizer(text)
+        tokens = tokenizer.encode([unit], longest=None)[0][0] if isinstance(unit, bytes) else unit
+        if has_all(part) or not len(tokens):
+            continue
+        added = [tokenizer.separator, tokens] if parts[part] and tokenizer is not None else [tokens]
+        parts[part].extend(added)
+        lengths[part] += sum(map(len, added))
+    nothing = numpy.zeros(0, dtype=numpy.int32)
+    streams = [numpy.concatenate([nothing, *part]).astype(numpy.int32) for part in parts]
+    return streams, 0 if tokenizer is None else tokenizer.pad_token
 
 
 class Sequences:
@@ -181,7 +187,7 @@ class Sequences:
         self.tokens = tokens
 
     def __len__(self) -> int:
-        return (len(self.tokens) - 1) // SEQUENCE_LENGTH
+        return max(0, len(self.tokens) - 1) // SEQUENCE_LENGTH
 
     def batch(self, indices: Any) -> tuple[Tensor, Tensor]:
         """Tokens and labels, int64 [sequences, length] each; a label is the token that follows."""
@@ -192,16 +198,26 @@ class Sequences:
 '''
 
 _PADDED = '''
-def tokens_of(tokenizer: Any, text: str) -> list[Any]:
+def tokens_of(text: str) -> tuple[list[Any], int]:
     """Each part as samples, int32 [samples, SEQUENCE_LENGTH + 1]: a text is a sample, and -1 is padding."""
+    tokenizer: Any = None
     parts: tuple[list[Any], list[Any]] = ([], [])
-    longest = SEQUENCE_LENGTH - len(tokenizer.beginning)
-    for held_out, unit in texts_of(text):
-        tokens = tokenizer.encode([unit], longest=longest)[0][0]
-        sample = numpy.concatenate([tokenizer.beginning, tokens]).astype(numpy.int32)[:SEQUENCE_LENGTH]
-        if len(sample) > 1:  # without a label it teaches nothing
-            parts[held_out].append(numpy.pad(sample, (0, SEQUENCE_LENGTH + 1 - len(sample)), constant_values=-1))
-    return [numpy.stack(part) for part in parts]
+
+    def has_all(part: bool) -> bool:
+        return is_full(part, len(parts[part]), lambda sequences: sequences)
+
+    for part, unit in units_of(text, has_all):
+        sample = unit
+        if isinstance(unit, bytes):
+            tokenizer = tokenizer or make_tokenizer(text)
+            tokens = tokenizer.encode([unit], longest=SEQUENCE_LENGTH - len(tokenizer.beginning))[0][0]
+            sample = numpy.concatenate([tokenizer.beginning, tokens])
+        sample = sample.astype(numpy.int32)[:SEQUENCE_LENGTH]
+        if (sample[1:] >= 0).any() and not has_all(part):  # without a label it teaches nothing
+            parts[part].append(numpy.pad(sample, (0, SEQUENCE_LENGTH + 1 - len(sample)), constant_values=-1))
+    nothing = numpy.zeros((0, SEQUENCE_LENGTH + 1), dtype=numpy.int32)
+    samples = [numpy.stack(part) if part else nothing for part in parts]
+    return samples, 0 if tokenizer is None else tokenizer.pad_token
 
 
 class Sequences:

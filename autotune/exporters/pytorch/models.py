@@ -1,7 +1,5 @@
 """The model in an exported script: autotune's own models as they are, Hugging Face's by its config, or a function."""
 
-import json
-
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
 from autotune.exporters.recipe import Recipe
 from autotune.user_code import is_function_reference, read_reference
@@ -83,7 +81,7 @@ def _found_blocks() -> list[Piece]:
 
 def _hugging_face(workload: Workload) -> list[Piece]:
     if workload.pretrained:
-        load = f"from_pretrained({json.dumps(workload.model_source)}, config=config, **options)"
+        load = f"from_pretrained({workload.model_source!r}, config=config, **options)"
     else:
         load = "from_config(config, **options)"
     made = f'''
@@ -121,70 +119,87 @@ def _network(attention: str) -> Any:
 # -- somebody's function -----------------------------------------------------------------------------------------
 
 _SIZES = ("layers", "width", "heads", "feed_forward_width", "vocab_size", "sequence_length")
+_OBSERVATION = (
+    "_BATCH",
+    "_LABEL_NAMES",
+    "Usage",
+    "entry_of",
+    "observe",
+    "_not_callable",
+    "_ways_to_call",
+    "_observe",
+    "_entries",
+    "_named_first",
+    "_Call",
+    "_CrossEntropy",
+    "_Witness",
+    "_is_all_of",
+    "_CrossEntropies",
+)
+"""How a module is to be called, and which of its outputs counts, is found by the trials' own look at it."""
 
 
 def _own(workload: Workload) -> list[Piece]:
     reference = read_reference(workload.model)
     sizes = {name: size for name in _SIZES if (size := getattr(workload, name)) is not None}
     text = f'''
-MODEL = {json.dumps(reference.place)}
+MODEL = {reference.place!r}
 """Where the model's function is; a path is looked for from the folder this is started in."""
-SIZES = {json.dumps(sizes)}
+SIZES = {sizes!r}
 """The function is called with those of them that it takes."""
 
 
+class Workload(SimpleNamespace):
+    model: str
+    vocab_size: int
+    sequence_length: int
+
+
+class InvalidInput(Exception):
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(f"{{message}}: {{hint}}")
+
+
+@torch.no_grad()
 def make_model() -> nn.Module:
-    file = Path(MODEL).expanduser()
-    sys.path.insert(0, str(file.absolute().parent if MODEL.endswith(".py") else Path.cwd()))
-    module = importlib.import_module(file.stem if MODEL.endswith(".py") else MODEL)
-    function = module.{reference.function}
+    function = getattr(_module(), {reference.function!r})
     taken = inspect.signature(function).parameters.values()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken)
     names = {{parameter.name for parameter in taken}}
-    return OwnModel(function(**{{name: size for name, size in SIZES.items() if takes_all or name in names}}))
+    with torch.enable_grad():
+        network = function(**{{name: size for name, size in SIZES.items() if takes_all or name in names}})
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):  # those of a CPU, whatever was left on
+        return _own_model(network, Workload(model=MODEL, **SIZES))
 
 
-class OwnModel(nn.Module):
-    """forward(tokens [batch, sequence], labels [batch, sequence]) -> sum of token losses, float32 scalar.
-
-    The network's forward(tokens) gives logits, or its forward(tokens, labels) the mean loss; either alone or within
-    a tuple, a mapping or an object.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-        wanted = [
-            parameter
-            for parameter in inspect.signature(network.forward).parameters.values()
-            if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        ]
-        self.takes_labels = len(wanted) > 1
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        if not self.takes_labels:
-            return next_token_loss(_tensor_in(self.network(tokens), dimensions=3), labels)
-        valid_labels = (labels != IGNORED_LABEL).sum()
-        mean = _tensor_in(self.network(tokens, labels), dimensions=0).float()
-        return torch.where(valid_labels > 0, mean * valid_labels, 0.0)  # a mean of nothing is no number
-
-
-def _tensor_in(output: Any, *, dimensions: int) -> Tensor:
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    elif hasattr(output, "__dict__") and not isinstance(output, Tensor):
-        output = list(vars(output).values())
-    entries = output if isinstance(output, tuple | list) else [output]
-    return next(entry for entry in entries if isinstance(entry, Tensor) and entry.dim() == dimensions)
+def _module() -> ModuleType:
+    file = Path(MODEL).expanduser().absolute()
+    if not MODEL.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(MODEL)
+    sys.path.insert(0, str(file.parent))
+    spec = importlib.util.spec_from_file_location(f"autotune_own_{{file.stem}}", file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 '''
-    standard = ("importlib", "inspect", "sys")
+    standard = ("importlib", "importlib.util", "inspect", "itertools", "sys")
     return [
         piece(
             text,
             *(f"import {name}" for name in standard),
-            "from collections.abc import Mapping",
+            "from collections.abc import Iterator, Mapping",
+            "from contextlib import ExitStack, contextmanager",
+            "from dataclasses import dataclass, field, replace",
             "from pathlib import Path",
+            "from torch.nn.attention import SDPBackend, sdpa_kernel",
+            "from torch.overrides import TorchFunctionMode",
+            "from types import ModuleType, SimpleNamespace",
+            "import torch.nn.functional as F",
             _ANY,
             *_TORCH,
-        )
+        ),
+        own_source("models.observation", *_OBSERVATION),
+        own_source("models.own", "OwnModel", "PassableLinear", "_own_model"),
     ]

@@ -4,7 +4,6 @@ torch, numpy and what reads the text are all it needs. The loop is that of `auto
 `autotune/trainer.py` without their measuring, with the branches that the configuration does not take left out.
 """
 
-import json
 import textwrap
 
 from autotune.exporters import launch
@@ -12,7 +11,7 @@ from autotune.exporters.pytorch.data import data_pieces
 from autotune.exporters.pytorch.models import loss_piece, model_pieces
 from autotune.exporters.pytorch.pieces import Piece, banner, piece, together
 from autotune.exporters.pytorch.techniques import autocast_dtype, technique_pieces, weights_dtype
-from autotune.exporters.recipe import SMALLEST_RATE, Recipe
+from autotune.exporters.recipe import SMALLEST_RATE, Recipe, in_docstring
 from autotune.quantities import format_size
 
 FILE = "train.py"
@@ -47,8 +46,8 @@ def _header(recipe: Recipe) -> str:
         perplexity = "" if recipe.perplexity is None else f", perplexity {recipe.perplexity:.4g}"
         measured = f"\nMeasured there: peak memory {format_size(recipe.peak_memory_bytes)}{speed}{perplexity}.\n"
     environment = "\n".join(["import os", "", *early, "", ""]) if early else ""
-    about = textwrap.fill(f"{workload.describe()}, trained as in {recipe.origin}: {config.describe()}.", width=115)
-    return f'''"""{about}
+    about = f"{workload.describe()}, trained as in {recipe.origin}: {config.describe()}."
+    return f'''"""{textwrap.fill(in_docstring(about), width=115, break_long_words=False)}
 {measured}
     python {FILE}                         # on the workload's own text
     python {FILE} --text my.txt           # on a text, jsonl, csv or parquet file, a folder, or a name on the hub
@@ -69,7 +68,7 @@ def _settings(recipe: Recipe) -> Piece:
     imports = ["import torch", *(["import torch._functorch.config"] if config.memory_budget != 1.0 else [])]
     numbers = f"""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TEXT = {json.dumps(workload.dataset)}
+TEXT = {workload.dataset!r}
 SEQUENCE_LENGTH = {workload.sequence_length}
 GLOBAL_BATCH = {workload.global_batch}
 \"\"\"Sequences of one optimizer step.\"\"\"

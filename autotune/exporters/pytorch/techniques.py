@@ -6,6 +6,7 @@ The order is that of `autotune/techniques/__init__.py`. What a configuration doe
 from autotune.config import TrainingConfig
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
 from autotune.exporters.recipe import Recipe
+from autotune.exporters.script_lines import optimizer_flags
 from autotune.model_choice import MODEL_NAMES
 
 _TORCH = ("import torch", "from torch import Tensor, nn")
@@ -160,7 +161,7 @@ def _fixed_rate() -> Piece:
 def _make_optimizer(recipe: Recipe) -> Piece:
     config = recipe.config
     said = {} if config.optimizer == "adafactor-fixed-rate" else dict(recipe.optimizer_settings)
-    said = {"lr": "LEARNING_RATE", **said, **_flags(config)}
+    said = {"lr": "LEARNING_RATE", **said, **optimizer_flags(config)}
     name = _CLASSES[config.optimizer]
     arguments = "".join(f"        {setting}={value},\n" for setting, value in said.items())
     imports = ["from torchao.optim import AdamW8bit"] if config.optimizer == "adamw-8bit" else []
@@ -179,15 +180,6 @@ _CLASSES = {
     "adafactor-fixed-rate": "AdafactorFixedRate",
     "adamw-8bit": "AdamW8bit",
 }
-
-
-def _flags(config: TrainingConfig) -> dict[str, bool]:
-    """Always said: torch's own choice differs between devices."""
-    foreach = {"foreach": config.optimizer_fusion == "foreach"}
-    fused = {"fused": config.optimizer_fusion == "kernel"}
-    if config.optimizer in ("adamw", "sgd"):
-        return {**foreach, **fused}
-    return foreach if config.optimizer == "adafactor" else {}
 
 
 def _update(recipe: Recipe) -> Piece:

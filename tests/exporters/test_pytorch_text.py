@@ -1,0 +1,53 @@
+"""The exported script reads the text of the study: the same parts and tokens, of every kind of set."""
+
+import numpy
+import pytest
+from readers.pytorch_script import loaded
+from recipes import recipe
+from texts import KINDS, settings_of_text
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from autotune.exporters import TARGETS
+from autotune.trial.tasks import prepare
+from autotune.workload import make_workload
+
+
+def exported(workload):
+    return TARGETS["pytorch"].write(recipe(**workload.to_dict()), "2")
+
+
+def assert_same_tokens(workload, folder):
+    prepare(workload=workload.to_dict(), folder=str(folder))
+    with loaded(exported(workload)) as script:
+        made = script.read_text(None, script.TEXT)
+        kept = script.read_text(str(folder), script.TEXT)
+    for one, other in zip(made, kept, strict=True):
+        assert numpy.array_equal(one.tokens, other.tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_are_those_of_the_study(tmp_path, workload, kind):
+    settings = {**workload.to_dict(), "text_sha256": "", **settings_of_text(tmp_path, kind)}
+    assert_same_tokens(make_workload("cpu", settings), tmp_path / "prepared")
+
+
+@pytest.mark.parametrize("packing", ["packed", "padded"])
+def test_special_tokens_of_a_tokenizer_stand_where_the_study_has_them(tmp_path, workload, packing):
+    words = {word: index for index, word in enumerate(["<unknown>", "<s>", "</s>", "<pad>", "the", "quick", "dogs"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unknown>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = {**settings_of_text(tmp_path, "rows"), "tokenizer": str(tmp_path), "packing": packing}
+    assert_same_tokens(make_workload("cpu", {**workload.to_dict(), "text_sha256": "", **text}), tmp_path / "prepared")
+
+
+def test_the_default_text_has_the_tokens_of_the_study(workload, tmp_path):
+    assert_same_tokens(workload, tmp_path / "prepared")
+
+
+def test_a_study_from_before_there_were_facts_of_its_text_is_read(workload, prepared, tmp_path):
+    for name in ("train.npy", "held_out.npy"):
+        (tmp_path / name).symlink_to(prepared / name)
+    with loaded(exported(workload)) as script:
+        train, _ = script.read_text(str(tmp_path), script.TEXT)
+    assert len(train) > 0
