@@ -107,7 +107,11 @@ def test_checkpointing_leaves_loss_and_gradients_bit_equal(granularity, make_par
 
 @pytest.mark.parametrize(
     ("scope", "granularity"),
-    [("block", "none"), ("model", "none"), pytest.param("block", "block", marks=pytest.mark.slow)],
+    [
+        ("block", "none"),
+        pytest.param("model", "none", marks=pytest.mark.slow),
+        pytest.param("block", "block", marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_it_computes_the_same(scope, granularity, make_parts, batch):
     torch._dynamo.reset()

@@ -218,7 +218,7 @@ def test_blocks_called_with_different_masks_are_never_run_as_one(make_parts, bat
         for scope in ("block", "model")
     ],
 )
-@pytest.mark.parametrize("granularity", ["none", "block"])
+@pytest.mark.parametrize("granularity", ["none", pytest.param("block", marks=pytest.mark.slow)])
 def test_compiled_it_computes_the_same(granularity, shape, scope, make_parts, batch):
     torch._dynamo.reset()
     parts = make_parts(shape)

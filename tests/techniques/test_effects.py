@@ -107,7 +107,7 @@ def test_fp16_scales_its_loss(make_trainer):
     assert make_trainer(precision="fp16-mixed").training.updater.scale(loss) > 1
 
 
-@pytest.mark.parametrize(("scope", "graphs"), [("block", 1), ("model", 1)])
+@pytest.mark.parametrize(("scope", "graphs"), [("block", 1), pytest.param("model", 1, marks=pytest.mark.slow)])
 def test_compiling_by_block_takes_one_graph_for_all_blocks(scope, graphs, make_trainer):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
