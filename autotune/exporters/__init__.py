@@ -13,7 +13,7 @@ from autotune.exporters import (
     forgather_template,
     lightning_cli,
     pytorch,
-    torchtitan_config,
+    torchtitan,
     transformers,
     trl,
 )
@@ -26,7 +26,7 @@ TARGETS: Mapping[str, Target] = {
     "deepspeed": deepspeed_config.TARGET,
     "trl": trl.TARGET,
     "lightning": lightning_cli.TARGET,
-    "torchtitan": torchtitan_config.TARGET,
+    "torchtitan": torchtitan.TARGET,
     "axolotl": axolotl_yaml.TARGET,
     "forgather": forgather_template.TARGET,
 }

@@ -16,7 +16,7 @@ from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import own_script_note, text_notes
 from autotune.exporters.trainer_keys import KEY_NOTES, Change, model_keys, nearest, training_keys
-from autotune.exporters.training_script import LOADERS
+from autotune.exporters.transformers.training_script import LOADERS
 from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "sft.yaml"

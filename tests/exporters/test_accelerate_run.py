@@ -14,7 +14,7 @@ from recipes import recipe
 from autotune.config import TrainingConfig
 from autotune.exporters import TARGETS
 from autotune.exporters.accelerate_config import FILE
-from autotune.exporters.autotune_blocks import prepare_blocks
+from autotune.exporters.shipped.autotune_blocks import prepare_blocks
 
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 

@@ -7,7 +7,7 @@ import torch
 from techniques.operators import OperatorCount
 
 from autotune.config import CHOICES
-from autotune.exporters.autotune_blocks import KEPT, find_blocks, prepare_blocks
+from autotune.exporters.shipped.autotune_blocks import KEPT, find_blocks, prepare_blocks
 from autotune.memory.cpu import CpuMeter
 from autotune.models.gpt import build, find_parts
 from autotune.models.structure import find_blocks as find_own

@@ -11,7 +11,7 @@ from test_exporter_contract import check
 
 from autotune.config import TrainingConfig
 from autotune.exporters import TARGETS
-from autotune.exporters.torchtitan_files import chunks
+from autotune.exporters.torchtitan.files import chunks
 from autotune.model_file import model_name
 from autotune.techniques.loss import tokens_in_a_chunk
 

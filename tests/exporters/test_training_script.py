@@ -8,7 +8,7 @@ from readers.hugging_face import tiny_llama
 from recipes import recipe
 
 from autotune.exporters import transformers, trl
-from autotune.exporters.training_script import MODEL_CONFIG_FILE, training_script
+from autotune.exporters.transformers.training_script import MODEL_CONFIG_FILE, training_script
 from autotune.model_file import model_name
 
 CONFIG = {**tiny_llama().config.to_dict(), "model_type": "llama", "vocab_size": 256}

@@ -18,8 +18,8 @@ from test_exporter_contract import WORKLOADS
 
 from autotune.config import TrainingConfig
 from autotune.exporters.source import excerpt
-from autotune.exporters.training_script import FILE as SCRIPT
 from autotune.exporters.transformers import write
+from autotune.exporters.transformers.training_script import FILE as SCRIPT
 from autotune.model_file import model_name
 from autotune.training_step import TrainingStep
 

@@ -14,7 +14,6 @@ from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import own_script_note, text_notes
-from autotune.exporters.trainer_code import FILE, trainer_code
 from autotune.exporters.trainer_keys import (
     FP16_ON_CPU,
     KEY_NOTES,
@@ -25,7 +24,8 @@ from autotune.exporters.trainer_keys import (
     nearest,
     training_keys,
 )
-from autotune.exporters.training_script import says_tokenizer, training_script
+from autotune.exporters.transformers.trainer_code import FILE, trainer_code
+from autotune.exporters.transformers.training_script import says_tokenizer, training_script
 
 ARGUMENTS_FILE, MODEL_FILE = "training_args.json", "model_kwargs.json"
 _IN_CODE: Mapping[str, Any] = {"tf32": None, "torch_compile": False}

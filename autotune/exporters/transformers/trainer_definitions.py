@@ -4,7 +4,7 @@ from autotune.config import TrainingConfig
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.source import excerpt
 
-HERE = "exporters.inside_trainer"
+HERE = "exporters.transformers.inside_trainer"
 _CHECKPOINTING = "techniques.checkpointing"
 
 

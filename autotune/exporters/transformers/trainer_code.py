@@ -11,8 +11,8 @@ from autotune.config import TrainingConfig
 from autotune.exporters import launch
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.source import excerpt
-from autotune.exporters.trainer_definitions import HERE, definitions, needs_blocks, needs_causal_flag
 from autotune.exporters.trainer_keys import weights_dtype
+from autotune.exporters.transformers.trainer_definitions import HERE, definitions, needs_blocks, needs_causal_flag
 
 FILE = "autotune_trainer.py"
 

@@ -11,7 +11,7 @@ CALLBACK = "autotune_callback.py"
 ADAFACTOR = "adafactor_fixed_rate.py"
 """The one optimizer of ours, a technique's own file."""
 
-_FOLDERS = {BLOCKS: "exporters", CALLBACK: "exporters", ADAFACTOR: "techniques"}
+_FOLDERS = {BLOCKS: "exporters/shipped", CALLBACK: "exporters/shipped", ADAFACTOR: "techniques"}
 
 
 @cache

@@ -14,7 +14,7 @@ from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
 from autotune.exporters.script_lines import own_script_note
-from autotune.exporters.torchtitan_files import ATTENTION_MODULE, attention_module, module, toml
+from autotune.exporters.torchtitan.files import ATTENTION_MODULE, attention_module, module, toml
 
 
 def write(recipe: Recipe, version: str) -> Export:
