@@ -30,5 +30,5 @@ def report(
     view = api.view(study, storage=storage, preferences=preferences)
     text = page(contents.compute(view, version=autotune.__version__, preferences=preferences))
     file = out or RESULTS_FOLDER / f"{study}-report.html"
-    write_file(file, text.encode("utf-8", "replace"))  # a message may hold half a character of a path
+    write_file(file, text)
     print(file)

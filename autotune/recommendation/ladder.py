@@ -14,7 +14,7 @@ from autotune.config import FIELD_ORDER, TrainingConfig, broken_rules
 from autotune.result import TrialRecord
 
 PredictedPeak = Callable[[TrainingConfig], int | None]
-Missing = Literal["not tried", "not possible", "not in the pick", "no baseline", "no pick", "failed"]
+Missing = Literal["not tried", "not possible", "not in the pick", "no pick", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,6 @@ class Rung:
     on_top: Effect | Missing
     """In the pick: what would be lost without it."""
     pairs: Pairs
-
-    @property
-    def words(self) -> str:
-        return f"{self.technique.removesuffix('_size').replace('_', '-')} {self.value}"
 
 
 def ladder(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from autotune.quantities import format_size
 from autotune.recommendation.ladder import Effect, Pairs, Range, Rung, ladder
+from autotune.recommendation.variants import named
 from autotune.reporting import style
 from autotune.reporting.parallel import nothing_to_show
 from autotune.reporting.study_view import StudyView
@@ -34,13 +35,9 @@ class Cells:
 class Row:
     """One value of a technique: its name and its three effects."""
 
-    technique: str
-    value: str
+    words: str
+    """`micro-batch 4`, as in a configuration's description."""
     cells: tuple[Cells, Cells, Cells]
-
-    @property
-    def words(self) -> str:
-        return f"{self.technique.replace('_', ' ')} {self.value}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +75,7 @@ def _peaks_of(view: StudyView) -> Callable[..., int | None]:
 
 def _row(rung: Rung) -> Row:
     return Row(
-        technique=rung.technique.removesuffix("_size"),
-        value=str(rung.value),
+        words=named(rung.technique, rung.value),
         cells=(_cells(HOW[0], rung.alone), _cells(HOW[1], rung.on_top), _cells_of_pairs(rung.pairs)),
     )
 

@@ -43,6 +43,7 @@ class MemoryFigure:
     bars: tuple[Bar, ...]
     cap: float | None
     """None where the cap is not held against these bytes, as on CUDA."""
+    cap_words: str
     note: str
 
 
@@ -59,6 +60,7 @@ def compute(view: StudyView, *, trials: Sequence[int] | None = None) -> MemoryFi
         unit=unit.name,
         bars=bars,
         cap=unit.of(view.result.cap_bytes) if is_cpu else None,
+        cap_words=f"cap {format_size(view.result.cap_bytes)}",
         note=_note(view, bars, [record for record in records if _bytes_of(view, record) is None]),
     )
 
@@ -150,7 +152,7 @@ def draw(figure: MemoryFigure) -> "go.Figure":
             x=figure.cap,
             y=0,
             yref="paper",
-            text=f"cap {figure.cap:g} {figure.unit}",
+            text=figure.cap_words,
             showarrow=False,
             xanchor="left",
             yanchor="bottom",

@@ -103,5 +103,12 @@ def test_hostile_names_are_shown_as_they_are(hostile):
     assert Elements(hostile).text.count(HOSTILE) >= 3
 
 
+def test_before_a_trial_has_finished_a_page_does_not_say_that_nothing_fits():
+    text = Elements(page(study_view(study_result([out_of_memory(0)])))).text
+    waiting = Elements(page(study_view(study_result([record(0, outcome="interrupted", feasible=False)])))).text
+    assert "Nothing that was tried" in text
+    assert "No trial has finished yet." in waiting
+
+
 def test_a_study_without_a_feasible_trial_has_a_page():
     assert "Nothing that was tried trains under 256.0 MiB." in Elements(page(failures_only())).text

@@ -65,6 +65,12 @@ def test_the_bars_are_stacked_and_the_measured_peak_is_a_mark():
     assert next(trace for trace in drawing.data if trace.name == "measured peak").x == (400.0, 100.0, 200.0, 250.0)
 
 
+def test_the_cap_is_named_as_it_is_everywhere():
+    trial = record(0, memory=1536 * MIB, outcome="over_cap", bytes_by_kind={"parameters": 1536 * MIB})
+    drawing = draw(compute(study_view(study_result([trial], baseline=0, cap_bytes=48 * MIB))))
+    assert [one.text for one in drawing.layout.annotations] == ["cap 48.00 MiB"]
+
+
 def test_the_cap_of_a_gpu_is_no_line_over_these_bytes():
     trial = record(0, config=BASELINE)
     view = study_view(study_result([trial], baseline=0, device="cuda:0"), [(BASELINE, predicted())])

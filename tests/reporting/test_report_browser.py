@@ -146,7 +146,7 @@ def test_outcomes_can_be_chosen(shown_are, found, plain):
 
 def test_a_row_says_what_was_measured(plain):
     assert rows(plain)[2] == (
-        "#2 bf16 & more bf16-mixed, micro-batch 8 200.0 MiB 2,000 ±0 % =10.00 pick front 1 m 30 s Re-run Export"
+        "#2 bf16 & more bf16-mixed, micro-batch 8 200.0 MiB 2,000 ±0% =10.00 pick front 1 m 30 s Re-run Export"
     )
 
 
@@ -159,6 +159,11 @@ def test_on_a_phone_a_trial_opens_to_everything(open_page):
     assert opener.get_attribute("aria-expanded") == "true"
     assert "needs 300 MiB" in shown.locator(".detail").inner_text()
     assert shown.evaluate("document.documentElement.scrollWidth") == SIZES["phone"][0]
+
+
+def test_on_a_phone_the_marks_of_the_front_have_no_numbers_beside_them(open_page):
+    shown = draw_everything(open_page("plain", size="phone"))
+    playwright.expect(shown.locator("#figure-pareto .textpoint")).to_have_count(0)
 
 
 # -- plain -----------------------------------------------------------------------------------------------------
