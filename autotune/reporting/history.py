@@ -156,6 +156,8 @@ def draw(figure: HistoryFigure) -> "go.Figure":
             )
             drawing.add_trace(line, row=row, col=column)
         drawing.update_yaxes(title={"text": course.title, "font": {"size": 12}}, row=row, col=1)
+        if "perplexity" not in course.title:
+            drawing.update_yaxes(rangemode="tozero", row=row)  # a line that is level would be magnified to its noise
     drawing.update_xaxes(title="trial", row=rows, col=1)
     drawing.update_xaxes(title=f"{figure.time_unit} of trials", row=rows, col=2)
     drawing.update_layout(height=200 * rows + 60)

@@ -160,6 +160,8 @@ def _note(view: StudyView, rungs: Sequence[Rung]) -> str:
         f"Alone: {baseline}, with this one choice. On top of the others: {pick}. Over all pairs: median and range over "
         "the pairs of measured trials that differ in this choice only."
     ]
+    if view.pick is not None and not any(isinstance(rung.on_top, Effect) for rung in rungs):
+        sentences.append("On top of the others nothing is known: no trial is the pick without one of its choices.")
     if any(isinstance(e, Effect) and e.is_predicted for rung in rungs for e in (rung.alone, rung.on_top)):
         sentences.append("Hatched: both peaks are predicted.")
     return " ".join(sentences)
@@ -186,7 +188,7 @@ def draw(figure: LadderFigure) -> "go.Figure":
     for column, (number, title) in enumerate(_PANELS, start=1):
         for kind, how in enumerate(HOW):
             drawing.add_trace(_bars(figure, kind, number, name=how, legend=column == 1), row=1, col=column)
-        drawing.update_xaxes(title=title, row=1, col=column, zeroline=True, zerolinewidth=2)
+        drawing.update_xaxes(title={"text": title, "standoff": 8}, row=1, col=column, zeroline=True, zerolinewidth=2)
     rows = len(figure.rungs)
     names = [style.wrapped(row.words, width=_LABEL_WIDTH, lines=2) for row in figure.rows]
     drawing.update_yaxes(
@@ -201,7 +203,8 @@ def draw(figure: LadderFigure) -> "go.Figure":
     for place, row in enumerate(figure.rows):
         if not any(cells.memory or cells.speed for cells in row.cells):
             drawing.add_annotation(x=0, y=place, text=_why_not(row), showarrow=False, xanchor="left", font_size=11)
-    style.on_narrow_screens(drawing, _below_each_other(height=3 * (80 + 36 * rows)))
+    narrow = {f"annotations[{number}].text": " not known" for number in range(len(drawing.layout.annotations))}
+    style.on_narrow_screens(drawing, {**narrow, **_below_each_other(height=3 * (80 + 36 * rows))})
     return drawing
 
 
@@ -215,6 +218,7 @@ def _below_each_other(*, height: int) -> dict[str, object]:
     changes: dict[str, object] = {"height": height}
     for number, suffix in enumerate(("", "2", "3")):
         top = 1 - number / 3
+        changes[f"xaxis{suffix}.title.text"] = _PANELS[number][1].removeprefix("change of ")
         changes[f"xaxis{suffix}.domain"] = [0, 1]
         changes[f"yaxis{suffix}.domain"] = [top - 0.28, top]
         changes[f"yaxis{suffix}.showticklabels"] = True
@@ -231,7 +235,7 @@ def _bars(figure: LadderFigure, kind: int, number: str, *, name: str, legend: bo
         x=[None if value is None else 100 * value for value in values],
         y=list(range(len(effects))),
         orientation="h",
-        text=["0" if value is not None and abs(value) < _ZERO else "" for value in values],
+        text=[_of_nothing(value, is_one) for value, is_one in zip(values, predicted, strict=True)],
         textposition="outside",
         cliponaxis=False,
         name=name,
@@ -245,6 +249,13 @@ def _bars(figure: LadderFigure, kind: int, number: str, *, name: str, legend: bo
         customdata=[_hover(row, kind) for row in figure.rows],
         hovertemplate="%{customdata}<extra></extra>",
     )
+
+
+def _of_nothing(value: float | None, is_predicted: bool) -> str:
+    """What stands in the place of a bar that cannot be seen."""
+    if value is None or abs(value) >= _ZERO:
+        return ""
+    return "0 predicted" if is_predicted else "0"
 
 
 def _middle(effect: Effect | Pairs | str, number: str) -> float | None:

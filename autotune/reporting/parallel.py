@@ -76,8 +76,8 @@ def _thinned(shown: Sequence[TrialRecord], front: Sequence[int]) -> list[TrialRe
 def nothing_to_show(view: StudyView, what: str) -> InvalidInput:
     """The error of a figure for which no trial of a study has what it shows."""
     study, number = view.result.study, len(view.result.trials)
-    tried = f"none of the {number} trials of study {study!r}" if number else f"study {study!r} has no trial that"
-    return InvalidInput(f"{tried} {what}", hint=f"see autotune show {study} for how they ended")
+    tried = f"none of the {number} trials" if number > 1 else "no trial"
+    return InvalidInput(f"{tried} of study {study!r} {what}", hint=f"see autotune show {study} for how they ended")
 
 
 def _technique(field: str, shown: Sequence[TrialRecord]) -> Coordinate:

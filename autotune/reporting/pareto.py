@@ -139,7 +139,8 @@ def _note(result: StudyResult, axes: Sequence[Axis], drawn: Sequence[TrialRecord
         sentences.append(_offset(result))
     missing = len(result.trials) - len(drawn)
     if missing:
-        sentences.append(f"{missing} of {len(result.trials)} trials ended without {axes[0].name} or {axes[1].name}.")
+        words = f"{axes[0].name.replace('-', ' ')} or {axes[1].name.replace('-', ' ')}"
+        sentences.append(f"Without a measured {words}: {missing} of {len(result.trials)} trials.")
     return " ".join(sentences)
 
 

@@ -223,3 +223,14 @@ def test_a_message_with_half_a_character_ends_no_page(command, tmp_path, monkeyp
         main()
     assert ended.value.code == 0, capsys.readouterr().err
     assert "no such file" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("form", [[], ["--csv"], ["--markdown"], ["--json"]], ids=str)
+def test_a_message_with_half_a_character_ends_no_output(form, tmp_path):
+    url = f"sqlite:///{tmp_path}/studies/autotune.db"
+    write_study(url, [measured(), Measurement(outcome="crashed", message=HALF_A_CHARACTER)])
+    ended = subprocess.run(
+        [sys.executable, "-m", "autotune", "show", "by-hand", "--storage", url, *form], capture_output=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert b"file" in ended.stdout

@@ -78,6 +78,11 @@ def test_each_quantity_is_drawn_over_trials_and_over_time():
     assert drawing.data[0].y == drawing.data[1].y == (None, 200.0, 100.0)
 
 
+def test_a_quantity_that_stays_as_it_is_is_not_magnified():
+    axes = draw(compute(study_view(study_result([record(0), record(1)])))).layout
+    assert [axes[name].rangemode for name in ("yaxis", "yaxis3", "yaxis7")] == ["tozero"] * 3
+
+
 def test_a_line_is_drawn_by_its_corners_and_ends():
     records = [record(number, memory=(100 if number < 500 else 50) * MIB, speed=1000.0) for number in range(1000)]
     line = draw(compute(study_view(study_result(records)))).data[0]

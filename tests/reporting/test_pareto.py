@@ -56,7 +56,7 @@ def test_every_trial_with_numbers_is_a_mark():
 
 
 def test_the_note_counts_the_trials_that_are_no_mark():
-    assert "1 of 5 trials ended without memory or speed." in compute(view()).note
+    assert "Without a measured memory or speed: 1 of 5 trials." in compute(view()).note
 
 
 @pytest.mark.parametrize(

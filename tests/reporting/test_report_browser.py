@@ -103,10 +103,26 @@ def test_hostile_words_are_words(open_page):
     shown = draw_everything(open_page("hostile"))
     shown.locator(".open").first.click()
     assert shown.title().endswith(": autotune report")
-    assert shown.locator("img, script[src], h1 *, [href^=http]").count() == 0
+    assert shown.locator("img, script[src], h1 *, [href^=http], svg a").count() == 0
     assert shown.locator("h1").inner_text() == HOSTILE
     assert shown.locator("#table .note").first.inner_text() == HOSTILE
     assert shown.complaints == []
+
+
+HOVER = """name => {
+  const figure = document.getElementById("figure-pareto");
+  Plotly.Fx.hover(figure, [{curveNumber: figure.data.findIndex(one => one.name === name), pointNumber: 0}]);
+}"""
+
+
+@pytest.mark.parametrize("marks", ["front", "not feasible"])
+def test_hostile_words_are_words_in_a_hover_text_too(marks, open_page):
+    shown = draw_everything(open_page("hostile"))
+    shown.evaluate(HOVER, marks)
+    hover = shown.locator("#figure-pareto .hoverlayer")
+    words = "".join(hover.locator("text").first.text_content().split())
+    assert "".join(HOSTILE.split()) in words
+    assert hover.locator("a").count() == 0
 
 
 def test_a_script_that_is_not_ours_would_not_run(open_page):
