@@ -161,11 +161,11 @@ def _flat(workload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(field: str) -> str:
-    return "text" if field == "text_sha256" else field.replace("_", " ")
+    return {"text_sha256": "text", "model_sha256": "file of the model"}.get(field, field.replace("_", " "))
 
 
 def _short(value: object) -> str:
-    text = str(value)
+    text = "none" if value in (None, "") else str(value)
     return text if len(text) <= 24 else f"{text[:12]}…"
 
 

@@ -121,11 +121,16 @@ def draw(figure: ParallelFigure) -> "go.Figure":
     )
     drawing.update_layout(
         coloraxis={"colorscale": style.SCALE, "colorbar": {"title": {"text": figure.colour_title, "side": "right"}}},
-        margin={"t": 90, "l": 70, "r": 20, "b": 30},
+        margin={"t": 90, "l": _room_for(coordinates[0]), "r": 20, "b": 30},
         height=520,
     )
     style.on_narrow_screens(drawing, {}, least_width=120 + WIDTH_PER_AXIS * len(coordinates))
     return drawing
+
+
+def _room_for(first: Coordinate) -> int:
+    """Pixels left of the first axis, where its values stand."""
+    return max(70, 20 + 7 * max(map(len, first.ticks), default=0))
 
 
 def _dimension(coordinate: Coordinate) -> dict[str, object]:
