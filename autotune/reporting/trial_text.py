@@ -71,21 +71,23 @@ def about(result: StudyResult) -> str:
 
 def full_hover(record: TrialRecord, baseline: TrialRecord | None) -> str:
     """The whole configuration and all that was measured, as HTML lines."""
-    lines = [f"<b>#{record.number} {style.wrapped(record.name or '', width=_LINE)}</b>"]
+    lines = [f"<b>#{record.number} {style.wrapped(record.name or '', width=_LINE, lines=6)}</b>"]
     lines += [f"{field.replace('_', ' ')}: {value}" for field, value in record.config.to_dict().items()]
     lines += _measured(record)
     if against := savings(record, baseline).removeprefix("; "):
-        lines.append(against)
+        lines.append(style.wrapped(against, width=_LINE))
     return "<br>".join(lines)
 
 
 def short_hover(record: TrialRecord) -> str:
     """Number and choices on one line, then what was measured: for figures with thousands of marks."""
-    return "<br>".join([f"<b>#{record.number}</b> {style.wrapped(described(record), width=_LINE)}", *_measured(record)])
+    return "<br>".join(
+        [f"<b>#{record.number}</b> {style.wrapped(described(record), width=_LINE, lines=6)}", *_measured(record)]
+    )
 
 
-_LINE = 70
-"""Letters; a longer line would not fit beside its mark."""
+_LINE = 42
+"""Letters; a phone has no room for a longer line."""
 
 
 def _measured(record: TrialRecord) -> list[str]:

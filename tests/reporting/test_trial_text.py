@@ -41,9 +41,15 @@ def test_a_link_in_a_name_is_none_in_a_hover_text(hover):
 
 
 @pytest.mark.parametrize("hover", HOVERS)
-def test_no_line_of_a_hover_text_is_wider_than_a_screen(hover):
+def test_no_line_of_a_hover_text_is_wider_than_a_phone(hover):
     said = hover(record(0, name="long " * 60, outcome="crashed", message="message " * 60))
-    assert max(map(len, said.replace("</b>", "").split("<br>"))) < 90
+    assert max(map(len, said.replace("</b>", "").split("<br>"))) < 60
+
+
+def test_the_comparison_with_the_baseline_is_no_wider_either():
+    said = full_hover(record(1, perplexity=11.0), record(0, memory=300 * 2**20, speed=900.0))
+    assert "against the baseline" in said
+    assert max(map(len, said.split("<br>"))) < 60
 
 
 def test_an_outcome_has_the_same_words_everywhere():
