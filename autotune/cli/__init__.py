@@ -4,6 +4,7 @@ Exit codes: 0 ok; 1 finished and nothing feasible; 2 usage or an invalid file; 7
 continued; 130 and 143 on SIGINT and SIGTERM.
 """
 
+import io
 import os
 import sys
 import traceback
@@ -51,6 +52,9 @@ def root(
 
 def main() -> None:
     """Entry point of the `autotune` command."""
+    # A name of a file may hold what is no character; it ends no output.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         exit_code = app(standalone_mode=False)
         sys.stdout.flush()

@@ -10,6 +10,7 @@ import typer
 from autotune.cli import options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
 from autotune.quantities import format_size
+from autotune.reporting.trial_text import speed_words
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,7 +86,7 @@ def _to_dict(compared: "Comparison", file: Path) -> dict[str, object]:
 
 def _in_words(side: "Side") -> str:
     if side.pick is None:
-        return f"{side.study}: nothing feasible under {format_size(side.cap_bytes)}."
+        return f"{side.study}: {side.pick_words}"
     return f"{side.study}: #{side.pick} {side.pick_words}, {_peak(side)}, {_speed(side)} tokens/s."
 
 
@@ -101,10 +102,10 @@ def _table(compared: "Comparison") -> "Table":
         table.add_column(column, justify="right", no_wrap=True)
     for side in compared.sides:
         workload = [side.workload] if compared.workloads_differ else []
-        pick = "nothing feasible" if side.pick is None else f"#{side.pick} {side.pick_words}"
+        pick = side.pick_words if side.pick is None else f"#{side.pick} {side.pick_words}"
         words = [side.study, side.device, side.torch, format_size(side.cap_bytes), *workload, pick]
-        perplexity = "-" if side.perplexity is None else f"{side.perplexity:,.2f}"
-        table.add_row(*(Text(word) for word in words), _peak(side), _speed(side), perplexity, _saved(side))
+        numbers = _peak(side), _speed(side), side.perplexity_words or "-", _saved(side)
+        table.add_row(*map(Text, [*words, *numbers]))
     return table
 
 
@@ -113,10 +114,7 @@ def _peak(side: "Side") -> str:
 
 
 def _speed(side: "Side") -> str:
-    if side.tokens_per_second is None:
-        return "-"
-    spread = 100 * (side.tokens_per_second_spread or 0.0) / side.tokens_per_second
-    return f"{side.tokens_per_second:,.0f} ±{spread:.0f}%"
+    return speed_words(side.tokens_per_second, side.tokens_per_second_spread) or "-"
 
 
 def _saved(side: "Side") -> str:

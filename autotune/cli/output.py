@@ -76,7 +76,8 @@ def write_file(file: Path, content: str | bytes, *, option: str = "--out") -> No
     """Makes the folders it needs. Raises StorageUnavailable."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        # A message may hold half a character, of a path that is no UTF-8.
+        file.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
     except OSError as error:
         raise StorageUnavailable(
             f"{file} cannot be written: {error.strerror or error}", hint=f"name another file with {option}"

@@ -7,6 +7,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.output import write_file
+from autotune.errors import InvalidInput
 
 
 def report(
@@ -26,9 +27,13 @@ def report(
     from autotune.reporting.report import contents
     from autotune.reporting.report.page import page
 
+    file = out or RESULTS_FOLDER / f"{study}-report.html"
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise InvalidInput(
+            f"a report is a page, and cannot be written as {str(file)!r}", hint="end the file's name in .html"
+        )
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     view = api.view(study, storage=storage, preferences=preferences)
     text = page(contents.compute(view, version=autotune.__version__, preferences=preferences))
-    file = out or RESULTS_FOLDER / f"{study}-report.html"
-    write_file(file, text.encode("utf-8", "replace"))  # a message may hold half a character of a path
+    write_file(file, text)
     print(file)

@@ -12,6 +12,7 @@ from rich.text import Text
 from autotune.quantities import format_size
 from autotune.recommendation.pick import closest_miss, needed_bytes
 from autotune.reporting.outcomes import OUTCOME_WORDS
+from autotune.reporting.trial_text import SHARED_MARK_SAYS, is_shared, no_answer, perplexity_words, speed_words
 from autotune.result import StudyResult, TrialRecord
 
 _PLAIN_WIDTH = 140
@@ -44,11 +45,8 @@ def trials_table(
     table.add_column("tokens/s", justify="right", no_wrap=True)
     table.add_column("perplexity", justify="right", no_wrap=True)
     table.add_column("", overflow="fold", max_width=34)
-    if any(_is_shared(record) for record in records):
-        table.caption, table.caption_justify = (
-            "= perplexity of the trial trained to the end for all its numerics",
-            "left",
-        )
+    if any(is_shared(record) for record in records):
+        table.caption, table.caption_justify = SHARED_MARK_SAYS, "left"
     for record in records:
         table.add_row(*_row(result, record, predicted=predicted), style="bold" if _is_pick(result, record) else "")
     return table
@@ -60,7 +58,7 @@ def _row(result: StudyResult, record: TrialRecord, *, predicted: bool) -> list[T
         cells += [_size(record.predicted_peak_memory_bytes), _ratio(record)]
     if result.device.type == "cuda":
         cells.append(_size(record.device_bytes))
-    return [*cells, speed(record), _perplexity(record), _remark(result, record)]
+    return [*cells, speed(record), perplexity_words(record) or "-", _remark(result, record)]
 
 
 def describe(record: TrialRecord) -> Text:
@@ -70,10 +68,7 @@ def describe(record: TrialRecord) -> Text:
 
 
 def speed(record: TrialRecord) -> str:
-    if record.tokens_per_second is None:
-        return "-"
-    spread = record.tokens_per_second_spread or 0.0
-    return f"{record.tokens_per_second:,.0f} ±{100 * spread / record.tokens_per_second:.0f}%"
+    return speed_words(record.tokens_per_second, record.tokens_per_second_spread) or "-"
 
 
 def _remark(result: StudyResult, record: TrialRecord) -> Text:
@@ -111,20 +106,19 @@ def print_result(result: StudyResult, console: Console) -> None:
 
 def print_pick(result: StudyResult, console: Console) -> None:
     """The pick and its reason; where nothing fits, the closest miss and what to try."""
-    if not any(record.is_finished for record in result.trials):
-        console.print("No trial has finished yet.")
-        return
     if result.pick is None:
-        _print_nothing_fits(result, console)
+        _print_no_pick(result, console)
         return
     picked = result.trial(result.pick.number)
     console.print(Text.assemble(("Pick: ", "bold green"), f"#{picked.number} ", describe(picked)))
     console.print(Text(f"  {result.pick.reason}."))
 
 
-def _print_nothing_fits(result: StudyResult, console: Console) -> None:
-    cap = format_size(result.cap_bytes)
-    console.print(Text(f"Nothing that was tried trains under {cap}.", style="bold red"))
+def _print_no_pick(result: StudyResult, console: Console) -> None:
+    if not any(record.is_finished for record in result.trials):
+        console.print(no_answer(result))
+        return
+    console.print(Text(no_answer(result), style="bold red"))
     closest = closest_miss(result.trials)
     if closest is not None:
         needed = Text.assemble(
@@ -149,15 +143,3 @@ def _ratio(record: TrialRecord) -> str:
 
 def _size(size_bytes: int | None) -> str:
     return "-" if size_bytes is None else format_size(size_bytes)
-
-
-def _perplexity(record: TrialRecord) -> str:
-    """With its spread over seeds; `=` stands before one that another trial of its numerics class was trained for."""
-    if record.perplexity is None:
-        return "-"
-    spread = f" ±{record.perplexity_spread:.2f}" if record.perplexity_spread is not None else ""
-    return f"{'=' if _is_shared(record) else ''}{record.perplexity:,.2f}{spread}"
-
-
-def _is_shared(record: TrialRecord) -> bool:
-    return (record.perplexity_source or "").startswith("shared")

@@ -14,7 +14,7 @@ from autotune.config import FIELD_ORDER, TrainingConfig, broken_rules
 from autotune.result import TrialRecord
 
 PredictedPeak = Callable[[TrainingConfig], int | None]
-Missing = Literal["not tried", "not possible", "not in the pick", "no baseline", "no pick", "failed"]
+Missing = Literal["not tried", "not possible", "not in the pick", "baseline not known", "no pick", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,6 @@ class Rung:
     on_top: Effect | Missing
     """In the pick: what would be lost without it."""
     pairs: Pairs
-
-    @property
-    def words(self) -> str:
-        return f"{self.technique.removesuffix('_size').replace('_', '-')} {self.value}"
 
 
 def ladder(
@@ -153,6 +149,10 @@ class _Known:
     def was_tried(self, config: TrainingConfig) -> bool:
         return config in self._by_config
 
+    def has_numbers(self, config: TrainingConfig) -> bool:
+        record = self._by_config.get(config)
+        return record is not None and bool(record.peak_memory_bytes or record.tokens_per_second)
+
     def _peaks(self, *configs: TrainingConfig) -> tuple[list[int] | None, bool]:
         """The peaks and whether they are predicted: never one of each, whose difference would be neither."""
         records = [self._by_config.get(config) for config in configs]
@@ -174,6 +174,8 @@ def _alone(
     if not legal(changed):
         return "not possible"
     effect = known.effect(with_it=changed, without=plain)
+    if effect is None and known.has_numbers(changed):
+        return "baseline not known"
     return effect or ("failed" if known.was_tried(changed) else "not tried")
 
 

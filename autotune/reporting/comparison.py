@@ -1,7 +1,7 @@
 """Several studies beside each other: their fronts in one figure, their picks in one table, and what differs."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from autotune.quantities import format_size
 from autotune.reporting import style
 from autotune.reporting.axes import capped_axis, make_axis
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import described, full_hover
+from autotune.reporting.trial_text import described, full_hover, no_answer, perplexity_words
 from autotune.result import TrialRecord
 
 if TYPE_CHECKING:
@@ -43,10 +43,13 @@ class Side:
     front: tuple[Point, ...]
     pick: int | None
     pick_words: str
+    """Its choices, or why there is none."""
     peak_memory_bytes: int | None
     tokens_per_second: float | None
     tokens_per_second_spread: float | None
     perplexity: float | None
+    perplexity_words: str
+    """With its spread, and a mark where another trial was trained for it."""
     saved_share: float | None
     """Of the peak memory of its own baseline, which may be a prediction."""
     baseline_is_predicted: bool
@@ -106,11 +109,12 @@ def _side(view: StudyView, unit: style.Unit) -> Side:
         trials=len(result.trials),
         front=tuple(_point(view, result.trial(number), unit) for number in result.front),
         pick=None if pick is None else pick.number,
-        pick_words="" if pick is None else described(pick),
+        pick_words=no_answer(result) if pick is None else described(pick),
         peak_memory_bytes=peak,
         tokens_per_second=None if pick is None else pick.tokens_per_second,
         tokens_per_second_spread=None if pick is None else pick.tokens_per_second_spread,
         perplexity=None if pick is None else pick.perplexity,
+        perplexity_words="" if pick is None else perplexity_words(pick),
         saved_share=1 - peak / whole if peak and whole else None,
         baseline_is_predicted=baseline is not None and baseline.peak_memory_bytes is None,
     )
@@ -128,10 +132,11 @@ def _point(view: StudyView, record: TrialRecord, unit: style.Unit) -> Point:
 
 
 def _differences(views: Sequence[StudyView]) -> Iterator[str]:
-    workloads = [view.definition.workload.to_dict() for view in views]
-    fields = [name for name in workloads[0] if len({str(workload[name]) for workload in workloads}) > 1]
+    workloads = [_flat(view.definition.workload.to_dict()) for view in views]
+    known = dict.fromkeys(name for workload in workloads for name in workload)
+    fields = [name for name in known if len({str(workload.get(name)) for workload in workloads}) > 1]
     if fields:
-        parts = [f"{_words(name)} {' / '.join(_short(w[name]) for w in workloads)}" for name in fields]
+        parts = [f"{_words(name)} {' / '.join(_short(w.get(name)) for w in workloads)}" for name in fields]
         yield f"The workloads differ, so {INCOMPARABLE}: {', '.join(parts)}."
     for what, values in (
         ("device", [f"{view.result.device.type} ({view.result.device.name})" for view in views]),
@@ -144,12 +149,23 @@ def _differences(views: Sequence[StudyView]) -> Iterator[str]:
             yield f"Different {what}: {' / '.join(values)}."
 
 
+def _flat(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """What is a table there, entry by entry: of the whole only the beginning could be said, which may be the same."""
+    flat: dict[str, Any] = {}
+    for name, value in workload.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name} {key}": one for key, one in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
 def _words(field: str) -> str:
-    return "text" if field == "text_sha256" else field.replace("_", " ")
+    return {"text_sha256": "text", "model_sha256": "file of the model"}.get(field, field.replace("_", " "))
 
 
 def _short(value: object) -> str:
-    text = str(value)
+    text = "none" if value in (None, "") else str(value)
     return text if len(text) <= 24 else f"{text[:12]}…"
 
 

@@ -29,4 +29,4 @@ def _without_a_speed(view: StudyView) -> str:
     if not records:
         return ""
     lines = "".join(f"<li>{html.escape(in_words(record))}</li>" for record in records)
-    return f"<details><summary>Ended without a speed: {len(records)}</summary><ul>{lines}</ul></details>"
+    return f"<details><summary>Without a speed: {len(records)}</summary><ul>{lines}</ul></details>"

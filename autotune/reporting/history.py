@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+BEYOND = 1.1
+"""How far behind the worst trial hypervolume is measured from. At the worst itself nothing of a box would be left where
+all trials have one perplexity, or where there is one trial."""
 Corner = tuple[float, float, float]
 """Memory in bytes, seconds a token, perplexity: less of each is better."""
 
@@ -79,9 +82,13 @@ def _best(axis: Axis, trials: Sequence[TrialRecord]) -> Iterator[float | None]:
 
 
 def _reference(feasible: Sequence[TrialRecord], *, cap_bytes: int) -> Corner:
-    """The cap, and the slowest and the least sure of what is feasible."""
+    """The cap, and a little beyond the slowest and the least sure of what is feasible."""
     corners = [_corner(record) for record in feasible]
-    return float(cap_bytes), max(corner[1] for corner in corners), max(corner[2] for corner in corners)
+    return (
+        float(cap_bytes),
+        BEYOND * max(corner[1] for corner in corners),
+        BEYOND * max(corner[2] for corner in corners),
+    )
 
 
 def _corner(record: TrialRecord) -> Corner:
@@ -117,8 +124,8 @@ def _note(reference: Corner, trials: Sequence[TrialRecord], feasible: Sequence[T
     memory, seconds, perplexity = reference
     return (
         f"Best so far among the {len(feasible)} feasible of {len(trials)} trials. Hypervolume: how much of the box "
-        f"between nothing at all and {format_size(memory)} (the cap), {1 / seconds:,.0f} tokens/s (the slowest "
-        f"feasible trial) and perplexity {perplexity:.4g} (the worst) is beaten by some feasible trial."
+        f"between nothing at all and {format_size(memory)} (the cap), {1 / seconds:,.0f} tokens/s and perplexity "
+        f"{perplexity:.4g} (10 % behind the slowest and the worst feasible trial) is beaten by some feasible trial."
     )
 
 
@@ -149,6 +156,8 @@ def draw(figure: HistoryFigure) -> "go.Figure":
             )
             drawing.add_trace(line, row=row, col=column)
         drawing.update_yaxes(title={"text": course.title, "font": {"size": 12}}, row=row, col=1)
+        if "perplexity" not in course.title:
+            drawing.update_yaxes(rangemode="tozero", row=row)  # a line that is level would be magnified to its noise
     drawing.update_xaxes(title="trial", row=rows, col=1)
     drawing.update_xaxes(title=f"{figure.time_unit} of trials", row=rows, col=2)
     drawing.update_layout(height=200 * rows + 60)

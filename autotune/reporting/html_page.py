@@ -21,7 +21,8 @@ def whole_page(title: str, *, about: str, answer: str, drawing: go.Figure, headi
 
     Everything else is plain text. The figure's note stands above it.
     """
-    figure = drawing.to_html(full_html=False, include_plotlyjs=True, default_height="72vh")
+    settings = {"displaylogo": False}  # a link out of a page that needs nothing from outside
+    figure = drawing.to_html(full_html=False, include_plotlyjs=True, default_height="72vh", config=settings)
     note = note_of(drawing)
     return f"""<!doctype html>
 <html lang="en">

@@ -37,7 +37,10 @@ SAME = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
-    """Shares of one objective, which add up to 1; empty where all trials have the same value."""
+    """Shares of one objective; empty where all trials have the same value.
+
+    What they leave of 1 goes with the interplay of techniques.
+    """
 
     objective: AxisName
     trials: int
@@ -120,14 +123,16 @@ def _evaluated(study: "optuna.Study") -> Mapping[str, float]:
             raise InvalidInput(
                 "importance needs the package scikit-learn", hint="pip install 'autotune[importance]'"
             ) from None
-        return optuna.importance.get_param_importances(study, evaluator=evaluator)
+        # Normalized they would add up to 1 even where nothing but the interplay of two techniques decides.
+        return optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False)
 
 
 def _note(objectives: Sequence[Importance]) -> str:
     numbers = ", ".join(f"{one.trials} for {one.objective}" for one in objectives)
     sentences = [
         "Share of the differences between trials that goes with each technique alone, all else as it came "
-        f"({EVALUATOR} on logarithms; trials: {numbers}). It says what decides, not in which direction."
+        f"({EVALUATOR} on logarithms; trials: {numbers}); what is missing to 100 % goes with their interplay. It says "
+        "what decides, not in which direction."
     ]
     same = [one.objective for one in objectives if not one.shares]
     return " ".join(sentences + [f"All trials have the same {name}." for name in same])

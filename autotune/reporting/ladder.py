@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from autotune.quantities import format_size
 from autotune.recommendation.ladder import Effect, Pairs, Range, Rung, ladder
+from autotune.recommendation.variants import named
 from autotune.reporting import style
 from autotune.reporting.parallel import nothing_to_show
 from autotune.reporting.study_view import StudyView
@@ -34,13 +35,9 @@ class Cells:
 class Row:
     """One value of a technique: its name and its three effects."""
 
-    technique: str
-    value: str
+    words: str
+    """`micro-batch 4`, as in a configuration's description."""
     cells: tuple[Cells, Cells, Cells]
-
-    @property
-    def words(self) -> str:
-        return f"{self.technique.replace('_', ' ')} {self.value}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +75,7 @@ def _peaks_of(view: StudyView) -> Callable[..., int | None]:
 
 def _row(rung: Rung) -> Row:
     return Row(
-        technique=rung.technique.removesuffix("_size"),
-        value=str(rung.value),
+        words=named(rung.technique, rung.value),
         cells=(_cells(HOW[0], rung.alone), _cells(HOW[1], rung.on_top), _cells_of_pairs(rung.pairs)),
     )
 
@@ -164,6 +160,8 @@ def _note(view: StudyView, rungs: Sequence[Rung]) -> str:
         f"Alone: {baseline}, with this one choice. On top of the others: {pick}. Over all pairs: median and range over "
         "the pairs of measured trials that differ in this choice only."
     ]
+    if view.pick is not None and not any(isinstance(rung.on_top, Effect) for rung in rungs):
+        sentences.append("On top of the others nothing is known: no trial is the pick without one of its choices.")
     if any(isinstance(e, Effect) and e.is_predicted for rung in rungs for e in (rung.alone, rung.on_top)):
         sentences.append("Hatched: both peaks are predicted.")
     return " ".join(sentences)
@@ -190,7 +188,7 @@ def draw(figure: LadderFigure) -> "go.Figure":
     for column, (number, title) in enumerate(_PANELS, start=1):
         for kind, how in enumerate(HOW):
             drawing.add_trace(_bars(figure, kind, number, name=how, legend=column == 1), row=1, col=column)
-        drawing.update_xaxes(title=title, row=1, col=column, zeroline=True, zerolinewidth=2)
+        drawing.update_xaxes(title={"text": title, "standoff": 8}, row=1, col=column, zeroline=True, zerolinewidth=2)
     rows = len(figure.rungs)
     names = [style.wrapped(row.words, width=_LABEL_WIDTH, lines=2) for row in figure.rows]
     drawing.update_yaxes(
@@ -205,7 +203,8 @@ def draw(figure: LadderFigure) -> "go.Figure":
     for place, row in enumerate(figure.rows):
         if not any(cells.memory or cells.speed for cells in row.cells):
             drawing.add_annotation(x=0, y=place, text=_why_not(row), showarrow=False, xanchor="left", font_size=11)
-    style.on_narrow_screens(drawing, _below_each_other(height=3 * (80 + 36 * rows)))
+    narrow = {f"annotations[{number}].text": " not known" for number in range(len(drawing.layout.annotations))}
+    style.on_narrow_screens(drawing, {**narrow, **_below_each_other(height=3 * (80 + 36 * rows))})
     return drawing
 
 
@@ -219,6 +218,7 @@ def _below_each_other(*, height: int) -> dict[str, object]:
     changes: dict[str, object] = {"height": height}
     for number, suffix in enumerate(("", "2", "3")):
         top = 1 - number / 3
+        changes[f"xaxis{suffix}.title.text"] = _PANELS[number][1].removeprefix("change of ")
         changes[f"xaxis{suffix}.domain"] = [0, 1]
         changes[f"yaxis{suffix}.domain"] = [top - 0.28, top]
         changes[f"yaxis{suffix}.showticklabels"] = True
@@ -235,7 +235,7 @@ def _bars(figure: LadderFigure, kind: int, number: str, *, name: str, legend: bo
         x=[None if value is None else 100 * value for value in values],
         y=list(range(len(effects))),
         orientation="h",
-        text=["0" if value is not None and abs(value) < _ZERO else "" for value in values],
+        text=[_of_nothing(value, is_one) for value, is_one in zip(values, predicted, strict=True)],
         textposition="outside",
         cliponaxis=False,
         name=name,
@@ -249,6 +249,13 @@ def _bars(figure: LadderFigure, kind: int, number: str, *, name: str, legend: bo
         customdata=[_hover(row, kind) for row in figure.rows],
         hovertemplate="%{customdata}<extra></extra>",
     )
+
+
+def _of_nothing(value: float | None, is_predicted: bool) -> str:
+    """What stands in the place of a bar that cannot be seen."""
+    if value is None or abs(value) >= _ZERO:
+        return ""
+    return "0 predicted" if is_predicted else "0"
 
 
 def _middle(effect: Effect | Pairs | str, number: str) -> float | None:

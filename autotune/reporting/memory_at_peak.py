@@ -43,6 +43,7 @@ class MemoryFigure:
     bars: tuple[Bar, ...]
     cap: float | None
     """None where the cap is not held against these bytes, as on CUDA."""
+    cap_words: str
     note: str
 
 
@@ -51,7 +52,9 @@ def compute(view: StudyView, *, trials: Sequence[int] | None = None) -> MemoryFi
     records = _chosen(view) if trials is None else [trial_of(view, number) for number in trials]
     known = [(record, found) for record in records if (found := _bytes_of(view, record)) is not None]
     if not known:
-        raise nothing_to_show(view, "that were asked for has a peak" if trials else "has a peak, measured or predicted")
+        raise nothing_to_show(
+            view, "named has a measured or predicted peak" if trials else "has a peak, measured or predicted"
+        )
     unit = style.unit_for(max(max(sum(sizes.values()), r.peak_memory_bytes or 0) for r, (_, sizes) in known))
     bars = tuple(_bar(view, record, source, sizes, unit) for record, (source, sizes) in known)
     is_cpu = view.result.device.type != "cuda"
@@ -59,6 +62,7 @@ def compute(view: StudyView, *, trials: Sequence[int] | None = None) -> MemoryFi
         unit=unit.name,
         bars=bars,
         cap=unit.of(view.result.cap_bytes) if is_cpu else None,
+        cap_words=f"cap {format_size(view.result.cap_bytes)}",
         note=_note(view, bars, [record for record in records if _bytes_of(view, record) is None]),
     )
 
@@ -85,9 +89,10 @@ def _bytes_of(view: StudyView, record: TrialRecord) -> tuple[Source, Mapping[str
     prediction = view.prediction_of(record.config)
     if prediction is not None:
         return "predicted", dict(prediction.bytes_by_category.items())
-    if record.bytes_by_kind and record.peak_memory_bytes:
-        rest = max(0, record.peak_memory_bytes - sum(record.bytes_by_kind.values()))
-        return "partly measured", {**record.bytes_by_kind, style.OTHER: rest}
+    if record.peak_memory_bytes:
+        kinds = record.bytes_by_kind or {}
+        rest = max(0, record.peak_memory_bytes - sum(kinds.values()))
+        return "partly measured", {**kinds, style.OTHER: rest}
     return None
 
 
@@ -150,7 +155,7 @@ def draw(figure: MemoryFigure) -> "go.Figure":
             x=figure.cap,
             y=0,
             yref="paper",
-            text=f"cap {figure.cap:g} {figure.unit}",
+            text=figure.cap_words,
             showarrow=False,
             xanchor="left",
             yanchor="bottom",

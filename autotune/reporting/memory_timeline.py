@@ -127,7 +127,9 @@ def draw(figure: TimelineFigure) -> "go.Figure":
     )
     if figure.cap is not None:
         drawing.add_hline(
-            y=figure.cap, line={"color": style.VERMILLION, "dash": "dash"}, annotation_text=f"cap {figure.cap:.4g}"
+            y=figure.cap,
+            line={"color": style.VERMILLION, "dash": "dash"},
+            annotation_text=f"cap {figure.cap:.4g} {figure.unit}",
         )
     highest = max(figure.peak, figure.cap or 0.0)
     drawing.update_layout(

@@ -76,8 +76,8 @@ def _thinned(shown: Sequence[TrialRecord], front: Sequence[int]) -> list[TrialRe
 def nothing_to_show(view: StudyView, what: str) -> InvalidInput:
     """The error of a figure for which no trial of a study has what it shows."""
     study, number = view.result.study, len(view.result.trials)
-    tried = f"none of the {number} trials of study {study!r}" if number else f"study {study!r} has no trial that"
-    return InvalidInput(f"{tried} {what}", hint=f"see autotune show {study} for how they ended")
+    tried = f"none of the {number} trials" if number > 1 else "no trial"
+    return InvalidInput(f"{tried} of study {study!r} {what}", hint=f"see autotune show {study} for how they ended")
 
 
 def _technique(field: str, shown: Sequence[TrialRecord]) -> Coordinate:
@@ -121,11 +121,16 @@ def draw(figure: ParallelFigure) -> "go.Figure":
     )
     drawing.update_layout(
         coloraxis={"colorscale": style.SCALE, "colorbar": {"title": {"text": figure.colour_title, "side": "right"}}},
-        margin={"t": 90, "l": 70, "r": 20, "b": 30},
+        margin={"t": 90, "l": _room_for(coordinates[0]), "r": 20, "b": 30},
         height=520,
     )
     style.on_narrow_screens(drawing, {}, least_width=120 + WIDTH_PER_AXIS * len(coordinates))
     return drawing
+
+
+def _room_for(first: Coordinate) -> int:
+    """Pixels left of the first axis, where its values stand."""
+    return max(70, 20 + 7 * max(map(len, first.ticks), default=0))
 
 
 def _dimension(coordinate: Coordinate) -> dict[str, object]:

@@ -24,7 +24,8 @@ class Mark:
     number: int
     x: float
     y: float
-    colour: float
+    colour: float | None
+    """None: not measured, as of some that are not feasible, which are grey anyway."""
     spread_x: float
     spread_y: float
     on_front: bool
@@ -62,7 +63,7 @@ def compute(view: StudyView, *, x: str | None = None, y: str | None = None) -> P
     """Raises InvalidInput for an axis that there is not, and for one axis twice."""
     result = view.result
     axes = _axes(result, x, y)
-    drawn = [record for record in result.trials if all(axis.of(record) is not None for axis in axes)]
+    drawn = [record for record in result.trials if all(axis.of(record) is not None for axis in axes[:2])]
     numbers = {record.number for record in drawn}
     undrawn = [record for record in result.trials if record.number not in numbers]
     hover = full_hover if len(drawn) <= MANY else lambda record, _: short_hover(record)
@@ -101,12 +102,11 @@ def _axes(result: StudyResult, x: str | None, y: str | None) -> tuple[Axis, Axis
 
 
 def _mark(record: TrialRecord, front: frozenset[int], axes: tuple[Axis, Axis, Axis], hover: str) -> Mark:
-    x, y, colour = ((axis.of(record) or 0.0) for axis in axes)
     return Mark(
         number=record.number,
-        x=x,
-        y=y,
-        colour=colour,
+        x=axes[0].of(record) or 0.0,
+        y=axes[1].of(record) or 0.0,
+        colour=axes[2].of(record),
         spread_x=axes[0].spread_of(record),
         spread_y=axes[1].spread_of(record),
         on_front=record.number in front,
@@ -139,7 +139,8 @@ def _note(result: StudyResult, axes: Sequence[Axis], drawn: Sequence[TrialRecord
         sentences.append(_offset(result))
     missing = len(result.trials) - len(drawn)
     if missing:
-        sentences.append(f"{missing} of {len(result.trials)} trials ended without these numbers and are no mark.")
+        words = f"{axes[0].name.replace('-', ' ')} or {axes[1].name.replace('-', ' ')}"
+        sentences.append(f"Without a measured {words}: {missing} of {len(result.trials)} trials.")
     return " ".join(sentences)
 
 

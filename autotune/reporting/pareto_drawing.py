@@ -16,7 +16,7 @@ _NUMBERS = "numbers"
 
 def draw(figure: ParetoFigure) -> "go.Figure":
     """Feasible trials in the colour of the third objective, the others grey; front as a line, pick as a star."""
-    drawing = style.empty_figure(note=figure.note)
+    drawing = style.empty_figure(note=_note(figure))
     feasible = [mark for mark in figure.marks if mark.feasible]
     others = [mark for mark in figure.marks if not mark.feasible]
     front = [mark for mark in feasible if mark.on_front]
@@ -34,13 +34,15 @@ def draw(figure: ParetoFigure) -> "go.Figure":
     drawing.add_trace(_marked(pick, name="pick", symbol="star", size=22, is_coloured=True))
     drawing.add_trace(_marked(baseline, name="baseline", symbol="square-open", size=20))
     for trace in list(drawing.data):
-        if trace.marker.coloraxis is not None:
+        if not trace.x:
+            trace.showlegend = False  # a key to something that is not there
+        elif trace.marker.coloraxis is not None:
             drawing.add_trace(style.grey_key(trace))
     drawing.update_layout(
         xaxis={"title": figure.x.title},
         yaxis={"title": figure.y.title},
         legend=style.LEGEND_ABOVE,
-        coloraxis=colour_scale([mark.colour for mark in feasible], title=figure.colour.title),
+        coloraxis=colour_scale(feasible, title=figure.colour.title),
     )
     _set_ranges(drawing, figure)
     _mark_the_cap(drawing, figure)
@@ -48,10 +50,17 @@ def draw(figure: ParetoFigure) -> "go.Figure":
     return drawing
 
 
-def colour_scale(values: Sequence[float], *, title: str) -> dict[str, object]:
-    """Spans at least 2 %, so that noise does not look like a difference."""
+def _note(figure: ParetoFigure) -> str:
+    ticks = "Ticks at the bottom: memory of trials that were not timed." if figure.not_timed else ""
+    return f"{figure.note} {ticks}".strip()
+
+
+def colour_scale(marks: Sequence[Mark], *, title: str) -> dict[str, object]:
+    """Spans at least 2 %, so that noise does not look like a difference; none where nothing is coloured."""
+    values = [mark.colour for mark in marks if mark.colour is not None]
     lowest = min(values, default=1.0)
     return {
+        "showscale": bool(values),
         "colorscale": style.SCALE,
         "cmin": lowest,
         "cmax": max(max(values, default=1.0), 1.02 * lowest),
@@ -88,7 +97,9 @@ def _points(
     """Marks in the colour of the third objective, unless `color` is given."""
     import plotly.graph_objects as go
 
-    colouring = {"color": color} if color else {"color": _short(m.colour for m in marks), "coloraxis": "coloraxis"}
+    colouring = (
+        {"color": color} if color else {"color": _short(m.colour or 0.0 for m in marks), "coloraxis": "coloraxis"}
+    )
     is_lean = figure.is_large and name != "front"
     return (go.Scattergl if is_lean else go.Scatter)(
         x=_short(mark.x for mark in marks),

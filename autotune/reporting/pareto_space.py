@@ -17,32 +17,35 @@ def draw(figure: ParetoFigure) -> "go.Figure":
     import plotly.graph_objects as go
 
     drawing = style.empty_figure(note=f"{figure.note} Drag to turn, scroll to come nearer.".strip())
-    feasible = [mark for mark in figure.marks if mark.feasible]
+    marks = [mark for mark in figure.marks if mark.colour is not None]
+    feasible = [mark for mark in marks if mark.feasible]
     groups = (
         (
             "not feasible",
-            [m for m in figure.marks if not m.feasible],
+            [m for m in marks if not m.feasible],
             {"color": style.GREY, "symbol": "cross", "size": 4},
         ),
         ("dominated", [m for m in feasible if not m.on_front], {"symbol": "circle", "size": 4, "opacity": 0.5}),
         ("front", [m for m in feasible if m.on_front], {"symbol": "diamond", "size": 6}),
-        ("pick", [m for m in figure.marks if m.number == figure.pick], _ring("diamond-open")),
-        ("baseline", [m for m in figure.marks if m.number == figure.baseline], _ring("square-open")),
+        ("pick", [m for m in marks if m.number == figure.pick], _ring("diamond-open")),
+        ("baseline", [m for m in marks if m.number == figure.baseline], _ring("square-open")),
     )
-    for name, marks, marker in groups:
+    for name, members, marker in groups:
         if "color" not in marker:
-            marker = {**marker, "color": [mark.colour for mark in marks], "coloraxis": "coloraxis"}
-        trace = _points(marks, name=name, marker=marker)
+            marker = {**marker, "color": [mark.colour for mark in members], "coloraxis": "coloraxis"}
+        trace = _points(members, name=name, marker=marker)
         drawing.add_trace(trace)
-        if "coloraxis" in marker:
+        if not members:
+            drawing.data[-1].showlegend = False
+        elif "coloraxis" in marker:
             drawing.add_trace(style.grey_key(drawing.data[-1]))
-    if figure.cap_axis == "x" and figure.marks:
-        drawing.add_trace(_wall(figure))
+    if figure.cap_axis == "x" and marks:
+        drawing.add_trace(_wall(figure, marks))
     axes = {f"{place}axis": {"title": axis.title} for place, axis in zip("xyz", _axes(figure), strict=True)}
     drawing.update_layout(
         scene=go.layout.Scene(axes, camera={"eye": {"x": 1.7, "y": -1.8, "z": 0.9}}),
         legend=style.LEGEND_ABOVE,
-        coloraxis=colour_scale([mark.colour for mark in feasible], title=figure.colour.title),
+        coloraxis=colour_scale(feasible, title=figure.colour.title),
     )
     return drawing
 
@@ -70,12 +73,12 @@ def _points(marks: Sequence[Mark], *, name: str, marker: dict[str, object]) -> "
     )
 
 
-def _wall(figure: ParetoFigure) -> "go.Mesh3d":
+def _wall(figure: ParetoFigure, marks: Sequence[Mark]) -> "go.Mesh3d":
     """The cap as a plane."""
     import plotly.graph_objects as go
 
-    low, high = min(m.y for m in figure.marks), max(m.y for m in figure.marks)
-    bottom, top = min(m.colour for m in figure.marks), max(m.colour for m in figure.marks)
+    low, high = min(m.y for m in marks), max(m.y for m in marks)
+    bottom, top = min(m.colour or 0.0 for m in marks), max(m.colour or 0.0 for m in marks)
     return go.Mesh3d(
         x=[figure.cap] * 4,
         y=[low, high, high, low],

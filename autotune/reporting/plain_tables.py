@@ -9,7 +9,8 @@ from typing import Any
 
 from autotune.config import FIELD_ORDER
 from autotune.quantities import format_size
-from autotune.reporting.outcomes import outcome_counts
+from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
+from autotune.reporting.trial_text import SHARED_MARK_SAYS, is_shared, no_answer, perplexity_words, speed_words
 from autotune.result import StudyResult, TrialRecord
 
 _NESTED = ("config", "bytes_by_kind", "peak_bytes_by_category")
@@ -78,15 +79,14 @@ def markdown_text(result: StudyResult) -> str:
         f"**{_answer(result)}**",
         *([f"### Front under {cap}, and the baseline", _table(result, [*front, *beside])] if front else []),
         *(["### All trials", _table(result, result.trials)] if result.trials else []),
+        *([SHARED_MARK_SAYS] if any(map(is_shared, result.trials)) else []),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
 def _answer(result: StudyResult) -> str:
-    if not any(record.is_finished for record in result.trials):
-        return "No trial has finished yet."
     if result.pick is None:
-        return f"Nothing that was tried trains under {format_size(result.cap_bytes)}."
+        return no_answer(result)
     picked = result.trial(result.pick.number)
     return f"Pick: trial {picked.number}, {_words(picked)}: {_plain(result.pick.reason)}."
 
@@ -105,14 +105,14 @@ def _row(cells: Sequence[str]) -> str:
 
 def _cells(result: StudyResult, record: TrialRecord, is_cuda: bool) -> list[str]:
     marks = [name for name, holds in _marks(result, record).items() if holds]
-    marks += [] if record.outcome == "ok" else [record.outcome.replace("_", " ")]
+    marks += [] if record.outcome == "ok" else [OUTCOME_WORDS[record.outcome]]
     return [
         str(record.number),
         _words(record),
         _size(record.peak_memory_bytes),
         *([_size(record.device_bytes)] if is_cuda else []),
-        _speed(record),
-        "" if record.perplexity is None else f"{record.perplexity:,.2f}",
+        speed_words(record.tokens_per_second, record.tokens_per_second_spread),
+        perplexity_words(record),
         ", ".join(marks),
         _plain(record.message),
     ]
@@ -124,13 +124,6 @@ def _words(record: TrialRecord) -> str:
 
 def _size(size_bytes: int | None) -> str:
     return "" if size_bytes is None else format_size(size_bytes)
-
-
-def _speed(record: TrialRecord) -> str:
-    if record.tokens_per_second is None:
-        return ""
-    spread = 100 * (record.tokens_per_second_spread or 0.0) / record.tokens_per_second
-    return f"{record.tokens_per_second:,.0f} ±{spread:.0f} %"
 
 
 def _plain(text: str) -> str:

@@ -62,12 +62,13 @@ def compute(view: StudyView) -> PredictedFigure:
 
 def _point(record: TrialRecord, prediction: Prediction, unit: style.Unit, *, is_short: bool) -> Point:
     measured = record.peak_memory_bytes or 0
-    off = 100 * (prediction.peak_memory_bytes / measured - 1)
-    hover = f"#{record.number}: {off:+.2f} %"
+    off = 100 * (measured / prediction.peak_memory_bytes - 1)
+    hover = f"#{record.number}: measured {off:+.2f} % against predicted"
     if not is_short:
         hover = (
             f"<b>#{record.number}</b> {style.wrapped(described(record), width=60)}<br>"
-            f"predicted {format_size(prediction.peak_memory_bytes)}, measured {format_size(measured)}: {off:+.2f} %<br>"
+            f"predicted {format_size(prediction.peak_memory_bytes)}, measured {format_size(measured)}: "
+            f"{off:+.2f} %<br>"
             f"expected from {format_size(prediction.lower_bound_bytes)} to {format_size(prediction.upper_bound_bytes)}"
         )
     return Point(

@@ -189,7 +189,12 @@ def wrapped(text: str, *, width: int, lines: int = 3) -> str:
     parts = textwrap.wrap(text, width=width, break_long_words=True) or [""]
     if len(parts) > lines:
         parts = [*parts[: lines - 1], parts[lines - 1][: width - 1] + "…"]
-    return "<br>".join(escape(part) for part in parts)
+    return "<br>".join(map(escaped, parts))
+
+
+def escaped(text: str) -> str:
+    """Plain text for a label. Quotes stay as they are: plotly would show the letters of `&quot;`."""
+    return escape(text, quote=False)
 
 
 def with_heading(drawing: "go.Figure", title: str, *, width: int, height: int) -> "go.Figure":

@@ -102,7 +102,13 @@ MISTAKES = {
         ["nope", "--csv", "--json"],
         ["nope", "--csv", "--markdown"],
     ],
-    "report": [[], ["nope"], ["nope", "--prefer", "speed"], ["nope", "--storage", "sqlite:///garbage.db"]],
+    "report": [
+        [],
+        ["nope"],
+        ["nope", "--prefer", "speed"],
+        ["nope", "--storage", "sqlite:///garbage.db"],
+        ["nope", "--out", "page.pdf"],
+    ],
     "plot": [
         [],
         ["nope"],

@@ -326,10 +326,10 @@ def test_report_of_a_study_in_which_nothing_fits_is_written(folder):
     assert "Nothing that was tried trains under 1.00 MiB." in (folder / "studies/too-tight-report.html").read_text()
 
 
-@pytest.mark.parametrize("out", ["file/page.html", "folder"])
+@pytest.mark.parametrize("out", ["file/page.html", "folder.html", "page.pdf", "folder"])
 def test_report_into_what_cannot_be_a_file_is_refused_by_name(out, folder, tmp_path):
     (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.html").mkdir()
     ended = run("report", "by-hand", "--out", str(tmp_path / out), folder=folder)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["error", "hint"]

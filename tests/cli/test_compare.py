@@ -71,7 +71,7 @@ def test_different_workloads_are_said_to_be_incomparable(output):
 
 
 def test_a_study_without_a_pick_has_a_row(output):
-    assert "nothing feasible" in output("one", "failed")
+    assert "Nothing that was tried trains under 64.00 MiB." in output("one", "failed")
 
 
 def test_the_figure_is_a_page_beside_the_studies(folder, output):

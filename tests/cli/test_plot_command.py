@@ -206,3 +206,31 @@ def test_without_a_package_of_an_extra_there_is_one_sentence(package, arguments,
     assert ended.returncode == 2, ended.stderr
     assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["error", "hint"]
     assert extra in ended.stderr
+
+
+HALF_A_CHARACTER = "caf\udce9.txt: no such file"
+"""What Python makes of a path that is no UTF-8."""
+
+
+@pytest.mark.parametrize("command", ["plot", "report"])
+def test_a_message_with_half_a_character_ends_no_page(command, tmp_path, monkeypatch, capsys):
+    url = f"sqlite:///{tmp_path}/studies/autotune.db"
+    write_study(url, [measured(), Measurement(outcome="crashed", message=HALF_A_CHARACTER)])
+    monkeypatch.setattr(
+        sys, "argv", ["autotune", command, "by-hand", "--storage", url, "--out", str(tmp_path / "page.html")]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0, capsys.readouterr().err
+    assert "no such file" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("form", [[], ["--csv"], ["--markdown"], ["--json"]], ids=str)
+def test_a_message_with_half_a_character_ends_no_output(form, tmp_path):
+    url = f"sqlite:///{tmp_path}/studies/autotune.db"
+    write_study(url, [measured(), Measurement(outcome="crashed", message=HALF_A_CHARACTER)])
+    ended = subprocess.run(
+        [sys.executable, "-m", "autotune", "show", "by-hand", "--storage", url, *form], capture_output=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert b"file" in ended.stdout

@@ -85,6 +85,12 @@ def test_what_was_tried_and_gave_no_number_has_failed():
     assert rungs(trials)["checkpointing", "block"].alone == "failed"
 
 
+@pytest.mark.parametrize("baseline", [[], [out_of_memory(0, config=BASELINE)]], ids=["not tried", "failed"])
+def test_what_was_measured_where_the_baseline_was_not_has_not_failed(baseline):
+    trials = [*baseline, *four_trials()[1:]]
+    assert {rung.alone for rung in rungs(trials).values()} == {"baseline not known"}
+
+
 def test_a_memory_budget_is_not_possible_alone():
     steered = record(1, config=config(compile="block", memory_budget=0.5))
     assert rungs([four_trials()[0], steered])["memory_budget", 0.5].alone == "not possible"

@@ -46,6 +46,24 @@ def test_different_workloads_are_said_to_be_incomparable():
     assert compared.workloads_differ
 
 
+def test_of_settings_that_are_tables_only_what_differs_is_said():
+    compared = compute([view("one"), view("other", workload={"learning_rates": {"sgd": 0.5}})])
+    assert compared.differences == (f"The workloads differ, so {INCOMPARABLE}: learning rates sgd 0.1 / 0.5.",)
+
+
+def test_what_one_workload_has_not_is_none():
+    compared = compute([view("one"), view("other", workload={"gradient_clipping": 1.0, "text_sha256": "a" * 64})])
+    (sentence,) = compared.differences
+    assert "text none / aaaaaaaaaaaa…, gradient clipping none / 1.0" in sentence
+
+
+def test_a_perplexity_of_another_trial_is_marked():
+    trials = [record(0, config=BASELINE), record(1, config=BLOCK, perplexity_source="shared with trial 0")]
+    found = {"front": (1,), "pick": Pick(number=1, reason="the fastest"), "baseline": 0}
+    side = compute([study_view(study_result(trials, study="one", **found)), view("other")]).sides[0]
+    assert side.perplexity_words == "=10.00"
+
+
 def test_a_study_without_a_pick_has_none():
     side = compute([view("one"), view("other", front=(), pick=None)]).sides[1]
     assert (side.pick, side.peak_memory_bytes, side.saved_share) == (None, None, None)

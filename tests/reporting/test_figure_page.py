@@ -68,6 +68,10 @@ def test_a_page_fetches_nothing(plain, hostile):
     assert [address for address in values if not address.startswith("data:")] == []
 
 
+def test_a_page_has_no_logo_that_links_to_its_maker(plain):
+    assert '"displaylogo": false' in plain
+
+
 def test_a_page_imports_nothing_into_its_styles(plain):
     assert "@import" not in plain.partition("</style>")[0]
 
@@ -88,11 +92,11 @@ def test_a_page_says_the_answer_the_title_and_the_note(plain):
 
 
 def test_a_page_lists_what_ended_without_a_speed(hostile):
-    assert "Ended without a speed: 1" in Elements(hostile).text
+    assert "Without a speed: 1" in Elements(hostile).text
 
 
 def test_a_page_of_trials_with_speeds_has_no_such_list(plain):
-    assert "Ended without a speed" not in Elements(plain).text
+    assert "Without a speed" not in Elements(plain).text
 
 
 def test_hostile_names_add_no_element_to_a_page(hostile):
@@ -101,6 +105,13 @@ def test_hostile_names_add_no_element_to_a_page(hostile):
 
 def test_hostile_names_are_shown_as_they_are(hostile):
     assert Elements(hostile).text.count(HOSTILE) >= 3
+
+
+def test_before_a_trial_has_finished_a_page_does_not_say_that_nothing_fits():
+    text = Elements(page(study_view(study_result([out_of_memory(0)])))).text
+    waiting = Elements(page(study_view(study_result([record(0, outcome="interrupted", feasible=False)])))).text
+    assert "Nothing that was tried" in text
+    assert "No trial has finished yet." in waiting
 
 
 def test_a_study_without_a_feasible_trial_has_a_page():

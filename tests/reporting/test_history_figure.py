@@ -61,7 +61,14 @@ def test_time_is_that_of_the_trials_one_after_the_other():
 
 def test_the_note_states_the_reference():
     note = compute(ladder_view()).note
-    assert all(words in note for words in ("256.0 MiB (the cap)", "800 tokens/s (the slowest", "perplexity 21 (the"))
+    assert all(words in note for words in ("256.0 MiB (the cap)", "727 tokens/s", "perplexity 23.1 (10 % behind the"))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_study_of_one_perplexity_has_a_volume(number):
+    records = [record(place, memory=100 * MIB, speed=1000.0 + place, perplexity=20.0) for place in range(number)]
+    volumes = compute(study_view(study_result(records))).courses[-1].values
+    assert all(volume > 0 for volume in volumes)
 
 
 def test_each_quantity_is_drawn_over_trials_and_over_time():
@@ -69,6 +76,11 @@ def test_each_quantity_is_drawn_over_trials_and_over_time():
     assert [trace.name for trace in drawing.data][::2] == [trace.name for trace in drawing.data][1::2]
     assert drawing.data[0].x == (0, 1, 3)
     assert drawing.data[0].y == drawing.data[1].y == (None, 200.0, 100.0)
+
+
+def test_a_quantity_that_stays_as_it_is_is_not_magnified():
+    axes = draw(compute(study_view(study_result([record(0), record(1)])))).layout
+    assert [axes[name].rangemode for name in ("yaxis", "yaxis3", "yaxis7")] == ["tozero"] * 3
 
 
 def test_a_line_is_drawn_by_its_corners_and_ends():

@@ -3,11 +3,12 @@
 import dataclasses
 
 import pytest
-from building import MIB, record
-from view_building import BASELINE, four_trials, ladder_view
+from building import MIB, record, study_result
+from view_building import BASELINE, four_trials, ladder_view, predicted, study_view
 
 from autotune.errors import InvalidInput
 from autotune.reporting.ladder import compute, draw
+from autotune.result import Pick
 
 
 def rows(view):
@@ -77,6 +78,28 @@ def test_predicted_bars_are_hatched():
         trials[number] = dataclasses.replace(trials[number], predicted_peak_memory_bytes=trial.peak_memory_bytes)
     alone = draw(compute(ladder_view(trials))).data[0]
     assert alone.marker.pattern.shape == ("/", "/")
+
+
+def test_a_saving_of_nothing_says_whether_it_is_predicted():
+    trials = [dataclasses.replace(trial, peak_memory_bytes=None) for trial in four_trials()]
+    known = [(trial.config, predicted(peak=100 * MIB)) for trial in trials]
+    found = {"front": (3, 1, 2), "pick": Pick(number=3, reason="the smallest"), "baseline": 0}
+    bars = draw(compute(study_view(study_result(trials, **found), known))).data
+    assert (bars[0].text, bars[6].text) == (("0 predicted", "0 predicted"), ("", "0"))
+
+
+def test_where_the_pick_was_not_tried_without_its_choices_the_note_says_so():
+    alone = [trial for trial in four_trials() if trial.number in (0, 3)]
+    assert "On top of the others nothing is known" in compute(ladder_view(alone, front=(3,))).note
+    assert "nothing is known" not in compute(ladder_view()).note
+
+
+def test_on_a_phone_words_in_the_place_of_bars_are_short():
+    trials = [trial for trial in four_trials() if trial.number in (0, 3)]
+    drawing = draw(compute(ladder_view(trials, front=(3,))))
+    meta = drawing.layout.meta
+    assert meta["narrow"]["annotations[0].text"] == " not known"
+    assert meta["wide"]["annotations[0].text"] == drawing.layout.annotations[0].text
 
 
 def test_on_a_phone_the_panels_lie_below_each_other():

@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
-from building import MIB, record, study_result
-from view_building import BASELINE, BLOCK, failures_only, four_trials, ladder_view, predicted, study_view
+from building import MIB, out_of_memory, record, study_result
+from view_building import BASELINE, BLOCK, four_trials, ladder_view, predicted, study_view
 
 from autotune.errors import InvalidInput
 from autotune.reporting.memory_at_peak import compute, draw
@@ -51,6 +51,11 @@ def test_without_a_prediction_what_stays_between_steps_is_measured_and_the_rest_
     assert bar.segments == {"parameters": 50.0, "optimizer_state": 20.0, OTHER: 50.0}
 
 
+def test_a_peak_of_which_nothing_else_is_known_is_nobodys():
+    (bar,) = compute(study_view(study_result([record(0, memory=120 * MIB)], baseline=0))).bars
+    assert bar.segments == {OTHER: 120.0}
+
+
 def test_the_note_says_where_the_bytes_are_known_from():
     trials = [dataclasses.replace(four_trials()[0], peak_bytes_by_category={"parameters": MIB}), *four_trials()[1:]]
     note = compute(ladder_view(trials)).note
@@ -65,6 +70,12 @@ def test_the_bars_are_stacked_and_the_measured_peak_is_a_mark():
     assert next(trace for trace in drawing.data if trace.name == "measured peak").x == (400.0, 100.0, 200.0, 250.0)
 
 
+def test_the_cap_is_named_as_it_is_everywhere():
+    trial = record(0, memory=1536 * MIB, outcome="over_cap", bytes_by_kind={"parameters": 1536 * MIB})
+    drawing = draw(compute(study_view(study_result([trial], baseline=0, cap_bytes=48 * MIB))))
+    assert [one.text for one in drawing.layout.annotations] == ["cap 48.00 MiB"]
+
+
 def test_the_cap_of_a_gpu_is_no_line_over_these_bytes():
     trial = record(0, config=BASELINE)
     view = study_view(study_result([trial], baseline=0, device="cuda:0"), [(BASELINE, predicted())])
@@ -73,5 +84,8 @@ def test_the_cap_of_a_gpu_is_no_line_over_these_bytes():
 
 
 def test_a_study_of_which_no_peak_is_known_is_refused():
-    with pytest.raises(InvalidInput, match="has a peak, measured or predicted"):
-        compute(failures_only())
+    failed = study_view(study_result([out_of_memory(0), out_of_memory(1)], baseline=0))
+    with pytest.raises(InvalidInput, match="none of the 2 trials of study 'study' has a peak, measured or predicted"):
+        compute(failed)
+    with pytest.raises(InvalidInput, match="none of the 2 trials of study 'study' named has a measured"):
+        compute(failed, trials=(1,))

@@ -58,6 +58,10 @@ def test_the_peak_is_marked_where_it_is():
     assert any("peak 8 MiB" in note.text and note.x == 4 for note in notes)
 
 
+def test_the_cap_has_its_unit():
+    assert any(note.text == "cap 10 MiB" for note in memory_timeline.draw(figure()).layout.annotations)
+
+
 def test_the_page_opens_offline_and_escapes_names():
     page = memory_timeline.page(figure())
     assert "<b>" not in page.split("Largest at the peak")[1]

@@ -1,7 +1,8 @@
 """Parallel coordinates of what trials chose and came to."""
 
 import pytest
-from view_building import failures_only, ladder_view, many_trials
+from building import record
+from view_building import config, failures_only, ladder_view, many_trials
 
 from autotune.errors import InvalidInput
 from autotune.reporting.parallel import MOST_LINES, compute, draw
@@ -33,6 +34,14 @@ def test_the_lines_have_the_objectives_and_the_colour_of_speed():
 
 def test_the_note_says_what_all_trials_have_in_common():
     assert "The same in all: optimizer, micro batch size, compile" in compute(ladder_view()).note
+
+
+def test_the_longest_value_of_the_first_axis_has_room():
+    trials = [
+        *many_trials(2),
+        record(2, config=config(precision="bf16-stochastic")),
+    ]
+    assert draw(compute(ladder_view(trials, front=(), pick=None))).layout.margin.l > 7 * len("bf16-stochastic")
 
 
 def test_a_phone_scrolls_the_figure_instead_of_squeezing_it():

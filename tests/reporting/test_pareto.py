@@ -11,6 +11,7 @@ from autotune.errors import InvalidInput
 from autotune.reporting import pareto_space
 from autotune.reporting.pareto import MANY, compute
 from autotune.reporting.pareto_drawing import LABELLED, draw
+from autotune.reporting.style import note_of
 from autotune.result import Pick
 
 BASELINE = record(0, memory=300 * MIB, speed=900.0, perplexity=10.0, outcome="over_cap", message="too large")
@@ -55,7 +56,7 @@ def test_every_trial_with_numbers_is_a_mark():
 
 
 def test_the_note_counts_the_trials_that_are_no_mark():
-    assert "1 of 5 trials ended without these numbers" in compute(view()).note
+    assert "Without a measured memory or speed: 1 of 5 trials." in compute(view()).note
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_a_hover_text_holds_what_was_measured(words):
 
 
 def test_the_hover_text_of_a_trial_over_the_cap_says_so():
-    assert "over cap: too large" in mark(0).hover
+    assert "over the cap: too large" in mark(0).hover
 
 
 def test_a_study_without_a_trial_is_an_empty_picture():
@@ -201,6 +202,29 @@ def test_a_trial_over_the_cap_without_a_speed_is_a_tick_on_the_memory_axis():
     stopped = record(5, memory=900 * MIB, speed=None, perplexity=None, outcome="over_cap")
     tick = trace(draw(compute(view_of(SMALL, stopped))), "not timed")
     assert (tick.x, tick.y) == ((900.0,), (0.0,))
+
+
+def test_the_note_says_what_a_tick_is_where_there_is_one():
+    stopped = record(5, memory=900 * MIB, speed=None, perplexity=None, outcome="over_cap")
+    assert "Ticks at the bottom" in note_of(draw(compute(view_of(SMALL, stopped))))
+    assert "Ticks" not in note_of(draw(compute(view())))
+    assert "Ticks" not in note_of(pareto_space.draw(compute(view_of(SMALL, stopped))))
+
+
+def test_a_trial_over_the_cap_that_was_timed_stands_at_its_speed_without_a_perplexity():
+    timed = record(5, memory=900 * MIB, speed=700.0, perplexity=None, outcome="over_cap")
+    figure = compute(view_of(SMALL, timed))
+    grey = trace(draw(figure), "not feasible")
+    assert (grey.x, grey.y) == ((900.0,), (700.0,))
+    assert trace(pareto_space.draw(figure), "not feasible").x == ()
+
+
+def test_where_nothing_is_feasible_there_is_no_key_to_marks_and_colours_that_are_not_there():
+    over = record(0, outcome="over_cap")
+    for drawing in (draw(compute(view_of(over))), pareto_space.draw(compute(view_of(over)))):
+        keys = {one.name for one in drawing.data if one.showlegend is not False}
+        assert keys - {"cap 256.0 MiB"} == {"not feasible"}
+        assert drawing.layout.coloraxis.showscale is False
 
 
 @pytest.mark.parametrize(("trials", "is_labelled"), [(LABELLED, True), (LABELLED + 1, False)])

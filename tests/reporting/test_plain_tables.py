@@ -104,6 +104,14 @@ def test_a_name_stays_within_its_cell_and_is_no_markup():
     assert table()[2][1].startswith("small ¦ not")
 
 
+def test_a_perplexity_of_another_trial_is_marked_and_the_mark_explained():
+    shared = record(1, perplexity=12.25, perplexity_source="shared with trial 0")
+    text = markdown_text(study_result((SMALL, shared)))
+    assert "| =12.25 |" in text
+    assert "= is the perplexity of the trial" in text
+    assert "= is the perplexity" not in markdown_text(RESULT)
+
+
 def test_a_message_of_two_lines_is_one_row():
     assert table()[4][-1] == "asked for 2 GiB, held 1"
 

@@ -44,6 +44,10 @@ def test_the_lower_panel_shows_how_far_off():
     assert sorted(round(trace.y[0], 6) for trace in below) == [1.0, 30.0]
 
 
+def test_a_hover_text_says_what_the_lower_panel_shows():
+    assert "measured 101.0 MiB: +1.00 %" in compute(view()).points[0].hover
+
+
 def test_the_bounds_are_a_band():
     edges = [trace for trace in draw(compute(view())).data if trace.name == "bounds, eager fp32" and trace.yaxis == "y"]
     assert [trace.y for trace in edges] == [(90.0,), (110.0,)]

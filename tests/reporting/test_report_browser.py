@@ -1,6 +1,7 @@
 """The page of a report in a real browser: Debian's chromium, one for the whole module, no network."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from report_building import HOSTILE, hostile_view, large_view, plain_view, report_of
@@ -103,10 +104,26 @@ def test_hostile_words_are_words(open_page):
     shown = draw_everything(open_page("hostile"))
     shown.locator(".open").first.click()
     assert shown.title().endswith(": autotune report")
-    assert shown.locator("img, script[src], h1 *, [href^=http]").count() == 0
+    assert shown.locator("img, script[src], h1 *, [href^=http], svg a").count() == 0
     assert shown.locator("h1").inner_text() == HOSTILE
     assert shown.locator("#table .note").first.inner_text() == HOSTILE
     assert shown.complaints == []
+
+
+HOVER = """name => {
+  const figure = document.getElementById("figure-pareto");
+  Plotly.Fx.hover(figure, [{curveNumber: figure.data.findIndex(one => one.name === name), pointNumber: 0}]);
+}"""
+
+
+@pytest.mark.parametrize("marks", ["front", "not feasible"])
+def test_hostile_words_are_words_in_a_hover_text_too(marks, open_page):
+    shown = draw_everything(open_page("hostile"))
+    shown.evaluate(HOVER, marks)
+    hover = shown.locator("#figure-pareto .hoverlayer")
+    words = "".join(hover.locator("text").first.text_content().split())
+    assert "".join(HOSTILE.split()) in words
+    assert hover.locator("a").count() == 0
 
 
 def test_a_script_that_is_not_ours_would_not_run(open_page):
@@ -146,7 +163,7 @@ def test_outcomes_can_be_chosen(shown_are, found, plain):
 
 def test_a_row_says_what_was_measured(plain):
     assert rows(plain)[2] == (
-        "#2 bf16 & more bf16-mixed, micro-batch 8 200.0 MiB 2,000 ±0 % =10.00 pick front 1 m 30 s Re-run Export"
+        "#2 bf16 & more bf16-mixed, micro-batch 8 200.0 MiB 2,000 ±0% =10.00 pick front 1 m 30 s Re-run Export"
     )
 
 
@@ -159,6 +176,11 @@ def test_on_a_phone_a_trial_opens_to_everything(open_page):
     assert opener.get_attribute("aria-expanded") == "true"
     assert "needs 300 MiB" in shown.locator(".detail").inner_text()
     assert shown.evaluate("document.documentElement.scrollWidth") == SIZES["phone"][0]
+
+
+def test_on_a_phone_the_marks_of_the_front_have_no_numbers_beside_them(open_page):
+    shown = draw_everything(open_page("plain", size="phone"))
+    playwright.expect(shown.locator("#figure-pareto .textpoint")).to_have_count(0)
 
 
 # -- plain -----------------------------------------------------------------------------------------------------
@@ -243,34 +265,7 @@ def test_figures_take_the_colours_of_the_page(open_page):
     playwright.expect(tick).not_to_have_css("fill", light)
 
 
-CONTRASTS = """() => {
-  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-  function rgb(colour) {
-    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  }
-  function luminance(colour) {
-    const linear = v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
-    const [r, g, b] = colour.slice(0, 3).map(v => linear(v / 255));
-    return .2126 * r + .7152 * g + .0722 * b;
-  }
-  function behind(element) {
-    for (let e = element; e; e = e.parentElement) {
-      const colour = rgb(getComputedStyle(e).backgroundColor);
-      if (colour[3] === 255) return colour;
-    }
-    return [255, 255, 255];
-  }
-  const faint = [];
-  for (const element of document.querySelectorAll("body *")) {
-    const isText = [...element.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
-    if (!isText || element.closest("svg, script, .drawing, :disabled") || !element.checkVisibility()) continue;
-    const [a, b] = [luminance(rgb(getComputedStyle(element).color)), luminance(behind(element))].sort((x, y) => y - x);
-    const contrast = (a + .05) / (b + .05);
-    if (contrast < 4.5) faint.push([element.tagName, element.className, contrast.toFixed(2)].join(" "));
-  }
-  return faint;
-}"""
+CONTRASTS = (Path(__file__).parent / "contrasts.js").read_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -59,8 +59,8 @@ def test_the_reason_does_not_say_the_savings_again():
     ("label", "value", "change"),
     [
         ("peak memory", "200.0 MiB", "for 300.0 MiB, -33 %"),
-        ("tokens per second", "2,000 ±0 %", "for 900, +122 %"),
-        ("perplexity", "10.00", "for 10.00, the same"),
+        ("tokens per second", "2,000 ±0%", "for 900, +122 %"),
+        ("perplexity", "10.00", "for 10.00, the same; shared with trial 1"),
         ("of the cap", "78 % of 256.0 MiB", "200.0 MiB on the device"),
     ],
 )
@@ -83,6 +83,7 @@ def test_a_predicted_baseline_is_one():
     known = replace(BASELINE, peak_memory_bytes=None, tokens_per_second=None, predicted_peak_memory_bytes=400 * MIB)
     answer = answer_of(plain_view(trials=(known, SMALL, FAST)))
     assert "50 % less memory (200.0 MiB for 400.0 MiB predicted)" in answer.sentence
+    assert answer.tiles[0].change == "for 400.0 MiB predicted, -50 %"
 
 
 def test_where_nothing_fits_the_answer_is_what_came_closest():
@@ -110,6 +111,12 @@ def test_the_short_table_has_the_front_and_the_baseline():
 )
 def test_a_row_says_what_it_is(number, marks):
     assert next(row for row in report_of(plain_view()).front if row.number == number).marks == marks
+
+
+def test_a_perplexity_of_another_trial_is_marked():
+    assert [row.perplexity for row in report_of(plain_view()).front] == ["10.00", "=10.00", "10.00"]
+    assert report_of(plain_view()).shares
+    assert not report_of(plain_view(trials=(BASELINE, SMALL), front=(1,), pick=None)).shares
 
 
 def test_a_predicted_peak_is_said_to_be_one():
@@ -259,7 +266,8 @@ def test_the_workload_is_told(name, said):
 
 
 def test_of_a_script_only_what_it_does_not_decide_is_told():
-    workload = type(make_workload("cpu"))(**{**make_workload("cpu").to_dict(), "model": "script", "script": "t.py"})
+    script = {"model": "script", "script": "t.py", "model_sha256": "a" * 64}
+    workload = type(make_workload("cpu"))(**{**make_workload("cpu").to_dict(), **script})
     view = plain_view()
     view = replace(view, result=replace(view.result, workload=workload))
-    assert list(dict(report_of(view).workload)) == ["script", "a step", "steps", "seed"]
+    assert list(dict(report_of(view).workload)) == ["script", "hash of the script", "a step", "steps", "seed"]

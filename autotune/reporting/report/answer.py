@@ -6,7 +6,7 @@ from autotune.quantities import format_size
 from autotune.recommendation.pick import closest_miss, needed_bytes, savings
 from autotune.reporting.outcomes import OUTCOME_WORDS
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import described
+from autotune.reporting.trial_text import described, is_shared, no_answer, speed_words
 from autotune.result import StudyResult, TrialRecord
 
 
@@ -33,8 +33,6 @@ class Answer:
 def answer_of(view: StudyView) -> Answer:
     if view.pick is not None:
         return _picked(view, view.pick)
-    if not any(record.is_finished for record in view.result.trials):
-        return Answer(found=False, headline="No trial has finished yet.", sentence="", reason="")
     return _nothing(view.result)
 
 
@@ -63,23 +61,23 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
     assert pick.tokens_per_second is not None
     assert pick.perplexity is not None
     baseline = None if view.baseline == pick else view.baseline
-    spread = 100 * (pick.tokens_per_second_spread or 0.0) / pick.tokens_per_second
     peak = None if baseline is None else baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
+    source = "" if baseline is None or baseline.peak_memory_bytes else " predicted"
     tiles = [
         Tile(
             label="peak memory",
             value=format_size(pick.peak_memory_bytes),
-            change=f"for {format_size(peak)}, {_percent(pick.peak_memory_bytes, peak)}" if peak else "",
+            change=f"for {format_size(peak)}{source}, {_percent(pick.peak_memory_bytes, peak)}" if peak else "",
         ),
         Tile(
             label="tokens per second",
-            value=f"{pick.tokens_per_second:,.0f} ±{spread:.0f} %",
+            value=speed_words(pick.tokens_per_second, pick.tokens_per_second_spread),
             change=_against(pick.tokens_per_second, None if baseline is None else baseline.tokens_per_second, ",.0f"),
         ),
         Tile(
             label="perplexity",
             value=f"{pick.perplexity:.2f}",
-            change=_against(pick.perplexity, None if baseline is None else baseline.perplexity, ".2f"),
+            change="; ".join(filter(None, (_perplexity_change(pick, baseline), _shared_words(pick)))),
         ),
     ]
     cap = format_size(view.result.cap_bytes)
@@ -87,6 +85,15 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
         share = f"{100 * pick.device_bytes / view.result.cap_bytes:.0f} % of {cap}"
         tiles.append(Tile(label="of the cap", value=share, change=f"{format_size(pick.device_bytes)} on the device"))
     return tiles
+
+
+def _perplexity_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
+    return _against(pick.perplexity or 0.0, None if baseline is None else baseline.perplexity, ".2f")
+
+
+def _shared_words(pick: TrialRecord) -> str:
+    """Which trial was trained to the end for this number."""
+    return (pick.perplexity_source or "") if is_shared(pick) else ""
 
 
 def _against(value: float, before: float | None, form: str) -> str:
@@ -101,6 +108,8 @@ def _percent(value: float, before: float) -> str:
 
 
 def _nothing(result: StudyResult) -> Answer:
+    if not any(record.is_finished for record in result.trials):
+        return Answer(found=False, headline=no_answer(result), sentence="", reason="")
     closest = closest_miss(result.trials)
     if closest is None:
         sentence = "No trial got as far as a number of what it needs."
@@ -110,7 +119,7 @@ def _nothing(result: StudyResult) -> Answer:
         sentence = f"The closest miss needs {needed}, {outcome}: #{closest.number} {described(closest)}."
     return Answer(
         found=False,
-        headline=f"Nothing that was tried trains under {format_size(result.cap_bytes)}.",
+        headline=no_answer(result),
         sentence=sentence,
         reason="Try a larger --max-mem, more --trials, a shorter --seq-len, a smaller --global-batch or a smaller "
         "model.",

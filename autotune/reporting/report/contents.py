@@ -1,6 +1,6 @@
 """All that a report shows, computed from a study's view: plain values, no HTML."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from autotune.reporting.report.facts import Facts, study_facts, workload_facts
 from autotune.reporting.report.left_out import Group, left_out
 from autotune.reporting.report.trials import trial_table
 from autotune.reporting.study_view import StudyView
+from autotune.reporting.trial_text import is_shared, perplexity_words, speed_words
 from autotune.result import TrialRecord
 
 
@@ -46,6 +47,8 @@ class Report:
     outcomes: str
     front: tuple[FrontRow, ...]
     is_cuda: bool
+    shares: bool
+    """Some trial has the perplexity of another."""
     trials: Mapping[str, Any]
     """Columns, JSON-ready; see `trials.py`."""
     rerun_template: str
@@ -79,6 +82,7 @@ def compute(
         outcomes=outcome_counts(result.trials),
         front=front_rows(view),
         is_cuda=result.device.type == "cuda",
+        shares=any(map(is_shared, result.trials)),
         trials=trial_table(view),
         rerun_template=commands.rerun_template(definition),
         export_template=commands.export_template(result.study, storage=result.storage),
@@ -110,23 +114,16 @@ def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
         number=record.number,
         name=record.name or "",
         words=record.config.describe(),
-        memory=f"{format_size(predicted)} predicted" if predicted else _shown(record.peak_memory_bytes, format_size),
-        device=_shown(record.device_bytes, format_size),
-        speed=_speed(record),
-        perplexity=_shown(record.perplexity, lambda value: f"{value:,.2f}"),
+        memory=f"{format_size(predicted)} predicted" if predicted else _size(record.peak_memory_bytes),
+        device=_size(record.device_bytes),
+        speed=speed_words(record.tokens_per_second, record.tokens_per_second_spread) or "–",
+        perplexity=perplexity_words(record) or "–",
         marks=tuple(marks),
     )
 
 
-def _shown(value: Any, form: Callable[[Any], str]) -> str:
-    return "–" if value is None else form(value)
-
-
-def _speed(record: TrialRecord) -> str:
-    if record.tokens_per_second is None:
-        return "–"
-    spread = 100 * (record.tokens_per_second_spread or 0.0) / record.tokens_per_second
-    return f"{record.tokens_per_second:,.0f} ±{spread:.0f} %"
+def _size(size_bytes: int | None) -> str:
+    return "–" if size_bytes is None else format_size(size_bytes)
 
 
 def _commands(view: StudyView, *, preferences: Preferences, storage: str) -> tuple[Command, ...]:

@@ -18,8 +18,8 @@ def workload_facts(workload: Workload) -> Facts:
 
 def _of_script(workload: Workload) -> Iterator[tuple[str, str]]:
     yield "script", workload.script or ""
-    if workload.text_sha256:
-        yield "hash of what it read", workload.text_sha256
+    if workload.model_sha256:
+        yield "hash of the script", workload.model_sha256
     yield "a step", f"{workload.global_batch} sequences"
     yield "steps", _steps(workload)
     yield "seed", str(workload.seed)

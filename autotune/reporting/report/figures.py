@@ -139,7 +139,8 @@ def _ladder_cells(cells: ladder.Cells) -> tuple[str, ...]:
 def _pareto_in_words(view: StudyView) -> str:
     result = view.result
     measured = [record for record in result.trials if record.tokens_per_second and record.peak_memory_bytes]
-    said = [f"Peak memory against speed of {len(measured)} trials, with the cap of {format_size(result.cap_bytes)}"]
+    memory = "Memory the device must have" if result.device.type == "cuda" else "Peak memory"
+    said = [f"{memory} against speed of {len(measured)} trials, with the cap of {format_size(result.cap_bytes)}"]
     front = [result.trial(number) for number in result.front[:12]]
     if front:
         said.append("the front is " + ", ".join(map(_point, front)))
@@ -154,6 +155,6 @@ def _pareto_in_words(view: StudyView) -> str:
 
 def _point(record: TrialRecord) -> str:
     return (
-        f"trial {record.number} with {format_size(record.peak_memory_bytes or 0)} "
+        f"trial {record.number} with {format_size(record.device_bytes or record.peak_memory_bytes or 0)} "
         f"at {record.tokens_per_second or 0:,.0f} tokens per second"
     )

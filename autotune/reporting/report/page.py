@@ -14,6 +14,7 @@ from typing import Any
 from autotune.reporting.report.contents import Report
 from autotune.reporting.report.figures import ReportFigure, figures_of
 from autotune.reporting.report.trials import columns_of
+from autotune.reporting.trial_text import SHARED_MARK_SAYS
 
 _ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 
@@ -37,7 +38,7 @@ def page(report: Report) -> str:
         drawings={one.id: Markup(script_json(one.drawing.to_plotly_json())) for one in figures},
         sections=_sections(report, others),
         columns=columns_of(report.trials),
-        shares=any((one.perplexity_source or "").startswith("shared") for one in report.view.result.trials),
+        shared_mark_says=SHARED_MARK_SAYS if report.shares else "",
         torch=report.view.result.device.versions.get("torch", "?"),
         trials=Markup(script_json(trials)),
         themes=Markup(script_json(_themes())),

@@ -69,10 +69,13 @@ const autotune = (function () {
 
   /* A figure says in `meta` what is different about it on a phone. */
   function fit(div) {
-    const changes = (div.layout.meta || {})[narrowScreen.matches ? "narrow" : "wide"];
-    if (!changes) return undefined;
+    const meta = div.layout.meta || {};
+    const changes = meta[narrowScreen.matches ? "narrow" : "wide"] || {};
     if (changes.height) div.style.height = `${changes.height}px`;
-    return Plotly.relayout(div, changes);
+    const places = meta.wide_only || [];
+    const hides = places.filter((place) => (div.data[place].visible !== false) === narrowScreen.matches);
+    if (!hides.length && !Object.keys(changes).length) return undefined;
+    return Plotly.update(div, hides.length ? { visible: !narrowScreen.matches } : {}, changes, hides);
   }
 
   function fitFigures() { drawn.forEach(fit); }

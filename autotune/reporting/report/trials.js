@@ -35,7 +35,7 @@
 
   function speed(amount, index) {
     const spread = data.plain.tokens_per_second_spread[index] || 0;
-    return `${whole.format(amount)} ±${((100 * spread) / amount).toFixed(0)} %`;
+    return `${whole.format(amount)} ±${((100 * spread) / amount).toFixed(0)}%`;
   }
 
   function perplexity(amount, index) {

@@ -1,0 +1,58 @@
+"""A trial in words: one form for tables, pages and figures."""
+
+import pytest
+from building import out_of_memory, record
+
+from autotune.reporting.trial_text import full_hover, in_words, perplexity_words, short_hover, speed_words
+
+HOVERS = (lambda one: full_hover(one, None), short_hover)
+
+
+@pytest.mark.parametrize(
+    ("speed", "spread", "words"), [(None, None, ""), (1234.5, None, "1,234 ±0%"), (2000.0, 60.0, "2,000 ±3%")]
+)
+def test_a_speed_stands_with_its_spread(speed, spread, words):
+    assert speed_words(speed, spread) == words
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"perplexity": None}, ""),
+        ({"perplexity": 1234.567}, "1,234.57"),
+        ({"perplexity": 20.0, "perplexity_spread": 0.125}, "20.00 ±0.12"),
+        ({"perplexity": 20.0, "perplexity_source": "shared with trial 3"}, "=20.00"),
+        ({"perplexity": 20.0, "perplexity_source": "measured"}, "20.00"),
+    ],
+)
+def test_a_perplexity_stands_with_its_spread_and_a_mark_where_it_is_that_of_another(fields, words):
+    assert perplexity_words(record(0, **fields)) == words
+
+
+@pytest.mark.parametrize("hover", HOVERS)
+def test_quotes_in_a_name_stay_quotes_in_a_hover_text(hover):
+    assert 'it\'s "mine"' in hover(record(0, name='it\'s "mine"'))
+
+
+@pytest.mark.parametrize("hover", HOVERS)
+def test_a_link_in_a_name_is_none_in_a_hover_text(hover):
+    said = hover(record(0, name="<a href='https://example.org'>x</a>", outcome="crashed", message="<a href='y'>z</a>"))
+    assert "<a" not in said
+
+
+@pytest.mark.parametrize("hover", HOVERS)
+def test_no_line_of_a_hover_text_is_wider_than_a_phone(hover):
+    said = hover(record(0, name="long " * 60, outcome="crashed", message="message " * 60))
+    assert max(map(len, said.replace("</b>", "").split("<br>"))) < 60
+
+
+def test_the_comparison_with_the_baseline_is_no_wider_either():
+    said = full_hover(record(1, perplexity=11.0), record(0, memory=300 * 2**20, speed=900.0))
+    assert "against the baseline" in said
+    assert max(map(len, said.split("<br>"))) < 60
+
+
+def test_an_outcome_has_the_same_words_everywhere():
+    failed = out_of_memory(3, name="x", message="too much")
+    assert in_words(failed) == "#3 x: fp32, micro-batch 1: out of memory (too much)"
+    assert "another training: other losses" in short_hover(record(1, outcome="parity_failed", message="other losses"))
