@@ -11,7 +11,7 @@ search: setup
 	$(BIN)/autotune search $(SEARCH)
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS)
 
 check: setup
 	$(BIN)/ruff check .

@@ -81,7 +81,15 @@ def test_a_memory_budget_leaves_the_losses_alone(budget, losses_of, reference):
     assert losses == pytest.approx(reference, rel=REORDERED_SUMS)
 
 
-@pytest.mark.parametrize("value", [value for value in CHOICES["checkpointing"] if value != "none"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        # Two stand for the rest: recomputed within a block, and by a policy.
+        value if value in ("block", "selective") else pytest.param(value, marks=pytest.mark.slow)
+        for value in CHOICES["checkpointing"]
+        if value != "none"
+    ],
+)
 def test_compiled_checkpointing_gives_the_losses_of_eager_code(value, losses_of, reference):
     losses = losses_of(steps=STEPS, compile="block", checkpointing=value)
     assert losses == pytest.approx(reference, rel=REORDERED_SUMS)
