@@ -203,7 +203,6 @@ def with_heading(drawing: "go.Figure", title: str, *, width: int, height: int) -
     note = wrapped(note_of(drawing), width=letters, lines=6) if note_of(drawing) else ""
     heading = f"<b>{wrapped(title, width=letters)}</b>"
     lines = 1 + heading.count("<br>") + (note.count("<br>") + 1 if note else 0)
-    height = drawing.layout.height or height
     copy = type(drawing)(drawing)
     text = heading + (f"<br><span style='font-size:0.85em'>{note}</span>" if note else "")
     room = (drawing.layout.margin.t or 30) + 12 + 20 * lines + 22 * _legend_rows(drawing, width=width)

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--storage", default="sqlite:///studies/report/tour.db")
     storage = parser.parse_args().storage
     for kind in FIGURES:
-        run("plot", STUDY, kind, "--out", HERE / f"{kind}.png", "--width", 1200, "--height", 700, "--storage", storage)
+        run("plot", STUDY, kind, "--out", HERE / f"{kind}.png", "--width", 1200, "--storage", storage)
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.html"
         run("report", STUDY, "--out", report, "--storage", storage)

@@ -2,12 +2,14 @@
 
 from html.parser import HTMLParser
 
+import plotly.graph_objects as go
 import pytest
 from building import out_of_memory, record, study_result
 from view_building import HOSTILE, failures_only, ladder_view, study_view
 
 from autotune.reporting.figure_page import figure_page
 from autotune.reporting.figures import FIGURES, FigureOptions
+from autotune.reporting.style import with_heading
 from autotune.result import Pick
 
 FETCHING = {"src", "href", "data", "srcset", "poster", "action"}
@@ -116,3 +118,9 @@ def test_before_a_trial_has_finished_a_page_does_not_say_that_nothing_fits():
 
 def test_a_study_without_a_feasible_trial_has_a_page():
     assert "Nothing that was tried trains under 256.0 MiB." in Elements(page(failures_only())).text
+
+
+def test_the_title_of_an_image_stands_at_its_top_whatever_the_height_of_the_figure():
+    tall = go.Figure(layout={"height": 1500})
+    headed = with_heading(tall, "a study", width=1000, height=600)
+    assert (1 - headed.layout.title.y) * 600 == pytest.approx(18)
