@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.config import FIELD_ORDER, TrainingConfig, broken_rules
-from autotune.errors import InvalidSpace
+from autotune.errors import InvalidInput, InvalidSpace
+from autotune.reference import Reference
 
 DIVISORS = "divisors"
 
@@ -41,6 +42,25 @@ class SearchSpace:
     configurations: tuple[Mapping[str, Any], ...] = ()
     """Named configurations: `name` and fields."""
     workload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    scales: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """Name to the workload settings that make the same study smaller or larger."""
+    scale: str | None = None
+    """The scale whose settings `workload` has taken in; None: none was asked for."""
+    reference: Reference | None = None
+    """What others published for the named configurations."""
+
+    def at_scale(self, scale: str | None) -> "SearchSpace":
+        """This space with the workload of one of its scales; None leaves it as it is. Raises InvalidInput."""
+        if scale is None:
+            return self
+        if scale not in self.scales:
+            known = f"its scales are {', '.join(self.scales)}" if self.scales else "it has none: leave --scale out"
+            raise InvalidInput(f"search space {self.name!r} has no scale {scale!r}", hint=known)
+        return dataclasses.replace(self, workload={**self.workload, **self.scales[scale]}, scale=scale)
+
+    def is_a_scale_of(self, other: "SearchSpace") -> bool:
+        """Whether this is `other` at the scale it has, be it none."""
+        return self.scale in (None, *other.scales) and other.at_scale(self.scale) == self
 
     def choices(self) -> dict[str, list[Any]]:
         """Every value of each technique that some configuration of the space may have."""
@@ -55,7 +75,9 @@ class SearchSpace:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Without what younger files alone can hold and this one does not: studies keep their names."""
+        younger: dict[str, Any] = {"scales": {}, "scale": None, "reference": None}
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in younger or v != younger[k]}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "SearchSpace":
@@ -74,6 +96,9 @@ class SearchSpace:
             defaults=dict(stored["defaults"]),
             configurations=tuple(dict(configuration) for configuration in stored["configurations"]),
             workload=dict(stored["workload"]),
+            scales={name: dict(settings) for name, settings in stored.get("scales", {}).items()},
+            scale=stored.get("scale"),
+            reference=Reference.from_dict(stored["reference"]) if stored.get("reference") else None,
         )
 
 

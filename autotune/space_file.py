@@ -14,6 +14,17 @@
     name = "control"
     [workload]                      # defaults the command line overrides
     steps = 40
+    [scales.tiny]                   # the same study at another size: --scale tiny
+    layers = 2
+    [reference]                     # what others published for the configurations above: show --reference
+    source = "https://..."
+    measured_on = "one RTX 4090, torch 2.8"
+    control = "control"             # the row that savings and speeds are relative to
+    [reference.rows]
+    control = { peak_memory = "21.165GiB", tokens_per_second = 2765, perplexity = 152.1 }
+
+`extends = "default"`, a name or a file seen from this one, takes over all that another space says
+(`space_content.py`).
 
 What is illegal anywhere (`autotune/config.py`) need not be said here.
 """
@@ -21,20 +32,33 @@ What is illegal anywhere (`autotune/config.py`) need not be said here.
 import dataclasses
 import difflib
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autotune.config import CHOICES, FIELD_ORDER, check_value
 from autotune.errors import InvalidInput, InvalidSpace
+from autotune.reference import Reference, read_reference
 from autotune.search_space import DIVISORS, Condition, SearchSpace
+from autotune.space_content import content_of
 from autotune.user_code import is_function_reference
 from autotune.workload import Workload
 from autotune.workload_settings import check_setting
 
+Result = TypeVar("Result")
+
 MAX_RANGE_VALUES = 1000
-_TABLES = {"description", "techniques", "conditions", "defaults", "configurations", "workload"}
+_TABLES = {
+    "description",
+    "techniques",
+    "conditions",
+    "defaults",
+    "configurations",
+    "workload",
+    "scales",
+    "reference",
+}
 WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
     "text_sha256",
     "model_config",
@@ -44,31 +68,9 @@ WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
 }
 
 
-def named_spaces() -> dict[str, Path]:
-    """The search spaces that come with autotune, by name."""
-    # In a checkout the folder stands beside the package; a wheel carries it inside.
-    inside = Path(__file__).resolve().parent / "search_spaces"
-    folder = inside if inside.is_dir() else inside.parents[1] / "search_spaces"
-    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
-
-
 def load_space(name_or_file: str) -> SearchSpace:
     """The space of that name, or in that TOML file. Raises InvalidSpace, naming file, key and what is allowed."""
-    known = named_spaces()
-    file = known.get(name_or_file, Path(name_or_file))
-    try:
-        if not file.is_file():
-            raise InvalidSpace(
-                f"there is no search space {name_or_file!r}", hint=f"name a .toml file or one of {', '.join(known)}"
-            )
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidSpace(
-            f"there is no search space {name_or_file!r} that can be read: {error.strerror or error}",
-            hint=f"name a .toml file or one of {', '.join(known)}",
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSpace(f"{file} is not valid TOML: {error}", hint="mend the line it names") from error
+    file, content = content_of(name_or_file)
     return _Reader(file).read(content)
 
 
@@ -96,8 +98,13 @@ class _Reader:
             ),
             defaults=defaults,
             configurations=tuple(self._configurations(content)),
-            workload=self._workload(content),
+            workload=self._workload(self._table(content, "workload"), where="workload"),
+            scales={
+                scale: self._workload(settings, where=f"scales.{scale}")
+                for scale, settings in self._table(content, "scales").items()
+            },
         )
+        space = dataclasses.replace(space, reference=self._reference(content, space))
         if not space.techniques and not space.configurations:
             raise self._refuse("it has neither techniques nor configurations", "list at least one [techniques] value")
         return space
@@ -192,14 +199,18 @@ class _Reader:
                     self._check(field, value, where=f"{where}.{field}")
             yield dict(given)
 
-    def _workload(self, content: dict[str, Any]) -> dict[str, Any]:
-        workload = self._table(content, "workload")
-        self._known(workload, WORKLOAD_KEYS, where="workload")
+    def _reference(self, content: dict[str, Any], space: SearchSpace) -> Reference | None:
+        table = self._table(content, "reference")
+        names = [configuration["name"] for configuration in space.configurations]
+        return self._naming("reference", partial(read_reference, names=names), table) if table else None
+
+    def _workload(self, workload: dict[str, Any], *, where: str) -> dict[str, Any]:
+        self._known(workload, WORKLOAD_KEYS, where=where)
         for name, value in workload.items():
-            self._naming(f"workload.{name}", check_setting, name, value)
+            self._naming(f"{where}.{name}", check_setting, name, value)
         if is_function_reference(workload.get("model", "")):
             raise self._refuse(
-                f"workload.model = {workload['model']!r} would run code that the file names",
+                f"{where}.model = {workload['model']!r} would run code that the file names",
                 "say it on the command line, with --model",
             )
         return workload
@@ -224,10 +235,10 @@ class _Reader:
     def _check(self, field: str, value: Any, *, where: str) -> None:
         self._naming(where, check_value, field, value)
 
-    def _naming(self, where: str, check: Callable[[str, Any], None], name: str, value: Any) -> None:
-        """Runs `check`, which raises InvalidInput; the refusal then names the file and the place in it."""
+    def _naming(self, where: str, check: Callable[..., Result], *given: Any) -> Result:
+        """What `check` returns, which may raise InvalidInput; the refusal then names the file and the place in it."""
         try:
-            check(name, value)
+            return check(*given)
         except InvalidInput as error:
             raise self._refuse(f"{where}: {error.message}", error.hint) from None
 

@@ -4,6 +4,7 @@ What a file cannot hold, as a model that is code or a path, is left to the comma
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,6 +26,12 @@ def space_text(space: SearchSpace, *, about: str = "") -> str:
     blocks += _table("[defaults]", space.defaults)
     for configuration in space.configurations:
         blocks += _table("[[configurations]]", configuration)
+    for scale, settings in space.scales.items():
+        blocks += [[f"[scales.{_key(scale)}]", *_entries(settings)]]
+    if space.reference is not None:
+        table = space.reference.to_table()
+        rows = table.pop("rows")
+        blocks += _table("[reference]", table) + _table("[reference.rows]", rows)
     return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
 
 
@@ -41,7 +48,15 @@ def workload_table(workload: Workload) -> dict[str, Any]:
 
 
 def _table(head: str, entries: Mapping[str, Any]) -> list[list[str]]:
-    return [[head, *(f"{key} = {_value(value)}" for key, value in entries.items())]] if entries else []
+    return [[head, *_entries(entries)]] if entries else []
+
+
+def _entries(entries: Mapping[str, Any]) -> list[str]:
+    return [f"{_key(key)} = {_value(value)}" for key, value in entries.items()]
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
 
 
 def _condition(condition: Condition) -> Iterable[str]:
@@ -55,7 +70,7 @@ def _value(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + " }"
+        return "{ " + ", ".join(_entries(value)) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     return f'"{_printable(str(value))}"'

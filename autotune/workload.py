@@ -268,16 +268,23 @@ DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
 """What a workload is where neither the command line nor the search space says otherwise."""
 
 
+_OF_ONE_DATASET = ("dataset_config", "dataset_split", "held_out_split", "text_column")
+
+
 def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
     """The device's defaults overridden by each of `settings` in turn; None values override nothing.
 
-    `learning_rates` are merged optimizer by optimizer; a config.json brings its sizes. Raises InvalidInput for unknown
+    `learning_rates` are merged optimizer by optimizer; a config.json brings its sizes, and another dataset
+    takes the earlier one's splits and columns with it. Raises InvalidInput for unknown
     or impossible settings.
     """
     merged: dict[str, Any] = dict(DEFAULTS_BY_DEVICE[device_type])
     merged["learning_rates"] = dict(merged.get("learning_rates", DEFAULT_LEARNING_RATES))
     known = {field.name for field in dataclasses.fields(Workload)}
     for setting in map(with_model_config, settings):
+        if setting.get("dataset") not in (None, merged.get("dataset")):
+            for name in _OF_ONE_DATASET:  # what was said so far was said of another
+                merged.pop(name, None)
         if setting.get("model") is not None:
             content = setting.get("model_config")
             merged.update({"model_config": content}, **({} if content is None else sizes_of(content)))

@@ -7,6 +7,7 @@ from autotune.space_file import load_space
 from autotune.workload import make_workload
 
 MIB = 1024**2
+GIB = 1024**3
 
 
 def record(

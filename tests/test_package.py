@@ -33,7 +33,7 @@ def run(code: str, *, site: Path, cwd: Path) -> str:
 
 
 def test_the_wheel_finds_the_named_search_spaces_from_another_folder(installed, tmp_path):
-    code = "from autotune import space_file as s\nprint(s.__file__, *s.named_spaces())"
+    code = "from autotune import space_content as s\nprint(s.__file__, *s.named_spaces())"
     file, *names = run(code, site=installed, cwd=tmp_path).split()
     assert Path(file).is_relative_to(installed)
     assert names == [path.stem for path in sorted((ROOT / "search_spaces").glob("*.toml"))]

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import random
@@ -8,7 +9,9 @@ from building import bound
 from autotune.config import FIELD_ORDER, TrainingConfig, broken_rules
 from autotune.errors import InvalidSpace
 from autotune.search_space import SearchSpace, bind_space
-from autotune.space_file import load_space, named_spaces
+from autotune.space_content import named_spaces
+from autotune.space_file import load_space
+from autotune.workload import make_workload
 
 BUDGETS = """
 [techniques]
@@ -120,7 +123,7 @@ def test_a_row_of_the_reference_table_is_configured_as_there(name):
         optimizer_fusion=fusion,
         compile=scope,
         memory_budget=budget,
-        optimizer="adafactor",
+        optimizer="adafactor-fixed-rate",
         micro_batch_size=4,
     )
 
@@ -129,8 +132,36 @@ def test_the_reference_space_holds_nothing_but_its_rows():
     assert list(bound("peak_memory", global_batch=4).configurations()) == []
 
 
-def test_the_reference_space_trains_with_the_batch_of_the_table():
-    assert load_space("peak_memory").workload == {"global_batch": 4}
+def test_every_row_of_the_reference_space_has_published_figures():
+    reference = load_space("peak_memory").reference
+    assert list(reference.rows) == list(REFERENCE_TABLE)
+    assert all(None not in dataclasses.astuple(row) for row in reference.rows.values())
+
+
+@pytest.mark.parametrize("scale", [None, *load_space("peak_memory").scales])
+def test_the_reference_space_trains_the_steps_and_batch_of_the_table_at_every_scale(scale):
+    workload = make_workload("cuda", load_space("peak_memory").at_scale(scale).workload)
+    assert (workload.model, workload.steps, workload.global_batch, workload.seed) == ("deep-one", 100, 4, 42)
+    assert (workload.packing, workload.learning_rate_of("adafactor-fixed-rate")) == ("padded", 2e-4)
+
+
+@pytest.mark.parametrize(("scale", "share"), [("full", 1), ("small", 1 / 4), ("tiny", 1 / 1024)])
+def test_a_scale_keeps_the_proportions_of_the_table(scale, share):
+    """What a layer keeps for backward and what it weighs shrink alike, so savings at any scale compare."""
+    full, scaled = (make_workload("cuda", load_space("peak_memory").at_scale(s).workload) for s in ("full", scale))
+
+    def kept(w):
+        tokens, inner = w.global_batch * w.sequence_length, 5400 / 2048 * w.width
+        return w.layers * (8 * tokens * w.width + 4 * tokens * inner + w.heads * w.sequence_length**2)
+
+    def weights(w):
+        return w.layers * (4 + 3 * 5400 / 2048) * w.width**2
+
+    assert (kept(scaled) / kept(full), weights(scaled) / weights(full)) == pytest.approx((share, share))
+
+
+def test_the_space_that_searches_begins_with_the_rows_of_the_table():
+    assert list(bound("peak_memory_search", global_batch=4).named) == list(REFERENCE_TABLE)
 
 
 # -- broken files ------------------------------------------------------------------------------------------------
@@ -470,7 +501,7 @@ def test_a_space_of_which_nothing_works_is_refused_with_the_reason():
 
 
 def test_names_alone_of_which_none_works_are_refused():
-    everything = {"optimizer": {"adafactor": "not built in"}}
+    everything = {"optimizer": {"adafactor-fixed-rate": "not built in"}}
     with pytest.raises(InvalidSpace, match="not built in"):
         bound("peak_memory", unavailable=everything)
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from study_building import SPACE
 
 from autotune.search_space import SearchSpace
-from autotune.space_file import load_space, named_spaces
+from autotune.space_content import named_spaces
+from autotune.space_file import load_space
 from autotune.space_text import space_text, workload_table
 from autotune.workload import make_workload
 

@@ -56,6 +56,19 @@ def test_learning_rates_are_merged_optimizer_by_optimizer():
     assert workload.learning_rates == {**DEFAULT_LEARNING_RATES, "sgd": 0.5, "adamw": 0.1}
 
 
+def test_another_dataset_takes_the_splits_and_columns_of_the_earlier_one_with_it():
+    of_one = {"dataset": "one", "dataset_config": "en", "held_out_split": "test", "text_column": "story"}
+    workload = make_workload("cpu", of_one, {"dataset": "two.txt", "dataset_split": "all"})
+    assert (workload.dataset_config, workload.held_out_split, workload.text_column) == (None, None, None)
+    assert (workload.dataset, workload.dataset_split) == ("two.txt", "all")
+
+
+def test_the_same_dataset_keeps_its_splits():
+    assert (
+        make_workload("cpu", {"dataset": "one", "held_out_split": "test"}, {"dataset": "one"}).held_out_split == "test"
+    )
+
+
 @EVERY_DEVICE
 def test_merging_leaves_the_defaults_as_they_were(device_type):
     before = make_workload(device_type).to_dict()

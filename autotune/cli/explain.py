@@ -19,6 +19,7 @@ from autotune.result import JSON_SCHEMA, TrialRecord
 if TYPE_CHECKING:
     from autotune.executors.local import LocalExecutor
     from autotune.recommendation.explanation import Explanation
+    from autotune.search_space import SearchSpace
     from autotune.study.forecast import Forecaster
     from autotune.workload import Workload
 
@@ -38,6 +39,7 @@ def explain(
         typer.Option(metavar="NAME|FILE", help="Workload of this search space; of its configurations ..."),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="ROW", help="... the one of this name.")] = None,
+    scale: options.SpaceScaleOption = None,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
     torch_version: options.TorchVersionOption = None,
@@ -55,8 +57,13 @@ def explain(
     from autotune.study.request import check_device
 
     said = [*(name for name, value in workload.items() if value is not None), *configuration]
-    said += [option for option, value in (("device", device), ("space", space), ("name", name)) if value is not None]
+    said += [
+        option
+        for option, value in (("device", device), ("space", space), ("name", name), ("scale", scale))
+        if value is not None
+    ]
     _check_together(study=study, trial=trial, space=space, name=name, said=said, configuration=configuration)
+    options.check_scale(scale, space=space)
     check_device(device)
     with ExitStack() as stack:
         # A question leaves nothing behind, and may be asked from a folder that cannot be written to.
@@ -64,7 +71,8 @@ def explain(
         if study is not None and trial is not None:
             question = _of_trial(executor, study, trial, storage=storage, torch_version=torch_version)
         else:
-            question = _of_options(executor, device, workload, configuration, torch_version, space=space, name=name)
+            loaded = None if space is None else options.scaled_space(space, scale)
+            question = _of_options(executor, device, workload, configuration, torch_version, space=loaded, name=name)
         answer = _answered(question, quiet=quiet)
     if as_json:
         print(json.dumps(_to_dict(question, answer), indent=2, allow_nan=False))
@@ -127,17 +135,15 @@ def _of_options(
     configuration: Mapping[str, Any],
     torch_version: str | None,
     *,
-    space: str | None,
+    space: "SearchSpace | None",
     name: str | None,
 ) -> Question:
-    from autotune.space_file import load_space
     from autotune.study.forecast import Forecaster, device_type_of, workload_of
 
-    loaded = None if space is None else load_space(space)
     device_type = device_type_of(device, executor=executor)
-    workload = workload_of(device_type, settings, space=loaded)
-    if loaded is not None:
-        config = _row(loaded, name, workload=workload)
+    workload = workload_of(device_type, settings, space=space)
+    if space is not None:
+        config = _row(space, name, workload=workload)
     else:
         config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
     check_legal(config, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients)

@@ -31,6 +31,7 @@ def fit(
     space: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="The best of a search space, in place of the ladder.")
     ] = None,
+    scale: options.SpaceScaleOption = None,
     device: Annotated[
         str | None,
         typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1; need not be there. [default: a GPU if there is one]"),
@@ -53,17 +54,17 @@ def fit(
     Shows techniques added one by one; with --precision, --checkpointing, --compile, --optimizer-fusion or
     --memory-budget, that one configuration. Where the device is there, the largest is trained for a few steps.
     """
-    from autotune.space_file import load_space
     from autotune.study.fit import FitRequest
     from autotune.study.fit import fit as run
 
+    options.check_scale(scale, space=space)
     request = FitRequest(
         cap_bytes=parse_size(max_mem),
         vary=vary,  # type: ignore[arg-type]  # FitRequest refuses what it does not know
         device=device,
         workload=workload,
         configuration=configuration,
-        space=None if space is None else load_space(space),
+        space=None if space is None else options.scaled_space(space, scale),
         torch_version=torch,
         context_bytes=parse_size(context),
         confirms=not no_confirm,

@@ -1,7 +1,7 @@
 """Options that several commands share, and small forms such as `speed=0.03`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,9 +10,15 @@ from autotune.errors import InvalidInput
 from autotune.recommendation.front import DEFAULT_PERPLEXITY_TOLERANCE, DEFAULT_SPEED_TOLERANCE, Tolerance
 from autotune.recommendation.pick import MAX_PERPLEXITY_INCREASE, PREFERENCES, Preference, Preferences
 
+if TYPE_CHECKING:
+    from autotune.search_space import SearchSpace
+
 StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")]
 StorageOption = Annotated[str, typer.Option("--storage", metavar="URL", help="Database with the studies.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+SpaceScaleOption = Annotated[
+    str | None, typer.Option("--scale", metavar="NAME", help="Size of the study, of those the search space has.")
+]
 TorchVersionOption = Annotated[
     str | None,
     typer.Option("--torch", metavar="RELEASE", help="Predict for CUDA as with this torch. [default: the one here]"),
@@ -40,6 +46,20 @@ PerplexityOption = Annotated[
 STORAGE = DEFAULT_STORAGE
 PREFER: Preference = "fastest"
 PERPLEXITY_INCREASE = MAX_PERPLEXITY_INCREASE
+
+
+def scaled_space(space: str, scale: str | None) -> "SearchSpace":
+    """Raises InvalidSpace and InvalidInput."""
+    from autotune.space_file import load_space
+
+    return load_space(space).at_scale(scale)
+
+
+def check_scale(scale: str | None, *, space: str | None) -> None:
+    if scale is not None and space is None:
+        raise InvalidInput(
+            f"--scale {scale} is a size of a search space, and none is named", hint="add --space peak_memory"
+        )
 
 
 def preferences_of(tolerance: Sequence[str] | None, prefer: str, max_perplexity_increase: float) -> Preferences:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from autotune.cli.forecasts import Answer
     from autotune.prediction import Forecast
     from autotune.result import TrialRecord
+    from autotune.search_space import LegalSpace, SearchSpace
     from autotune.study.forecast import Forecaster
 
 
@@ -39,6 +40,10 @@ def predict(
     space: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="Every legal configuration of a search space, sorted.")
     ] = None,
+    scale: options.SpaceScaleOption = None,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Beside the published table that the search space holds.")
+    ] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
     torch_version: options.TorchVersionOption = None,
@@ -56,12 +61,23 @@ def predict(
 
     cap_bytes = None if max_mem is None else parse_size(max_mem)
     _check_together(study=study, trial=trial, space=space, plot=plot, workload=workload, configuration=configuration)
+    options.check_scale(scale, space=space)
+    if reference and space is None:
+        raise InvalidInput(
+            "--reference is the published table of a search space, and none is named", hint="add --space peak_memory"
+        )
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         executor = stack.enter_context(LocalExecutor(Path(folder)))
         if space is not None:
-            forecaster = _forecaster(executor, device, workload, torch_version, space=space)
-            _predict_space(forecaster, space, cap_bytes=cap_bytes, as_json=as_json, quiet=quiet)
+            loaded = options.scaled_space(space, scale)
+            if reference and torch_version is None and loaded.reference is not None:
+                torch_version = loaded.reference.torch
+            forecaster = _forecaster(executor, device, workload, torch_version, space=loaded)
+            if reference:
+                _predict_reference(forecaster, loaded, as_json=as_json, quiet=quiet)
+            else:
+                _predict_space(forecaster, loaded, cap_bytes=cap_bytes, as_json=as_json, quiet=quiet)
             return
         record = None
         if study is not None and trial is not None:
@@ -87,16 +103,12 @@ def predict(
 
 
 def _predict_space(
-    forecaster: "Forecaster", space_name: str, *, cap_bytes: int | None, as_json: bool, quiet: bool
+    forecaster: "Forecaster", space: "SearchSpace", *, cap_bytes: int | None, as_json: bool, quiet: bool
 ) -> None:
     from autotune.cli.forecasts import space_table, space_to_dict
     from autotune.cli.tables import make_console
-    from autotune.search_space import bind_space
-    from autotune.space_file import load_space
 
-    space = load_space(space_name)
-    at = forecaster.workload
-    legal = bind_space(space, global_batch=at.global_batch, clips_gradients=at.clips_gradients, unavailable={})
+    legal = _legal(forecaster, space)
     names = {config.fingerprint: name for name, config in legal.named.items()}
     configs = {c.fingerprint: c for c in [*legal.named.values(), *legal.configurations()]}
     forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
@@ -105,6 +117,27 @@ def _predict_space(
         print(json.dumps(space_to_dict(forecaster, forecasts, names, cap_bytes=cap_bytes), indent=2))
     else:
         make_console().print(space_table(forecasts, names, cap_bytes=cap_bytes))
+
+
+def _predict_reference(forecaster: "Forecaster", space: "SearchSpace", *, as_json: bool, quiet: bool) -> None:
+    from autotune.cli.reference import of_forecasts, print_reference
+    from autotune.recommendation.beside_reference import reference_of
+
+    rows = reference_of(space, what="what is predicted").rows
+    names = {config.fingerprint: name for name, config in _legal(forecaster, space).named.items() if name in rows}
+    configs = [config for name, config in _legal(forecaster, space).named.items() if name in rows]
+    forecasts = _with_progress(forecaster, configs, quiet=quiet)
+    about = f"{forecaster.workload.describe()}, for {forecaster.device_type}"
+    release = "" if forecaster.torch_version is None else f" as with torch {forecaster.torch_version}"
+    answer = of_forecasts(space, forecaster.workload, forecasts, names, about=about + release)
+    print_reference(answer, form="json" if as_json else "table")
+
+
+def _legal(forecaster: "Forecaster", space: "SearchSpace") -> "LegalSpace":
+    from autotune.search_space import bind_space
+
+    at = forecaster.workload
+    return bind_space(space, global_batch=at.global_batch, clips_gradients=at.clips_gradients, unavailable={})
 
 
 def _with_progress(forecaster: "Forecaster", configs: list[TrainingConfig], *, quiet: bool) -> "list[Forecast]":
@@ -118,18 +151,20 @@ def _with_progress(forecaster: "Forecaster", configs: list[TrainingConfig], *, q
 
 
 def _forecaster(
-    executor: Any, device: str | None, workload: Mapping[str, Any], torch_version: str | None, space: str | None = None
+    executor: Any,
+    device: str | None,
+    workload: Mapping[str, Any],
+    torch_version: str | None,
+    space: "SearchSpace | None" = None,
 ) -> "Forecaster":
-    from autotune.space_file import load_space
     from autotune.study.forecast import Forecaster, device_type_of, workload_of
     from autotune.study.request import check_device
 
     check_device(device)
-    loaded = None if space is None else load_space(space)
     device_type = device_type_of(device, executor=executor)
     return Forecaster(
         executor=executor,
-        workload=workload_of(device_type, workload, space=loaded),
+        workload=workload_of(device_type, workload, space=space),
         device_type=device_type,
         torch_version=torch_version,
     )

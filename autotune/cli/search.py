@@ -33,8 +33,12 @@ def search(
         typer.Option(metavar="SIZE", help="Memory cap: 8GiB, 8GB, 8192MiB. [default: all of the device]"),
     ] = None,
     space: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="Search space: default, quick, peak_memory or a .toml file.")
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="Search space: default, quick, peak_memory, peak_memory_search or a .toml file."
+        ),
     ] = None,
+    scale: options.SpaceScaleOption = None,
     name: Annotated[
         str | None, typer.Option(metavar="STUDY", help="Name of the study; one that exists is continued.")
     ] = None,
@@ -81,6 +85,7 @@ def search(
         name=name,
         storage=storage,
         space=space,
+        scale=scale,
         device=device,
         cap_bytes=None if max_mem is None else parse_size(max_mem),
         sampler=sampler,  # type: ignore[arg-type]  # SearchRequest refuses what it does not know

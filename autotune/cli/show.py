@@ -23,6 +23,12 @@ def show(
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print pick, front and trials as Markdown tables.")
     ] = False,
+    reference: Annotated[
+        bool,
+        typer.Option(
+            "--reference", help="Print the rows of the published table that the search space holds, beside it."
+        ),
+    ] = False,
 ) -> None:
     """Print every trial of a study, its front and the pick."""
     import autotune
@@ -30,6 +36,9 @@ def show(
     forms = [name for name, said in (("--json", as_json), ("--csv", as_csv), ("--markdown", as_markdown)) if said]
     if len(forms) > 1:
         raise InvalidInput(f"{' and '.join(forms)} are forms of one and the same output", hint="give one of them")
+    if reference:
+        _show_reference(study, storage=storage, forms=forms)
+        return
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     result = autotune.show(study, storage=storage, preferences=preferences)
     if as_json:
@@ -40,6 +49,16 @@ def show(
         print(plain_tables.csv_text(result) if as_csv else plain_tables.markdown_text(result), end="")
     else:
         _print_tables(result)
+
+
+def _show_reference(study: str, *, storage: str, forms: list[str]) -> None:
+    from autotune import api
+    from autotune.cli.reference import of_study, print_reference
+
+    if "--csv" in forms:
+        raise InvalidInput("--reference has no CSV form", hint="use --json or --markdown")
+    answer = of_study(api.view(study, storage=storage))
+    print_reference(answer, form="json" if "--json" in forms else "markdown" if forms else "table")
 
 
 def _print_tables(result: "StudyResult") -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from autotune.config import FIELD_ORDER
 from autotune.quantities import format_size
+from autotune.recommendation.beside_reference import Beside
+from autotune.reporting import reference_table
 from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
 from autotune.reporting.trial_text import SHARED_MARK_SAYS, is_shared, no_answer, perplexity_words, speed_words
 from autotune.result import StudyResult, TrialRecord
@@ -65,6 +67,15 @@ def _cell(value: Any) -> Any:
 
 
 # -- Markdown ----------------------------------------------------------------------------------------------------
+
+
+def reference_markdown(about: str, notes: Iterable[str], rows: Sequence[Beside]) -> str:
+    """A published table with one's own rows beside it."""
+    heads = reference_table.heads(rows)
+    rules = [":--" if head in ("row", "") else "--:" for head in heads]
+    cells = ([_plain(cell) for cell in row] for row in reference_table.cells(rows))
+    table = "\n".join(_row(line) for line in [heads, rules, *cells])
+    return "\n\n".join([f"**{_plain(about)}**", table, *map(_plain, notes)]) + "\n"
 
 
 def markdown_text(result: StudyResult) -> str:

@@ -19,6 +19,7 @@ def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
     said: dict[str, tuple[Any, Any]] = {
         "--max-mem": (request.cap_bytes, stored.cap_bytes),
         "--sampler": (request.sampler, stored.sampler),
+        "--scale": (request.scale, stored.space.scale or "none"),
     }
     workload = stored.workload.to_dict()
     for name, value in request.said_about_workload().items():
@@ -32,7 +33,7 @@ def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
                 f"study {stored.name!r} was begun with {option} {known}, not {asked}",
                 hint="leave the option out to continue the study, or give the new one another --name",
             )
-    if request.space is not None and load_space(request.space).to_dict() != stored.space.to_dict():
+    if request.space is not None and not stored.space.is_a_scale_of(load_space(request.space)):
         raise StudyMismatch(
             f"study {stored.name!r} was begun with search space {stored.space.name!r} as it was then, "
             f"not with {request.space!r}",

@@ -41,6 +41,8 @@ class SearchRequest:
     name: str | None = None
     storage: str = DEFAULT_STORAGE
     space: str | None = None
+    scale: str | None = None
+    """One of the space's scales."""
     device: str | None = None
     cap_bytes: int | None = None
     sampler: Sampler | None = None
@@ -140,7 +142,7 @@ def work_folder(storage: str) -> Path:
 
 def space_of(request: SearchRequest) -> SearchSpace:
     """The space asked for, after all that can be checked without a device. Raises InvalidInput of every kind."""
-    space = load_space(request.space or DEFAULT_SPACE)
+    space = load_space(request.space or DEFAULT_SPACE).at_scale(request.scale)
     device_types = [request.device.partition(":")[0]] if request.device else list(DEFAULTS_BY_DEVICE)
     refusals = []
     for device_type in device_types:

@@ -206,3 +206,11 @@ def test_an_export_names_trial_and_target():
     template = contents.compute(view_of(study="tour"), version="1", targets=TARGETS).export_template
     filled = template.replace(commands.NUMBER, "3").replace(commands.TARGET, "trl")
     assert filled == "autotune export tour --trial 3 --to trl"
+
+
+def test_a_study_at_a_scale_is_repeated_at_that_scale(tmp_path):
+    space = load_space("peak_memory").at_scale("tiny")
+    workload = make_workload("cpu", space.workload)
+    words = arguments(commands.search_command(definition(space=space, workload=workload), trials=11), tmp_path)
+    assert (option(words, "--space"), option(words, "--scale")) == ("peak_memory", "tiny")
+    assert "--layers" not in words

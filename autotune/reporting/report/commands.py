@@ -17,7 +17,8 @@ from autotune.model_choice import MODEL_NAMES
 from autotune.model_file import sizes_of
 from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.search_space import SearchSpace
-from autotune.space_file import load_space, named_spaces
+from autotune.space_content import named_spaces
+from autotune.space_file import load_space
 from autotune.space_text import space_text, workload_table
 from autotune.user_code import is_function_reference
 from autotune.workload import DEFAULT_LEARNING_RATES, DEFAULTS_BY_DEVICE, Workload
@@ -66,6 +67,7 @@ def search_command(definition: StudyDefinition, *, trials: int) -> str:
         files = [*files, (f"{name}.toml", space_text(replace(space, workload=own)))]
     words = ["autotune", "search", "--name", name]
     words += ["--space", space.name if _is_shipped(space) else f"{name}.toml"]
+    words += ["--scale", space.scale] if space.scale and _is_shipped(space) else []
     words += [*_device(definition), "--trials", str(max(1, trials))]
     words += ["--sampler", definition.sampler] if definition.sampler != "tpe" else []
     words += ["--model", settings["model"]] if settings else []
@@ -136,7 +138,7 @@ def _baseline_optimizer(definition: StudyDefinition) -> dict[str, Any]:
 
 
 def _is_shipped(space: SearchSpace) -> bool:
-    return space.name in named_spaces() and load_space(space.name).to_dict() == space.to_dict()
+    return space.name in named_spaces() and space.is_a_scale_of(load_space(space.name))
 
 
 def _workload_options(definition: StudyDefinition) -> list[str]:
