@@ -9,13 +9,16 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
+from autotune.errors import InvalidInput
 from autotune.quantities import format_size
 from autotune.reporting.trial_text import speed_words
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from autotune.recommendation.matches import Match
     from autotune.reporting.comparison import Comparison, Side
+    from autotune.result import TrialRecord
 
 _LONGEST_NAME = 120
 _TITLE = "Fronts of several studies"
@@ -40,6 +43,12 @@ def compare(
     tolerance: options.ToleranceOption = None,
     prefer: options.PreferOption = options.PREFER,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
+    no_worse: Annotated[
+        bool,
+        typer.Option(
+            "--no-worse", help="For every trial of the first study, one of the second that is worse on no objective."
+        ),
+    ] = False,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -47,6 +56,7 @@ def compare(
     from autotune import api
     from autotune.cli.tables import make_console
     from autotune.definition import RESULTS_FOLDER
+    from autotune.recommendation.matches import find_matches
     from autotune.reporting import comparison
     from autotune.reporting.html_page import whole_page
 
@@ -55,6 +65,9 @@ def compare(
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     views = [api.view(study, storage=storage, preferences=preferences) for study in studies]
     compared = comparison.compute(views)
+    if no_worse and len(views) != 2:
+        raise InvalidInput(f"--no-worse holds two studies against each other, not {len(views)}", hint="name two")
+    matches = find_matches(views[0].result, views[1].result, tolerance=preferences.tolerance) if no_worse else None
     drawing = comparison.draw(compared)
     title = " and ".join(studies)
     target.write(
@@ -65,22 +78,27 @@ def compare(
         ),
     )
     if as_json:
-        print(json.dumps(_to_dict(compared, target.file), indent=2, allow_nan=False))
+        print(json.dumps(_to_dict(compared, target.file, matches), indent=2, allow_nan=False))
         return
     console = make_console(sys.stdout)
     console.print(_table(compared))
     for difference in compared.differences:
         console.print(difference, markup=False)
+    if matches is not None:
+        console.print()
+        console.print(_matches_table(matches, *studies))
     console.print(str(target.file), markup=False, soft_wrap=True)
 
 
-def _to_dict(compared: "Comparison", file: Path) -> dict[str, object]:
+def _to_dict(compared: "Comparison", file: Path, matches: "tuple[Match, ...] | None") -> dict[str, object]:
+    found = {} if matches is None else {"no_worse": [match.to_dict() for match in matches]}
     return {
         "schema": 1,
         "studies": [side.to_dict() for side in compared.sides],
         "workloads_differ": compared.workloads_differ,
         "differences": list(compared.differences),
         "figure": str(file),
+        **found,
     }
 
 
@@ -107,6 +125,34 @@ def _table(compared: "Comparison") -> "Table":
         numbers = _peak(side), _speed(side), side.perplexity_words or "-", _saved(side)
         table.add_row(*map(Text, [*words, *numbers]))
     return table
+
+
+def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    from autotune.reporting.trial_text import described
+
+    count = sum(match.found is not None for match in matches)
+    title = f"{count} of the {len(matches)} measured trials of {first} have one in {other} that is worse on nothing"
+    table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left", title_style="bold")
+    for column, is_number in ((first, False), ("peak", True), ("speed", True), ("perplexity", True)) * 2:
+        name = other if column == first and table.columns else column
+        table.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    for match in matches:
+        words = [f"#{match.trial.number} {match.trial.name or described(match.trial)}"]
+        words += _objectives(match.trial, match.speed)
+        found = match.found
+        words += ["none", "", "", ""] if found is None else [f"#{found.number} {described(found)}"]
+        words += [] if found is None else _objectives(found, match.found_speed)
+        table.add_row(*map(Text, words))
+    table.caption, table.caption_justify = "speeds are relative to the baseline of the same study", "left"
+    return table
+
+
+def _objectives(record: "TrialRecord", speed: float | None) -> list[str]:
+    peak = format_size(record.peak_memory_bytes or 0)
+    return [peak, f"{speed or 0.0:.2f}x", f"{record.perplexity or 0.0:,.2f}"]
 
 
 def _peak(side: "Side") -> str:

@@ -3,7 +3,7 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.errors import InvalidInput
 from autotune.result import TrialRecord
@@ -66,22 +66,40 @@ def _point(record: TrialRecord) -> _Point:
     )
 
 
-def _dominates(one: _Point, other: _Point, tolerance: Tolerance) -> bool:
-    """`one` is worse on no objective by more than its tolerance, and better on one by more than its tolerance.
+def no_worse(
+    other: TrialRecord, records: Iterable[TrialRecord], *, tolerance: Tolerance, speed_factor: float = 1.0
+) -> tuple[TrialRecord, ...]:
+    """The feasible trials that are worse than `other` on no objective by more than its tolerance, fastest first.
 
-    A perplexity measured over seeds has no smaller tolerance than its spread.
+    `other` may be of another study; `speed_factor` is then how many times faster a common configuration, such as the
+    baseline, ran in the study of `records`. Empty where not all objectives of `other` were measured.
     """
-    spread = max(one.perplexity_spread, other.perplexity_spread)
-    perplexity_noise = max(tolerance.perplexity * other.perplexity, spread)
-    slower = one.tokens_per_second < other.tokens_per_second * (1 - tolerance.speed)
-    less_sure = one.perplexity > other.perplexity + perplexity_noise
-    if one.peak_memory_bytes > other.peak_memory_bytes or slower or less_sure:
-        return False
-    return (
+    if None in (other.peak_memory_bytes, other.tokens_per_second, other.perplexity):
+        return ()
+    point = _point(other)
+    at_our_speed = replace(point, tokens_per_second=point.tokens_per_second * speed_factor)
+    found = [r for r in records if r.feasible and _is_no_worse(_point(r), at_our_speed, tolerance)]
+    return tuple(sorted(found, key=lambda record: -(record.tokens_per_second or 0.0)))
+
+
+def _dominates(one: _Point, other: _Point, tolerance: Tolerance) -> bool:
+    """`one` is worse on no objective by more than its tolerance, and better on one by more than its tolerance."""
+    return _is_no_worse(one, other, tolerance) and (
         one.peak_memory_bytes < other.peak_memory_bytes
         or one.tokens_per_second > other.tokens_per_second * (1 + tolerance.speed)
-        or one.perplexity < other.perplexity - perplexity_noise
+        or one.perplexity < other.perplexity - _perplexity_noise(one, other, tolerance)
     )
+
+
+def _is_no_worse(one: _Point, other: _Point, tolerance: Tolerance) -> bool:
+    slower = one.tokens_per_second < other.tokens_per_second * (1 - tolerance.speed)
+    less_sure = one.perplexity > other.perplexity + _perplexity_noise(one, other, tolerance)
+    return not (one.peak_memory_bytes > other.peak_memory_bytes or slower or less_sure)
+
+
+def _perplexity_noise(one: _Point, other: _Point, tolerance: Tolerance) -> float:
+    """A perplexity measured over seeds has no smaller tolerance than its spread."""
+    return max(tolerance.perplexity * other.perplexity, one.perplexity_spread, other.perplexity_spread)
 
 
 def perplexity_spread(records: Sequence[TrialRecord]) -> float:

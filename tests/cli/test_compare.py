@@ -110,3 +110,20 @@ def test_a_mistake_is_answered_with_what_there_is(arguments, said, run):
     code, out, complaint = run(*arguments)
     assert (code, out) == (2, "")
     assert said in complaint
+
+
+def test_every_trial_of_the_first_has_one_of_the_second_that_is_no_worse(output):
+    told = output("one", "tighter", "--no-worse")
+    assert "2 of the 2 measured trials of one have one in tighter" in told
+
+
+def test_what_nothing_matches_is_none(output):
+    assert json.loads(output("tighter", "one", "--no-worse", "--json"))["no_worse"][1]["found"] is None
+
+
+@pytest.mark.parametrize(
+    ("studies", "said"), [(("one", "deeper"), "workloads differ"), (("one", "tighter", "failed"), "not 3")]
+)
+def test_studies_that_cannot_be_held_against_each_other_are_refused(studies, said, run):
+    code, _, told = run(*studies, "--no-worse")
+    assert (code, said in told) == (2, True)

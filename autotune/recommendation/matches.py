@@ -1,0 +1,71 @@
+"""For every trial of one study, a trial of another of the same workload that is no worse on any objective.
+
+Speeds of two runs compare only as ratios to a configuration that both have measured: the baseline.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import InvalidInput
+from autotune.recommendation.front import Tolerance, no_worse
+from autotune.result import StudyResult, TrialRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    trial: TrialRecord
+    """Of the first study, with all its objectives measured, over that study's cap or not."""
+    speed: float
+    """Tokens a second over the baseline's of its study."""
+    found: TrialRecord | None
+    """The fastest of the other study's feasible trials that is no worse; None where there is none."""
+    found_speed: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "trial": self.trial.number,
+            "name": self.trial.name,
+            "speed": self.speed,
+            "found": None if self.found is None else self.found.number,
+            "found_speed": self.found_speed,
+        }
+
+
+def find_matches(first: StudyResult, other: StudyResult, *, tolerance: Tolerance) -> tuple[Match, ...]:
+    """One match a measured trial of `first`, in its order.
+
+    Raises InvalidInput where the two trained different workloads, or one has no measured baseline.
+    """
+    if first.workload.fingerprint != other.workload.fingerprint:
+        raise InvalidInput(
+            f"the trials of {first.study!r} and {other.study!r} cannot be held against each other: "
+            "their workloads differ",
+            hint="leave --no-worse out to see in what, or search again with the same workload",
+        )
+    own_baseline, others_baseline = _baseline_speed(first), _baseline_speed(other)
+    found = []
+    for trial in first.trials:
+        if trial.peak_memory_bytes is None or trial.tokens_per_second is None or trial.perplexity is None:
+            continue
+        fitting = no_worse(trial, other.trials, tolerance=tolerance, speed_factor=others_baseline / own_baseline)
+        best = fitting[0] if fitting else None
+        found.append(
+            Match(
+                trial=trial,
+                speed=trial.tokens_per_second / own_baseline,
+                found=best,
+                found_speed=None if best is None else (best.tokens_per_second or 0.0) / others_baseline,
+            )
+        )
+    return tuple(found)
+
+
+def _baseline_speed(result: StudyResult) -> float:
+    speed = None if result.baseline is None else result.trial(result.baseline).tokens_per_second
+    if not speed:
+        raise InvalidInput(
+            f"study {result.study!r} has no measured baseline, and speeds of two runs compare only beside one",
+            hint="leave --no-worse out, or measure both on a device that can hold the baseline",
+        )
+    return speed

@@ -1,0 +1,80 @@
+import dataclasses
+
+import pytest
+from building import MIB, record, study_result
+
+from autotune.config import TrainingConfig
+from autotune.errors import InvalidInput
+from autotune.recommendation.front import Tolerance
+from autotune.recommendation.matches import find_matches
+
+BLOCK = TrainingConfig(checkpointing="block")
+
+
+def study(*trials, name="study", baseline_speed=1000.0):
+    """A study of these trials behind a baseline of 200 MiB and perplexity 10."""
+    baseline = record(0, memory=200 * MIB, speed=baseline_speed, perplexity=10.0, outcome="over_cap")
+    return study_result([baseline, *trials], study=name, baseline=0)
+
+
+def found(trial, *others, baseline_speed=1000.0):
+    """The number of what matches `trial`, the one trial beside its baseline."""
+    other = study(*others, name="other", baseline_speed=baseline_speed)
+    return find_matches(study(trial), other, tolerance=Tolerance())[1].found
+
+
+ROW = record(1, memory=100 * MIB, speed=1000.0, perplexity=10.0, config=BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("changes", "matches"),
+    [
+        ({}, True),
+        ({"memory": 90 * MIB}, True),
+        ({"memory": 100 * MIB + 1}, False),
+        ({"speed": 980.0}, True),
+        ({"speed": 950.0}, False),
+        ({"perplexity": 10.04}, True),
+        ({"perplexity": 10.06}, False),
+        ({"memory": 10 * MIB, "speed": 5000.0, "perplexity": 11.0}, False),
+        ({"outcome": "over_cap"}, False),
+    ],
+)
+def test_a_match_is_worse_on_no_objective_by_more_than_its_tolerance(changes, matches):
+    candidate = record(7, **{"memory": 100 * MIB, "speed": 1000.0, "perplexity": 10.0, "config": BLOCK, **changes})
+    assert (found(ROW, candidate) is not None) == matches
+
+
+def test_of_several_the_fastest_is_taken():
+    slow, fast = (record(number, memory=50 * MIB, speed=1000.0 * number, perplexity=10.0) for number in (2, 3))
+    assert found(ROW, slow, fast).number == 3
+
+
+def test_speeds_are_relative_to_the_baseline_of_each_run():
+    twice_as_fast = record(5, memory=100 * MIB, speed=1500.0, perplexity=10.0)
+    assert found(ROW, twice_as_fast, baseline_speed=1000.0) is not None
+    assert found(ROW, twice_as_fast, baseline_speed=2000.0) is None
+
+
+def test_a_trial_over_the_cap_is_matched_too():
+    first = study(record(1, memory=150 * MIB, speed=900.0, perplexity=10.0, outcome="over_cap", config=BLOCK))
+    matches = find_matches(first, study(ROW, name="other"), tolerance=Tolerance())
+    assert [match.found.number for match in matches] == [1, 1]
+
+
+def test_a_trial_that_was_not_measured_has_no_match():
+    unmeasured = record(1, memory=None, speed=None, perplexity=None, outcome="crashed", config=BLOCK)
+    assert [match.trial.number for match in find_matches(study(unmeasured), study(ROW), tolerance=Tolerance())] == [0]
+
+
+def test_other_workloads_are_refused():
+    other = study(ROW, name="other")
+    deeper = dataclasses.replace(other, workload=dataclasses.replace(other.workload, layers=99))
+    with pytest.raises(InvalidInput, match="workloads differ"):
+        find_matches(study(ROW), deeper, tolerance=Tolerance())
+
+
+def test_a_study_without_a_measured_baseline_is_refused_by_name():
+    without = study_result([ROW], study="without", baseline=None)
+    with pytest.raises(InvalidInput, match="'without'"):
+        find_matches(study(ROW), without, tolerance=Tolerance())
