@@ -142,7 +142,14 @@ def test_every_row_of_the_reference_space_has_published_figures():
 def test_the_reference_space_trains_the_steps_and_batch_of_the_table_at_every_scale(scale):
     workload = make_workload("cuda", load_space("peak_memory").at_scale(scale).workload)
     assert (workload.model, workload.steps, workload.global_batch, workload.seed) == ("deep-one", 100, 4, 42)
-    assert (workload.packing, workload.learning_rate_of("adafactor-fixed-rate")) == ("padded", 2e-4)
+    assert workload.packing == "padded"
+
+
+@pytest.mark.parametrize("scale", [None, *load_space("peak_memory").scales])
+def test_at_every_scale_an_update_has_the_size_beside_a_weight_that_it_has_in_the_table(scale):
+    workload = make_workload("cuda", load_space("peak_memory").at_scale(scale).workload)
+    beside_a_weight = workload.learning_rate_of("adafactor-fixed-rate") * workload.width**0.5
+    assert beside_a_weight == pytest.approx(2e-4 * 2048**0.5, rel=0.01)
 
 
 @pytest.mark.parametrize(("scale", "share"), [("full", 1), ("small", 1 / 4), ("tiny", 1 / 1024)])

@@ -1,0 +1,114 @@
+"""The reference study at one size: the eleven rows, three searches under caps, and what they say.
+
+    python studies/peak_memory/run.py --scale tiny --dataset python-docs    # 2 CPU cores
+    python studies/peak_memory/run.py --scale small                         # a GPU of 8 GB
+    python studies/peak_memory/run.py --scale full                          # a GPU that holds 21.2 GiB, the control
+
+Everything goes to `studies/peak_memory/SCALE/`: the database `results.db`, `rows.json` and `rows.md` beside the
+published table, one JSON and one comparison with the rows for every search, a report of the tightest, and
+`environment.json`. With `--minutes 9` it stops in time, and the same command goes on from there; it ends with 75 then.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+CAPS = {"full": ("8GiB", "4GiB", "2GiB"), "small": ("2GiB", "1GiB", "512MiB"), "tiny": ("8MiB", "4MiB", "2MiB")}
+"""The same three shares of what the control row needs, at every scale."""
+TO_BE_CONTINUED = 75
+NOTHING_FEASIBLE = 1
+ROWS = "rows"
+
+
+class Run:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._scale, self._trials, self._dataset = arguments.scale, arguments.trials, arguments.dataset
+        self._ends = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
+        self._folder = Path(os.path.relpath(arguments.out or Path(__file__).parent / self._scale))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._storage = f"sqlite:///{self._folder}/results.db"
+        self._commands: list[str] = []
+
+    def all(self) -> bool:
+        """Whether everything is done; else the same command goes on."""
+        caps = CAPS[self._scale]
+        done = self._search(ROWS, "--space", "peak_memory")
+        for cap in caps:
+            trials = ("--trials", str(self._trials))
+            done = done and self._search(_name(cap), "--space", "peak_memory_search", "--max-mem", cap, *trials)
+        self._tell(caps)
+        return done
+
+    def _search(self, name: str, *options: str) -> bool:
+        """Begins or continues a study; False where the time is up before it has all its trials."""
+        words = ["search", "--scale", self._scale, "--name", name, *options]
+        words += ["--dataset", self._dataset] if self._dataset else []
+        self._commands.append(shlex.join(["autotune", *words]))
+        if self._ends is not None:
+            if time.monotonic() >= self._ends:
+                return False
+            words += ["--time-budget", f"{max(1.0, self._ends - time.monotonic()):.0f}s"]
+        ended = self._autotune(*words, "--json", keep=f"{name}.json")
+        if ended not in (0, NOTHING_FEASIBLE):
+            sys.exit(ended)
+        wanted = 11 if name == ROWS else self._trials
+        trials = json.loads((self._folder / f"{name}.json").read_text())["trials"]
+        return len([trial for trial in trials if trial["outcome"] != "interrupted"]) >= wanted
+
+    def _tell(self, caps: tuple[str, ...]) -> None:
+        self._autotune("show", ROWS, "--reference", "--markdown", keep="rows.md")
+        self._autotune("show", ROWS, "--reference", "--json", keep="beside.json")
+        for name in filter(self._exists, map(_name, caps)):
+            page = str(self._folder / f"{name}-compared.html")
+            self._autotune("compare", ROWS, name, "--no-worse", "--json", "--out", page, keep=f"{name}-no-worse.json")
+            self._autotune("report", name, "--out", str(self._folder / f"{name}.html"))
+        environment = {
+            "commands": self._commands,
+            "date": datetime.now(UTC).isoformat(timespec="minutes"),
+            "machine": f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}",
+            "device": json.loads((self._folder / f"{ROWS}.json").read_text())["device"],
+            "versions": {package: version(package) for package in ("torch", "optuna", "datasets", "tokenizers")},
+        }
+        (self._folder / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
+
+    def _exists(self, name: str) -> bool:
+        return (self._folder / f"{name}.json").exists()
+
+    def _autotune(self, *words: str, keep: str | None = None) -> int:
+        """Runs the command, its progress on the terminal; `keep`: the file for what it prints."""
+        words = (*words, "--storage", self._storage)
+        print(shlex.join(["autotune", *words]), file=sys.stderr, flush=True)
+        command = [sys.executable, "-m", "autotune", *words]
+        if keep is None:
+            return subprocess.run(command, check=False, stdout=sys.stderr).returncode
+        ended = subprocess.run(command, check=False, stdout=subprocess.PIPE)
+        if ended.stdout:
+            (self._folder / keep).write_bytes(ended.stdout)
+        return ended.returncode
+
+
+def _name(cap: str) -> str:
+    return f"search-{cap}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", choices=CAPS, required=True)
+    parser.add_argument("--dataset", help="text other than TinyStories from the hub, such as python-docs")
+    parser.add_argument("--trials", type=int, default=60, help="of each search, the eleven rows among them")
+    parser.add_argument("--minutes", type=float, help="begin no trial after this; the same command goes on")
+    parser.add_argument("--out", type=Path, help="folder for the results")
+    if not Run(parser.parse_args()).all():
+        sys.exit(TO_BE_CONTINUED)
+
+
+if __name__ == "__main__":
+    main()
