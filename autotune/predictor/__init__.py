@@ -4,6 +4,7 @@
     generated_code.py  torch.compile: inductor's own program on fake tensors, without its kernels
     cpu.py             what kernels on a CPU hold while they run
     cuda.py            what a CUDA device would do and a fake CPU does not
+    caching_allocator.py  the pieces that torch's allocator hands out on CUDA
     accuracy.py        how far predictions were from measurements
 
 What was allocated and freed, and who holds the bytes at the peak, is in `autotune/memory/`.
@@ -36,6 +37,7 @@ from autotune.memory.recording import Recording
 from autotune.prediction import Category, Prediction
 from autotune.predictor import cpu, cuda
 from autotune.predictor.accuracy import error_of
+from autotune.predictor.caching_allocator import count_pieces, round_up
 from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.generated_code import GeneratedPrograms, is_compiled
 from autotune.techniques import apply_techniques
@@ -76,15 +78,15 @@ class _Rehearsal:
         self._request = request
         self._is_cuda = request.device == "cuda"
         self._fake_device = torch.device("cuda" if self._is_cuda and torch.version.cuda else "cpu")
-        self._watch = StorageWatch(round_up=cuda.round_up) if self._is_cuda else StorageWatch(scratch=cpu.scratch_bytes)
+        self._watch = StorageWatch(round_up=round_up) if self._is_cuda else StorageWatch(scratch=cpu.scratch_bytes)
         self._programs = GeneratedPrograms(self._watch)
         self._parameters = 0
 
     def prediction(self) -> Prediction:
         request = self._request
         recording = self._record()
+        workspace_bytes = self._as_allocated(recording)
         peak = find_peak(recording)
-        workspace_bytes = cuda.workspace_bytes() if self._is_cuda else 0
         sizes: dict[Category, int] = bytes_by_category(peak.blocks)
         sizes["workspace"] += workspace_bytes
         peak_bytes = peak.size_bytes + workspace_bytes
@@ -105,6 +107,14 @@ class _Rehearsal:
             notes=tuple(self._notes()),
             timeline=make_timeline(recording, peak) if request.with_timeline else None,
         )
+
+    def _as_allocated(self, recording: Recording) -> int:
+        """Gives every block the size of the allocator's piece; returns the bytes of the workspaces beside them."""
+        if not self._is_cuda:
+            return 0
+        if self._request.config.allocator == "expandable":
+            return sum(cuda.workspaces())  # every piece is split: what is asked for is what is handed out
+        return count_pieces(recording, workspaces=cuda.workspaces())
 
     def _record(self) -> Recording:
         request = self._request

@@ -1,7 +1,7 @@
 """What a CUDA device does to memory that fake tensors on a CPU build of torch do not show, each with its source.
 
-On a torch built with CUDA the fake device is cuda, torch chooses its operators itself, and only block sizes and
-workspaces are added here.
+On a torch built with CUDA the fake device is cuda, torch chooses its operators itself, and only workspaces are added
+here. What the allocator makes of every request is in `caching_allocator.py`.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,6 @@ from autotune.techniques import activation_offload
 
 _aten = torch.ops.aten
 
-BLOCK_BYTES = 512
-"""The caching allocator's smallest unit: kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp."""
-
 _WORKSPACE_BYTES = (2 * 4096 + 8 * 16) * 1024
 _HOPPER_WORKSPACE_BYTES = 4096 * 8 * 1024
 """cuBLAS's workspace for one handle: parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp."""
@@ -32,15 +29,10 @@ FLASH_HEAD_SIZE = 256
 """Largest head of the flash kernel: check_head_dim_size_flash in aten/.../transformers/cuda/sdp_utils.cpp."""
 
 
-def round_up(size_bytes: int) -> int:
-    """The bytes of the block that the caching allocator hands out for `size_bytes`."""
-    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
-
-
-def workspace_bytes() -> int:
-    """What cuBLAS keeps allocated: for the GPU there is, else for one before Hopper."""
+def workspaces() -> list[int]:
+    """Bytes of what cuBLAS keeps allocated, one a handle: for the GPU there is, else for one before Hopper."""
     hopper = (nvml.compute_capability() or (0, 0))[0] >= 9
-    return _HANDLES * (_HOPPER_WORKSPACE_BYTES if hopper else _WORKSPACE_BYTES)
+    return _HANDLES * [_HOPPER_WORKSPACE_BYTES if hopper else _WORKSPACE_BYTES]
 
 
 def assumptions(*, compiled: bool, autocast: bool, torch_version: str | None) -> Iterator[str]:

@@ -1,0 +1,180 @@
+"""The pieces of torch's CUDA caching allocator: by hand, as properties, and beside the real one on a GPU."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.config import TrainingConfig
+from autotune.memory.recording import Block, Recording
+from autotune.predictor import PredictionRequest, predict
+from autotune.predictor.caching_allocator import CachingAllocator, count_pieces, round_up
+
+MIB = 1024**2
+
+
+def piece_of(size_bytes, allocator=None):
+    return (allocator or CachingAllocator()).allocate(size_bytes).size_bytes
+
+
+@pytest.mark.parametrize(
+    ("requested", "handed_out"),
+    [
+        (512, 512),
+        (MIB, MIB),
+        (MIB + 512, MIB + 512),  # cut from a segment of 20 MiB
+        (19 * MIB, 20 * MIB),
+        (19 * MIB - 512, 19 * MIB - 512),
+        (64 * MIB - 300 * 1024 - 512, 64 * MIB),
+        (63 * MIB, 64 * MIB),
+        (63 * MIB - 512, 63 * MIB - 512),
+        (64 * MIB, 64 * MIB),
+    ],
+)
+def test_up_to_a_mebibyte_too_much_is_handed_out_whole(requested, handed_out):
+    assert piece_of(requested) == handed_out
+
+
+def test_a_rest_in_the_large_pool_serves_the_next_request():
+    allocator = CachingAllocator()
+    first, second = allocator.allocate(5 * MIB), allocator.allocate(5 * MIB)
+    assert second.address == first.address + 5 * MIB
+
+
+def test_what_was_freed_is_used_again():
+    allocator = CachingAllocator()
+    first = allocator.allocate(30 * MIB)
+    allocator.free(first)
+    assert allocator.allocate(30 * MIB).address == first.address
+
+
+def test_of_several_free_pieces_the_smallest_that_is_large_enough_is_taken():
+    allocator = CachingAllocator()
+    large, small = allocator.allocate(60 * MIB), allocator.allocate(40 * MIB)
+    small_address = small.address
+    allocator.free(large)
+    allocator.free(small)
+    assert allocator.allocate(30 * MIB).address == small_address
+
+
+def test_free_neighbours_become_one():
+    allocator = CachingAllocator()
+    pieces = [allocator.allocate(5 * MIB) for _ in range(4)]
+    start = pieces[0].address
+    for place in (0, 2, 1, 3):
+        allocator.free(pieces[place])
+    whole = allocator.allocate(20 * MIB)
+    assert (whole.address, whole.size_bytes) == (start, 20 * MIB)
+
+
+def test_the_small_pool_is_not_served_from_the_large_one():
+    allocator = CachingAllocator()
+    large = allocator.allocate(5 * MIB)
+    allocator.free(large)
+    assert allocator.allocate(512).address >= 20 * MIB
+
+
+SIZES = st.one_of(st.integers(1, 4 * 1024), st.integers(1, 4 * MIB), st.integers(1, 100 * MIB))
+
+
+@settings(max_examples=60)
+@given(sizes=st.lists(SIZES, min_size=1, max_size=60), seed=st.integers(0, 1000))
+def test_pieces_in_use_never_overlap_and_hold_what_was_asked_for(sizes, seed):
+    allocator, draw, used = CachingAllocator(), random.Random(seed), []
+    for size_bytes in map(round_up, sizes):
+        piece = allocator.allocate(size_bytes)
+        assert 0 <= piece.size_bytes - size_bytes <= MIB
+        used.append(piece)
+        if draw.random() < 0.4:
+            allocator.free(used.pop(draw.randrange(len(used))))
+        ranges = sorted((piece.address, piece.address + piece.size_bytes) for piece in used)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
+
+
+@settings(max_examples=30)
+@given(sizes=st.lists(SIZES, min_size=1, max_size=40))
+def test_when_all_is_freed_the_same_requests_need_no_new_memory(sizes):
+    allocator = CachingAllocator()
+    for _ in range(2):
+        pieces = [allocator.allocate(round_up(size_bytes)) for size_bytes in sizes]
+        end = max(piece.address + piece.size_bytes for piece in pieces)
+        for piece in pieces:
+            allocator.free(piece)
+    assert end <= allocator._next_address
+
+
+# -- a recorded step ---------------------------------------------------------------------------------------------
+
+
+def block(size_bytes, **fields):
+    return Block(size_bytes=size_bytes, module="", operator="", born=0, **fields)
+
+
+def step(*sizes):
+    """A recording in which blocks of these sizes are born one after the other and die in the same order."""
+    blocks = [block(size_bytes) for size_bytes in sizes]
+    return Recording(events=[*((+1, one) for one in blocks), *((-1, one) for one in blocks)]), blocks
+
+
+def test_a_block_becomes_as_large_as_its_piece():
+    recording, (odd, even) = step(63 * MIB, 62 * MIB)
+    count_pieces(recording, workspaces=())
+    assert (odd.size_bytes, even.size_bytes) == (64 * MIB, 62 * MIB)
+
+
+def test_what_is_resident_is_counted_by_its_pieces_too():
+    resident = block(63 * MIB, resident="parameters")
+    count_pieces(Recording(resident=[resident]), workspaces=())
+    assert resident.size_bytes == 64 * MIB
+
+
+def test_workspaces_are_pieces_beside_the_step():
+    assert count_pieces(Recording(), workspaces=[63 * MIB, 2 * MIB]) == 66 * MIB
+
+
+def test_nothing_is_no_piece():
+    recording, (nothing,) = step(0)
+    count_pieces(recording, workspaces=())
+    assert nothing.size_bytes == 0
+
+
+def test_a_block_that_outlives_the_step_is_freed_before_the_next():
+    kept = block(63 * MIB)
+    count_pieces(Recording(events=[(+1, kept)]), workspaces=())
+    assert kept.size_bytes == 64 * MIB
+
+
+def test_an_expandable_segment_is_split_to_what_is_asked_for(workload):
+    """One matrix of 1.9 MiB a layer: from a segment of 20 MiB the tenth gets what is left, 2.9 MiB, or is cut."""
+    wide = type(workload)(**{**workload.to_dict(), "width": 704, "heads": 2, "vocab_size": 256})
+    peaks = {
+        allocator: predict(
+            PredictionRequest(
+                workload=wide,
+                config=TrainingConfig(allocator=allocator, micro_batch_size=wide.global_batch),
+                device="cuda",
+            )
+        ).peak_memory_bytes
+        for allocator in ("default", "expandable")
+    }
+    assert peaks["expandable"] < peaks["default"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(5))
+def test_the_real_allocator_hands_out_the_same_bytes(seed):
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    allocator, draw, held = CachingAllocator(), random.Random(seed), []
+    for _ in range(300):
+        if held and draw.random() < 0.45:
+            allocator.free(held.pop(draw.randrange(len(held)))[1])
+        else:
+            size_bytes = draw.choice((draw.randint(1, 4096), draw.randint(1, 4 * MIB), draw.randint(1, 90 * MIB)))
+            tensor = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+            held.append((tensor, allocator.allocate(round_up(size_bytes))))
+            del tensor
+        assert torch.cuda.memory_allocated() - before == sum(piece.size_bytes for _, piece in held)
