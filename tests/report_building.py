@@ -6,9 +6,11 @@ from building import MIB, out_of_memory, record, study_result
 from study_building import definition
 
 from autotune.config import CHOICES, TrainingConfig
+from autotune.reference import Figures, Reference
 from autotune.reporting.report import contents
 from autotune.reporting.study_view import StudyView
 from autotune.result import Pick
+from autotune.search_space import SearchSpace
 from autotune.workload import make_workload
 
 HOSTILE = "</script><!--<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{7*7}}<a href='https://example.org'>"
@@ -56,6 +58,20 @@ def view_of(
 
 def plain_view(**changes):
     return view_of(**{**FOUND, **changes})
+
+
+def published_view(words="a paper"):
+    """A study whose search space holds a published table from the source `words`."""
+    figures = Figures(peak_memory_bytes=2 * MIB, tokens_per_second=10.0, perplexity=3.0)
+    space = SearchSpace(
+        name="table",
+        techniques={},
+        configurations=({"name": words}, {"name": "blocks", "checkpointing": "block"}),
+        reference=Reference(
+            source=words, measured_on="one GPU", control=words, rows={words: figures, "blocks": figures}
+        ),
+    )
+    return view_of(**FOUND, definition_of={"space": space})
 
 
 def hostile_view(words=HOSTILE):

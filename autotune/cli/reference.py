@@ -11,7 +11,6 @@ from autotune.recommendation.beside_reference import (
     beside_reference,
     is_of_published_size,
     reference_of,
-    rows_of_study,
 )
 from autotune.reference import Figures, Reference
 from autotune.result import JSON_SCHEMA
@@ -53,18 +52,16 @@ class ReferenceAnswer:
 
 def of_study(view: "StudyView") -> ReferenceAnswer:
     """Raises InvalidInput for a study of a search space without a table."""
-    result, definition = view.result, view.definition
-    space = definition.space
-    reference = reference_of(space, what=f"study {result.study!r}")
-    own = rows_of_study(definition, {record.config.fingerprint: record for record in result.trials})
-    has_published_size = is_of_published_size(space, definition.workload)
+    from autotune.reporting import reference_table
+
+    result = view.result
     torch = result.device.versions.get("torch", "?")
     return ReferenceAnswer(
-        reference=reference,
-        rows=beside_reference(reference, own, has_published_size=has_published_size),
+        reference=reference_of(view.definition.space, what=f"study {result.study!r}"),
+        rows=reference_table.rows_beside(view),
         about=f"Study {result.study}: {result.workload.describe()}, {result.workload.steps} steps, "
         f"on {result.device.name}, torch {torch}",
-        has_published_size=has_published_size,
+        has_published_size=reference_table.has_published_size(view),
         facts={"study": result.study},
     )
 
@@ -122,8 +119,8 @@ def _print_table(answer: ReferenceAnswer) -> None:
         heads, lines = reference_table.heads(answer.rows), reference_table.cells(answer.rows)
     table = Table(title=Text(answer.about), title_justify="left", title_style="bold", box=None, pad_edge=False)
     for head in heads:
-        is_text = head in ("row", "")
-        table.add_column(head, justify="left" if is_text else "right", no_wrap=head != "", overflow="fold")
+        is_text = head in ("row", "remark")
+        table.add_column(head, justify="left" if is_text else "right", no_wrap=head != "remark", overflow="fold")
     for cells in lines:
         table.add_row(*map(Text, cells))
     console.print(table)

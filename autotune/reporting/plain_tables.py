@@ -72,7 +72,7 @@ def _cell(value: Any) -> Any:
 def reference_markdown(about: str, notes: Iterable[str], rows: Sequence[Beside]) -> str:
     """A published table with one's own rows beside it."""
     heads = reference_table.heads(rows)
-    rules = [":--" if head in ("row", "") else "--:" for head in heads]
+    rules = [":--" if head in ("row", "remark") else "--:" for head in heads]
     cells = ([_plain(cell) for cell in row] for row in reference_table.cells(rows))
     table = "\n".join(_row(line) for line in [heads, rules, *cells])
     return "\n\n".join([f"**{_plain(about)}**", table, *map(_plain, notes)]) + "\n"

@@ -1,12 +1,33 @@
-"""One's own rows beside a published table, as text cells for a terminal and for Markdown."""
+"""One's own rows beside a published table, as text cells for a terminal, for Markdown and for the report."""
 
 from collections.abc import Sequence
 
 from autotune.quantities import format_size
-from autotune.recommendation.beside_reference import Beside
+from autotune.recommendation.beside_reference import (
+    Beside,
+    beside_reference,
+    is_of_published_size,
+    reference_of,
+    rows_of_study,
+)
 from autotune.reference import Reference
+from autotune.reporting.study_view import StudyView
 
 PREDICTED_MARK = "~"
+
+
+def rows_beside(view: StudyView) -> tuple[Beside, ...]:
+    """A study beside the table of its search space. Raises InvalidInput where that has none."""
+    definition = view.definition
+    return beside_reference(
+        reference_of(definition.space, what=f"study {view.result.study!r}"),
+        rows_of_study(definition, {record.config.fingerprint: record for record in view.result.trials}),
+        has_published_size=has_published_size(view),
+    )
+
+
+def has_published_size(view: StudyView) -> bool:
+    return is_of_published_size(view.definition.space, view.definition.workload)
 
 
 def heads(rows: Sequence[Beside]) -> list[str]:
@@ -21,7 +42,7 @@ def heads(rows: Sequence[Beside]) -> list[str]:
         "difference",
         *(["speed", "published", "ratio"] if _has_speed(rows) else []),
         *(["perplexity", "published"] if _has_perplexity(rows) else []),
-        *([""] if _has_remarks(rows) else []),
+        *(["remark"] if _has_remarks(rows) else []),
     ]
 
 
@@ -30,7 +51,7 @@ def cells(rows: Sequence[Beside]) -> list[list[str]]:
     return [_cells(rows, row) for row in rows]
 
 
-STACKED_HEADS = ("row", "peak", "saved", "speed", "perplexity", "")
+STACKED_HEADS = ("row", "peak", "saved", "speed", "perplexity", "remark")
 
 
 def stacked_cells(rows: Sequence[Beside]) -> list[list[str]]:

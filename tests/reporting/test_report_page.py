@@ -5,7 +5,7 @@ import json
 from html.parser import HTMLParser
 
 import pytest
-from report_building import HOSTILE, TARGETS, hostile_view, nothing_view, plain_view, report_of, view_of
+from report_building import HOSTILE, TARGETS, hostile_view, nothing_view, plain_view, published_view, report_of, view_of
 
 from autotune.reporting.report.page import page, script_json
 
@@ -166,3 +166,21 @@ def test_memory_on_the_device_has_a_column_where_it_is_another(device, expected)
 def test_everything_is_in_the_page_without_javascript(documents):
     for said in ("How to repeat it", "autotune search --name a-study-again", "256.0 MiB", "Cannot be combined"):
         assert said in documents["plain"].text
+
+
+def test_a_published_table_stands_beside_the_rows_of_the_study():
+    document = Document(page(report_of(published_view())))
+    assert "Beside the published table" in document.text
+    assert "Published: a paper, on one GPU." in document.text
+    assert {"id": "published", "class": "card"}.items() <= next(
+        attributes.items() for attributes in document.all("section") if attributes["id"] == "published"
+    )
+
+
+def test_a_study_without_a_published_table_has_no_such_part(documents):
+    assert "published" not in {attributes["id"] for attributes in documents["plain"].all("section")}
+
+
+def test_hostile_words_in_a_published_table_add_no_element():
+    hostile, plain = (Document(page(report_of(published_view(words)))) for words in (HOSTILE, "a paper"))
+    assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in plain.elements]

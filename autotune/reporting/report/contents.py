@@ -7,6 +7,7 @@ from typing import Any
 from autotune.exporters import TARGETS
 from autotune.quantities import format_size
 from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences
+from autotune.reporting import reference_table
 from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
 from autotune.reporting.report import commands
 from autotune.reporting.report.answer import Answer, answer_of
@@ -39,6 +40,15 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublishedTable:
+    """The published table of the search space, with the study's rows beside it, as text."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     study: str
     about: str
@@ -47,6 +57,8 @@ class Report:
     outcomes: str
     front: tuple[FrontRow, ...]
     is_cuda: bool
+    published: PublishedTable | None
+    """None where the search space has no table."""
     shares: bool
     """Some trial has the perplexity of another."""
     trials: Mapping[str, Any]
@@ -82,6 +94,7 @@ def compute(
         outcomes=outcome_counts(result.trials),
         front=front_rows(view),
         is_cuda=result.device.type == "cuda",
+        published=published_table(view),
         shares=any(map(is_shared, result.trials)),
         trials=trial_table(view),
         rerun_template=commands.rerun_template(definition),
@@ -102,6 +115,19 @@ def front_rows(view: StudyView) -> tuple[FrontRow, ...]:
     front = [by_number[number] for number in view.result.front]
     beside = [view.baseline] if view.baseline is not None and view.baseline not in front else []
     return tuple(_front_row(view, record) for record in [*front, *beside])
+
+
+def published_table(view: StudyView) -> PublishedTable | None:
+    reference = view.definition.space.reference
+    if reference is None:
+        return None
+    rows = reference_table.rows_beside(view)
+    notes = reference_table.notes(reference, rows, has_published_size=reference_table.has_published_size(view))
+    return PublishedTable(
+        heads=tuple(reference_table.heads(rows)),
+        rows=tuple(map(tuple, reference_table.cells(rows))),
+        notes=tuple(notes),
+    )
 
 
 def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
