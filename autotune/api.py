@@ -41,9 +41,10 @@ def search(
 ) -> StudyResult:
     """Begins a study, or continues the one of that name, and returns its records, front and pick.
 
-    Sizes and durations are numbers of bytes and seconds or texts such as "8GiB" and "30m". `workload` takes the
-    fields of `Workload`: `layers=12, width=768, dataset="my.txt"`. What is left out is decided by the search space
-    or the device. Works in a plain script, without a main guard.
+    `space` is the name of a search space or a TOML file, `scale` one of the sizes that it has. Sizes and durations are
+    numbers of bytes and seconds or texts such as "8GiB" and "30m". `workload` takes the fields of `Workload`:
+    `layers=12, width=768, dataset="my.txt"`. What is left out is decided by the search space or the device. Works in
+    a plain script, without a main guard.
 
     Raises AutotuneError for what cannot be done as asked. KeyboardInterrupt ends the running trial and keeps all
     results; the same call goes on from there.

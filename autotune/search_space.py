@@ -11,6 +11,7 @@ from typing import Any
 from autotune.config import FIELD_ORDER, TrainingConfig, broken_rules
 from autotune.errors import InvalidInput, InvalidSpace
 from autotune.reference import Reference
+from autotune.workload import overridden
 
 DIVISORS = "divisors"
 
@@ -56,7 +57,7 @@ class SearchSpace:
         if scale not in self.scales:
             known = f"its scales are {', '.join(self.scales)}" if self.scales else "it has none: leave --scale out"
             raise InvalidInput(f"search space {self.name!r} has no scale {scale!r}", hint=known)
-        return dataclasses.replace(self, workload={**self.workload, **self.scales[scale]}, scale=scale)
+        return dataclasses.replace(self, workload=overridden(self.workload, self.scales[scale]), scale=scale)
 
     def is_a_scale_of(self, other: "SearchSpace") -> bool:
         """Whether this is `other` at the scale it has, be it none."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidSpace
+from autotune.workload import overridden
 
 MOST_EXTENDED = 10
 """Spaces that one can be made of; more is a circle."""
@@ -41,12 +42,12 @@ def content_of(
 
 
 def _merged(inherited: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Keys of tables are added or replaced, lists go on, and of everything else the own is taken."""
+    """Keys of tables are added or replaced, a workload's as on the command line; lists go on; else the own is taken."""
     merged = dict(inherited)
     for key, value in own.items():
         before = inherited.get(key)
         if isinstance(value, dict) and isinstance(before, dict):
-            merged[key] = {**before, **value}
+            merged[key] = overridden(before, value) if key == "workload" else {**before, **value}
         elif isinstance(value, list) and isinstance(before, list):
             merged[key] = [*before, *value]
         else:

@@ -51,6 +51,7 @@ Result = TypeVar("Result")
 MAX_RANGE_VALUES = 1000
 _TABLES = {
     "description",
+    "extends",
     "techniques",
     "conditions",
     "defaults",

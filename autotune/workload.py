@@ -268,23 +268,34 @@ DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
 """What a workload is where neither the command line nor the search space says otherwise."""
 
 
-_OF_ONE_DATASET = ("dataset_config", "dataset_split", "held_out_split", "text_column")
+OF_ONE_DATASET = ("dataset_config", "dataset_split", "held_out_split", "text_column")
+"""Settings that say nothing of another dataset."""
+
+
+def overridden(before: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings `before` with those of `by` in their place.
+
+    `learning_rates` are merged optimizer by optimizer; another dataset takes the earlier one's splits and columns
+    with it.
+    """
+    kept = dict(before)
+    if by.get("dataset") not in (None, before.get("dataset", STANDARD_LIBRARY_TEXT)):
+        for name in OF_ONE_DATASET:
+            kept.pop(name, None)
+    rates = [settings.get("learning_rates") for settings in (before, by)]
+    both = [one for one in rates if isinstance(one, Mapping)]
+    return {**kept, **by, **({"learning_rates": {**both[0], **both[1]}} if len(both) == 2 else {})}
 
 
 def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
     """The device's defaults overridden by each of `settings` in turn; None values override nothing.
 
-    `learning_rates` are merged optimizer by optimizer; a config.json brings its sizes, and another dataset
-    takes the earlier one's splits and columns with it. Raises InvalidInput for unknown
-    or impossible settings.
+    A config.json brings its sizes. Raises InvalidInput for unknown or impossible settings.
     """
     merged: dict[str, Any] = dict(DEFAULTS_BY_DEVICE[device_type])
     merged["learning_rates"] = dict(merged.get("learning_rates", DEFAULT_LEARNING_RATES))
     known = {field.name for field in dataclasses.fields(Workload)}
     for setting in map(with_model_config, settings):
-        if setting.get("dataset") not in (None, merged.get("dataset")):
-            for name in _OF_ONE_DATASET:  # what was said so far was said of another
-                merged.pop(name, None)
         if setting.get("model") is not None:
             content = setting.get("model_config")
             merged.update({"model_config": content}, **({} if content is None else sizes_of(content)))
@@ -293,10 +304,9 @@ def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
                 raise InvalidInput(
                     f"there is no workload setting {name!r}", hint=f"known are {', '.join(sorted(known))}"
                 )
-            if value is None:
-                continue
-            check_setting(name, value)
-            merged[name] = {**merged[name], **value} if name == "learning_rates" else value
+            if value is not None:
+                check_setting(name, value)
+        merged = overridden(merged, {name: value for name, value in setting.items() if value is not None})
     if merged.get("tokenizer") == "bpe":
         merged.setdefault("vocab_size", DEFAULT_BPE_VOCABULARY)
     return Workload(**merged)

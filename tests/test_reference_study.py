@@ -87,3 +87,9 @@ def test_the_command_of_the_study_goes_on_where_its_time_was_up(tmp_path):
     rows = json.loads((tmp_path / "out" / "rows.json").read_text())["trials"]
     assert [trial["outcome"] for trial in rows] == ["ok"] * 11
     assert (tmp_path / "out" / "environment.json").exists()
+
+
+def test_where_no_time_is_left_nothing_is_begun(tmp_path):
+    command = [sys.executable, str(RUN), "--scale", "tiny", "--minutes", "0", "--out", str(tmp_path / "out")]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (75, "")

@@ -69,6 +69,24 @@ def test_what_extends_can_extend_again(load):
     assert load('extends = "middle.toml"', middle='extends = "base.toml"').workload == {"steps": 20, "layers": 6}
 
 
+def test_another_dataset_takes_the_splits_of_the_inherited_one_with_it(load):
+    base = BASE.replace("steps = 20", 'dataset = "one/hub"\nheld_out_split = "test"\ntext_column = "story"')
+    space = load('extends = "base.toml"\n[workload]\ndataset = "two.txt"', base=base)
+    assert space.workload == {"dataset": "two.txt", "layers": 6}
+
+
+def test_inherited_learning_rates_of_other_optimizers_stay(load):
+    base = BASE.replace("steps = 20", "learning_rates = { sgd = 0.1, adamw = 0.2 }")
+    space = load('extends = "base.toml"\n[workload]\nlearning_rates = { adamw = 0.3 }', base=base)
+    assert space.workload["learning_rates"] == {"sgd": 0.1, "adamw": 0.3}
+
+
+def test_a_misspelt_extends_is_told_how_it_is_spelt(load):
+    with pytest.raises(InvalidSpace) as refused:
+        load('extend = "base.toml"')
+    assert "'extends'" in refused.value.hint
+
+
 def test_a_circle_is_refused(load):
     with pytest.raises(InvalidSpace, match="extends"):
         load('extends = "other.toml"', other='extends = "space.toml"')
@@ -86,6 +104,13 @@ def test_what_cannot_be_extended_is_refused_with_a_way_out(load, base):
 
 def test_a_scale_overrides_the_workload(load):
     assert load(BASE).at_scale("tiny").workload == {"steps": 20, "layers": 2}
+
+
+def test_a_scale_overrides_as_the_command_line_does(load):
+    workload = 'dataset = "one/hub"\nheld_out_split = "test"\nlearning_rates = { sgd = 0.1 }'
+    own = 'layers = 2\ndataset = "two/hub"\nlearning_rates = { adamw = 0.3 }'
+    space = load(BASE.replace("steps = 20", workload).replace("layers = 2", own)).at_scale("tiny")
+    assert space.workload == {"dataset": "two/hub", "layers": 2, "learning_rates": {"sgd": 0.1, "adamw": 0.3}}
 
 
 def test_no_scale_is_the_workload_as_it_is(load):

@@ -63,6 +63,11 @@ def test_another_dataset_takes_the_splits_and_columns_of_the_earlier_one_with_it
     assert (workload.dataset, workload.dataset_split) == ("two.txt", "all")
 
 
+def test_the_usual_dataset_is_known_to_be_the_one_that_nobody_named():
+    workload = make_workload("cpu", {"text_column": "story"}, {"dataset": "python-docs"})
+    assert workload.text_column == "story"
+
+
 def test_the_same_dataset_keeps_its_splits():
     assert (
         make_workload("cpu", {"dataset": "one", "held_out_split": "test"}, {"dataset": "one"}).held_out_split == "test"

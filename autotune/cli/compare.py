@@ -136,9 +136,10 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Tab
     count = sum(match.found is not None for match in matches)
     title = f"{count} of the {len(matches)} measured trials of {first} have one in {other} that is worse on nothing"
     table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left", title_style="bold")
-    for column, is_number in ((first, False), ("peak", True), ("speed", True), ("perplexity", True)) * 2:
-        name = other if column == first and table.columns else column
-        table.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    for study in (first, other):
+        table.add_column(Text(study), overflow="fold")
+        for objective in ("peak", "speed", "perplexity"):
+            table.add_column(Text(objective), justify="right", no_wrap=True)
     for match in matches:
         words = [f"#{match.trial.number} {match.trial.name or described(match.trial)}"]
         words += _objectives(match.trial, match.speed)

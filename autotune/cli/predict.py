@@ -124,12 +124,12 @@ def _predict_reference(forecaster: "Forecaster", space: "SearchSpace", *, as_jso
     from autotune.recommendation.beside_reference import reference_of
 
     rows = reference_of(space, what="what is predicted").rows
-    names = {config.fingerprint: name for name, config in _legal(forecaster, space).named.items() if name in rows}
-    configs = [config for name, config in _legal(forecaster, space).named.items() if name in rows]
-    forecasts = _with_progress(forecaster, configs, quiet=quiet)
+    named = {name: config for name, config in _legal(forecaster, space).named.items() if name in rows}
+    configs = {config.fingerprint: config for config in named.values()}
+    forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
     about = f"{forecaster.workload.describe()}, for {forecaster.device_type}"
     release = "" if forecaster.torch_version is None else f" as with torch {forecaster.torch_version}"
-    answer = of_forecasts(space, forecaster.workload, forecasts, names, about=about + release)
+    answer = of_forecasts(space, forecaster.workload, forecasts, named, about=about + release)
     print_reference(answer, form="json" if as_json else "table")
 
 

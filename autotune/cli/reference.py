@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.recommendation.beside_reference import (
+    LEFT_OUT,
     Beside,
     OwnRow,
     beside_reference,
@@ -16,6 +17,7 @@ from autotune.reference import Figures, Reference
 from autotune.result import JSON_SCHEMA
 
 if TYPE_CHECKING:
+    from autotune.config import TrainingConfig
     from autotune.prediction import Forecast
     from autotune.reporting.study_view import StudyView
     from autotune.search_space import SearchSpace
@@ -67,15 +69,24 @@ def of_study(view: "StudyView") -> ReferenceAnswer:
 
 
 def of_forecasts(
-    space: "SearchSpace", workload: "Workload", forecasts: "Sequence[Forecast]", names: Mapping[str, str], *, about: str
+    space: "SearchSpace",
+    workload: "Workload",
+    forecasts: "Sequence[Forecast]",
+    named: "Mapping[str, TrainingConfig]",
+    *,
+    about: str,
 ) -> ReferenceAnswer:
-    """`names` by fingerprint. Raises InvalidInput for a search space without a table."""
+    """`named`: the legal configurations; two may be equal. Raises InvalidInput for a search space without a table."""
     reference = reference_of(space, what="what is predicted")
-    own = {names[one.config.fingerprint]: _predicted(one) for one in forecasts if one.config.fingerprint in names}
+    known = {one.config.fingerprint: _predicted(one) for one in forecasts}
+
+    def own(name: str) -> OwnRow:
+        return known[named[name].fingerprint] if name in named else OwnRow(remark=LEFT_OUT)
+
     has_published_size = is_of_published_size(space, workload)
     return ReferenceAnswer(
         reference=reference,
-        rows=beside_reference(reference, lambda name: own.get(name, OwnRow()), has_published_size=has_published_size),
+        rows=beside_reference(reference, own, has_published_size=has_published_size),
         about=f"Predicted: {about}",
         has_published_size=has_published_size,
         facts={"workload": workload.to_dict()},

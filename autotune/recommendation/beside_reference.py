@@ -19,6 +19,7 @@ _SIZES = ("model", "layers", "width", "heads", "feed_forward_width", "vocab_size
 """What of a workload decides memory."""
 
 _NOTHING_KNOWN = Figures()
+LEFT_OUT = "cannot be trained here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +93,9 @@ def reference_of(space: SearchSpace, *, what: str) -> Reference:
 def is_of_published_size(space: SearchSpace, workload: Workload) -> bool:
     """Whether `workload` needs the memory of the one the table was measured with: that of the space, unscaled."""
     scaled = space.scales.get(space.scale or "", {})
-    said = {name: value for name, value in space.workload.items() if name in _SIZES}
+    said = {"feed_forward_width": None, **space.workload}  # None: the model's own choice, as where nothing is said
     return not any(name in scaled for name in _SIZES) and all(
-        getattr(workload, name) == value for name, value in said.items()
+        getattr(workload, name) == said[name] for name in _SIZES if name in said
     )
 
 
@@ -127,7 +128,7 @@ def rows_of_study(definition: StudyDefinition, records: Mapping[str, TrialRecord
 
     def own(name: str) -> OwnRow:
         if name not in named:
-            return OwnRow(remark="cannot be trained here")
+            return OwnRow(remark=LEFT_OUT)
         record = records.get(named[name].fingerprint)
         return OwnRow(remark="not tried") if record is None else _own_row(record)
 
@@ -135,14 +136,16 @@ def rows_of_study(definition: StudyDefinition, records: Mapping[str, TrialRecord
 
 
 def _own_row(record: TrialRecord) -> OwnRow:
-    predicted = record.peak_memory_bytes is None and record.predicted_peak_memory_bytes is not None
+    # What a training held when it ran out of memory is no peak: it would have gone on to more.
+    measured = None if record.outcome == "out_of_memory" else record.peak_memory_bytes
+    predicted = record.predicted_peak_memory_bytes
     return OwnRow(
         figures=Figures(
-            peak_memory_bytes=record.peak_memory_bytes or record.predicted_peak_memory_bytes,
+            peak_memory_bytes=predicted if measured is None else measured,
             tokens_per_second=record.tokens_per_second,
             perplexity=record.perplexity,
         ),
-        peak_is_predicted=predicted,
+        peak_is_predicted=measured is None and predicted is not None,
         trial=record.number,
         remark="" if record.outcome == "ok" else record.outcome.replace("_", " "),
     )

@@ -35,7 +35,8 @@ class Match:
 def find_matches(first: StudyResult, other: StudyResult, *, tolerance: Tolerance) -> tuple[Match, ...]:
     """One match a measured trial of `first`, in its order.
 
-    Raises InvalidInput where the two trained different workloads, or one has no measured baseline.
+    Raises InvalidInput where the two trained different workloads, one has no measured baseline, or the two baselines
+    are different configurations.
     """
     if first.workload.fingerprint != other.workload.fingerprint:
         raise InvalidInput(
@@ -44,6 +45,7 @@ def find_matches(first: StudyResult, other: StudyResult, *, tolerance: Tolerance
             hint="leave --no-worse out to see in what, or search again with the same workload",
         )
     own_baseline, others_baseline = _baseline_speed(first), _baseline_speed(other)
+    _check_same_baseline(first, other)
     found = []
     for trial in first.trials:
         if trial.peak_memory_bytes is None or trial.tokens_per_second is None or trial.perplexity is None:
@@ -69,3 +71,14 @@ def _baseline_speed(result: StudyResult) -> float:
             hint="leave --no-worse out, or measure both on a device that can hold the baseline",
         )
     return speed
+
+
+def _check_same_baseline(first: StudyResult, other: StudyResult) -> None:
+    """Both have one: the fp32 training with the first optimizer of their search space, which may differ."""
+    configs = [result.trial(result.baseline).config for result in (first, other) if result.baseline is not None]
+    if configs[0] != configs[1]:
+        raise InvalidInput(
+            f"speeds of {first.study!r} and {other.study!r} do not compare: the baseline of the one is "
+            f"{configs[0].describe()}, of the other {configs[1].describe()}",
+            hint="leave --no-worse out, or search both spaces with the same optimizer first",
+        )

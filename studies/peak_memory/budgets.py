@@ -82,6 +82,8 @@ def _write(curves: dict[str, dict[str, Any]]) -> None:
 def draw(curves: dict[str, dict[str, Any]]) -> None:
     figure = go.Figure()
     for (name, curve), dash in zip(curves.items(), ("solid", "dash", "dot"), strict=True):
+        if not curve:
+            continue
         points = sorted((float(budget), one["peak_gib"]) for budget, one in curve.items())
         x, y = zip(*points, strict=True)
         figure.add_trace(go.Scatter(x=x, y=y, name=name, mode="lines+markers", line={"dash": dash}))

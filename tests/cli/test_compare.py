@@ -6,7 +6,7 @@ import sys
 import pytest
 from study_building import CAP_BYTES, MIB, measured, write_study
 
-from autotune.cli import main
+from autotune.cli import compare, main
 from autotune.workload import make_workload
 
 
@@ -127,3 +127,9 @@ def test_what_nothing_matches_is_none(output):
 def test_studies_that_cannot_be_held_against_each_other_are_refused(studies, said, run):
     code, _, told = run(*studies, "--no-worse")
     assert (code, said in told) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["one", "peak", "speed"])
+def test_the_columns_of_matches_are_named_by_study_and_objective_whatever_the_study_is_called(name):
+    heads = [column.header.plain for column in compare._matches_table((), name, "other").columns]
+    assert heads == [name, "peak", "speed", "perplexity", "other", "peak", "speed", "perplexity"]

@@ -8,6 +8,9 @@ import pytest
 from study_building import MIB, measured, open_store
 from study_building import definition as study_definition
 
+from autotune.cli.reference import of_forecasts
+from autotune.prediction import Forecast
+from autotune.search_space import bind_space
 from autotune.space_file import load_space
 from autotune.workload import make_workload
 
@@ -118,3 +121,28 @@ def test_a_scale_is_predicted_in_its_size(folder):
         )
         peaks.append(json.loads(ended.stdout)["rows"][0]["peak_memory_bytes"])
     assert peaks[1] > 1.5 * peaks[0]
+
+
+def predicted_rows(text, tmp_path, *, refusal="no kernel"):
+    """The rows of a table whose configurations cannot be predicted, by name."""
+    file = tmp_path / "space.toml"
+    file.write_text(text)
+    space = load_space(str(file))
+    workload = make_workload("cpu", space.workload)
+    named = bind_space(
+        space, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients, unavailable={}
+    ).named
+    forecasts = [Forecast(config=config, refusal=refusal) for config in set(named.values())]
+    answer = of_forecasts(space, workload, forecasts, named, about="")
+    return {row.name: row for row in answer.rows}
+
+
+def test_two_rows_of_one_configuration_have_the_same_prediction(tmp_path):
+    rows = predicted_rows(TABLE.replace('checkpointing = "block"', 'checkpointing = "none"'), tmp_path)
+    assert [row.own.remark for row in rows.values()] == ["no kernel"] * 2
+
+
+def test_a_row_that_is_not_legal_here_says_so(tmp_path):
+    text = TABLE.replace('checkpointing = "block"', 'optimizer_fusion = "backward"')
+    rows = predicted_rows(text.replace("[workload]", "[workload]\ngradient_clipping = 1.0"), tmp_path)
+    assert [row.own.remark for row in rows.values()] == ["no kernel", "cannot be trained here"]

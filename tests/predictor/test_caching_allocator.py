@@ -96,14 +96,25 @@ def test_pieces_in_use_never_overlap_and_hold_what_was_asked_for(sizes, seed):
 
 @settings(max_examples=30)
 @given(sizes=st.lists(SIZES, min_size=1, max_size=40))
-def test_when_all_is_freed_the_same_requests_need_no_new_memory(sizes):
+def test_when_all_is_freed_every_segment_is_whole_again(sizes):
+    """It may still take a new one for the same requests: 5 MiB get another segment than in an empty cache."""
     allocator = CachingAllocator()
+    for piece in [allocator.allocate(round_up(size_bytes)) for size_bytes in sizes]:
+        allocator.free(piece)
+    free = [piece for pool in allocator._free_pieces.values() for piece in pool]
+    assert sum(piece.size_bytes for piece in free) == allocator._next_address
+    assert all(piece.before is None and piece.after is None for piece in free)
+
+
+def test_requests_that_follow_one_another_can_need_more_the_second_time():
+    """The smallest piece that is large enough for 5 MiB is then the 16 that the next one had."""
+    allocator, ends = CachingAllocator(), []
     for _ in range(2):
-        pieces = [allocator.allocate(round_up(size_bytes)) for size_bytes in sizes]
-        end = max(piece.address + piece.size_bytes for piece in pieces)
+        pieces = [allocator.allocate(size * MIB) for size in (5, 16, 15)]
+        ends.append(max(piece.address for piece in pieces))
         for piece in pieces:
             allocator.free(piece)
-    assert end <= allocator._next_address
+    assert ends == [20 * MIB, 36 * MIB]
 
 
 # -- a recorded step ---------------------------------------------------------------------------------------------

@@ -105,6 +105,26 @@ def test_a_peak_that_was_not_measured_is_the_predicted_one_and_says_so():
     assert (row.figures.peak_memory_bytes, row.peak_is_predicted, row.remark) == (9 * GIB, True, "predicted over cap")
 
 
+def test_what_a_training_held_when_it_ran_out_of_memory_is_no_peak():
+    trial = record(
+        3,
+        memory=2 * GIB,
+        speed=None,
+        perplexity=None,
+        outcome="out_of_memory",
+        config=FUSED,
+        predicted_peak_memory_bytes=9 * GIB,
+    )
+    row = own_row("fused", trial)
+    assert (row.figures.peak_memory_bytes, row.peak_is_predicted, row.remark) == (9 * GIB, True, "out of memory")
+
+
+def test_without_a_prediction_the_peak_of_what_ran_out_of_memory_is_not_known():
+    trial = record(3, memory=2 * GIB, speed=None, perplexity=None, outcome="out_of_memory", config=FUSED)
+    row = own_row("fused", trial)
+    assert (row.figures.peak_memory_bytes, row.peak_is_predicted) == (None, False)
+
+
 def test_a_row_that_was_not_tried_says_so():
     assert own_row("fused").remark == "not tried"
 
@@ -126,6 +146,7 @@ def test_a_row_that_does_not_work_here_says_so():
         ("small", {}, False),
         ("tiny", {}, False),
         ("full", {"layers": 31}, False),
+        ("full", {"feed_forward_width": 512}, False),
         (None, {"global_batch": 8}, False),
     ],
 )

@@ -74,6 +74,14 @@ def test_other_workloads_are_refused():
         find_matches(study(ROW), deeper, tolerance=Tolerance())
 
 
+def test_baselines_of_different_configurations_are_refused():
+    """Each is that of its own space's first optimizer, and a speed beside another says nothing."""
+    sgd = record(0, memory=200 * MIB, speed=1000.0, config=TrainingConfig(optimizer="sgd"))
+    other = study_result([sgd, ROW], study="other", baseline=0)
+    with pytest.raises(InvalidInput, match="baseline"):
+        find_matches(study(ROW), other, tolerance=Tolerance())
+
+
 def test_a_study_without_a_measured_baseline_is_refused_by_name():
     without = study_result([ROW], study="without", baseline=None)
     with pytest.raises(InvalidInput, match="'without'"):

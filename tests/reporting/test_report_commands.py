@@ -1,6 +1,7 @@
 """The commands of a report as a shell understands them: bash runs them, `autotune` writes down what it was told."""
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 import typer.main
@@ -11,6 +12,7 @@ from autotune.cli import app
 from autotune.config import TrainingConfig
 from autotune.model_choice import with_model_config
 from autotune.model_file import model_name
+from autotune.recommendation.beside_reference import is_of_published_size
 from autotune.recommendation.front import Tolerance
 from autotune.recommendation.pick import Preferences
 from autotune.reporting.report import commands, contents
@@ -214,3 +216,23 @@ def test_a_study_at_a_scale_is_repeated_at_that_scale(tmp_path):
     words = arguments(commands.search_command(definition(space=space, workload=workload), trials=11), tmp_path)
     assert (option(words, "--space"), option(words, "--scale")) == ("peak_memory", "tiny")
     assert "--layers" not in words
+
+
+def test_a_written_space_at_a_scale_is_repeated_at_that_scale(tmp_path):
+    """Else its scaled sizes would pass for those of its published table."""
+    shipped = load_space("peak_memory").at_scale("tiny")
+    space = replace(shipped, description="one's own")
+    workload = make_workload("cpu", space.workload)
+    words = arguments(commands.search_command(definition(space=space, workload=workload), trials=11), tmp_path)
+    written = load_space(str(tmp_path / option(words, "--space"))).at_scale(option(words, "--scale"))
+    assert (written.scale, written.workload) == ("tiny", space.workload)
+    assert not is_of_published_size(written, workload)
+
+
+@pytest.mark.parametrize("split", [None, "validation", "test"])
+def test_a_search_says_the_splits_of_another_dataset_than_its_space_has(split, tmp_path):
+    """Also where they are called as those of the space: another dataset takes them with it."""
+    space = load_space("peak_memory")
+    workload = make_workload("cpu", space.workload, {"dataset": "other/hub", "held_out_split": split})
+    words = arguments(commands.search_command(definition(space=space, workload=workload), trials=11), tmp_path)
+    assert make_workload("cpu", space.workload, settings_of(words[1:])) == workload

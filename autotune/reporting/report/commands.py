@@ -21,7 +21,7 @@ from autotune.space_content import named_spaces
 from autotune.space_file import load_space
 from autotune.space_text import space_text, workload_table
 from autotune.user_code import is_function_reference
-from autotune.workload import DEFAULT_LEARNING_RATES, DEFAULTS_BY_DEVICE, Workload
+from autotune.workload import DEFAULT_LEARNING_RATES, DEFAULTS_BY_DEVICE, OF_ONE_DATASET, Workload
 from autotune.workload_settings import option_of
 
 NUMBER, CONFIGURATION, TARGET = "\0number\0", "\0configuration\0", "\0target\0"
@@ -67,7 +67,8 @@ def search_command(definition: StudyDefinition, *, trials: int) -> str:
         files = [*files, (f"{name}.toml", space_text(replace(space, workload=own)))]
     words = ["autotune", "search", "--name", name]
     words += ["--space", space.name if _is_shipped(space) else f"{name}.toml"]
-    words += ["--scale", space.scale] if space.scale and _is_shipped(space) else []
+    # A written space has the scaled sizes already; without its scale they would pass for those of its published table.
+    words += ["--scale", space.scale] if space.scale else []
     words += [*_device(definition), "--trials", str(max(1, trials))]
     words += ["--sampler", definition.sampler] if definition.sampler != "tpe" else []
     words += ["--model", settings["model"]] if settings else []
@@ -164,6 +165,8 @@ def _expected(definition: StudyDefinition) -> dict[str, Any]:
     by_device: Mapping[str, Any] = DEFAULTS_BY_DEVICE[definition.device.type]
     by_space = definition.space.workload
     expected = {**defaults, **by_device, **by_space}
+    if definition.workload.dataset != expected["dataset"]:  # splits and columns of the expected one go with it
+        expected |= {name: defaults[name] for name in OF_ONE_DATASET}
     if definition.workload.model_config is not None:
         expected |= sizes_of(definition.workload.model_config)
     rates = [source.get("learning_rates", {}) for source in (by_device, by_space)]
