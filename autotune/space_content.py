@@ -7,9 +7,6 @@ from typing import Any
 from autotune.errors import InvalidSpace
 from autotune.workload import overridden
 
-MOST_EXTENDED = 10
-"""Spaces that one can be made of; more is a circle."""
-
 
 def named_spaces() -> dict[str, Path]:
     """The search spaces that come with autotune, by name."""
@@ -35,9 +32,9 @@ def content_of(
         raise InvalidSpace(
             f"{file}: extends = {base!r} is no text", hint='write extends = "default", or the name of a .toml file'
         )
-    if len(extended_by) == MOST_EXTENDED:
+    if file.resolve() in extended_by:
         raise InvalidSpace(f"{file} extends a space that extends it", hint="take one of the extends out")
-    _, inherited = content_of(base, folder=file.parent, extended_by=(*extended_by, file))
+    _, inherited = content_of(base, folder=file.parent, extended_by=(*extended_by, file.resolve()))
     return file, _merged(inherited, content)
 
 

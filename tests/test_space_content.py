@@ -92,6 +92,11 @@ def test_a_circle_is_refused(load):
         load('extends = "other.toml"', other='extends = "space.toml"')
 
 
+def test_a_long_chain_is_no_circle(load):
+    chain = {f"link{number}": f'extends = "link{number - 1}.toml"' for number in range(1, 20)}
+    assert load('extends = "link19.toml"', link0=BASE, **chain).workload == {"steps": 20, "layers": 6}
+
+
 @pytest.mark.parametrize("base", ["7", '""', '"nowhere.toml"'])
 def test_what_cannot_be_extended_is_refused_with_a_way_out(load, base):
     with pytest.raises(InvalidSpace) as refused:

@@ -133,8 +133,12 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Tab
 
     from autotune.reporting.trial_text import described
 
-    count = sum(match.found is not None for match in matches)
-    title = f"{count} of the {len(matches)} measured trials of {first} have one in {other} that is worse on nothing"
+    found = [match for match in matches if match.found is not None]
+    itself = sum(match.found_itself for match in found)
+    title = f"{len(found) - itself} of the {len(matches)} measured trials of {first} have another in {other} that is "
+    title += "worse on nothing" + (
+        f", and {itself} more {'is' if itself == 1 else 'are'} on its front" if itself else ""
+    )
     table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left", title_style="bold")
     for study in (first, other):
         table.add_column(Text(study), overflow="fold")
@@ -143,12 +147,17 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Tab
     for match in matches:
         words = [f"#{match.trial.number} {match.trial.name or described(match.trial)}"]
         words += _objectives(match.trial, match.speed)
-        found = match.found
-        words += ["none", "", "", ""] if found is None else [f"#{found.number} {described(found)}"]
-        words += [] if found is None else _objectives(found, match.found_speed)
+        by = match.found
+        words += ["none", "", "", ""] if by is None else [_found_words(match, by), *_objectives(by, match.found_speed)]
         table.add_row(*map(Text, words))
     table.caption, table.caption_justify = "speeds are relative to the baseline of the same study", "left"
     return table
+
+
+def _found_words(match: "Match", found: "TrialRecord") -> str:
+    return (
+        f"#{found.number}, itself, on the front" if match.found_itself else f"#{found.number} {found.config.describe()}"
+    )
 
 
 def _objectives(record: "TrialRecord", speed: float | None) -> list[str]:

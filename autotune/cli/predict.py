@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,6 +63,8 @@ def predict(
     cap_bytes = None if max_mem is None else parse_size(max_mem)
     _check_together(study=study, trial=trial, space=space, plot=plot, workload=workload, configuration=configuration)
     options.check_scale(scale, space=space)
+    if reference and max_mem is not None:
+        raise InvalidInput("--reference knows no cap", hint="leave --max-mem or --reference out")
     if reference and space is None:
         raise InvalidInput(
             "--reference is the published table of a search space, and none is named", hint="add --space peak_memory"
@@ -71,9 +74,9 @@ def predict(
         executor = stack.enter_context(LocalExecutor(Path(folder)))
         if space is not None:
             loaded = options.scaled_space(space, scale)
-            if reference and torch_version is None and loaded.reference is not None:
-                torch_version = loaded.reference.torch
             forecaster = _forecaster(executor, device, workload, torch_version, space=loaded)
+            if reference and torch_version is None and forecaster.device_type == "cuda" and loaded.reference:
+                forecaster = replace(forecaster, torch_version=loaded.reference.torch)
             if reference:
                 _predict_reference(forecaster, loaded, as_json=as_json, quiet=quiet)
             else:

@@ -89,7 +89,7 @@ def of_forecasts(
         rows=beside_reference(reference, own, has_published_size=has_published_size),
         about=f"Predicted: {about}",
         has_published_size=has_published_size,
-        facts={"workload": workload.to_dict()},
+        facts={"predicted": about, "workload": workload.to_dict()},
     )
 
 

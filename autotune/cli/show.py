@@ -36,10 +36,10 @@ def show(
     forms = [name for name, said in (("--json", as_json), ("--csv", as_csv), ("--markdown", as_markdown)) if said]
     if len(forms) > 1:
         raise InvalidInput(f"{' and '.join(forms)} are forms of one and the same output", hint="give one of them")
+    preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     if reference:
         _show_reference(study, storage=storage, forms=forms)
         return
-    preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     result = autotune.show(study, storage=storage, preferences=preferences)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))

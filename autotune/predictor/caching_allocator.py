@@ -49,12 +49,20 @@ def count_pieces(recording: Recording, *, workspaces: Iterable[int]) -> int:
                 sizes[id(block)] = pieces[id(block)].size_bytes if block.size_bytes else 0
             else:
                 _free(allocator, pieces, block)
-        for sign, block in recording.events:  # what outlives the recording is freed soon after
-            if sign > 0:
-                _free(allocator, pieces, block)
+        _begin_again(allocator, pieces, recording)
     for block in (*recording.resident, *(block for sign, block in recording.events if sign > 0)):
         block.size_bytes = sizes.get(id(block), block.size_bytes)
     return sum(piece.size_bytes for piece in kept)
+
+
+def _begin_again(allocator: "CachingAllocator", pieces: dict[int, "Piece"], recording: Recording) -> None:
+    """What the step leaves behind goes; what it took the place of, as state that is made anew, is there again."""
+    for sign, block in recording.events:
+        if sign > 0:
+            _free(allocator, pieces, block)
+    for block in recording.resident:
+        if id(block) not in pieces:
+            _allocate(allocator, pieces, block)
 
 
 def _allocate(allocator: "CachingAllocator", pieces: dict[int, "Piece"], block: Block) -> None:

@@ -85,14 +85,14 @@ def reference_of(space: SearchSpace, *, what: str) -> Reference:
     if space.reference is None:
         raise InvalidInput(
             f"{what} has no published table beside it: search space {space.name!r} has no [reference]",
-            hint="leave --reference out, or use a space with one, such as peak_memory",
+            hint="leave --reference out, or use a space with one: peak_memory as it is today, or your own",
         )
     return space.reference
 
 
 def is_of_published_size(space: SearchSpace, workload: Workload) -> bool:
     """Whether `workload` needs the memory of the one the table was measured with: that of the space, unscaled."""
-    scaled = space.scales.get(space.scale or "", {})
+    scaled = {} if space.scale is None else space.scales.get(space.scale, {})
     said = {"feed_forward_width": None, **space.workload}  # None: the model's own choice, as where nothing is said
     return not any(name in scaled for name in _SIZES) and all(
         getattr(workload, name) == said[name] for name in _SIZES if name in said

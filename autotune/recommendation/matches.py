@@ -1,4 +1,7 @@
-"""For every trial of one study, a trial of another of the same workload that is no worse on any objective.
+"""For every trial of one study, a trial of another of the same workload that is worse on no objective.
+
+Another configuration, where there is one; else the trial's own where it is on the other study's front: nothing that
+was found beats it, and it was found.
 
 Speeds of two runs compare only as ratios to a configuration that both have measured: the baseline.
 """
@@ -18,8 +21,13 @@ class Match:
     speed: float
     """Tokens a second over the baseline's of its study."""
     found: TrialRecord | None
-    """The fastest of the other study's feasible trials that is no worse; None where there is none."""
+    """The fastest of the other study's feasible trials of another configuration, else its own on the front."""
     found_speed: float | None
+
+    @property
+    def found_itself(self) -> bool:
+        """Whether what was found is the same configuration."""
+        return self.found is not None and self.found.config == self.trial.config
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -28,6 +36,7 @@ class Match:
             "name": self.trial.name,
             "speed": self.speed,
             "found": None if self.found is None else self.found.number,
+            "found_itself": self.found_itself,
             "found_speed": self.found_speed,
         }
 
@@ -51,7 +60,8 @@ def find_matches(first: StudyResult, other: StudyResult, *, tolerance: Tolerance
         if trial.peak_memory_bytes is None or trial.tokens_per_second is None or trial.perplexity is None:
             continue
         fitting = no_worse(trial, other.trials, tolerance=tolerance, speed_factor=others_baseline / own_baseline)
-        best = fitting[0] if fitting else None
+        others = [one for one in fitting if one.config != trial.config]
+        best = next(iter(others or [one for one in fitting if one.number in other.front]), None)
         found.append(
             Match(
                 trial=trial,

@@ -93,6 +93,9 @@ def notes(reference: Reference, rows: Sequence[Beside], *, has_published_size: b
         said.append("The model or the batch here is of another size: savings compare, peaks do not.")
     if any(row.own.peak_is_predicted for row in rows):
         said.append(f"{PREDICTED_MARK} is predicted, not measured.")
+        control = next(row.own for row in rows if row.name == reference.control)
+        if control.peak_is_predicted:
+            said.append("So is the control: savings beside it are predictions, too.")
     return said
 
 

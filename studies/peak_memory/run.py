@@ -37,6 +37,7 @@ class Run:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._storage = f"sqlite:///{self._folder}/results.db"
         self._commands: list[str] = []
+        self._failed: list[str] = []
 
     def all(self) -> bool:
         """Whether everything is done; else the same command goes on."""
@@ -47,6 +48,8 @@ class Run:
             done = done and self._search(_name(cap), "--space", "peak_memory_search", "--max-mem", cap, *trials)
         if self._exists(ROWS):
             self._tell(caps)
+        if self._failed:
+            sys.exit("failed: " + "; ".join(self._failed))
         return done
 
     def _search(self, name: str, *options: str) -> bool:
@@ -88,11 +91,11 @@ class Run:
         words = (*words, "--storage", self._storage)
         print(shlex.join(["autotune", *words]), file=sys.stderr, flush=True)
         command = [sys.executable, "-m", "autotune", *words]
-        if keep is None:
-            return subprocess.run(command, check=False, stdout=sys.stderr).returncode
         ended = subprocess.run(command, check=False, stdout=subprocess.PIPE)
-        if ended.stdout:
+        if ended.stdout and keep is not None:
             (self._folder / keep).write_bytes(ended.stdout)
+        if ended.returncode and words[0] != "search":
+            self._failed.append(shlex.join(words))
         return ended.returncode
 
 

@@ -92,6 +92,7 @@ def test_markdown_keeps_a_name_in_its_cell(folder):
         (("show", "mine", "--reference", "--csv"), "--csv"),
         (("predict", "--space", "quick", "--reference"), "'quick'"),
         (("predict", "--reference"), "--reference"),
+        (("predict", "--space", "table.toml", "--reference", "--max-mem", "1GiB"), "--max-mem"),
         (("predict", "--scale", "tiny"), "--scale"),
         (("explain", "--scale", "tiny"), "--scale"),
         (("fit", "--max-mem", "1GiB", "--scale", "tiny"), "--scale"),

@@ -17,8 +17,11 @@ def study(*trials, name="study", baseline_speed=1000.0):
     return study_result([baseline, *trials], study=name, baseline=0)
 
 
+OTHER = TrainingConfig(checkpointing="sqrt")
+
+
 def found(trial, *others, baseline_speed=1000.0):
-    """The number of what matches `trial`, the one trial beside its baseline."""
+    """What matches `trial`, the one trial beside its baseline."""
     other = study(*others, name="other", baseline_speed=baseline_speed)
     return find_matches(study(trial), other, tolerance=Tolerance())[1].found
 
@@ -41,25 +44,48 @@ ROW = record(1, memory=100 * MIB, speed=1000.0, perplexity=10.0, config=BLOCK)
     ],
 )
 def test_a_match_is_worse_on_no_objective_by_more_than_its_tolerance(changes, matches):
-    candidate = record(7, **{"memory": 100 * MIB, "speed": 1000.0, "perplexity": 10.0, "config": BLOCK, **changes})
+    candidate = record(7, **{"memory": 100 * MIB, "speed": 1000.0, "perplexity": 10.0, "config": OTHER, **changes})
     assert (found(ROW, candidate) is not None) == matches
 
 
 def test_of_several_the_fastest_is_taken():
-    slow, fast = (record(number, memory=50 * MIB, speed=1000.0 * number, perplexity=10.0) for number in (2, 3))
+    slow, fast = (
+        record(number, memory=50 * MIB, speed=1000.0 * number, perplexity=10.0, config=OTHER) for number in (2, 3)
+    )
     assert found(ROW, slow, fast).number == 3
 
 
 def test_speeds_are_relative_to_the_baseline_of_each_run():
-    twice_as_fast = record(5, memory=100 * MIB, speed=1500.0, perplexity=10.0)
+    twice_as_fast = record(5, memory=100 * MIB, speed=1500.0, perplexity=10.0, config=OTHER)
     assert found(ROW, twice_as_fast, baseline_speed=1000.0) is not None
     assert found(ROW, twice_as_fast, baseline_speed=2000.0) is None
 
 
 def test_a_trial_over_the_cap_is_matched_too():
     first = study(record(1, memory=150 * MIB, speed=900.0, perplexity=10.0, outcome="over_cap", config=BLOCK))
-    matches = find_matches(first, study(ROW, name="other"), tolerance=Tolerance())
-    assert [match.found.number for match in matches] == [1, 1]
+    better = record(4, memory=100 * MIB, speed=1000.0, perplexity=10.0, config=OTHER)
+    matches = find_matches(first, study(better, name="other"), tolerance=Tolerance())
+    assert [match.found.number for match in matches] == [4, 4]
+
+
+def itself(*, front, others=()):
+    other = dataclasses.replace(study(ROW, *others, name="other"), front=front)
+    return find_matches(study(ROW), other, tolerance=Tolerance())[1]
+
+
+def test_a_trial_is_matched_by_itself_where_the_other_study_has_it_on_its_front():
+    match = itself(front=(1,))
+    assert (match.found.number, match.found_itself) == (1, True)
+
+
+def test_a_trial_is_not_matched_by_itself_where_something_beats_it():
+    assert itself(front=()).found is None
+
+
+def test_another_configuration_is_preferred_to_itself():
+    slower = record(3, memory=90 * MIB, speed=990.0, perplexity=10.0, config=OTHER)
+    match = itself(front=(1,), others=[slower])
+    assert (match.found.number, match.found_itself) == (3, False)
 
 
 def test_a_trial_that_was_not_measured_has_no_match():
