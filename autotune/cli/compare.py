@@ -142,15 +142,16 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Tab
     table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left", title_style="bold")
     for study in (first, other):
         table.add_column(Text(study), overflow="fold")
-        for objective in ("peak", "speed", "perplexity"):
+        for objective in ("peak", "perplexity"):
             table.add_column(Text(objective), justify="right", no_wrap=True)
+    table.add_column("speed", justify="right", no_wrap=True)
     for match in matches:
-        words = [f"#{match.trial.number} {match.trial.name or described(match.trial)}"]
-        words += _objectives(match.trial, match.speed)
+        words = [f"#{match.trial.number} {match.trial.name or described(match.trial)}", *_objectives(match.trial)]
         by = match.found
-        words += ["none", "", "", ""] if by is None else [_found_words(match, by), *_objectives(by, match.found_speed)]
+        words += ["none"] if by is None else [_found_words(match, by), *_objectives(by), f"{match.speed or 0.0:.2f}x"]
         table.add_row(*map(Text, words))
-    table.caption, table.caption_justify = "speeds are relative to the baseline of the same study", "left"
+    table.caption = "speed: beside that of the trial on the left, both as in one run"
+    table.caption_justify = "left"
     return table
 
 
@@ -160,9 +161,8 @@ def _found_words(match: "Match", found: "TrialRecord") -> str:
     )
 
 
-def _objectives(record: "TrialRecord", speed: float | None) -> list[str]:
-    peak = format_size(record.peak_memory_bytes or 0)
-    return [peak, f"{speed or 0.0:.2f}x", f"{record.perplexity or 0.0:,.2f}"]
+def _objectives(record: "TrialRecord") -> list[str]:
+    return [format_size(record.peak_memory_bytes or 0), f"{record.perplexity or 0.0:,.2f}"]
 
 
 def _peak(side: "Side") -> str:
