@@ -1,4 +1,4 @@
-"""The reference study at one size: the eleven rows, searches under caps, and what they say.
+"""The reference study at one size: the eleven rows, a search without and searches under caps, and what they say.
 
     python studies/peak_memory/run.py --scale tiny --dataset python-docs    # 2 CPU cores
     python studies/peak_memory/run.py --scale small                         # a GPU of 8 GB
@@ -36,18 +36,18 @@ class Run:
         self._folder = Path(os.path.relpath(arguments.out or Path(__file__).parent / self._scale))
         self._folder.mkdir(parents=True, exist_ok=True)
         self._storage = f"sqlite:///{self._folder}/results.db"
+        self._searches = {"search-uncapped": None, **{f"search-{cap}": cap for cap in CAPS[self._scale]}}
         self._commands: list[str] = []
         self._failed: list[str] = []
 
     def all(self) -> bool:
         """Whether everything is done; else the same command goes on."""
-        caps = CAPS[self._scale]
         done = self._search(ROWS, "--space", "peak_memory")
-        for cap in caps:
-            trials = ("--trials", str(self._trials))
-            done = done and self._search(_name(cap), "--space", "peak_memory_search", "--max-mem", cap, *trials)
+        for name, cap in self._searches.items():
+            options = ("--trials", str(self._trials), *(("--max-mem", cap) if cap else ()))
+            done = done and self._search(name, "--space", "peak_memory_search", *options)
         if self._exists(ROWS):
-            self._tell(caps)
+            self._tell()
         if self._failed:
             sys.exit("failed: " + "; ".join(self._failed))
         return done
@@ -67,10 +67,10 @@ class Run:
         # Not by counting trials: where a device cannot compile, or a space is exhausted, there are fewer than wanted.
         return self._ends is None or time.monotonic() < self._ends
 
-    def _tell(self, caps: tuple[str, ...]) -> None:
+    def _tell(self) -> None:
         self._autotune("show", ROWS, "--reference", "--markdown", keep="rows.md")
         self._autotune("show", ROWS, "--reference", "--json", keep="beside.json")
-        for name in filter(self._exists, map(_name, caps)):
+        for name in filter(self._exists, self._searches):
             page = str(self._folder / f"{name}-compared.html")
             self._autotune("compare", ROWS, name, "--no-worse", "--json", "--out", page, keep=f"{name}-no-worse.json")
             self._autotune("report", name, "--out", str(self._folder / f"{name}.html"))
@@ -97,10 +97,6 @@ class Run:
         if ended.returncode and words[0] != "search":
             self._failed.append(shlex.join(words))
         return ended.returncode
-
-
-def _name(cap: str) -> str:
-    return f"search-{cap}"
 
 
 def main() -> None:
