@@ -30,7 +30,7 @@ def load_rows(workload: Workload, *, split: str) -> Any:
         raise InvalidDataset(
             f"dataset {name!r} is no local path and cannot be loaded from the Hugging Face hub: {reason_of(error)}",
             hint="name a local text, jsonl, csv or parquet file, check the hub name, its config and split, "
-            f"or leave --dataset out for {STANDARD_LIBRARY_TEXT}",
+            f"or use --dataset {STANDARD_LIBRARY_TEXT}",
         ) from error
 
 
