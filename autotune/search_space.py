@@ -32,10 +32,13 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """A search-space file, read and checked; not yet bound to a workload or a device."""
+    """A search-space file, read and checked; not yet bound to a workload or a device.
+
+    Two are equal where they make the same trials, whatever else they say.
+    """
 
     name: str
-    description: str = ""
+    description: str = dataclasses.field(default="", compare=False)
     techniques: Mapping[str, tuple[Any, ...] | str]
     """Field to values; `micro_batch_size` may be the word `divisors`."""
     conditions: tuple[Condition, ...] = ()
@@ -47,7 +50,7 @@ class SearchSpace:
     """Name to the workload settings that make the same study smaller or larger."""
     scale: str | None = None
     """The scale whose settings `workload` has taken in; None: none was asked for."""
-    reference: Reference | None = None
+    reference: Reference | None = dataclasses.field(default=None, compare=False)
     """What others published for the named configurations."""
 
     def at_scale(self, scale: str | None) -> "SearchSpace":

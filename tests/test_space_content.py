@@ -146,3 +146,7 @@ def test_a_space_is_a_scale_of_itself_only(load):
         False,
         False,
     )
+
+
+def test_a_space_whose_description_was_mended_makes_the_same_trials(load):
+    assert load(BASE) == load(BASE.replace("the base", "The base of all"))
