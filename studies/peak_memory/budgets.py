@@ -2,8 +2,9 @@
 
     python studies/peak_memory/budgets.py
 
-Whole model and block by block, with and without the step in backward. Writes `budgets.json`, after every prediction,
-and goes on from there; and draws `budgets.png` (`--draw`: only that). A whole-model compilation takes about a minute.
+Whole model and block by block, with and without the step in backward, and a part of it in bf16. Writes
+`budgets.json` after every prediction and goes on from there; then draws `budgets.png` (`--draw`: only that). A
+whole-model compilation takes about a minute.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import platform
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,26 +22,33 @@ import plotly.graph_objects as go
 
 from autotune.config import TrainingConfig
 from autotune.executors.local import LocalExecutor
+from autotune.prediction import Forecast
 from autotune.space_file import load_space
 from autotune.study.forecast import Forecaster
 from autotune.workload import make_workload
 
+Curves = dict[str, dict[str, Any]]
+"""{curve: {budget: what is predicted}}"""
 GIB = 1024**3
 FILE = Path(__file__).with_suffix(".json")
 BUDGETS = (0.0, 0.02, *(step / 20 for step in range(1, 17)), 0.9, 1.0)
-CURVES = {
-    "whole model": {"compile": "model"},
-    "by block": {"compile": "block"},
-    "by block, step in backward": {"compile": "block", "optimizer_fusion": "backward"},
+CURVES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+    "whole model": ({"compile": "model"}, BUDGETS),
+    "by block": ({"compile": "block"}, BUDGETS),
+    "by block, step in backward": ({"compile": "block", "optimizer_fusion": "backward"}, BUDGETS),
+    "whole model, bf16": (
+        {"compile": "model", "precision": "bf16-true"},
+        (0.05, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 1.0),
+    ),
 }
 CHECKPOINTED = {"checkpoint": 12.529, "fused_checkpoint": 7.425}
 """Published peaks of plain checkpointing, GiB."""
 
 
-def predict_all() -> dict[str, Any]:
+def predict_all() -> Curves:
     space = load_space("peak_memory")
     known = json.loads(FILE.read_text())["curves"] if FILE.exists() else {}
-    curves: dict[str, dict[str, Any]] = {name: dict(known.get(name, {})) for name in CURVES}
+    curves: Curves = {name: dict(known.get(name, {})) for name in CURVES}
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
         forecaster = Forecaster(
             executor=executor,
@@ -47,29 +56,34 @@ def predict_all() -> dict[str, Any]:
             device_type="cuda",
             torch_version=space.reference.torch if space.reference else None,
         )
-        for name, choices in CURVES.items():
-            for budget in BUDGETS:
-                if f"{budget:g}" not in curves[name]:
-                    curves[name][f"{budget:g}"] = _predicted(forecaster, {**choices, "memory_budget": budget})
-                    _write(curves)
+        for name, (choices, budgets) in CURVES.items():
+            missing = [budget for budget in budgets if f"{budget:g}" not in curves[name]]
+            configs = [_config(choices, budget) for budget in missing]
+            forecaster.forecast_all(configs, on_each=partial(_keep, curves, name))
     return curves
 
 
-def _predicted(forecaster: Forecaster, choices: dict[str, Any]) -> dict[str, Any]:
-    config = TrainingConfig(optimizer="adafactor-fixed-rate", micro_batch_size=4, **choices)
-    prediction = forecaster.predict(config)
+def _config(choices: dict[str, Any], budget: float) -> TrainingConfig:
+    return TrainingConfig(optimizer="adafactor-fixed-rate", micro_batch_size=4, memory_budget=budget, **choices)
+
+
+def _keep(curves: Curves, name: str, forecast: Forecast) -> None:
+    prediction = forecast.prediction
+    if prediction is None:
+        sys.exit(f"{forecast.config.describe()}: {forecast.refusal}")
     peak = prediction.peak_memory_bytes / GIB
-    print(f"{config.describe()}: {peak:.3f} GiB, {prediction.seconds:.0f} s", file=sys.stderr, flush=True)
-    return {
+    print(f"{forecast.config.describe()}: {peak:.3f} GiB, {prediction.seconds:.0f} s", file=sys.stderr, flush=True)
+    curves[name][f"{forecast.config.memory_budget:g}"] = {
         "peak_gib": peak,
         "phase": prediction.phase,
-        "gib_by_category": {name: size / GIB for name, size in prediction.bytes_by_category.items()},
+        "gib_by_category": {category: size / GIB for category, size in prediction.bytes_by_category.items()},
         "plan": prediction.plan,
         "seconds": prediction.seconds,
     }
+    _write(curves)
 
 
-def _write(curves: dict[str, dict[str, Any]]) -> None:
+def _write(curves: Curves) -> None:
     written = {
         "command": "python studies/peak_memory/budgets.py",
         "date": datetime.now(UTC).date().isoformat(),
@@ -79,9 +93,9 @@ def _write(curves: dict[str, dict[str, Any]]) -> None:
     FILE.write_text(json.dumps(written, indent=1) + "\n")
 
 
-def draw(curves: dict[str, dict[str, Any]]) -> None:
+def draw(curves: Curves) -> None:
     figure = go.Figure()
-    for (name, curve), dash in zip(curves.items(), ("solid", "dash", "dot"), strict=True):
+    for (name, curve), dash in zip(curves.items(), ("solid", "dash", "dot", "longdash"), strict=True):
         if not curve:
             continue
         points = sorted((float(budget), one["peak_gib"]) for budget, one in curve.items())
