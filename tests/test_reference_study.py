@@ -39,7 +39,7 @@ def test_the_rows_save_on_a_gpu_what_the_table_says(rows):
     for name, published in reference.rows.items():
         saved = 1 - peaks[name] / peaks["control"]
         expected = 1 - published.peak_memory_bytes / reference.rows["control"].peak_memory_bytes
-        assert saved == pytest.approx(expected, abs=0.1), name
+        assert saved == pytest.approx(expected, abs=0.12), name
 
 
 @pytest.mark.gpu
@@ -77,16 +77,21 @@ def test_what_needs_nine_gibibytes_fails_under_eight_on_a_card_that_has_more(tmp
 
 
 @pytest.mark.slow
-def test_the_command_of_the_study_goes_on_where_its_time_was_up(tmp_path):
-    command = [sys.executable, str(RUN), "--scale", "tiny", "--dataset", "python-docs", "--trials", "11"]
-    command += ["--out", str(tmp_path / "out")]
-    first = subprocess.run([*command, "--minutes", "0.2"], cwd=tmp_path, capture_output=True, text=True)
-    assert first.returncode == 75, first.stderr
-    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert second.returncode == 0, second.stderr
-    rows = json.loads((tmp_path / "out" / "rows.json").read_text())["trials"]
-    assert [trial["outcome"] for trial in rows] == ["ok"] * 11
-    assert (tmp_path / "out" / "environment.json").exists()
+def test_the_command_of_the_study_stops_in_time_and_goes_on(tmp_path):
+    command = [sys.executable, str(RUN), "--scale", "tiny", "--dataset", "python-docs", "--minutes", "0.3"]
+    finished = []
+    for _ in range(2):
+        ended = subprocess.run(
+            [*command, "--out", "out"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert ended.returncode == 75, ended.stderr
+        trials = json.loads((tmp_path / "out" / "rows.json").read_text())["trials"]
+        finished.append({trial["number"]: trial["seconds"] for trial in trials if trial["outcome"] == "ok"})
+    first, second = finished
+    assert len(second) > len(first) > 0
+    assert second | first == second
+    for name in ("rows.md", "beside.json", "environment.json"):
+        assert (tmp_path / "out" / name).exists()
 
 
 def test_where_no_time_is_left_nothing_is_begun(tmp_path):
