@@ -3,8 +3,9 @@
 Another configuration, where there is one; else the trial's own where it is on the other study's front: nothing that
 was found beats it, and it was found.
 
-Speeds of two runs compare only by configurations that both have measured: the median of their ratios says how much
-faster one run was as a whole, be it for another load of the machine.
+A trial that the other study has measured too is held against the others as it ran there. For the rest, speeds of two
+runs compare only by configurations that both have measured: the median of their ratios says how much faster one run
+was as a whole, be it for another load of the machine.
 """
 
 import statistics
@@ -23,7 +24,7 @@ class Match:
     found: TrialRecord | None
     """The fastest of the other study's feasible trials of another configuration, else its own on the front."""
     speed: float | None
-    """Speed of what was found over the trial's, both as in one run."""
+    """Speed of what was found over the trial's, both in one run or as in one."""
 
     @property
     def found_itself(self) -> bool:
@@ -73,10 +74,12 @@ def speed_factor(first: StudyResult, other: StudyResult) -> float:
 
 
 def _match(trial: TrialRecord, other: StudyResult, *, factor: float, tolerance: Tolerance) -> Match:
-    fitting = no_worse(trial, other.trials, tolerance=tolerance, speed_factor=factor)
+    there = next((one for one in other.trials if one.feasible and one.config == trial.config), None)
+    compared, factor = (trial, factor) if there is None else (there, 1.0)
+    fitting = no_worse(compared, other.trials, tolerance=tolerance, speed_factor=factor)
     others = [one for one in fitting if one.config != trial.config]
     best = next(iter(others or [one for one in fitting if one.number in other.front]), None)
-    speed = None if best is None else (best.tokens_per_second or 0.0) / factor / (trial.tokens_per_second or 1.0)
+    speed = None if best is None else (best.tokens_per_second or 0.0) / factor / (compared.tokens_per_second or 1.0)
     return Match(trial=trial, found=best, speed=speed)
 
 

@@ -82,6 +82,14 @@ def test_a_trial_is_not_matched_by_itself_where_something_beats_it():
     assert itself(front=()).found is None
 
 
+def test_what_the_other_study_has_measured_too_is_compared_as_it_ran_there():
+    """Here the row ran at 1000, there at 500, and something else at 600: faster, whatever the runs were like."""
+    there = record(1, memory=100 * MIB, speed=500.0, perplexity=10.0, config=BLOCK)
+    faster = record(2, memory=100 * MIB, speed=600.0, perplexity=10.0, config=OTHER)
+    match = find_matches(study(ROW), study(there, faster, name="other"), tolerance=Tolerance())[1]
+    assert (match.found.number, match.speed) == (2, 1.2)
+
+
 def test_another_configuration_is_preferred_to_itself():
     slower = record(3, memory=90 * MIB, speed=990.0, perplexity=10.0, config=OTHER)
     match = itself(front=(1,), others=[slower])
