@@ -136,7 +136,10 @@ def _size(size_bytes: int | None) -> str:
 
 
 def _percent(share: float | None, *, sign: str = "") -> str:
-    return "-" if share is None else f"{100 * share:{sign}.1f}{'' if sign else ' %'}"
+    if share is None:
+        return "-"
+    percent = round(100 * share, 1) + 0.0  # no -0.0
+    return f"{percent:{sign}.1f}{'' if sign else ' %'}"
 
 
 def _times(factor: float | None) -> str:
