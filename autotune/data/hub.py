@@ -18,20 +18,32 @@ def is_local_name(name: str, *, suffixes: Sequence[str]) -> bool:
     return Path(name).suffix.lower() in suffixes or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
+def check_dataset(name: str) -> None:
+    """Asks the hub for the data set. Raises InvalidDataset where it has none of that name or cannot be reached."""
+    try:
+        _ask(lambda hub: hub.dataset_info(name, timeout=TIMEOUT_SECONDS))
+    except Exception as error:
+        raise _not_loaded(name, error) from error
+
+
 def load_rows(workload: Workload, *, split: str) -> Any:
     """The rows of a split, as `datasets` gives them, in its own cache. Raises InvalidDataset."""
     import datasets
 
     name = workload.dataset
+    check_dataset(name)
     try:
-        _ask(lambda hub: hub.dataset_info(name, timeout=TIMEOUT_SECONDS))
         return datasets.load_dataset(name, workload.dataset_config, split=split, streaming=workload.streaming)
     except Exception as error:
-        raise InvalidDataset(
-            f"dataset {name!r} is no local path and cannot be loaded from the Hugging Face hub: {reason_of(error)}",
-            hint="name a local text, jsonl, csv or parquet file, check the hub name, its config and split, "
-            f"or use --dataset {STANDARD_LIBRARY_TEXT}",
-        ) from error
+        raise _not_loaded(name, error) from error
+
+
+def _not_loaded(name: str, error: Exception) -> InvalidDataset:
+    return InvalidDataset(
+        f"dataset {name!r} is no local path and cannot be loaded from the Hugging Face hub: {reason_of(error)}",
+        hint="name a local text, jsonl, csv or parquet file, check the hub name, its config and split, "
+        f"or use --dataset {STANDARD_LIBRARY_TEXT}",
+    )
 
 
 def tokenizer_file(name: str) -> Path:

@@ -58,6 +58,14 @@ def check_name(name: str) -> None:
         raise InvalidDataset(f"there is no file or folder {name!r}", hint="check --dataset, or leave it out")
 
 
+def check_there(workload: Workload) -> None:
+    """Raises InvalidDataset when there is no such local dataset, nor one on the hub. One question over the network."""
+    check_name(workload.dataset)
+    is_here = workload.dataset == STANDARD_LIBRARY_TEXT or Path(workload.dataset).expanduser().exists()
+    if not is_here and workload.script is None:
+        hub.check_dataset(workload.dataset)
+
+
 def _reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], Documents]:
     """What makes documents of the name of a split."""
     path = Path(workload.dataset).expanduser()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import FIELD_ORDER
-from autotune.data.sources import check_name
+from autotune.data.sources import check_name, check_there
 from autotune.definition import DEFAULT_STORAGE, RESULTS_FOLDER, SAMPLERS, Sampler, StudyDefinition, check_study_name
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.executors.local import PREPARED, LocalExecutor
@@ -24,7 +24,7 @@ from autotune.search_space import SearchSpace
 from autotune.space_file import load_space
 from autotune.storage.database import sqlite_file
 from autotune.study.events import Listener, Preparing
-from autotune.workload import DEFAULTS_BY_DEVICE, make_workload
+from autotune.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
 
 DEFAULT_SPACE = "default"
 DEFAULT_TRIALS = 30
@@ -143,17 +143,22 @@ def work_folder(storage: str) -> Path:
 def space_of(request: SearchRequest) -> SearchSpace:
     """The space asked for, after all that can be checked without a device. Raises InvalidInput of every kind."""
     space = load_space(request.space or DEFAULT_SPACE).at_scale(request.scale)
-    device_types = [request.device.partition(":")[0]] if request.device else list(DEFAULTS_BY_DEVICE)
+    check_name(_workload_somewhere(request, space).dataset)
+    return space
+
+
+def _workload_somewhere(request: SearchRequest, space: SearchSpace) -> Workload:
+    """The workload on the first kind of device that it can be made for: which there is, is not known yet.
+
+    Raises InvalidInput where there is none. Its dataset is the same on all of them.
+    """
     refusals = []
-    for device_type in device_types:
+    for device_type in [request.device.partition(":")[0]] if request.device else DEFAULTS_BY_DEVICE:
         try:
-            workload = make_workload(device_type, space.workload, request.said_about_workload())
-            check_name(workload.dataset)
+            return make_workload(device_type, space.workload, request.said_about_workload())
         except InvalidInput as error:
             refusals.append(error)
-    if len(refusals) == len(device_types):
-        raise refusals[0]
-    return space
+    raise refusals[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +187,7 @@ def new_definition(
     Raises InvalidInput of every kind.
     """
     _sweep(work)
+    check_there(_workload_somewhere(request, space))
     listener(Preparing(what="finding out what this device can do"))
     device, unavailable = executor.probe(request.device, space.choices())
     check_snapshot(request, device)
