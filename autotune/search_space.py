@@ -11,7 +11,7 @@ from typing import Any
 from autotune.config import FIELD_ORDER, TrainingConfig, broken_rules
 from autotune.errors import InvalidInput, InvalidSpace
 from autotune.reference import Reference
-from autotune.workload import overridden
+from autotune.workload_settings import overridden
 
 DIVISORS = "divisors"
 

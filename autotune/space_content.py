@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidSpace
-from autotune.workload import overridden
+from autotune.workload_settings import overridden
 
 
 def named_spaces() -> dict[str, Path]:

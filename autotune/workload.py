@@ -14,7 +14,7 @@ from autotune.errors import InvalidInput
 from autotune.model_choice import HOW_TO_NAME, MODEL_NAMES, no_model, with_model_config
 from autotune.model_file import FILE_NAME, largest_sequence_length, model_name, sizes_of
 from autotune.user_code import SCRIPT, is_function_reference, read_reference
-from autotune.workload_settings import Packing, Schedule, check_setting
+from autotune.workload_settings import Packing, Schedule, check_setting, overridden
 
 STANDARD_LIBRARY_TEXT = "python-docs"
 """Name of the default text: the documentation of the Python standard library found on every machine."""
@@ -266,25 +266,6 @@ DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """What a workload is where neither the command line nor the search space says otherwise."""
-
-
-OF_ONE_DATASET = ("dataset_config", "dataset_split", "held_out_split", "text_column")
-"""Settings that say nothing of another dataset."""
-
-
-def overridden(before: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings `before` with those of `by` in their place.
-
-    `learning_rates` are merged optimizer by optimizer; another dataset takes the earlier one's splits and columns
-    with it.
-    """
-    kept = dict(before)
-    if by.get("dataset") not in (None, before.get("dataset", STANDARD_LIBRARY_TEXT)):
-        for name in OF_ONE_DATASET:
-            kept.pop(name, None)
-    rates = [settings.get("learning_rates") for settings in (before, by)]
-    both = [one for one in rates if isinstance(one, Mapping)]
-    return {**kept, **by, **({"learning_rates": {**both[0], **both[1]}} if len(both) == 2 else {})}
 
 
 def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:

@@ -1,7 +1,10 @@
-"""Which values a single setting of a workload can have. Whether settings fit together, a `Workload` checks."""
+"""Which values a single setting of a workload can have, and which says it when several do.
+
+Whether settings fit together, a `Workload` checks.
+"""
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from autotune.config import CHOICES
 from autotune.errors import InvalidInput
@@ -72,3 +75,23 @@ def _check_learning_rates(rates: object) -> None:
 def option_of(name: str) -> str:
     """What the command line calls a setting: `--seq-len`."""
     return f"--{OPTION_NAMES.get(name, name.replace('_', '-'))}"
+
+
+OF_ONE_DATASET = ("dataset_config", "dataset_split", "held_out_split", "text_column")
+"""Settings that say nothing of another dataset."""
+
+
+def overridden(before: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings `before` with those of `by` in their place.
+
+    `learning_rates` are merged optimizer by optimizer; another dataset takes the splits and columns of the one that
+    was named before with it.
+    """
+    kept = dict(before)
+    named = before.get("dataset")
+    if named is not None and by.get("dataset") not in (None, named):
+        for name in OF_ONE_DATASET:
+            kept.pop(name, None)
+    rates = [settings.get("learning_rates") for settings in (before, by)]
+    both = [one for one in rates if isinstance(one, Mapping)]
+    return {**kept, **by, **({"learning_rates": {**both[0], **both[1]}} if len(both) == 2 else {})}

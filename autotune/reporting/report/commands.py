@@ -21,8 +21,8 @@ from autotune.space_content import named_spaces
 from autotune.space_file import load_space
 from autotune.space_text import space_text, workload_table
 from autotune.user_code import is_function_reference
-from autotune.workload import DEFAULT_LEARNING_RATES, DEFAULTS_BY_DEVICE, OF_ONE_DATASET, Workload
-from autotune.workload_settings import option_of
+from autotune.workload import DEFAULT_LEARNING_RATES, DEFAULTS_BY_DEVICE, Workload
+from autotune.workload_settings import OF_ONE_DATASET, option_of
 
 NUMBER, CONFIGURATION, TARGET = "\0number\0", "\0configuration\0", "\0target\0"
 """Places in a template. No text of a user's can hold them: neither a path nor an escaped TOML string has a zero."""
@@ -165,7 +165,9 @@ def _expected(definition: StudyDefinition) -> dict[str, Any]:
     by_device: Mapping[str, Any] = DEFAULTS_BY_DEVICE[definition.device.type]
     by_space = definition.space.workload
     expected = {**defaults, **by_device, **by_space}
-    if definition.workload.dataset != expected["dataset"]:  # splits and columns of the expected one go with it
+    if (
+        "dataset" in by_space and definition.workload.dataset != by_space["dataset"]
+    ):  # splits and columns of the expected one go with it
         expected |= {name: defaults[name] for name in OF_ONE_DATASET}
     if definition.workload.model_config is not None:
         expected |= sizes_of(definition.workload.model_config)
