@@ -58,7 +58,7 @@ class ParityTolerance:
 
 
 TOLERANCES: Mapping[Precision, ParityTolerance] = {
-    "fp32": ParityTolerance(loss=1e-4, gradient=1e-3),
+    "fp32": ParityTolerance(loss=1e-4, gradient=1e-2),
     "tf32": ParityTolerance(loss=1e-3, gradient=1e-2),
     "bf16-mixed": ParityTolerance(loss=2e-3, gradient=3e-2),
     "bf16-true": ParityTolerance(loss=1e-2, gradient=1e-1),
@@ -67,8 +67,9 @@ TOLERANCES: Mapping[Precision, ParityTolerance] = {
     "fp8": ParityTolerance(loss=2e-2, gradient=2e-1),
 }
 """At least four times what `studies/parity/` measured on small models, as rounding grows with depth and length; a
-memory budget with dropout 0.1 is 7 to 17 % off. tf32 and fp8 were not measured, for want of the hardware: tf32 has the
-bits of fp16, fp8 four fewer than bf16."""
+memory budget with dropout 0.1 is 7 to 17 % off. In fp32 room is left for more than rounding: a ReLU whose input is
+within rounding of zero passes its whole gradient or none, and one of 64,512 moved a block's gradient by 0.14 %. tf32
+and fp8 were not measured, for want of the hardware: tf32 has the bits of fp16, fp8 four fewer than bf16."""
 
 
 @dataclass(frozen=True, kw_only=True)

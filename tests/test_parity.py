@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from autotune.config import CHOICES
 from autotune.parity import TOLERANCES, ParityTrace, largest_difference
@@ -62,3 +63,14 @@ def test_an_update_that_only_one_of_two_skipped_leaves_the_first_loss_to_tell():
 
 def test_a_trace_survives_json():
     assert ParityTrace.from_dict(REFERENCE.to_dict()) == REFERENCE
+
+
+def test_one_relu_that_rounding_turns_over_is_no_other_training():
+    """Of 192 tokens and 336 units: it passes its whole gradient to the weights, or none of it."""
+    torch.manual_seed(0)
+    inputs, passed = torch.randn(192, 128), torch.randn(192, 336)
+    is_open = torch.rand(192, 336) < 0.5
+    turned_over = is_open.clone()
+    turned_over[7, 11] = ~turned_over[7, 11]
+    gradient, other = ((passed * gates).T @ inputs for gates in (is_open, turned_over))
+    assert 1e-3 < (gradient - other).norm() / gradient.norm() < TOLERANCES["fp32"].gradient
