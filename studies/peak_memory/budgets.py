@@ -102,7 +102,12 @@ def draw(curves: Curves) -> None:
         x, y = zip(*points, strict=True)
         figure.add_trace(go.Scatter(x=x, y=y, name=name, mode="lines+markers", line={"dash": dash}))
     for name, peak in CHECKPOINTED.items():
-        figure.add_hline(y=peak, line_dash="dashdot", line_color="grey", annotation_text=f"{name}, published")
+        figure.add_hline(
+            y=peak,
+            line={"dash": "dashdot", "color": "grey", "width": 1.5},
+            opacity=1,
+            annotation_text=f"{name}, published",
+        )
     figure.update_layout(
         template="simple_white",
         title="Predicted peak of the 1.6 B model over the activation memory budget",
