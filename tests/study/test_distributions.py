@@ -3,7 +3,7 @@ import pytest
 from building import bound
 from optuna.distributions import CategoricalDistribution
 
-from autotune.space_file import named_spaces
+from autotune.space_content import named_spaces
 from autotune.study.distributions import as_parameters, decide
 
 DEPENDENT = """
