@@ -82,8 +82,15 @@ class StudySession:
     def run(self, *, trials_wanted: int, deadline: float | None) -> None:
         """Runs until the study has `trials_wanted` distinct configurations, or time.monotonic() passes `deadline`.
 
-        Raises Stopped when asked to stop.
+        Raises Stopped when asked to stop; whatever ends it early leaves no suggestion of Optuna's running.
         """
+        try:
+            self._run(trials_wanted=trials_wanted, deadline=deadline)
+        except BaseException:
+            self._optuna.give_up_running()
+            raise
+
+    def _run(self, *, trials_wanted: int, deadline: float | None) -> None:
         self._tell_what_was_missed()
         for record in [record for record in self._records.values() if not record.is_finished]:
             if not self._is_over(deadline):
@@ -163,11 +170,7 @@ class StudySession:
         self._store.begin_trial(self._definition.name, number, config, name=name)
         self._listener(TrialBegan(number=number, config=config, name=name))
         self._predict(config)
-        try:
-            finished = self._measuring.measure(config, number=number, records=self._records.values())
-        except BaseException:
-            self._optuna.give_up_running()
-            raise
+        finished = self._measuring.measure(config, number=number, records=self._records.values())
         self._store.finish_trial(self._definition.name, number, finished.measurement, seconds=finished.seconds)
         record = next(r for r in self._store.trials(self._definition.name) if r.number == number)
         self._records[config.fingerprint] = record
