@@ -15,6 +15,7 @@ Outcome = Literal[
     "over_cap",
     "predicted_over_cap",
     "parity_failed",
+    "dominated",
     "diverged",
     "timeout",
     "crashed",
@@ -42,7 +43,7 @@ class DeviceInfo:
     total_memory_bytes: int
     """Memory of the device; of the host for a CPU."""
     versions: Mapping[str, str]
-    """Versions of python, torch and, on CUDA, of CUDA and the driver."""
+    """Versions of python, torch, autotune and, on CUDA, of CUDA and the driver: whatever a measurement depends on."""
     uuid: str | None = None
     """Identity of a CUDA device, as NVML knows it."""
     others: str = ""
@@ -80,8 +81,8 @@ class Measurement:
     perplexity_spread: float | None = None
     """Standard deviation over the seeds; None where there was one."""
     perplexity_source: str | None = None
-    """`measured`, with the number of seeds where there were several, `shared with trial 3`, or what loss a script's
-    own is made of."""
+    """`measured`, with the number of seeds where there were several, `shared with trial 3`, which may be one "of study
+    'x'", or what loss a script's own is made of."""
     parity: Literal["same", "failed", "not compared"] | None = None
     """Whether its first steps are those of a plain training of the same numerics; None: that was never asked."""
     parity_message: str | None = None
@@ -95,6 +96,11 @@ class Measurement:
     """From the request to the first optimizer step's start."""
     device_startup_seconds: float | None = None
     """The device's own share of it: creating a CUDA context."""
+    seconds_by_part: Mapping[str, float] | None = None
+    """Wall-clock time of the process: startup, compilation, training (warm-up included) and evaluation. What `seconds`
+    has beyond their sum went into predicting, comparing and the process's own start and end. None for a script."""
+    reused_from: str | None = None
+    """`trial 3 of study 'x'`, where an earlier study measured it; None: measured in this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +113,7 @@ class TrialRecord(Measurement):
     feasible: bool = False
     predicted_peak_memory_bytes: int | None = None
     seconds: float | None = None
-    """Wall-clock time of the whole trial, process start included."""
+    """Wall-clock time of the whole trial, process start included. None where it took none here: an earlier study's."""
 
     @property
     def is_finished(self) -> bool:

@@ -19,7 +19,7 @@ from autotune.parity_watch import ParityFailed, ParityWatch
 from autotune.script import begin
 from autotune.techniques import before_the_device
 from autotune.techniques.own_training import apply_to_own, parts_of_own
-from autotune.trainer import TrainingRequest
+from autotune.training_request import TrainingRequest
 from autotune.user_code import changed_since, script_sha256
 from autotune.workload import Workload
 

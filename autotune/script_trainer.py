@@ -27,7 +27,8 @@ from autotune.script_run import ScriptEnd, WatchedRun, choose_device, run_script
 from autotune.speed import TimedStep, measured_speed
 from autotune.techniques import before_the_device
 from autotune.techniques.own_training import apply_to_own, missing_in_own
-from autotune.trainer import LARGEST_LOSS, TrainingRequest
+from autotune.trainer import LARGEST_LOSS
+from autotune.training_request import TrainingRequest
 from autotune.training_step import Diverged
 from autotune.workload import MEMORY_STEPS, Workload
 

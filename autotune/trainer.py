@@ -5,11 +5,10 @@ process around it turns them into outcomes (`autotune/trial/failures.py`).
 """
 
 import math
+import statistics
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy
 import torch
@@ -17,7 +16,6 @@ import torch._dynamo.utils
 import torch._inductor.config
 from torch import Tensor
 
-from autotune.config import TrainingConfig
 from autotune.data.batches import Batch, TokenSequences, training_order
 from autotune.data.token_file import TextFacts
 from autotune.memory import MemoryMeter, MemoryReading, make_meter, resident_bytes
@@ -28,35 +26,15 @@ from autotune.parity import PARITY_STEPS, ParityTrace
 from autotune.parity_watch import ParityWatch
 from autotune.quantities import format_size
 from autotune.result import Measurement, Outcome
+from autotune.rival import SETTLED_STEPS, Rival, beaten_by
 from autotune.speed import TimedStep, measured_speed
 from autotune.techniques import Training, apply_techniques, before_the_device
+from autotune.training_request import TrainingRequest
 from autotune.training_step import Diverged, TrainingStep
-from autotune.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
+from autotune.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
 
 LARGEST_LOSS = 700.0
 """Nats a token; the perplexity of more is not a number a float can hold."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingRequest:
-    """One trial's work order. `folder` holds `weights.pt`, `train.npy`, `held_out.npy` and `text.json`, as prepared."""
-
-    workload: Workload
-    config: TrainingConfig
-    folder: Path
-    device: str
-    device_uuid: str | None = None
-    cap_bytes: int
-    enforce_cap: bool = True
-    """False for the baseline, which is measured beyond the cap where the device can hold it."""
-    reference: ParityTrace | None = None
-    """The beginning of a plain training of the same numerics, which this one must repeat."""
-    shares_perplexity: bool = False
-    """Whether only memory and speed are wanted: the training stops when they are measured."""
-    snapshot_file: Path | None = None
-    """Where torch's allocation history of the measured steps is kept; CUDA only."""
-    requested_at: float
-    """time.time() of the request."""
 
 
 def train(request: TrainingRequest) -> Measurement:
@@ -94,6 +72,7 @@ class Trainer:
         )
         self._device_startup_seconds = time.time() - started
         self._startup_seconds = 0.0
+        self._seconds_by_part: dict[str, float] = {}
         self.training: Training = apply_techniques(
             self._config, self._workload, weights_file=request.folder / "weights.pt", device=self._device
         )
@@ -118,23 +97,52 @@ class Trainer:
     def run(self) -> Measurement:
         workload, batches = self._workload, self.batches()
         self._startup_seconds = time.time() - self._request.requested_at
-        warmup = [self._timed_step(0, next(batches))]
-        self._meter.kernels_have_run()
-        warmup += [self._timed_step(step, next(batches)) for step in range(1, workload.warmup_steps)]
-        timed_from = workload.warmup_steps + MEMORY_STEPS
-        with self._history_kept(), self._meter.measuring(self._resident_tensors()):
-            for step in range(workload.warmup_steps, timed_from):
-                self.take_step(step, next(batches))
-        memory = self._meter.reading()
+        with self._clocked("training"):
+            warmup = self._warm_up(batches)
+            memory = self._measure_memory(batches)
         if self._request.enforce_cap and memory.device_bytes > self._request.cap_bytes:
             # Nothing that follows could bring it back under the cap.
             return self._measurement(memory, warmup=warmup, timed=[], held_out_loss=None)
-        last = (
-            min(workload.steps, timed_from + SHORT_TIMED_STEPS) if self._request.shares_perplexity else workload.steps
-        )
-        timed = [self._timed_step(step, next(batches)) for step in range(timed_from, last)]
+        timed_from = workload.warmup_steps + MEMORY_STEPS
+        wanted = SHORT_TIMED_STEPS if self._request.shares_perplexity else workload.steps
+        last = min(workload.steps, timed_from + wanted)
+        timed, rival = list[TimedStep](), None
+        with self._clocked("training"):
+            for step in range(timed_from, last):
+                timed.append(self._timed_step(step, next(batches)))
+                if rival := self._rival(memory, timed):
+                    break
+        if rival is not None:
+            return self._measurement(memory, warmup=warmup, timed=timed, held_out_loss=None, rival=rival)
         held_out_loss = self._evaluate()
         return self._measurement(self._meter.reading(), warmup=warmup, timed=timed, held_out_loss=held_out_loss)
+
+    def _warm_up(self, batches: Iterator[Batch]) -> list[TimedStep]:
+        first = self._timed_step(0, next(batches))
+        self._meter.kernels_have_run()
+        return [first, *(self._timed_step(step, next(batches)) for step in range(1, self._workload.warmup_steps))]
+
+    def _measure_memory(self, batches: Iterator[Batch]) -> MemoryReading:
+        first = self._workload.warmup_steps
+        with self._history_kept(), self._meter.measuring(self._resident_tensors()):
+            for step in range(first, first + MEMORY_STEPS):
+                self.take_step(step, next(batches))
+        return self._meter.reading()
+
+    def _rival(self, memory: MemoryReading, timed: Sequence[TimedStep]) -> Rival | None:
+        """The trial of the same numerics that already needs less and runs faster, asked once speed has settled."""
+        if len(timed) != SETTLED_STEPS:
+            return None
+        speed = statistics.median(step.tokens / step.seconds for step in timed)
+        return beaten_by(self._request.rivals, peak_memory_bytes=memory.peak_memory_bytes, tokens_per_second=speed)
+
+    @contextmanager
+    def _clocked(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds_by_part[part] = self._seconds_by_part.get(part, 0.0) + time.perf_counter() - began
 
     # -- one step ----------------------------------------------------------------------------------------------
 
@@ -168,15 +176,17 @@ class Trainer:
         batches = map(self._held_out_batch, range(0, workload.evaluation_sequences, micro_batch_size))
         first = next(batches)
         if self._config.compile != "none":
-            self._summed_loss(first)  # compiles the graph without gradients, outside every number
-        with self._meter.measuring(self._resident_tensors()), self._meter.phase("evaluation"):
-            total = self._summed_loss(first)
-        if self._request.shares_perplexity:
-            return None
-        valid_labels = first.valid_labels()
-        for batch in batches:
-            total += self._summed_loss(batch)
-            valid_labels += batch.valid_labels()
+            with self._clocked("compilation"):
+                self._summed_loss(first)  # compiles the graph without gradients, outside every number
+        with self._clocked("evaluation"):
+            with self._meter.measuring(self._resident_tensors()), self._meter.phase("evaluation"):
+                total = self._summed_loss(first)
+            if self._request.shares_perplexity:
+                return None
+            valid_labels = first.valid_labels()
+            for batch in batches:
+                total += self._summed_loss(batch)
+                valid_labels += batch.valid_labels()
         mean_loss = total / max(1, valid_labels)
         if not mean_loss < LARGEST_LOSS:
             raise Diverged(f"the held-out loss is {mean_loss} after {workload.steps} steps")
@@ -220,11 +230,15 @@ class Trainer:
         warmup: list[TimedStep],
         timed: list[TimedStep],
         held_out_loss: float | None,
+        rival: Rival | None = None,
     ) -> Measurement:
         outcome: Outcome = "over_cap" if memory.device_bytes > self._request.cap_bytes else "ok"
         message = ""
         if outcome == "over_cap":
             message = f"needs {format_size(memory.device_bytes)} of {format_size(self._request.cap_bytes)}"
+        elif rival is not None:
+            outcome, message = "dominated", f"trial {rival.number} trains the same faster in no more memory"
+        speed = measured_speed(warmup, timed, compiled=self._config.compile != "none")
         return Measurement(
             outcome=outcome,
             message=message,
@@ -243,8 +257,16 @@ class Trainer:
             startup_seconds=self._startup_seconds,
             device_startup_seconds=self._device_startup_seconds,
             final_loss=timed[-1].loss if held_out_loss is not None else None,
-            **measured_speed(warmup, timed, compiled=self._config.compile != "none"),
+            seconds_by_part=self._parts(compile_seconds=speed.get("compile_seconds") or 0.0),
+            **speed,
         )
+
+    def _parts(self, *, compile_seconds: float) -> dict[str, float]:
+        """With what the first steps compiled counted where it belongs."""
+        parts = {"startup": self._startup_seconds, "compilation": 0.0, "evaluation": 0.0, **self._seconds_by_part}
+        parts["compilation"] += compile_seconds
+        parts["training"] -= compile_seconds
+        return parts
 
     def _bits_per_byte(self, held_out_loss: float | None) -> float | None:
         bytes_per_token = TextFacts.read(self._request.folder).bytes_per_token

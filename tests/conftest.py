@@ -54,7 +54,8 @@ def prepared(workload, tmp_path_factory) -> Path:
 @pytest.fixture
 def make_trainer(workload, prepared):
     """make_trainer(precision="bf16-true", ...) is a Trainer in this process with those techniques applied."""
-    from autotune.trainer import Trainer, TrainingRequest
+    from autotune.trainer import Trainer
+    from autotune.training_request import TrainingRequest
 
     def make(*, device: str = "cpu", **choices: object) -> Trainer:
         config = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})

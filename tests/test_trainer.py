@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from autotune.config import TrainingConfig
-from autotune.trainer import Trainer, TrainingRequest, train
+from autotune.trainer import Trainer, train
+from autotune.training_request import TrainingRequest
 from autotune.training_step import Diverged
 
 

@@ -85,6 +85,8 @@ def _remark(result: StudyResult, record: TrialRecord) -> Text:
         marks.append(record.message)
     if record.compile_seconds is not None:
         marks.append(f"compiled in {record.compile_seconds:.0f} s")
+    if record.reused_from:
+        marks.append(f"from {record.reused_from}")
     return Text(", ".join(marks))
 
 
@@ -101,7 +103,7 @@ def print_result(result: StudyResult, console: Console) -> None:
     misses = [record for record in result.trials if record.outcome != "ok" and record is not baseline]
     if misses and result.pick is not None:
         console.print()
-        console.print(trials_table(result, misses, title="Not feasible"))
+        console.print(trials_table(result, misses, title="Not candidates"))
 
 
 def print_pick(result: StudyResult, console: Console) -> None:

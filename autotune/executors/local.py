@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +17,7 @@ from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
 from autotune.parity import ParityTrace
 from autotune.result import DeviceInfo, Measurement
+from autotune.rival import Rival
 from autotune.trial.client import Reply, TrialServer
 from autotune.workload import Workload
 
@@ -145,11 +146,13 @@ class LocalExecutor:
         workload: Workload | None = None,
         reference: ParityTrace | None = None,
         shares_perplexity: bool = False,
+        rivals: Sequence[Rival] = (),
         keep_snapshot: bool = False,
     ) -> "Future[FinishedTrial]":
         """Trains `config` on the study's workload, or on `workload` in its place.
 
         The training must begin as `reference` does. `shares_perplexity`: only memory and speed are measured.
+        It ends with the outcome `dominated` once one of `rivals` is seen to be better in both.
         `keep_snapshot` keeps torch's allocation history of the measured steps in the study's folder; CUDA only.
         """
         snapshot_file = study_folder / "snapshots" / f"{log_name}.pickle"
@@ -159,6 +162,7 @@ class LocalExecutor:
             ),
             "reference": None if reference is None else reference.to_dict(),
             "shares_perplexity": shares_perplexity,
+            "rivals": [asdict(rival) for rival in rivals],
             "snapshot_file": str(snapshot_file.absolute()) if keep_snapshot else None,
         }
         reply = self._submit_training(

@@ -7,6 +7,7 @@ from autotune.result import Outcome, TrialRecord
 
 OUTCOME_WORDS: Mapping[Outcome, str] = {
     "ok": "ok",
+    "dominated": "dominated",
     "out_of_memory": "out of memory",
     "over_cap": "over the cap",
     "predicted_over_cap": "predicted over the cap",

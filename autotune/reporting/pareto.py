@@ -110,7 +110,8 @@ def _mark(record: TrialRecord, front: frozenset[int], axes: tuple[Axis, Axis, Ax
         spread_x=axes[0].spread_of(record),
         spread_y=axes[1].spread_of(record),
         on_front=record.number in front,
-        feasible=record.feasible,
+        # One that ended early, beaten, fits as well, and is off the front like the others that are beaten.
+        feasible=record.feasible or record.outcome == "dominated",
         hover=hover,
     )
 

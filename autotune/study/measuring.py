@@ -7,7 +7,7 @@ and stands for the others, which are trained for memory and speed only. `full_tr
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from autotune.errors import PreparationFailed
 from autotune.executors.local import POLL_SECONDS, FinishedTrial, LocalExecutor
 from autotune.parity import ParityTrace
 from autotune.result import Measurement, TrialRecord
+from autotune.rival import Rival
 from autotune.study.events import Comparing, Listener
 from autotune.study.foresight import Foresight
 from autotune.study.parity_gate import ParityGate, Verdict
@@ -51,6 +52,7 @@ class Measuring:
         manner: Manner,
         listener: Listener,
         check_stop: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._definition = definition
         self._baseline = baseline
@@ -59,6 +61,7 @@ class Measuring:
         self._folder = study_folder
         self._manner = manner
         self._check_stop = check_stop
+        self._clock = clock
         workload = definition.workload
         # A model or a script of one's own may have a loss that is no sum over the sequences of the global batch.
         self._any_micro_batch = workload.script is None and not is_function_reference(workload.model)
@@ -78,14 +81,14 @@ class Measuring:
 
         The baseline is trained beyond the cap, wherever the device can hold it.
         """
-        began = time.monotonic()
+        began = self._clock()
         device_bytes = self._definition.device.total_memory_bytes
         limit_bytes = device_bytes if config == self._baseline else self._definition.cap_bytes
         refused = self._foresight.refused(config, limit_bytes=limit_bytes)
-        return None if refused is None else FinishedTrial(measurement=refused, seconds=time.monotonic() - began)
+        return None if refused is None else FinishedTrial(measurement=refused, seconds=self._clock() - began)
 
     def _judged(self, config: TrainingConfig, *, number: int, records: Iterable[TrialRecord]) -> FinishedTrial:
-        began = time.monotonic()
+        began = self._clock()
         verdict = self._gate.judge(config)
         if verdict.kind == "failed":
             failed = Measurement(
@@ -94,19 +97,24 @@ class Measuring:
                 parity="failed",
                 parity_message=verdict.message,
             )
-            return FinishedTrial(measurement=failed, seconds=time.monotonic() - began)
+            return FinishedTrial(measurement=failed, seconds=self._clock() - began)
         stands_for_it = None
         if verdict.kind != "not compared" and not self._manner.full_trainings:
             stands_for_it = self._representative(config, records)
         finished = self._train_under_cap(
-            config, number=number, reference=verdict.reference, shares_perplexity=stands_for_it is not None
+            config,
+            number=number,
+            reference=verdict.reference,
+            rivals=None
+            if stands_for_it is None
+            else rivals(config, records, same_micro_batch=not self._any_micro_batch),
         )
         measurement = _with_verdict(finished.measurement, verdict)
         if stands_for_it is not None:
             measurement = _with_perplexity_of(stands_for_it, measurement)
         elif self._representative(config, records) is None:
             measurement = self._repeated(config, measurement, number=number)
-        return FinishedTrial(measurement=measurement, seconds=time.monotonic() - began)
+        return FinishedTrial(measurement=measurement, seconds=self._clock() - began)
 
     def _representative(self, config: TrainingConfig, records: Iterable[TrialRecord]) -> TrialRecord | None:
         same_micro_batch = not self._any_micro_batch
@@ -140,15 +148,22 @@ class Measuring:
     # -- in a process of its own -------------------------------------------------------------------------------
 
     def _train_under_cap(
-        self, config: TrainingConfig, *, number: int, reference: ParityTrace | None, shares_perplexity: bool
+        self,
+        config: TrainingConfig,
+        *,
+        number: int,
+        reference: ParityTrace | None,
+        rivals: Sequence[Rival] | None,
     ) -> FinishedTrial:
+        """`rivals` where perplexity is shared; None where it is to be measured."""
+
         def train(*, enforce_cap: bool) -> FinishedTrial:
             return self._train(
                 config,
                 log_name=f"trial-{number}",
                 enforce_cap=enforce_cap,
                 reference=reference,
-                shares_perplexity=shares_perplexity,
+                rivals=rivals,
             )
 
         is_baseline = config == self._baseline
@@ -167,7 +182,7 @@ class Measuring:
         enforce_cap: bool,
         workload: Workload | None = None,
         reference: ParityTrace | None = None,
-        shares_perplexity: bool = False,
+        rivals: Sequence[Rival] | None = None,
     ) -> FinishedTrial:
         future = self._executor.submit(
             self._definition,
@@ -178,7 +193,8 @@ class Measuring:
             time_limit_seconds=self._manner.time_limit_seconds,
             workload=workload,
             reference=reference,
-            shares_perplexity=shares_perplexity,
+            shares_perplexity=rivals is not None,
+            rivals=rivals or (),
             keep_snapshot=self._manner.keep_snapshots,
         )
         return self._wait_for(future)
@@ -222,6 +238,26 @@ def representative(
     return None
 
 
+def rivals(
+    config: TrainingConfig, records: Iterable[TrialRecord], *, same_micro_batch: bool = False
+) -> tuple[Rival, ...]:
+    """The feasible trials that are the same training: one that is better in memory and speed ends this one.
+
+    Not those of an earlier study: how fast the device was that day is not known.
+    """
+    return tuple(
+        Rival(number=r.number, peak_memory_bytes=r.peak_memory_bytes, tokens_per_second=r.tokens_per_second)
+        for r in records
+        if r.feasible
+        and r.parity == "same"
+        and r.reused_from is None
+        and (not same_micro_batch or r.config.micro_batch_size == config.micro_batch_size)
+        and r.config.numerics_class == config.numerics_class
+        and r.peak_memory_bytes is not None
+        and r.tokens_per_second is not None
+    )
+
+
 def _with_verdict(measurement: Measurement, verdict: Verdict) -> Measurement:
     """A trial that compared itself with the reference has said so already."""
     if verdict.kind == "compare":
@@ -230,7 +266,7 @@ def _with_verdict(measurement: Measurement, verdict: Verdict) -> Measurement:
 
 
 def _with_perplexity_of(record: TrialRecord, measurement: Measurement) -> Measurement:
-    if measurement.outcome != "ok":
+    if measurement.outcome not in ("ok", "dominated"):
         return measurement
     return replace(
         measurement,

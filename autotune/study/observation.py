@@ -37,7 +37,7 @@ def observe(record: TrialRecord, earlier: Iterable[TrialRecord], *, cap_bytes: i
         _finite(record.tokens_per_second, slowest),
         _finite(record.perplexity, least_sure),
     )
-    trained = record.outcome in ("ok", "over_cap", "out_of_memory", "predicted_over_cap")
+    trained = record.outcome in ("ok", "dominated", "over_cap", "out_of_memory", "predicted_over_cap")
     constraints = {
         MEMORY_CONSTRAINT: needed_bytes / cap_bytes - 1,
         TRAINING_CONSTRAINT: 0.0 if trained else 1.0,

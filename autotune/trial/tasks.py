@@ -6,8 +6,9 @@ Each task takes and returns JSON-ready values.
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,12 @@ from autotune.config import TrainingConfig
 from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.parity import ParityTrace
 from autotune.result import DeviceInfo
+from autotune.rival import Rival
 from autotune.user_code import is_function_reference, script_sha256
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.trainer import TrainingRequest
+    from autotune.training_request import TrainingRequest
 
 
 def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -164,16 +166,18 @@ def _training_request(
     config: dict[str, Any],
     folder: str,
     reference: dict[str, Any] | None = None,
+    rivals: Sequence[dict[str, Any]] = (),
     snapshot_file: str | None = None,
     **options: Any,
 ) -> "TrainingRequest":
-    from autotune.trainer import TrainingRequest
+    from autotune.training_request import TrainingRequest
 
     return TrainingRequest(
         workload=Workload(**workload),
         config=TrainingConfig(**config),
         folder=Path(folder),
         reference=None if reference is None else ParityTrace.from_dict(reference),
+        rivals=tuple(Rival(**rival) for rival in rivals),
         snapshot_file=None if snapshot_file is None else Path(snapshot_file),
         **options,
     )
@@ -207,8 +211,18 @@ TASKS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+_MEASURED_WITH = ("autotune", "transformers", "torchao")
+"""Packages beside torch whose code a trial runs: another release may need other memory or run at another speed."""
+
+
 def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), "torch": torch.__version__, "system": platform.platform()}
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "system": platform.platform()}
+    for package in _MEASURED_WITH:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            pass  # an extra
+    return versions
 
 
 def _cpu_info() -> DeviceInfo:

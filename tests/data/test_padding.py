@@ -13,7 +13,8 @@ from autotune.data.tokenizer import train_bpe
 from autotune.data.tokens import write_tokens
 from autotune.errors import InvalidDataset
 from autotune.models.parts import IGNORED_LABEL
-from autotune.trainer import Trainer, TrainingRequest
+from autotune.trainer import Trainer
+from autotune.training_request import TrainingRequest
 from autotune.workload import make_workload
 
 LENGTH = 8

@@ -140,7 +140,8 @@ def test_gradients_are_clipped_as_in_the_trial(make_trainer_of, workload):
 @pytest.fixture
 def make_trainer_of(tmp_path):
     """make_trainer_of(workload) is what makes its trainers, and its prepared folder."""
-    from autotune.trainer import Trainer, TrainingRequest
+    from autotune.trainer import Trainer
+    from autotune.training_request import TrainingRequest
 
     def of(workload):
         folder = tmp_path / "prepared"

@@ -67,7 +67,8 @@ def test_the_script_as_a_program_ends_at_the_perplexity_of_the_trial(workload, p
 
 
 def perplexity_of_trial(workload: Workload, prepared):
-    from autotune.trainer import Trainer, TrainingRequest
+    from autotune.trainer import Trainer
+    from autotune.training_request import TrainingRequest
 
     config = TrainingConfig(micro_batch_size=workload.global_batch, checkpointing="block")
     request = TrainingRequest(

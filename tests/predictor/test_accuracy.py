@@ -7,7 +7,8 @@ import torch._dynamo
 
 from autotune.config import CHOICES, TrainingConfig
 from autotune.predictor import PredictionRequest, predict
-from autotune.trainer import Trainer, TrainingRequest, train
+from autotune.trainer import Trainer, train
+from autotune.training_request import TrainingRequest
 from autotune.trial.tasks import devices
 from autotune.workload import Workload
 

@@ -7,7 +7,8 @@ import pytest
 
 from autotune.config import TrainingConfig
 from autotune.predictor import PredictionRequest, predict
-from autotune.trainer import Trainer, TrainingRequest
+from autotune.trainer import Trainer
+from autotune.training_request import TrainingRequest
 from autotune.trial.tasks import prepare
 from autotune.workload import make_workload
 

@@ -17,7 +17,8 @@ from autotune.config import CHOICES, TrainingConfig, broken_rules
 from autotune.models import build_model
 from autotune.techniques import activation_offload, find_unavailable
 from autotune.techniques.requirements import missing_parts
-from autotune.trainer import Trainer, TrainingRequest
+from autotune.trainer import Trainer
+from autotune.training_request import TrainingRequest
 from autotune.trial.tasks import prepare
 
 STEPS = 3

@@ -99,7 +99,8 @@ ON_CUDA = """
 import sys, time, torch
 from pathlib import Path
 from autotune.config import TrainingConfig
-from autotune.trainer import Trainer, TrainingRequest
+from autotune.trainer import Trainer
+from autotune.training_request import TrainingRequest
 from autotune.workload import Workload
 import json
 torch.use_deterministic_algorithms(True)

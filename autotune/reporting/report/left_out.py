@@ -118,6 +118,10 @@ def _same_program(view: StudyView) -> Iterator[str]:
 # -- a trial that is no candidate --------------------------------------------------------------------------------
 
 _WHY: tuple[tuple[Outcome, str], ...] = (
+    (
+        "dominated",
+        "Stopped after a few timed steps: a trial of the same numerics needs no more memory and is clearly faster.",
+    ),
     ("over_cap", "Trained, and found to need more than the cap."),
     ("out_of_memory", "Ended by the allocator, which is given no more than the cap."),
     (

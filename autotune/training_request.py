@@ -1,0 +1,34 @@
+"""What a trial's process is asked to train. Loads no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.config import TrainingConfig
+from autotune.parity import ParityTrace
+from autotune.rival import Rival
+from autotune.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
+    """One trial's work order. `folder` holds `weights.pt`, `train.npy`, `held_out.npy` and `text.json`, as prepared."""
+
+    workload: Workload
+    config: TrainingConfig
+    folder: Path
+    device: str
+    device_uuid: str | None = None
+    cap_bytes: int
+    enforce_cap: bool = True
+    """False for the baseline, which is measured beyond the cap where the device can hold it."""
+    reference: ParityTrace | None = None
+    """The beginning of a plain training of the same numerics, which this one must repeat."""
+    shares_perplexity: bool = False
+    """Whether only memory and speed are wanted: the training stops when they are measured."""
+    rivals: Sequence[Rival] = ()
+    """Trials of the same numerics; one that is better in memory and speed ends this training."""
+    snapshot_file: Path | None = None
+    """Where torch's allocation history of the measured steps is kept; CUDA only."""
+    requested_at: float
+    """time.time() of the request."""
