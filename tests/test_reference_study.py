@@ -72,7 +72,7 @@ def test_what_needs_nine_gibibytes_fails_under_eight_on_a_card_that_has_more(tmp
     }
     needs = autotune.search(name="free", **settings).trials[1].peak_memory_bytes
     assert needs > 9 * GIB
-    capped = autotune.search(name="capped", max_mem="8GiB", **settings)
+    capped = autotune.search(name="capped", max_mem="8GiB", fresh=True, **settings)
     assert capped.trials[1].outcome == "out_of_memory"
 
 

@@ -2,7 +2,7 @@
 
 from rich.text import Text
 
-from autotune.cli.live import make_display
+from autotune.cli.live import make_display, taken_over_line
 from autotune.cli.tables import make_console
 from autotune.quantities import format_duration, format_size
 from autotune.study.plan import plan
@@ -28,6 +28,8 @@ def print_plan(request: SearchRequest, *, quiet: bool) -> None:
     say(f"Cap       {format_size(definition.cap_bytes)} on {definition.device.device} ({definition.device.name})")
     if definition.device.others:
         say(f"Warning   {definition.device.device}: {definition.device.others}")
+    if line := taken_over_line(planned.taken_over):
+        say(line)
     say(f"First     {planned.trials_wanted} trials wanted; the first are")
     for name, config in planned.first[: planned.trials_wanted]:
         say(f"  {name}: {config.describe()}")

@@ -15,7 +15,7 @@ from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
 from autotune.reporting.trial_text import SHARED_MARK_SAYS, is_shared, no_answer, perplexity_words, speed_words
 from autotune.result import StudyResult, TrialRecord
 
-_NESTED = ("config", "bytes_by_kind", "peak_bytes_by_category")
+_NESTED = ("config", "bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
 _FIRST = ("number", "name", "outcome", "feasible")
 MARKS = ("front", "pick", "baseline")
 """What the JSON says of a study by trial numbers, as true and false of each trial."""
@@ -117,6 +117,7 @@ def _row(cells: Sequence[str]) -> str:
 def _cells(result: StudyResult, record: TrialRecord, is_cuda: bool) -> list[str]:
     marks = [name for name, holds in _marks(result, record).items() if holds]
     marks += [] if record.outcome == "ok" else [OUTCOME_WORDS[record.outcome]]
+    marks += [f"from {_plain(record.reused_from)}"] if record.reused_from else []
     return [
         str(record.number),
         _words(record),

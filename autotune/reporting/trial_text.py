@@ -106,6 +106,8 @@ def _measured(record: TrialRecord) -> list[str]:
         )
     if record.compile_seconds is not None:
         lines.append(f"compiled in {record.compile_seconds:.1f} s")
+    if record.reused_from:
+        lines.append(style.wrapped(f"measured as {record.reused_from}", width=_LINE, lines=6))
     if record.outcome != "ok":
         said = OUTCOME_WORDS[record.outcome] + (f": {record.message}" if record.message else "")
         lines.append(style.wrapped(said, width=_LINE, lines=6))

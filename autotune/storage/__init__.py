@@ -3,9 +3,9 @@
 Optuna keeps its own tables in the same database, for its samplers only: what autotune shows comes from here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,7 +53,15 @@ class StudyStore:
 
     # -- studies -----------------------------------------------------------------------------------------------
 
-    def create_study(self, definition: StudyDefinition, *, trials_wanted: int) -> None:
+    def create_study(
+        self,
+        definition: StudyDefinition,
+        *,
+        trials_wanted: int,
+        records: Iterable[TrialRecord] = (),
+        forecasts: Iterable[Forecast] = (),
+    ) -> None:
+        """All or nothing; `records` and `forecasts` are what is known of it already, from earlier studies."""
         row = {
             "schema_version": SCHEMA_VERSION,
             "name": definition.name,
@@ -68,7 +76,12 @@ class StudyStore:
         }
         try:
             with self._writing() as connection:
-                connection.execute(insert(STUDIES).values(row))
+                (study_id,) = connection.execute(insert(STUDIES).values(row)).inserted_primary_key or (None,)
+                trials = [{"study_id": study_id, **_trial_row(record)} for record in records]
+                predictions = [{"study_id": study_id, **_forecast_row(forecast)} for forecast in forecasts]
+                for table, rows in ((TRIALS, trials), (PREDICTIONS, predictions)):
+                    if rows:
+                        connection.execute(insert(table), rows)
         except IntegrityError:
             raise StudyMismatch(
                 f"study {definition.name!r} was begun by another search just now", hint="run the command again"
@@ -77,6 +90,11 @@ class StudyStore:
     def set_trials_wanted(self, study: str, trials_wanted: int) -> None:
         with self._writing() as connection:
             connection.execute(update(STUDIES).where(STUDIES.c.name == study).values(trials_wanted=trials_wanted))
+
+    def names(self) -> list[str]:
+        """Of all studies, oldest first."""
+        with self._reading() as connection:
+            return list(connection.scalars(select(STUDIES.c.name).order_by(STUDIES.c.id)).all())
 
     def has_study(self, study: str) -> bool:
         with self._reading() as connection:
@@ -87,7 +105,7 @@ class StudyStore:
         with self._reading() as connection:
             row = connection.execute(select(STUDIES).where(STUDIES.c.name == study)).one_or_none()
             if row is None:
-                names = connection.scalars(select(STUDIES.c.name).order_by(STUDIES.c.id)).all()
+                names = self.names()
                 raise UnknownStudy(
                     f"there is no study {study!r} in {self.url}",
                     hint=f"there is {', '.join(names)}" if names else "begin one with: autotune search",
@@ -180,15 +198,9 @@ class StudyStore:
         """Keeps a prediction, or that there is none; what is known of a configuration already stays."""
         if forecast.config.fingerprint in self.forecasts(study):
             return
-        row = {
-            "study_id": select(STUDIES.c.id).where(STUDIES.c.name == study).scalar_subquery(),
-            "fingerprint": forecast.config.fingerprint,
-            "config": forecast.config.to_dict(),
-            "prediction": None if forecast.prediction is None else forecast.prediction.to_dict(),
-            "refusal": forecast.refusal[:500],
-        }
+        study_id = select(STUDIES.c.id).where(STUDIES.c.name == study).scalar_subquery()
         with self._writing() as connection:
-            connection.execute(insert(PREDICTIONS).values(row))
+            connection.execute(insert(PREDICTIONS).values({"study_id": study_id, **_forecast_row(forecast)}))
 
     def forecasts(self, study: str) -> dict[str, Forecast]:
         """What was predicted in this study, by the configuration's fingerprint."""
@@ -216,6 +228,28 @@ def _minute(moment: datetime | None) -> str:
     if moment is None:
         return ""
     return f"{moment.astimezone(UTC) if moment.tzinfo else moment:%Y-%m-%d %H:%M}"
+
+
+def _trial_row(record: TrialRecord) -> dict[str, Any]:
+    """Of a trial whose result an earlier study has."""
+    return {
+        "number": record.number,
+        "fingerprint": record.config.fingerprint,
+        "name": record.name,
+        "config": record.config.to_dict(),
+        "measurement": {field.name: getattr(record, field.name) for field in fields(Measurement)},
+        "seconds": record.seconds,
+        "finished_at": datetime.now(UTC),
+    }
+
+
+def _forecast_row(forecast: Forecast) -> dict[str, Any]:
+    return {
+        "fingerprint": forecast.config.fingerprint,
+        "config": forecast.config.to_dict(),
+        "prediction": None if forecast.prediction is None else forecast.prediction.to_dict(),
+        "refusal": forecast.refusal[:500],
+    }
 
 
 def _forecast(row: Any) -> Forecast:

@@ -41,6 +41,15 @@ def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
         )
 
 
+def check_fresh(request: SearchRequest, stored: StudyDefinition, *, reused: int) -> None:
+    """Raises StudyMismatch where nothing of earlier studies is wanted and the stored one began with their results."""
+    if request.fresh and reused:
+        raise StudyMismatch(
+            f"study {stored.name!r} was begun with {reused} results of earlier studies, which --fresh has no use for",
+            hint=f"begin another with --fresh --name {stored.name[:80]}-fresh, or leave --fresh out to continue it",
+        )
+
+
 def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
     """Raises StudyMismatch when results measured now could not stand beside those of the study."""
     for what, known, found in (

@@ -9,12 +9,15 @@ from pathlib import Path
 
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
+from autotune.errors import UnknownStudy
 from autotune.executors.local import LocalExecutor
 from autotune.result import Measurement
 from autotune.search_space import LegalSpace
+from autotune.storage import StudyStore
+from autotune.study.earlier import TakenOver, take_over
 from autotune.study.events import Listener, Preparing
-from autotune.study.request import DEFAULT_TRIALS, SearchRequest, new_definition, space_of, work_folder
-from autotune.study.session import possible_trials
+from autotune.study.measuring import representative
+from autotune.study.request import SearchRequest, new_definition, space_of, work_folder
 from autotune.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIMED_STEPS, Workload
 
 _WARMUP_STEPS = 1
@@ -29,8 +32,11 @@ class Plan:
     configurations: int
     """Number of legal configurations, the named ones included."""
     trials_wanted: int
+    """Without those that are taken over."""
+    taken_over: Mapping[str, int]
+    """How many results of each earlier study would be."""
     first: tuple[tuple[str, TrainingConfig], ...]
-    """The baseline and the named configurations, by name."""
+    """The baseline and the named configurations, by name, as far as they are not taken over."""
     seconds_by_precision: Mapping[str, float]
     """Wall-clock seconds of an eager trial to the end; without the precisions whose short training did not finish."""
     shared_seconds_by_precision: Mapping[str, float]
@@ -70,15 +76,28 @@ def plan(request: SearchRequest, *, listener: Listener = lambda event: None) -> 
         folder = work / new.definition.name
         try:
             new.settle(folder)
-            return _plan(new.definition, request, executor=executor, folder=folder, listener=listener)
+            taken = _would_be_taken_over(new.definition, request)
+            return _plan(new.definition, request, taken, executor=executor, folder=folder, listener=listener)
         finally:
             new.discard()
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _would_be_taken_over(definition: StudyDefinition, request: SearchRequest) -> TakenOver:
+    try:
+        store = StudyStore(request.storage)
+    except UnknownStudy:  # no database yet
+        return TakenOver()
+    try:
+        return take_over(store, definition, request)
+    finally:
+        store.close()
+
+
 def _plan(
     definition: StudyDefinition,
     request: SearchRequest,
+    taken: TakenOver,
     *,
     executor: LocalExecutor,
     folder: Path,
@@ -110,14 +129,19 @@ def _plan(
 
     timed = {precision: short_training(replace(baseline, precision=precision)) for precision in precisions}
     finished = {precision: one for precision, one in timed.items() if one.tokens_per_second is not None}
-    wanted = possible_trials(definition, request.trials or DEFAULT_TRIALS)
-    classes = len({config.numerics_class for config in configurations.values()})
-    first = {c.fingerprint: (name, c) for name, c in [("baseline", baseline), *legal.named.items()]}
+    known = {record.config.fingerprint for record in taken.records}
+    left = {c.fingerprint: c for c in [baseline, *configurations.values()] if c.fingerprint not in known}
+    wanted = min(request.new_trials, len(left))
+    represented = {one.config.numerics_class for one in taken.records if representative(one.config, [one])}
+    classes = len({config.numerics_class for config in left.values()} - represented)
+    named = [("baseline", baseline), *legal.named.items()]
+    first = {c.fingerprint: (name, c) for name, c in named if c.fingerprint not in known}
     return Plan(
         definition=definition,
         legal=legal,
         configurations=len(configurations),
         trials_wanted=wanted,
+        taken_over=taken.counts,
         first=tuple(first.values()),
         seconds_by_precision={precision: _full_seconds(definition, one) for precision, one in finished.items()},
         shared_seconds_by_precision={

@@ -54,7 +54,7 @@ class Run:
 
     def _search(self, name: str, *options: str) -> bool:
         """Begins or continues a study; False where the time was up when it ended: trials may be missing."""
-        words = ["search", "--scale", self._scale, "--name", name, *options]
+        words = ["search", "--scale", self._scale, "--name", name, "--fresh", *options]
         words += ["--dataset", self._dataset] if self._dataset else []
         self._commands.append(shlex.join(["autotune", *words]))
         if self._ends is not None:

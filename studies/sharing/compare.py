@@ -32,6 +32,7 @@ def search(name: str, *, folder: Path, full_trainings: bool) -> tuple[StudyResul
         trials=TRIALS,
         sampler="grid",
         full_trainings=full_trainings,
+        fresh=True,
         listener=lambda event: print(event, flush=True) if type(event).__name__ == "TrialEnded" else None,
     )
     return result, time.monotonic() - began

@@ -50,7 +50,14 @@ def main() -> None:
             space = str(HERE / ("script.toml" if "script" in workload else "space.toml"))
             storage = f"sqlite:///{folder}/autotune.db"
             result = autotune.search(
-                name=name, space=space, storage=storage, max_mem="512MiB", trials=TRIALS, **workload, **dataset
+                name=name,
+                space=space,
+                storage=storage,
+                max_mem="512MiB",
+                trials=TRIALS,
+                fresh=True,
+                **workload,
+                **dataset,
             )
             seconds = time.monotonic() - began
             console.print(f"\n[bold]{name}[/bold]: {len(result.trials)} trials in {seconds:.0f} s")

@@ -90,6 +90,7 @@ def test_a_rerun_has_the_cap_to_the_byte(cap_bytes, size, tmp_path):
 def test_a_rerun_is_a_study_of_its_own_on_the_same_kind_of_device(tmp_path):
     words, _ = rerun(definition("tour"), tmp_path)
     assert (option(words, "--name"), option(words, "--device")) == ("tour-trial-12", "cpu")
+    assert "--fresh" in words  # it would find the trial measured already
 
 
 def test_a_rerun_begins_with_the_baseline_of_its_study(tmp_path):
@@ -166,9 +167,9 @@ def test_a_search_says_every_setting_that_is_not_the_usual_one(space, settings, 
 
 def test_a_search_says_nothing_that_is_the_usual_one(tmp_path):
     workload = make_workload("cpu", load_space("quick").workload)
-    made = definition("tour", space=load_space("quick"), workload=workload, sampler="tpe", cap_bytes=48 * 1024**2)
+    made = definition("tour", space=load_space("quick"), workload=workload, sampler="ehvi", cap_bytes=48 * 1024**2)
     assert commands.search_command(made, trials=16) == (
-        "autotune search --name tour-again --space quick --max-mem 48MiB --device cpu --trials 16"
+        "autotune search --name tour-again --fresh --space quick --max-mem 48MiB --device cpu --trials 16"
     )
 
 

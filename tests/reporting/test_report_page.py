@@ -2,10 +2,23 @@
 
 import itertools
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from report_building import HOSTILE, TARGETS, hostile_view, nothing_view, plain_view, published_view, report_of, view_of
+from report_building import (
+    BASELINE,
+    FAST,
+    HOSTILE,
+    SMALL,
+    TARGETS,
+    hostile_view,
+    nothing_view,
+    plain_view,
+    published_view,
+    report_of,
+    view_of,
+)
 
 from autotune.reporting.report.page import page, script_json
 
@@ -129,6 +142,14 @@ def test_json_in_a_page_holds_no_character_that_html_reads(text):
     written = script_json({"a": [text]})
     assert not set("<>&\u2028\u2029") & set(written)
     assert json.loads(written) == {"a": [text]}
+
+
+def test_the_page_says_what_an_earlier_study_measured():
+    pick = replace(FAST, reused_from="trial 3 of study '<b>'")
+    text = page(report_of(plain_view(trials=(BASELINE, SMALL, pick))))
+    assert "from trial 3 of study &#39;&lt;b&gt;&#39;</div>" in text
+    assert "; measured as trial 3 of study" in text
+    assert "1 of them from earlier studies" in text
 
 
 def test_the_page_says_the_answer_first(documents):

@@ -46,6 +46,12 @@ def test_no_line_of_a_hover_text_is_wider_than_a_phone(hover):
     assert max(map(len, said.replace("</b>", "").split("<br>"))) < 60
 
 
+@pytest.mark.parametrize("hover", HOVERS)
+def test_a_hover_text_says_which_study_measured_a_trial_as_text(hover):
+    said = hover(record(0, reused_from="trial 3 of study '<a>'"))
+    assert ("measured as trial 3" in said, "<a>" in said) == (True, False)
+
+
 def test_the_comparison_with_the_baseline_is_no_wider_either():
     said = full_hover(record(1, perplexity=11.0), record(0, memory=300 * 2**20, speed=900.0))
     assert "against the baseline" in said

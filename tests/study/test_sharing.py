@@ -54,7 +54,7 @@ def shared(folder):
 
 @pytest.fixture(scope="module")
 def full(folder):
-    return search("full", full_trainings=True)
+    return search("full", full_trainings=True, fresh=True)
 
 
 def by_config(result):

@@ -72,7 +72,7 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
         Tile(
             label="tokens per second",
             value=speed_words(pick.tokens_per_second, pick.tokens_per_second_spread),
-            change=_against(pick.tokens_per_second, None if baseline is None else baseline.tokens_per_second, ",.0f"),
+            change="; ".join(filter(None, (_speed_change(pick, baseline), _measured_elsewhere(pick)))),
         ),
         Tile(
             label="perplexity",
@@ -85,6 +85,15 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
         share = f"{100 * pick.device_bytes / view.result.cap_bytes:.0f} % of {cap}"
         tiles.append(Tile(label="of the cap", value=share, change=f"{format_size(pick.device_bytes)} on the device"))
     return tiles
+
+
+def _speed_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
+    return _against(pick.tokens_per_second or 0.0, None if baseline is None else baseline.tokens_per_second, ",.0f")
+
+
+def _measured_elsewhere(pick: TrialRecord) -> str:
+    """An earlier study's; of the three numbers it is the speed that another day changes."""
+    return f"measured as {pick.reused_from}" if pick.reused_from else ""
 
 
 def _perplexity_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:

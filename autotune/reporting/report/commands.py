@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from autotune.config import FIELD_ORDER, TrainingConfig
-from autotune.definition import DEFAULT_STORAGE, StudyDefinition, check_study_name
+from autotune.definition import DEFAULT_SAMPLER, DEFAULT_STORAGE, StudyDefinition, check_study_name
 from autotune.errors import InvalidInput
 from autotune.model_choice import MODEL_NAMES
 from autotune.model_file import sizes_of
@@ -43,7 +43,8 @@ def rerun_template(definition: StudyDefinition) -> str:
     about = f"Trial {{}} of study {definition.name}, and nothing else."
     text = space_text(space, about=about).replace("{}", NUMBER, 1)
     text += f'\n[[configurations]]\nname = "trial {NUMBER}"\n{CONFIGURATION}\n'
-    command = f"autotune search --space {stem}.toml --name {stem} {shlex.join([*_device(definition), *options])}"
+    words = ["--fresh", *_device(definition), *options]  # measured again, also beside the study that has it
+    command = f"autotune search --space {stem}.toml --name {stem} {shlex.join(words)}"
     return _shell([*files, (f"{stem}.toml", text)], command)
 
 
@@ -65,12 +66,12 @@ def search_command(definition: StudyDefinition, *, trials: int) -> str:
     if not _is_shipped(space):
         own = {k: v for k, v in space.workload.items() if k != "model" or v in MODEL_NAMES}
         files = [*files, (f"{name}.toml", space_text(replace(space, workload=own)))]
-    words = ["autotune", "search", "--name", name]
+    words = ["autotune", "search", "--name", name, "--fresh"]
     words += ["--space", space.name if _is_shipped(space) else f"{name}.toml"]
     # A written space has the scaled sizes already; without its scale they would pass for those of its published table.
     words += ["--scale", space.scale] if space.scale else []
     words += [*_device(definition), "--trials", str(max(1, trials))]
-    words += ["--sampler", definition.sampler] if definition.sampler != "tpe" else []
+    words += ["--sampler", definition.sampler] if definition.sampler != DEFAULT_SAMPLER else []
     words += ["--model", settings["model"]] if settings else []
     words += ["--pretrained"] if definition.workload.pretrained else []
     words += [*options, *_workload_options(definition)]

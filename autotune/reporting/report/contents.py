@@ -31,6 +31,8 @@ class FrontRow:
     speed: str
     perplexity: str
     marks: tuple[str, ...]
+    reused_from: str
+    """Where an earlier study measured it; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +147,7 @@ def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
         speed=speed_words(record.tokens_per_second, record.tokens_per_second_spread) or "–",
         perplexity=perplexity_words(record) or "–",
         marks=tuple(marks),
+        reused_from=record.reused_from or "",
     )
 
 

@@ -94,4 +94,7 @@ def _of_study(view: StudyView, preferences: Preferences) -> Iterator[tuple[str, 
 
 
 def _trial_time(view: StudyView) -> str:
-    return f"{format_duration(sum(record.seconds or 0.0 for record in view.result.trials))} in all"
+    trials = view.result.trials
+    reused = sum(record.reused_from is not None for record in trials)
+    from_earlier = f", {reused:,} of them from earlier studies" if reused else ""
+    return f"{format_duration(sum(record.seconds or 0.0 for record in trials))} in all{from_earlier}"

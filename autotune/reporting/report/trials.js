@@ -96,6 +96,8 @@
     }
     const message = value("message", index);
     if (message) cell.append(element("div", message, { class: "note wide-only" }));
+    const origin = value("reused_from", index);
+    if (origin) cell.append(element("div", `from ${origin}`, { class: "note wide-only" }));
   }
 
   function describe(cell, index) {
@@ -142,7 +144,7 @@
 
   // -- all that is known of a trial -----------------------------------------------------------------------------
 
-  const LONG = ["message", "perplexity_source", "parity_message"];
+  const LONG = ["message", "perplexity_source", "parity_message", "reused_from"];
   const KNOWN = ["peak_memory_bytes", "device_bytes", "peak_phase", "predicted_peak_memory_bytes", "compile_seconds",
     "seconds", "parity", ...LONG];
 
@@ -203,8 +205,8 @@
   const textOf = [];
 
   function searchable(index) {
-    return textOf[index] ||= [`#${value("number", index)}`, words(index), value("outcome", index), value("message", index)]
-      .join(" ").toLowerCase();
+    return textOf[index] ||= [`#${value("number", index)}`, words(index), value("outcome", index), value("message", index),
+      value("reused_from", index)].join(" ").toLowerCase();
   }
 
   const kinds = {

@@ -43,7 +43,16 @@ _COLUMNS = (
     Column(key="outcome", title="outcome, message", is_number=False),
     Column(key="seconds", title="took", on_phones=False),
 )
-_REPEATING = ("name", "outcome", "message", "perplexity_source", "peak_phase", "parity", "parity_message")
+_REPEATING = (
+    "name",
+    "outcome",
+    "message",
+    "perplexity_source",
+    "peak_phase",
+    "parity",
+    "parity_message",
+    "reused_from",
+)
 _DIGITS = 7
 """Enough for every number that is shown, and for sorting."""
 

@@ -1,0 +1,115 @@
+"""Results of an earlier study in a new one, with real trainings: what is trained, told, counted and said."""
+
+import os
+from pathlib import Path
+
+import optuna
+import pytest
+
+import autotune
+from autotune.cli.live import taken_over_line
+from autotune.cli.show import show
+from autotune.errors import StudyMismatch
+from autotune.study.events import StudyOpened, TrialBegan
+
+SPACE = """
+[techniques]
+checkpointing = ["none", "block"]
+
+[defaults]
+micro_batch_size = 4
+
+[workload]
+layers = 2
+width = 32
+heads = 2
+sequence_length = 32
+global_batch = 4
+steps = 9
+warmup_steps = 2
+evaluation_sequences = 4
+"""
+WIDER = SPACE.replace('"block"]', '"block", "sqrt", "every-2"]')
+STORAGE = "sqlite:///studies/autotune.db"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    before = os.getcwd()
+    folder = tmp_path_factory.mktemp("reuse")
+    os.chdir(folder)
+    Path("space.toml").write_text(SPACE)
+    Path("wider.toml").write_text(WIDER)
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def first(folder):
+    """A study of two trials."""
+    return autotune.search(name="first", space="space.toml", max_mem="1GiB", trials=2)
+
+
+@pytest.fixture(scope="module")
+def events():
+    return []
+
+
+@pytest.fixture(scope="module")
+def second(first, events):
+    """Another of a wider space under another cap; one trial is asked for."""
+    return autotune.search(
+        name="second", space="wider.toml", max_mem="2GiB", trials=1, sampler="grid", listener=events.append
+    )
+
+
+def test_what_an_earlier_study_measured_is_not_trained_again(second, events):
+    began = [event.number for event in events if isinstance(event, TrialBegan)]
+    assert ([trial.number for trial in second.trials], began) == ([0, 1, 2], [2])
+
+
+def test_a_trial_that_was_taken_over_has_what_was_measured_and_says_where(first, second):
+    for ours in second.trials[:2]:
+        theirs = next(trial for trial in first.trials if trial.config == ours.config)
+        assert ours.reused_from == f"trial {theirs.number} of study 'first'"
+        assert (ours.peak_memory_bytes, ours.tokens_per_second, ours.perplexity) == (
+            theirs.peak_memory_bytes,
+            theirs.tokens_per_second,
+            theirs.perplexity,
+        )
+        assert ours.predicted_peak_memory_bytes == theirs.predicted_peak_memory_bytes
+        assert (ours.feasible, ours.seconds) == (True, None)
+
+
+def test_a_trial_that_was_taken_over_stands_for_its_numerics_class(second):
+    assert (second.trials[2].reused_from, second.trials[2].perplexity_source) == (None, "shared with trial 0")
+
+
+def test_optuna_hears_of_what_was_taken_over(second):
+    loaded = optuna.load_study(study_name="second", storage=STORAGE)
+    told = [trial.user_attrs["autotune_number"] for trial in loaded.get_trials(deepcopy=False)]
+    assert sorted(told) == [0, 1, 2]
+
+
+def test_the_search_says_in_a_line_what_it_took_over(second, events):
+    (opened,) = [event for event in events if isinstance(event, StudyOpened)]
+    line = taken_over_line(opened.taken_over)
+    assert (opened.is_new, line) == (True, "Taken over  2 results: 2 of study first; --fresh measures them anew")
+
+
+def test_show_says_of_each_trial_where_it_was_measured(second, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    show("second")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(f"trial {number} of study 'first'" in printed for number in (0, 1))
+
+
+def test_trials_asked_for_again_are_those_beside_what_was_taken_over(second):
+    again = autotune.search(name="second", trials=2)
+    assert [trial.reused_from is None for trial in again.trials] == [False, False, True, True]
+
+
+def test_fresh_does_not_continue_a_study_that_took_something_over(second):
+    with pytest.raises(StudyMismatch, match="2 results of earlier studies") as raised:
+        autotune.search(name="second", fresh=True)
+    assert "--name second-fresh" in raised.value.hint

@@ -1,0 +1,38 @@
+"""What a running search says of the results that it took over."""
+
+import io
+
+import pytest
+from building import record
+from rich.console import Console
+from study_building import config, definition
+
+from autotune.cli.live import LiveDisplay, PlainDisplay, Progress, taken_over_line
+from autotune.recommendation.pick import Preferences
+from autotune.study.events import StudyOpened
+
+BASELINE = config(0)
+NEW = definition("new")
+
+
+@pytest.mark.parametrize(
+    ("display", "said"), [(LiveDisplay, "ok, trial 3 of study 'x'"), (PlainDisplay, "1 of study x")]
+)
+def test_a_running_search_says_where_a_trial_was_measured(display, said):
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=140)
+    records = (record(0, config=BASELINE, reused_from="trial 3 of study 'x'"),)
+    opened = StudyOpened(
+        definition=NEW, legal=NEW.legal_space(), trials_wanted=2, records=records, is_new=True, taken_over={"x": 1}
+    )
+    with display(Progress(preferences=Preferences(), time_budget_seconds=None), console) as shown:
+        shown(opened)
+    assert said in written.getvalue()
+
+
+def test_many_studies_are_named_by_the_newest():
+    line = taken_over_line({"e": 1, "d": 2, "c": 3, "b": 4, "a": 5})
+    assert line == (
+        "Taken over  15 results: 1 of study e, 2 of study d, 3 of study c, 9 of older ones; --fresh measures them anew"
+    )
+    assert taken_over_line({}) == ""
