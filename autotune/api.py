@@ -27,6 +27,7 @@ def search(
     device: str | None = None,
     trials: int | None = None,
     time_budget: str | float | None = None,
+    until_converged: bool = False,
     trial_time_limit: str | float = 600.0,
     sampler: Sampler | None = None,
     seed: int | None = None,
@@ -34,6 +35,7 @@ def search(
     predict: bool = True,
     full_trainings: bool = False,
     perplexity_seeds: int = 1,
+    fresh: bool = False,
     preferences: Preferences = DEFAULT_PREFERENCES,
     listener: "Listener | None" = None,
     should_stop: Callable[[], bool] | None = None,
@@ -44,7 +46,8 @@ def search(
     `space` is the name of a search space or a TOML file, `scale` one of the sizes that it has. Sizes and durations are
     numbers of bytes and seconds or texts such as "8GiB" and "30m". `workload` takes the fields of `Workload`:
     `layers=12, width=768, dataset="my.txt"`. What is left out is decided by the search space or the device. Works in
-    a plain script, without a main guard.
+    a plain script, without a main guard. A new study takes over what earlier ones in `storage` measured of the same
+    workload on the same device and versions, in addition to its `trials`; with `fresh` it measures that again.
 
     Raises AutotuneError for what cannot be done as asked. KeyboardInterrupt ends the running trial and keeps all
     results; the same call goes on from there.
@@ -63,10 +66,12 @@ def search(
         seed=seed,
         trials=trials,
         time_budget_seconds=None if time_budget is None else parse_duration(str(time_budget)),
+        until_converged=until_converged,
         trial_time_limit_seconds=parse_duration(str(trial_time_limit)),
         predict=predict,
         full_trainings=full_trainings,
         perplexity_seeds=perplexity_seeds,
+        fresh=fresh,
         workload=with_model_config(workload),
         preferences=preferences,
     )

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from autotune.errors import IllegalConfiguration, InvalidInput
@@ -72,7 +73,7 @@ class TrainingConfig:
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that are equal exactly for equal configurations."""
         plain = TrainingConfig()

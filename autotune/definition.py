@@ -11,8 +11,9 @@ from autotune.result import DeviceInfo
 from autotune.search_space import LegalSpace, SearchSpace, bind_space
 from autotune.workload import Workload
 
-Sampler = Literal["tpe", "nsga2", "random", "grid"]
-SAMPLERS = get_args(Sampler)
+Sampler = Literal["ehvi", "tpe", "gp", "nsga2", "random", "grid"]
+SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
+DEFAULT_SAMPLER: Sampler = "ehvi"
 
 RESULTS_FOLDER = Path("studies")
 DEFAULT_STORAGE = f"sqlite:///{RESULTS_FOLDER}/autotune.db"

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +22,7 @@ from autotune.result import TrialRecord
 from autotune.study.events import (
     BudgetSpent,
     Comparing,
+    Converged,
     Event,
     Predicting,
     Preparing,
@@ -31,18 +32,22 @@ from autotune.study.events import (
     TrialBegan,
     TrialEnded,
 )
+from autotune.study.pace import seconds_left
 
 _ROWS_SHOWN = 14
+_STUDIES_SHOWN = 3
 
 
 class Progress:
     """What has happened so far, and what can be said of the rest."""
 
-    def __init__(self, *, preferences: Preferences, time_budget_seconds: float | None) -> None:
+    def __init__(
+        self, *, preferences: Preferences, time_budget_seconds: float | None, until_converged: bool = False
+    ) -> None:
         self._preferences = preferences
+        self._until_converged = until_converged
         self._budget_seconds = time_budget_seconds
-        self._done_here = 0
-        self._first_trial_at = time.monotonic()
+        self._ended_at = [time.monotonic()]
         self.opened: StudyOpened | None = None
         self.records: list[TrialRecord] = []
         self.running: TrialBegan | None = None
@@ -54,7 +59,7 @@ class Progress:
                 self.preparing = what
             case StudyOpened():
                 self.opened, self.records = event, [r for r in event.records if r.is_finished]
-                self._first_trial_at = time.monotonic()
+                self._ended_at = [time.monotonic()]
             case Predicting(config=config):
                 self.meanwhile = f"predicting {config.describe()}"
             case Comparing(config=config):
@@ -66,19 +71,19 @@ class Progress:
             case TrialEnded(record=record):
                 self.running, self.meanwhile = None, ""
                 self.records.append(record)
-                self._done_here += 1
+                self._ended_at.append(time.monotonic())
 
     @property
     def wanted(self) -> int:
         return self.opened.trials_wanted if self.opened else 0
 
     def seconds_left(self) -> float | None:
-        """From the mean trial so far, and never beyond the time budget; None before the first trial ended."""
-        spent = time.monotonic() - self._first_trial_at
-        if not self._done_here:
-            return None
-        left = spent / self._done_here * max(0, self.wanted - len(self.records))
-        return left if self._budget_seconds is None else min(left, max(0.0, self._budget_seconds - spent))
+        """By the pace of the latest trials, and never beyond the time budget; None before the first trial ended."""
+        now = time.monotonic()
+        left = seconds_left(self._ended_at, now=now, trials_left=self.wanted - len(self.records))
+        if left is None or self._budget_seconds is None:
+            return left
+        return min(left, max(0.0, self._budget_seconds - (now - self._ended_at[0])))
 
     def best(self) -> str:
         """The pick so far in one line."""
@@ -93,7 +98,8 @@ class Progress:
     def status(self) -> str:
         left = self.seconds_left()
         parts = [f"{len(self.records)}/{self.wanted}", outcome_counts(self.records)]
-        return "  ".join([*parts, f"about {format_duration(left)} left"] if left else parts)
+        about = "at most" if self._until_converged else "about"
+        return "  ".join([*parts, f"{about} {format_duration(left)} left"] if left else parts)
 
 
 def headline(opened: StudyOpened) -> str:
@@ -107,6 +113,17 @@ def headline(opened: StudyOpened) -> str:
 
 def left_out_line(opened: StudyOpened) -> str:
     return f"Left out: {'; '.join(opened.legal.left_out)}" if opened.legal.left_out else ""
+
+
+def taken_over_line(counts: Mapping[str, int]) -> str:
+    """`Taken over  12 results: 9 of study a, 3 of study b; --fresh measures them anew`; empty where there are none."""
+    if not counts:
+        return ""
+    shown = [f"{count} of study {study}" for study, count in list(counts.items())[:_STUDIES_SHOWN]]
+    rest = sum(list(counts.values())[_STUDIES_SHOWN:])
+    total = sum(counts.values())
+    said = ", ".join([*shown, *([f"{rest} of older ones"] if rest else [])])
+    return f"Taken over  {total} result{'' if total == 1 else 's'}: {said}; --fresh measures them anew"
 
 
 class PlainDisplay:
@@ -124,6 +141,8 @@ class PlainDisplay:
                 self._say(headline(event))
                 if line := left_out_line(event):
                     self._say(line)
+                if line := taken_over_line(event.taken_over):
+                    self._say(line)
                 if event.definition.device.others:
                     self._say(f"Warning: {event.definition.device.device}: {event.definition.device.others}")
             case TrialEnded(record=record):
@@ -131,7 +150,15 @@ class PlainDisplay:
             case SameProgram(config=config, number=number):
                 self._say(f"{config.describe()}: the same program as #{number}, not run again")
             case SpaceExhausted(trials=trials):
-                self._say(f"Every legal configuration has been tried: {trials}.")
+                self._say(
+                    f"Nothing worth trying is left after {trials} trials: every other configuration runs the program "
+                    "of one of them, will not fit, or is surely beaten."
+                )
+            case Converged(trials=trials, relative_gain=gain):
+                self._say(
+                    f"Converged after {trials} trials: the most promising one left is expected to add "
+                    f"{100 * gain:.2f} % to the hypervolume of the front."
+                )
             case BudgetSpent(trials=trials, trials_wanted=wanted):
                 self._say(f"The time budget is spent: {trials} of {wanted} trials.")
 
@@ -154,7 +181,7 @@ class LiveDisplay:
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=True)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, StudyOpened | SameProgram | SpaceExhausted | BudgetSpent):
+        if isinstance(event, StudyOpened | SameProgram | SpaceExhausted | Converged | BudgetSpent):
             self._plain(event)  # stays above the live part
         else:
             self._progress.note(event)
@@ -196,14 +223,15 @@ _COLUMNS: dict[str, dict[str, Any]] = {
     "peak memory": {"justify": "right", "no_wrap": True},
     "tokens/s": {"justify": "right", "no_wrap": True},
     "perplexity": {"justify": "right", "no_wrap": True},
-    "outcome": {"no_wrap": True},
+    "outcome": {"no_wrap": True, "max_width": 34, "overflow": "ellipsis"},
 }
 
 
 def _live_row(record: TrialRecord) -> list[Text | str]:
     size = "-" if record.peak_memory_bytes is None else format_size(record.peak_memory_bytes)
     perplexity = "-" if record.perplexity is None else f"{record.perplexity:.2f}"
-    return [str(record.number), describe(record), size, speed(record), perplexity, OUTCOME_WORDS[record.outcome]]
+    outcome = OUTCOME_WORDS[record.outcome] + (f", {record.reused_from}" if record.reused_from else "")
+    return [str(record.number), describe(record), size, speed(record), perplexity, Text(outcome)]
 
 
 def _one_line(record: TrialRecord) -> str:
@@ -231,12 +259,14 @@ class SilentDisplay:
 
 
 def make_display(
-    *, quiet: bool, preferences: Preferences, time_budget_seconds: float | None
+    *, quiet: bool, preferences: Preferences, time_budget_seconds: float | None, until_converged: bool = False
 ) -> LiveDisplay | PlainDisplay | SilentDisplay:
     if quiet:
         return SilentDisplay()
     console = make_console(sys.stderr)
-    progress = Progress(preferences=preferences, time_budget_seconds=time_budget_seconds)
+    progress = Progress(
+        preferences=preferences, time_budget_seconds=time_budget_seconds, until_converged=until_converged
+    )
     display: Callable[[Progress, Console], LiveDisplay | PlainDisplay]
     display = LiveDisplay if console.is_terminal and not console.is_dumb_terminal else PlainDisplay
     return display(progress, console)

@@ -14,7 +14,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.option_groups import with_workload
-from autotune.definition import SAMPLERS
+from autotune.definition import DEFAULT_SAMPLER, SAMPLERS
 from autotune.errors import InvalidInput, Stopped
 from autotune.quantities import format_duration, parse_duration, parse_size
 
@@ -47,10 +47,13 @@ def search(
     ] = None,
     trials: Annotated[int | None, typer.Option(help="Distinct configurations in the study. [default: 30]")] = None,
     time_budget: Annotated[str | None, typer.Option(metavar="TIME", help="Begin no trial after this: 30m.")] = None,
+    until_converged: Annotated[
+        bool, typer.Option("--until-converged", help="End once no trial is likely to make the front better by much.")
+    ] = False,
     trial_time_limit: Annotated[str, typer.Option(metavar="TIME", help="End a trial after this.")] = "10m",
     sampler: Annotated[
         str | None,
-        typer.Option(metavar="|".join(SAMPLERS), help="Who suggests. [default: tpe]"),
+        typer.Option(metavar="|".join(SAMPLERS), help=f"Who suggests the trials. [default: {DEFAULT_SAMPLER}]"),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, data order and sampler. [default: 0]")] = None,
     no_predict: Annotated[
@@ -65,6 +68,9 @@ def search(
     seeds: Annotated[
         int, typer.Option(metavar="N", help="Trainings behind each perplexity that is measured, for its spread.")
     ] = 1,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again what earlier studies of the same workload have measured.")
+    ] = False,
     memory_snapshot: Annotated[
         bool, typer.Option("--memory-snapshot", help="Keep torch's allocation history of each trial (CUDA).")
     ] = False,
@@ -92,10 +98,12 @@ def search(
         seed=seed,
         trials=trials,
         time_budget_seconds=None if time_budget is None else parse_duration(time_budget),
+        until_converged=until_converged,
         trial_time_limit_seconds=parse_duration(trial_time_limit),
         predict=not no_predict,
         full_trainings=full_trainings,
         perplexity_seeds=seeds,
+        fresh=fresh,
         memory_snapshot=memory_snapshot,
         workload=workload,
         preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
@@ -117,7 +125,10 @@ def _search(request: "SearchRequest", *, as_json: bool, quiet: bool, verbose: bo
     from autotune.study.events import Event, StudyOpened
 
     display = make_display(
-        quiet=quiet, preferences=request.preferences, time_budget_seconds=request.time_budget_seconds
+        quiet=quiet,
+        preferences=request.preferences,
+        time_budget_seconds=request.time_budget_seconds,
+        until_converged=request.until_converged,
     )
     opened: list[StudyOpened] = []
 
@@ -173,6 +184,7 @@ def continue_command(study: str, request: "SearchRequest", *, trials: int | None
     words += ["--storage", shown_url(storage)] if storage != options.STORAGE else []
     words += ["--trials", str(trials)] if trials is not None else []
     limit = request.trial_time_limit_seconds
+    words += ["--until-converged"] if request.until_converged else []
     words += ["--full-trainings"] if request.full_trainings else []
     words += ["--seeds", str(request.perplexity_seeds)] if request.perplexity_seeds > 1 else []
     words += ["--trial-time-limit", f"{limit:g}s"] if limit != DEFAULT_TIME_LIMIT_SECONDS else []
@@ -196,7 +208,8 @@ def print_summary(
         console.print()
     print_result(result, console)
     shown = shlex.join([result.study, *(["--storage", result.storage] if request.storage != options.STORAGE else [])])
-    total = wanted if len(result.trials) < wanted else 2 * len(result.trials)
+    reused = sum(record.reused_from is not None for record in result.trials)
+    total = (wanted if len(result.trials) < wanted else 2 * len(result.trials)) - reused
     console.print()
     console.print(Text(f"Results  {result.storage}"))
     for command, purpose in (

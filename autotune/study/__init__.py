@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import filelock
@@ -18,15 +18,22 @@ from autotune.reporting.study_view import StudyView
 from autotune.result import StudyResult, TrialRecord
 from autotune.storage import StudyStore
 from autotune.storage.database import BUSY_TIMEOUT_SECONDS, sqlite_file
-from autotune.study.continuing import check_same_device, check_same_model, check_same_study, prepare_again
+from autotune.study.continuing import (
+    check_fresh,
+    check_same_device,
+    check_same_model,
+    check_same_study,
+    prepare_again,
+)
+from autotune.study.earlier import TakenOver, take_over
 from autotune.study.events import Listener, StudyOpened
 from autotune.study.forecast import Forecaster
 from autotune.study.foresight import Foresight
 from autotune.study.measuring import Manner
 from autotune.study.request import (
-    DEFAULT_TRIALS,
     NewStudy,
     SearchRequest,
+    check_sampler,
     check_snapshot,
     new_definition,
     space_of,
@@ -62,8 +69,8 @@ def search(
                 name = new.definition.name
             try:
                 with _owned(work, name):
-                    definition, wanted = _open(store, name, new, request, executor=executor, work=work)
-                    _run(definition, wanted, request, store, executor, work / name, listener, should_stop)
+                    opened = _open(store, name, new, request, executor=executor, work=work)
+                    _run(opened, request, store, executor, work / name, listener, should_stop)
             finally:
                 if new is not None:
                     new.discard()
@@ -72,9 +79,16 @@ def search(
         store.close()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Opened:
+    definition: StudyDefinition
+    trials_wanted: int
+    taken_over: TakenOver | None = None
+    """None: continued."""
+
+
 def _run(
-    definition: StudyDefinition,
-    wanted: int,
+    opened: _Opened,
     request: SearchRequest,
     store: StudyStore,
     executor: LocalExecutor,
@@ -82,9 +96,17 @@ def _run(
     listener: Listener,
     should_stop: Callable[[], bool],
 ) -> None:
-    records = tuple(store.trials(definition.name))
-    legal = definition.legal_space()
-    listener(StudyOpened(definition=definition, legal=legal, trials_wanted=wanted, records=records, is_new=not records))
+    definition = opened.definition
+    listener(
+        StudyOpened(
+            definition=definition,
+            legal=definition.legal_space(),
+            trials_wanted=opened.trials_wanted,
+            records=tuple(store.trials(definition.name)),
+            is_new=opened.taken_over is not None,
+            taken_over={} if opened.taken_over is None else opened.taken_over.counts,
+        )
+    )
     is_predictable = request.predict and definition.workload.script is None
     forecaster = Forecaster(executor=executor, workload=definition.workload, device_type=definition.device.type)
     session = StudySession(
@@ -102,9 +124,10 @@ def _run(
             seeds=request.perplexity_seeds,
             keep_snapshots=request.memory_snapshot,
         ),
+        until_converged=request.until_converged,
     )
     budget = request.time_budget_seconds
-    session.run(trials_wanted=wanted, deadline=None if budget is None else time.monotonic() + budget)
+    session.run(trials_wanted=opened.trials_wanted, deadline=None if budget is None else time.monotonic() + budget)
 
 
 def result_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES) -> StudyResult:
@@ -161,23 +184,31 @@ def _open(
     *,
     executor: LocalExecutor,
     work: Path,
-) -> tuple[StudyDefinition, int]:
-    """The study to run and how many trials are wanted of it: created now, or the stored one on today's device."""
+) -> _Opened:
+    """The study to run and how many trials are wanted of it: created now, or the stored one on today's device.
+
+    Trials that were taken over are more than those asked for.
+    """
     if new is not None and not store.has_study(name):
         new.settle(work / name)
-        wanted = possible_trials(new.definition, request.trials or DEFAULT_TRIALS)
-        store.create_study(new.definition, trials_wanted=wanted)
-        return new.definition, wanted
+        taken = take_over(store, new.definition, request)
+        wanted = possible_trials(new.definition, request.new_trials + len(taken.records))
+        store.create_study(new.definition, trials_wanted=wanted, records=taken.records, forecasts=taken.forecasts)
+        return _Opened(definition=new.definition, trials_wanted=wanted, taken_over=taken)
     stored, stored_wanted = store.definition(name)
+    reused = sum(record.reused_from is not None for record in store.trials(name))
+    check_fresh(request, stored, reused=reused)
+    check_sampler(stored.sampler, until_converged=request.until_converged)
     device, _ = executor.probe(request.device or stored.device.device, {})
     check_same_device(stored, device)
     check_snapshot(request, device)
     check_same_model(stored, executor=executor)
     prepare_again(stored, executor=executor, folder=work / name)
-    wanted = possible_trials(stored, request.trials) if request.trials else stored_wanted
+    says_how_many = request.trials or request.until_converged
+    wanted = possible_trials(stored, request.new_trials + reused) if says_how_many else stored_wanted
     if wanted != stored_wanted:
         store.set_trials_wanted(name, wanted)
-    return replace(stored, device=device), wanted
+    return _Opened(definition=replace(stored, device=device), trials_wanted=wanted)
 
 
 def _open_optuna(definition: StudyDefinition, storage: str) -> OptunaStudy:

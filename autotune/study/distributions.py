@@ -43,5 +43,27 @@ def as_parameters(legal: LegalSpace, config: TrainingConfig) -> tuple[dict[str, 
     return parameters, distributions
 
 
+def decide_static(legal: LegalSpace, choose: Chooser) -> TrainingConfig:
+    """Asks every technique under one name with all its values, for samplers that model a fixed space only (GP).
+
+    Where the choice is illegal after those before it, the first legal value takes its place.
+    """
+    wanted = {field: choose(field, values) for field, values in legal.values.items() if len(values) > 1}
+    return decide(legal, lambda name, values: _if_legal(wanted[name.partition("|")[0]], values))
+
+
+def as_static_parameters(
+    legal: LegalSpace, config: TrainingConfig
+) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
+    """As `as_parameters`, for `decide_static`."""
+    choices = {field: values for field, values in legal.values.items() if len(values) > 1}
+    parameters = {field: getattr(config, field) for field in choices}
+    return parameters, {field: CategoricalDistribution(values) for field, values in choices.items()}
+
+
+def _if_legal(value: Any, values: tuple[Any, ...]) -> Any:
+    return value if value in values else values[0]
+
+
 def _parameter_name(legal: LegalSpace, field: str, values: tuple[Any, ...]) -> str:
     return field if values == legal.values[field] else f"{field}|{','.join(map(str, values))}"

@@ -1,7 +1,7 @@
 """What a running search reports, for a display to show. Plain values; a listener is any callable of one event."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
@@ -22,8 +22,10 @@ class StudyOpened:
     legal: LegalSpace
     trials_wanted: int
     records: tuple[TrialRecord, ...]
-    """What is known already, from an earlier run of this study."""
+    """What is known already, from an earlier run of this study or from earlier studies."""
     is_new: bool
+    taken_over: Mapping[str, int] = field(default_factory=dict)
+    """For a new study: how many of the records each earlier one gave, newest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +64,18 @@ class SameProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceExhausted:
-    """Every legal configuration has been tried."""
+    """Every legal configuration was tried, runs the program of one that was, will not fit, or is surely beaten."""
 
     trials: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converged:
+    """Nothing that is left is expected to make the front better by much."""
+
+    trials: int
+    relative_gain: float
+    """Of the most promising trial: expected growth of the hypervolume, relative to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +95,7 @@ Event = (
     | Comparing
     | SameProgram
     | SpaceExhausted
+    | Converged
     | BudgetSpent
 )
 Listener = Callable[[Event], None]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -14,7 +15,15 @@ from typing import Any
 
 from autotune.config import FIELD_ORDER
 from autotune.data.sources import check_name, check_there
-from autotune.definition import DEFAULT_STORAGE, RESULTS_FOLDER, SAMPLERS, Sampler, StudyDefinition, check_study_name
+from autotune.definition import (
+    DEFAULT_SAMPLER,
+    DEFAULT_STORAGE,
+    RESULTS_FOLDER,
+    SAMPLERS,
+    Sampler,
+    StudyDefinition,
+    check_study_name,
+)
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.executors.local import PREPARED, LocalExecutor
 from autotune.quantities import LARGEST_SIZE_BYTES
@@ -28,6 +37,7 @@ from autotune.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
 
 DEFAULT_SPACE = "default"
 DEFAULT_TRIALS = 30
+MOST_TRIALS_UNTIL_CONVERGED = 200
 LEAST_CAP_BYTES = 65536
 """A cap below this is a unit that was forgotten."""
 DEFAULT_TIME_LIMIT_SECONDS = 600.0
@@ -49,6 +59,8 @@ class SearchRequest:
     seed: int | None = None
     trials: int | None = None
     time_budget_seconds: float | None = None
+    until_converged: bool = False
+    """Whether the study ends once no trial is expected to make the front better by much (`ranking.py`)."""
     trial_time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
     predict: bool = True
     """Whether peak memory is predicted before each trial; what is then surely over the cap is not trained."""
@@ -56,6 +68,8 @@ class SearchRequest:
     """Whether every trial is trained to the end, also where another of its numerics class was."""
     perplexity_seeds: int = 1
     """Trainings whose mean perplexity a numerics class gets, each of another seed."""
+    fresh: bool = False
+    """Whether nothing is taken over from earlier studies."""
     memory_snapshot: bool = False
     """Whether torch's allocation history of the measured steps is kept for every trial; CUDA only."""
     workload: Mapping[str, Any] = field(default_factory=dict)
@@ -67,6 +81,7 @@ class SearchRequest:
             check_study_name(self.name)
         if self.sampler is not None and self.sampler not in SAMPLERS:
             raise InvalidInput(f"there is no sampler {self.sampler!r}", hint=f"use one of {', '.join(SAMPLERS)}")
+        check_sampler(self.sampler or DEFAULT_SAMPLER, until_converged=self.until_converged)
         if self.cap_bytes is not None:
             check_cap(self.cap_bytes)
         if self.trials is not None and (type(self.trials) is not int or self.trials < 1):
@@ -84,6 +99,11 @@ class SearchRequest:
         check_device(self.device)
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise InvalidInput(f"seed {self.seed} is not possible", hint="use a whole number from 0 to 4294967295")
+
+    @property
+    def new_trials(self) -> int:
+        """How many trials a new study is to have, those taken over from earlier studies not counted."""
+        return self.trials or (MOST_TRIALS_UNTIL_CONVERGED if self.until_converged else DEFAULT_TRIALS)
 
     def said_about_workload(self) -> dict[str, Any]:
         said = {name: value for name, value in self.workload.items() if value is not None}
@@ -104,6 +124,17 @@ def check_cap(cap_bytes: object) -> None:
 
 def _is_size(size_bytes: object) -> bool:
     return isinstance(size_bytes, int) and not isinstance(size_bytes, bool) and 1 <= size_bytes < LARGEST_SIZE_BYTES
+
+
+def check_sampler(sampler: Sampler, *, until_converged: bool) -> None:
+    """Raises InvalidInput for one that cannot run here, or cannot say when it has converged."""
+    if sampler == "gp" and importlib.util.find_spec("scipy") is None:
+        raise InvalidInput("sampler gp needs scipy", hint="pip install 'autotune[gp]', or choose another sampler")
+    if until_converged and sampler != "ehvi":
+        raise InvalidInput(
+            f"sampler {sampler} does not say what it expects of a trial, so it cannot end with --until-converged",
+            hint="leave --until-converged out, or begin a study with --sampler ehvi",
+        )
 
 
 def check_device(name: str | None) -> None:
@@ -205,7 +236,7 @@ def new_definition(
         },
         cap_bytes=device.total_memory_bytes if request.cap_bytes is None else request.cap_bytes,
         seed=workload.seed,
-        sampler=request.sampler or "tpe",
+        sampler=request.sampler or DEFAULT_SAMPLER,
     )
     definition.legal_space()  # refuses a space in which nothing works before anything is prepared
     if workload.script is None:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import optuna
-from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import Trial, TrialState, create_trial
 
 from autotune.config import TrainingConfig
 from autotune.definition import Sampler
 from autotune.result import DIRECTIONS
 from autotune.search_space import LegalSpace
-from autotune.study.distributions import as_parameters, decide
+from autotune.study.distributions import as_parameters, as_static_parameters, decide, decide_static
 from autotune.study.observation import Observation
 
 if TYPE_CHECKING:
@@ -34,7 +34,20 @@ def _tpe(seed: int) -> BaseSampler:
         return TPESampler(seed=seed, multivariate=True, group=True)
 
 
+def _gp(seed: int) -> BaseSampler:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return GPSampler(seed=seed)
+
+
+_STATIC: tuple[Sampler, ...] = ("gp",)
+"""Samplers that model only what every trial is asked."""
+
+
 SAMPLER_FACTORIES: Mapping[Sampler, Callable[[int], BaseSampler]] = {
+    # The study ranks by itself (`ranking.py`): Optuna's samplers know no predictions. It keeps the trials all the same.
+    "ehvi": lambda seed: RandomSampler(seed=seed),
+    "gp": _gp,
     "tpe": _tpe,
     "nsga2": lambda seed: NSGAIISampler(seed=seed, population_size=NSGA2_POPULATION),
     "random": lambda seed: RandomSampler(seed=seed),
@@ -66,8 +79,8 @@ class OptunaStudy:
         """The sampler's next suggestion; answer it with `tell`, or take it back with `give_up_running`."""
         self._study.sampler = SAMPLER_FACTORIES[self._sampler](derived_seed(self._seed, told=self._told))
         trial = self._study.ask()
-        config = decide(self._legal, lambda name, values: trial.suggest_categorical(name, values))
-        return trial, config
+        decided = decide_static if self._sampler in _STATIC else decide
+        return trial, decided(self._legal, lambda name, values: trial.suggest_categorical(name, values))
 
     def tell(self, trial: Trial, number: int, observation: Observation) -> None:
         trial.set_user_attr(_NUMBER, number)
@@ -79,7 +92,8 @@ class OptunaStudy:
     def add(self, number: int, config: TrainingConfig, observation: Observation) -> None:
         """Tells a result that was not asked for: a first configuration, or one adopted after a crash."""
         if config in self._legal:
-            parameters, distributions = as_parameters(self._legal, config)
+            parametrized = as_static_parameters if self._sampler in _STATIC else as_parameters
+            parameters, distributions = parametrized(self._legal, config)
             self._study.add_trial(
                 create_trial(
                     params=parameters,

@@ -6,7 +6,8 @@ record, and so is one that compiles to the same program. What is predicted to be
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from optuna.trial import Trial
@@ -20,6 +21,7 @@ from autotune.search_space import LegalSpace
 from autotune.storage import StudyStore
 from autotune.study.events import (
     BudgetSpent,
+    Converged,
     Listener,
     Predicting,
     SameProgram,
@@ -30,7 +32,8 @@ from autotune.study.events import (
 from autotune.study.foresight import Foresight
 from autotune.study.measuring import Manner, Measuring
 from autotune.study.observation import observe
-from autotune.study.sampling import OptunaStudy
+from autotune.study.ranking import CONVERGED_GAIN, Choice, Ranking
+from autotune.study.sampling import OptunaStudy, derived_seed
 
 REPEATS_BEFORE_DRAWING = 50
 """After so many suggestions in a row that are known already, an unseen configuration is drawn."""
@@ -58,6 +61,8 @@ class StudySession:
         listener: Listener,
         should_stop: Callable[[], bool],
         manner: Manner,
+        until_converged: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._definition = definition
         self._legal: LegalSpace = definition.legal_space()
@@ -66,6 +71,11 @@ class StudySession:
         self._foresight = foresight
         self._listener = listener
         self._should_stop = should_stop
+        self._until_converged = until_converged
+        self._clock = clock
+        self._ranking = Ranking(self._legal, cap_bytes=definition.cap_bytes)
+        self.seconds_in_sampler = 0.0
+        """Time in the sampler so far."""
         self._baseline = definition.baseline_config()
         self._records = {record.config.fingerprint: record for record in store.trials(definition.name)}
         self._measuring = Measuring(
@@ -77,10 +87,11 @@ class StudySession:
             manner=manner,
             listener=listener,
             check_stop=self._check_stop,
+            clock=clock,
         )
 
     def run(self, *, trials_wanted: int, deadline: float | None) -> None:
-        """Runs until the study has `trials_wanted` distinct configurations, or time.monotonic() passes `deadline`.
+        """Runs until the study has `trials_wanted` distinct configurations, or the clock passes `deadline`.
 
         Raises Stopped when asked to stop; whatever ends it early leaves no suggestion of Optuna's running.
         """
@@ -99,8 +110,7 @@ class StudySession:
             if len(self._records) < trials_wanted and not self._is_over(deadline):
                 self._measure(config, name=name)
         while len(self._records) < trials_wanted and not self._is_over(deadline):
-            if not self._measure_next_suggestion():
-                self._listener(SpaceExhausted(trials=len(self._records)))
+            if not self._measure_next_suggestion(deadline):
                 return
         if len(self._records) < trials_wanted:
             self._listener(BudgetSpent(trials=len(self._records), trials_wanted=trials_wanted))
@@ -114,12 +124,14 @@ class StudySession:
         first = [(baseline_name, self._baseline), *self._legal.named.items()]
         return list({c.fingerprint: (n, c) for n, c in first if c.fingerprint not in self._records}.values())
 
-    def _measure_next_suggestion(self) -> bool:
-        """Measures one configuration that was not seen; False when none is left."""
+    def _measure_next_suggestion(self, deadline: float | None) -> bool:
+        """Measures one configuration that was not seen; False when none is left, or none that is worth it."""
+        if self._legal.values and self._definition.sampler == "ehvi":
+            return self._measure_most_promising(deadline)
         if self._legal.values and self._definition.sampler != "grid":
             for _ in range(REPEATS_BEFORE_DRAWING):
                 self._check_stop()
-                trial, config = self._optuna.ask()
+                trial, config = self._ask()
                 known = self._known(config)
                 if known is None:
                     self._measure(config, asked=trial)
@@ -130,7 +142,49 @@ class StudySession:
             if self._known(config) is None:
                 self._measure(config)
                 return True
+        self._listener(SpaceExhausted(trials=len(self._records)))
         return False
+
+    def _measure_most_promising(self, deadline: float | None) -> bool:
+        """The best by all that is known; what is predicted for it first may make another the best."""
+        while choice := self._choose():
+            if self._until_converged and choice.relative_gain < CONVERGED_GAIN:
+                self._listener(Converged(trials=len(self._records), relative_gain=choice.relative_gain))
+                return False
+            if choice.surely_fits:
+                self._foresight.do_without(choice.config)
+            if self._foresight.is_known(choice.config):
+                self._measure(choice.config)
+                return True
+            self._predict(choice.config)
+            if self._is_over(deadline):
+                return True
+        self._listener(SpaceExhausted(trials=len(self._records)))
+        return False
+
+    def _ask(self) -> tuple[Trial, TrainingConfig]:
+        with self._in_sampler():
+            return self._optuna.ask()
+
+    def _choose(self) -> Choice | None:
+        self._check_stop()
+        records = list(self._records.values())
+        beyond = self._foresight.not_to_train(records, limit_bytes=self._definition.cap_bytes)
+        with self._in_sampler():
+            return self._ranking.choose(
+                records,
+                self._foresight.known.values(),
+                excluded={*(record.config for record in records), *beyond},
+                seed=derived_seed(self._definition.seed, told=len(records)),
+            )
+
+    @contextmanager
+    def _in_sampler(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds_in_sampler += time.perf_counter() - began
 
     def _known(self, config: TrainingConfig) -> TrialRecord | None:
         """What answers for a configuration without a new trial: its own record, or one of the same program."""
@@ -150,7 +204,7 @@ class StudySession:
 
     def _is_over(self, deadline: float | None) -> bool:
         self._check_stop()
-        return deadline is not None and time.monotonic() >= deadline
+        return deadline is not None and self._clock() >= deadline
 
     def _check_stop(self) -> None:
         if self._should_stop():
@@ -184,10 +238,11 @@ class StudySession:
             cap_bytes=self._definition.cap_bytes,
             vocab_size=self._definition.workload.vocab_size,
         )
-        if asked is None:
-            self._optuna.add(record.number, record.config, observation)
-        else:
-            self._optuna.tell(asked, record.number, observation)
+        with self._in_sampler():
+            if asked is None:
+                self._optuna.add(record.number, record.config, observation)
+            else:
+                self._optuna.tell(asked, record.number, observation)
 
     def _tell_what_was_missed(self) -> None:
         for record in self._records.values():

@@ -65,7 +65,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def result(folder):
-    return autotune.search(name="foreseen", space="space.toml", max_mem=CAP_BYTES, trials=4, **SIZES)
+    return autotune.search(name="foreseen", space="space.toml", max_mem=CAP_BYTES, trials=4, sampler="grid", **SIZES)
 
 
 def of(result, checkpointing, fusion="kernel"):
@@ -123,7 +123,14 @@ def test_show_has_predicted_beside_measured_and_their_ratio(result, capsys):
 
 def test_predictions_can_be_turned_off(folder):
     result = autotune.search(
-        name="unforeseen", space="space.toml", max_mem=CAP_BYTES, trials=2, sampler="grid", predict=False, **SIZES
+        name="unforeseen",
+        space="space.toml",
+        max_mem=CAP_BYTES,
+        trials=2,
+        sampler="grid",
+        predict=False,
+        fresh=True,
+        **SIZES,
     )
     over = result.trial(1)
     assert (over.outcome, over.predicted_peak_memory_bytes) == ("over_cap", None)

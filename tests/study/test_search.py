@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("search")
     os.chdir(folder)
     Path("small.toml").write_text(SPACE)
-    autotune.search(name="small", space="small.toml", max_mem=CAP_BYTES, trials=TRIALS)
+    autotune.search(name="small", space="small.toml", max_mem=CAP_BYTES, trials=TRIALS, sampler="random")
     yield folder
     os.chdir(before)
 
@@ -124,7 +125,7 @@ def test_a_finished_study_is_answered_at_once(folder, result):
 
 @pytest.mark.parametrize(
     "said",
-    [{"max_mem": "1GiB"}, {"sampler": "random"}, {"layers": 3}, {"seed": 5}, {"space": "quick"}],
+    [{"max_mem": "1GiB"}, {"sampler": "tpe"}, {"layers": 3}, {"seed": 5}, {"space": "quick"}],
     ids=lambda said: next(iter(said)),
 )
 def test_a_study_is_not_continued_with_other_settings(said, folder, result):
@@ -149,7 +150,7 @@ def test_an_exhausted_space_ends_the_study(folder):
 
 
 def test_grid_goes_through_the_space_in_its_order(folder):
-    result = autotune.search(name="grid", space="tiny.toml", sampler="grid", trials=3)
+    result = autotune.search(name="grid", space="tiny.toml", sampler="grid", trials=3, fresh=True)
     assert [trial.config.checkpointing for trial in result.trials] == ["none", "block", "sqrt"]
 
 
@@ -164,7 +165,8 @@ def test_nothing_feasible_is_exit_code_1_with_the_closest_miss(folder):
 
 
 def test_a_plain_script_without_a_main_guard_can_search(folder):
-    script = "import autotune\nprint(autotune.search(name='plain', space='tiny.toml', trials=1).trials[0].outcome)\n"
+    call = "autotune.search(name='plain', space='tiny.toml', trials=1, fresh=True)"
+    script = f"import autotune\nprint({call}.trials[0].outcome)\n"
     Path("plain.py").write_text(script)
     ran = subprocess.run([sys.executable, "plain.py"], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "ok"
@@ -172,7 +174,7 @@ def test_a_plain_script_without_a_main_guard_can_search(folder):
 
 def test_a_listener_sees_every_trial_begin_and_end(folder):
     events = []
-    autotune.search(name="heard", space="tiny.toml", trials=2, listener=events.append)
+    autotune.search(name="heard", space="tiny.toml", trials=2, fresh=True, listener=events.append)
     assert [type(event) for event in events if isinstance(event, TrialBegan | TrialEnded)] == [
         TrialBegan,
         TrialEnded,
@@ -197,6 +199,7 @@ def test_a_dry_run_says_what_would_be_done_and_leaves_no_study(folder):
     assert planned.returncode == 0
     assert "legal configurations" in planned.stdout
     assert "about" in planned.stdout
+    assert re.search(r"Taken over +\d+ results: .*of study small", planned.stdout)
     assert "planned" not in subprocess.run(command("studies"), capture_output=True, text=True, check=True).stdout
 
 
@@ -253,7 +256,9 @@ def wait_until_gone(folder: Path) -> bool:
 
 
 def begin(name: str, *, trials: int) -> subprocess.Popen:
-    arguments = ["search", "--name", name, "--space", "small.toml", "--max-mem", str(CAP_BYTES)]
+    # The default sampler would end the study once nothing that is left can fit.
+    arguments = ["search", "--name", name, "--fresh", "--sampler", "random", "--space", "small.toml"]
+    arguments += ["--max-mem", str(CAP_BYTES)]
     return subprocess.Popen(
         command(*arguments, "--trials", str(trials)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )

@@ -1,0 +1,221 @@
+"""Which configuration to try next: the one whose expected gain in hypervolume is largest.
+
+Memory is known before training, from the prediction; perplexity belongs to a numerics class and is measured once.
+What is not predicted yet is expected from its like (`surrogate.py`), so that only promising configurations are ever
+predicted; speed is expected in the same way. The gain has a closed form (`gain.py`). What a trial will take is left
+out: over a recorded table (`studies/search_efficiency/`) gain for time found the front later than gain alone.
+"""
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy
+
+from autotune.config import TrainingConfig
+from autotune.prediction import Forecast
+from autotune.result import TrialRecord
+from autotune.search_space import LegalSpace
+from autotune.study.expected_memory import ExpectedMemory
+from autotune.study.gain import Array, Point, expected_gain, hypervolume, not_dominated
+from autotune.study.surrogate import believe
+
+MOST_CANDIDATES = 1000
+"""Of a larger space so many are drawn anew for each choice, beside the neighbours of the best."""
+
+_SPEED_NOISES, _FAILURE_NOISE = (0.02, 0.05, 0.12), 0.1
+"""Standard deviations of what was measured: of the logarithm, and of 1 for a failure. Some machines are noisy."""
+LEAST_CHANCE = 0.05
+"""What fits the cap with a smaller probability, by its prediction, is not trained."""
+LEAST_CHANCE_OF_ITS_LIKE, ENOUGH_OF_ITS_LIKE = 0.005, 30
+"""What fits the cap with a smaller probability, by so many of its like, is not even predicted."""
+SURE = 0.99
+"""What fits with a larger probability, by its like, is trained without a prediction."""
+_OUT_OF_COMPETITION = 4.0
+"""What is so many times worse than the best does not stretch the scale on which the others are compared."""
+CONVERGED_GAIN = 0.001
+"""A search has converged once no trial is expected to add a thousandth to the hypervolume."""
+_NEARLY_AS_GOOD = 0.95
+"""Gains this close to the largest are equal for what is known of them: the seed decides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    config: TrainingConfig
+    relative_gain: float
+    """Expected growth of the hypervolume, relative to the hypervolume; infinite while nothing fits."""
+    surely_fits: bool
+    """Whether its like leave no doubt that it fits: a prediction would change nothing."""
+
+
+class Ranking:
+    """Chooses among the configurations of a space that is bound to a workload and a device."""
+
+    def __init__(self, legal: LegalSpace, *, cap_bytes: int) -> None:
+        self._legal = legal
+        self._cap_bytes = cap_bytes
+        self._neighbours: dict[TrainingConfig, list[TrainingConfig]] = {}
+
+    @cached_property
+    def _all(self) -> dict[TrainingConfig, None]:
+        """In their order."""
+        return dict.fromkeys(self._legal.configurations())
+
+    def choose(
+        self,
+        records: Sequence[TrialRecord],
+        forecasts: Iterable[Forecast],
+        *,
+        excluded: set[TrainingConfig],
+        seed: int,
+    ) -> Choice | None:
+        """The most promising configuration that is not `excluded`; None when none is left that may fit and gain."""
+        draw = random.Random(seed)
+        left = [config for config in self._all if config not in excluded]
+        forecasts = list(forecasts)
+        knowledge = Knowledge(records, forecasts, cap_bytes=self._cap_bytes)
+        best: Choice | None = None
+        for candidates in self._batches(left, records, forecasts, knowledge, draw=draw):
+            choice = _best_of(candidates, knowledge, draw=draw)
+            best = max(filter(None, (best, choice)), key=lambda one: one.relative_gain, default=None)
+            if best is not None and best.relative_gain >= CONVERGED_GAIN:
+                return best
+        return best
+
+    def _batches(
+        self,
+        left: list[TrainingConfig],
+        records: Sequence[TrialRecord],
+        forecasts: Iterable[Forecast],
+        knowledge: "Knowledge",
+        *,
+        draw: random.Random,
+    ) -> Iterator[list[TrainingConfig]]:
+        """All of a small space at once. Of a large one first what is known best, with a sample; then the others."""
+        if len(left) <= MOST_CANDIDATES:
+            yield left
+            return
+        among = set(left)
+        best = set(knowledge.points)
+        on_front = [record.config for record in records if record.feasible and _point(record) in best]
+        near = (other for config in on_front for other in self._one_change_away(config))
+        known = [config for config in (forecast.config for forecast in forecasts) if config in among]
+        draw.shuffle(left)
+        first = dict.fromkeys([*known, *(config for config in near if config in among), *left[:MOST_CANDIDATES]])
+        yield list(first)
+        for start in range(MOST_CANDIDATES, len(left), MOST_CANDIDATES):
+            yield left[start : start + MOST_CANDIDATES]
+
+    def _one_change_away(self, config: TrainingConfig) -> list[TrainingConfig]:
+        if config not in self._neighbours:
+            changed = (replace(config, **{f: value}) for f, values in self._legal.values.items() for value in values)
+            self._neighbours[config] = [other for other in changed if other in self._all and other != config]
+        return self._neighbours[config]
+
+
+def _best_of(candidates: list[TrainingConfig], knowledge: "Knowledge", *, draw: random.Random) -> Choice | None:
+    """By expected gain; among near-equals the seed decides."""
+    gains = knowledge.gains(candidates) if candidates else numpy.zeros(0)
+    if not (gains > 0).any():
+        return None
+    chosen = int(draw.choice(list(numpy.flatnonzero(gains >= _NEARLY_AS_GOOD * gains.max()))))
+    config = candidates[chosen]
+    return Choice(
+        config=config,
+        relative_gain=knowledge.relative(float(gains.max())),
+        surely_fits=knowledge.chance(config) > SURE,
+    )
+
+
+class Knowledge:
+    """What the trials and predictions of a study say of any configuration."""
+
+    def __init__(self, records: Sequence[TrialRecord], forecasts: Iterable[Forecast], *, cap_bytes: int) -> None:
+        self._records = records
+        self._memory = ExpectedMemory(records, forecasts, cap_bytes=cap_bytes)
+        self._timed = [r for r in records if r.tokens_per_second and math.isfinite(r.tokens_per_second)]
+        self._perplexities = _perplexity_of_classes(records)
+
+    def gains(self, candidates: Sequence[TrainingConfig]) -> Array:
+        """Expected growth of the hypervolume by each candidate, [candidate]."""
+        memory = self._memory.of(candidates)
+        like = LEAST_CHANCE_OF_ITS_LIKE if self._memory.seen >= ENOUGH_OF_ITS_LIKE else 0.0
+        least = numpy.where(memory.is_predicted, LEAST_CHANCE, like)
+        fits = numpy.where(memory.chance < least, 0.0, memory.chance * self._works(candidates))
+        if not self._timed or not self._perplexities:
+            return fits / memory.if_it_fits  # nothing is known of speed: what surely fits comes first
+        speed = believe(
+            candidates,
+            seen=[record.config for record in self._timed],
+            logarithms=[math.log(record.tokens_per_second or 1.0) for record in self._timed],
+            noises=_SPEED_NOISES,
+        )
+        mean = numpy.exp(speed.mean + speed.deviation**2 / 2)
+        gains = expected_gain(
+            self.points,
+            reference=self.reference,
+            memory=memory.if_it_fits,
+            perplexity=numpy.array([self._perplexity(config) for config in candidates]),
+            speed_mean=mean,
+            speed_deviation=mean * numpy.sqrt(numpy.expm1(speed.deviation**2)),
+        )
+        return fits * gains
+
+    def chance(self, config: TrainingConfig) -> float:
+        """That it fits."""
+        return float(self._memory.of([config]).chance[0])
+
+    def relative(self, gain: float) -> float:
+        volume = hypervolume(self.points, reference=self.reference) if self.points else 0.0
+        return gain / volume if volume > 0 else math.inf
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """The front, without any tolerance."""
+        return not_dominated([_point(record) for record in self._records if record.feasible])
+
+    @cached_property
+    def reference(self) -> Point:
+        """The largest peak that fits, and a little worse than the worst speed and perplexity that still compete."""
+        speeds = [record.tokens_per_second or 0.0 for record in self._timed]
+        perplexities = self._perplexities.values()
+        return Point(
+            memory=self._memory.room_bytes,
+            speed=0.9 * max(min(speeds), max(speeds) / _OUT_OF_COMPETITION),
+            perplexity=1.05 * min(max(perplexities), min(perplexities) * _OUT_OF_COMPETITION),
+        )
+
+    def _works(self, candidates: Sequence[TrainingConfig]) -> Array:
+        """Probability that a candidate trains at all, judged by its like that crashed or computed something else."""
+        ended = [(r.config, r.outcome in ("crashed", "timeout", "diverged", "parity_failed")) for r in self._records]
+        if not any(failed for _, failed in ended):
+            return numpy.ones(len(candidates))
+        configs, failed = zip(*ended, strict=True)
+        belief = believe(candidates, seen=configs, logarithms=[float(one) for one in failed], noises=(_FAILURE_NOISE,))
+        return numpy.asarray(1.0 - numpy.clip(belief.mean, 0.0, 0.99))
+
+    def _perplexity(self, config: TrainingConfig) -> float:
+        """Of its numerics class, else of a class of the same precision and optimizer, else the best that was seen."""
+        known = self._perplexities
+        if config.numerics_class in known:
+            return known[config.numerics_class]
+        alike = [value for name, value in known.items() if name[:2] == config.numerics_class[:2]]
+        return min(alike or known.values())
+
+
+def _point(record: TrialRecord) -> Point:
+    return Point(
+        memory=float(record.peak_memory_bytes or 0),
+        speed=record.tokens_per_second or 0.0,
+        perplexity=record.perplexity or math.inf,
+    )
+
+
+def _perplexity_of_classes(records: Iterable[TrialRecord]) -> dict[tuple[str, ...], float]:
+    found: dict[tuple[str, ...], float] = {}
+    for record in records:
+        if record.perplexity is not None and math.isfinite(record.perplexity):
+            found.setdefault(record.config.numerics_class, record.perplexity)
+    return found
