@@ -1,0 +1,143 @@
+"""Measures every legal configuration of `space.toml`, each part of each trial with its seconds: `table.jsonl`.
+
+    OMP_NUM_THREADS=1 taskset -c 0 python studies/search_efficiency/record.py
+
+Goes on where it was stopped. One line is one part of one trial: its prediction, the first steps of a plain training
+that others are compared with, or its training to the end. The order is shuffled; a sample is trained four times more,
+to its memory and speed only, scattered over the run, so that the spread holds whatever drifts on the machine.
+"""
+
+import dataclasses
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from autotune.config import TrainingConfig
+from autotune.definition import StudyDefinition
+from autotune.executors.local import LocalExecutor
+from autotune.parity import ParityTrace
+from autotune.prediction import Prediction
+from autotune.study.parity_gate import ParityGate
+from autotune.study.request import SearchRequest, new_definition, space_of, work_folder
+
+HERE = Path(__file__).parent
+SPACE, TABLE, ENVIRONMENT = HERE / "space.toml", HERE / "table.jsonl", HERE / "environment.json"
+SAMPLE, REPEATS = 24, 4
+"""Configurations of the sample, and their repeats."""
+TIME_LIMIT_SECONDS = 600.0
+
+
+def main() -> None:
+    request = SearchRequest(name="record", storage="sqlite:///record.db", space=str(SPACE), predict=False)
+    work = work_folder(request.storage)
+    with LocalExecutor(work) as executor:
+        new = new_definition(request, space=space_of(request), executor=executor, work=work, listener=print)
+        folder = work / "record"
+        if folder.exists():
+            new.discard()
+        else:
+            new.settle(folder)
+        if not ENVIRONMENT.exists():
+            write_environment(new.definition)
+        Recorder(new.definition, executor=executor, folder=folder).run()
+
+
+def write_environment(definition: StudyDefinition) -> None:
+    said = {
+        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": dataclasses.asdict(definition.device),
+        "processors_used": len(os.sched_getaffinity(0)),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "workload": definition.workload.to_dict(),
+        "unavailable": {field: dict(reasons) for field, reasons in definition.unavailable.items()},
+    }
+    ENVIRONMENT.write_text(json.dumps(said, indent=1) + "\n")
+
+
+def schedule(definition: StudyDefinition) -> Iterator[tuple[TrainingConfig, int]]:
+    """Every configuration with the number of its repeat; 0 is the training to the end and comes first."""
+    draw = random.Random(0)
+    configs = [definition.baseline_config(), *definition.legal_space().configurations()]
+    draw.shuffle(configs)
+    order = {(config.fingerprint, 0): float(place) for place, config in enumerate(configs)}
+    for config in draw.sample(configs, SAMPLE):
+        for repeat in range(1, REPEATS + 1):
+            order[config.fingerprint, repeat] = draw.uniform(order[config.fingerprint, 0], len(configs))
+    by_fingerprint = {config.fingerprint: config for config in configs}
+    for fingerprint, repeat in sorted(order, key=order.__getitem__):
+        yield by_fingerprint[fingerprint], repeat
+
+
+class Recorder:
+    def __init__(self, definition: StudyDefinition, *, executor: LocalExecutor, folder: Path) -> None:
+        self._definition = definition
+        self._executor = executor
+        self._folder = folder
+        lines = TABLE.read_text().splitlines() if TABLE.exists() else []
+        rows = [json.loads(line) for line in lines]
+        self._done = {(row["part"], TrainingConfig(**row["config"]).fingerprint, row.get("repeat", 0)) for row in rows}
+        self._gate = ParityGate(self._trace, folder=folder / "parity", on_trace=lambda config: None)
+
+    def run(self) -> None:
+        wanted = list(schedule(self._definition))
+        for number, (config, repeat) in enumerate(wanted):
+            if repeat == 0:
+                self._predict(config)
+            self._train(config, repeat=repeat)
+            print(f"{number + 1}/{len(wanted)} {config.describe()}", flush=True)
+
+    def _predict(self, config: TrainingConfig) -> None:
+        if ("prediction", config.fingerprint, 0) in self._done:
+            return
+        began = time.perf_counter()
+        future = self._executor.submit_prediction(
+            self._definition.workload, config, device_type=self._definition.device.type
+        )
+        prediction = Prediction.from_dict(self._executor.wait_for(future).result)
+        seconds = time.perf_counter() - began
+        kept = dataclasses.replace(prediction, holders=(), notes=())
+        self._keep("prediction", config, seconds=seconds, result=kept.to_dict())
+
+    def _train(self, config: TrainingConfig, *, repeat: int) -> None:
+        if ("training", config.fingerprint, repeat) in self._done:
+            return
+        verdict = self._gate.judge(config)
+        finished = self._executor.submit(
+            self._definition,
+            config,
+            study_folder=self._folder,
+            log_name=f"{config.fingerprint}-{repeat}",
+            enforce_cap=False,
+            time_limit_seconds=TIME_LIMIT_SECONDS,
+            reference=verdict.reference,
+            shares_perplexity=repeat > 0,
+        ).result()
+        measurement = dataclasses.asdict(finished.measurement)
+        self._keep("training", config, seconds=finished.seconds, repeat=repeat, result=measurement)
+
+    def _trace(self, config: TrainingConfig, *, dropout: bool) -> ParityTrace | str:
+        began = time.perf_counter()
+        trace = self._executor.trace(
+            self._definition,
+            config,
+            study_folder=self._folder,
+            dropout=dropout,
+            time_limit_seconds=TIME_LIMIT_SECONDS,
+        )
+        if isinstance(trace, ParityTrace):
+            self._keep("trace", config, seconds=time.perf_counter() - began, result=trace.to_dict())
+        return trace
+
+    def _keep(self, part: str, config: TrainingConfig, **facts: Any) -> None:
+        row = {"part": part, "config": config.to_dict(), **facts}
+        with TABLE.open("a") as table:
+            table.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,372 @@
+"""Search strategies against the recorded table: how much of the exhaustive front for how much of its cost.
+
+    python studies/search_efficiency/replay.py [--seeds 30] [--only ehvi,random] > studies/search_efficiency/replay.json
+
+autotune's samplers run through the real study code, with the table in place of the training (`table.py`). The plain
+Optuna samplers run the objective that Optuna's documentation of constraints leads to, on the same legal space, with
+every trial trained to its end, and repeated suggestions answered from memory.
+Prints a JSON object: for each cap, strategy and seed the steps of the hypervolume over cost and trials.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+sys.path.insert(0, str(Path(__file__).parent))
+from table import ReplayExecutor, Table
+
+from autotune.config import TrainingConfig
+from autotune.errors import Stopped
+from autotune.search_space import LegalSpace
+from autotune.space_file import load_space
+from autotune.storage import StudyStore
+from autotune.study.distributions import decide, decide_static
+from autotune.study.events import Converged, Event, TrialEnded
+from autotune.study.foresight import Foresight
+from autotune.study.gain import Point, hypervolume, not_dominated
+from autotune.study.measuring import Manner
+from autotune.study.sampling import OptunaStudy
+from autotune.study.session import StudySession
+
+CAPS = {"loose": 1.0, "middle": 0.5, "tight": 0.05}
+"""The cap fits this share of the table's configurations."""
+OURS = ("ehvi", "tpe", "nsga2", "random")
+WITHOUT = "ehvi without "
+ABLATIONS = ("predictions", "sharing", "first configurations")
+MOST_TRIALS = 120
+MOST_SUGGESTIONS = 300
+"""Of plain Optuna, repeated ones included."""
+GP_TRIALS = 50
+FEWER_SEEDS = {
+    "recipe": 1,
+    "300 trials": 1,
+    "optuna GP": 3,
+    **dict.fromkeys(("tpe", "nsga2", "random", "optuna TPE multivariate group"), 5),
+    **dict.fromkeys((WITHOUT + part for part in ABLATIONS), 5),
+}
+"""Plain Optuna's GP takes seconds a suggestion with three objectives and a constraint."""
+ENOUGH = 0.995
+"""A run ends once it has reached so much of the hypervolume."""
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Hypervolume so far, relative to that of the whole table under the cap, whenever it grew."""
+
+    table: Table
+    cap_bytes: int
+    points: list[Point] = field(default_factory=list)
+    steps: list[tuple[float, int, float]] = field(default_factory=list)
+    """(seconds, trials, relative hypervolume)"""
+
+    @property
+    def reached(self) -> float:
+        return self.steps[-1][2] if self.steps else 0.0
+
+    def note(self, config: TrainingConfig, *, seconds: float, trials: int) -> None:
+        point = point_of(self.table, config)
+        if point is None or point.memory > self.cap_bytes:
+            return
+        self.points = not_dominated([*self.points, point])
+        if point not in self.points:
+            return
+        volume = hypervolume(self.points, reference=reference_point(self.cap_bytes))
+        share = volume / exhaustive_volume(self.cap_bytes)
+        if share > self.reached:
+            self.steps.append((seconds, trials, share))
+
+
+def point_of(table: Table, config: TrainingConfig) -> Point | None:
+    measured = table.trainings[config.fingerprint].measurement
+    if measured.outcome != "ok":
+        return None
+    return Point(
+        memory=float(measured.device_bytes or 0),
+        speed=measured.tokens_per_second or 0.0,
+        perplexity=measured.perplexity or 0.0,
+    )
+
+
+@cache
+def reference_point(cap_bytes: int) -> Point:
+    """The cap, nine tenths of the slowest speed of the table, and a hundredth more than its worst perplexity."""
+    table = the_table()
+    points = [point for config in table.configs.values() if (point := point_of(table, config))]
+    return Point(
+        memory=float(cap_bytes),
+        speed=0.9 * min(point.speed for point in points),
+        perplexity=1.01 * max(point.perplexity for point in points),
+    )
+
+
+@cache
+def the_table() -> Table:
+    return Table.read()
+
+
+@cache
+def exhaustive_volume(cap_bytes: int) -> float:
+    table = the_table()
+    within = [p for config in table.configs.values() if (p := point_of(table, config)) and p.memory <= cap_bytes]
+    return hypervolume(within, reference=reference_point(cap_bytes))
+
+
+def cap_of(name: str) -> int:
+    sizes = sorted(p.memory for config in the_table().configs.values() if (p := point_of(the_table(), config)))
+    return int(sizes[max(0, round(CAPS[name] * len(sizes)) - 1)]) + 1
+
+
+# -- strategies --------------------------------------------------------------------------------------------------
+
+
+def run_ours(
+    cap_bytes: int,
+    *,
+    sampler: str,
+    seed: int,
+    most: int = MOST_TRIALS,
+    enough: float = ENOUGH,
+    deadline: float | None = None,
+    without: str = "",
+    **options: Any,
+) -> dict[str, Any]:
+    """A study of ours as it is, or `without` one of what it does to waste nothing."""
+    table = the_table()
+    definition = table.definition(cap_bytes=cap_bytes, sampler=sampler, seed=seed)
+    if without == "first configurations":
+        definition = replace(definition, space=replace(definition.space, configurations=()))
+    executor, progress = ReplayExecutor(table, seed=seed), Progress(table=table, cap_bytes=cap_bytes)
+    trials, converged_at = 0, None
+    ended_at = [0.0]
+
+    def listen(event: Event) -> None:
+        nonlocal trials, converged_at
+        if isinstance(event, Converged):
+            converged_at = executor.seconds, trials, progress.reached
+        if isinstance(event, TrialEnded):
+            trials += 1
+            ended_at.append(executor.seconds)
+            if event.record.outcome == "ok":
+                progress.note(event.record.config, seconds=executor.seconds, trials=trials)
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        store = StudyStore(f"sqlite:///{folder}/replay.db", create=True)
+        store.create_study(definition, trials_wanted=most)
+        optuna_study = OptunaStudy(
+            definition.name,
+            optuna.storages.InMemoryStorage(),
+            legal=definition.legal_space(),
+            sampler=definition.sampler,
+            seed=seed,
+        )
+        session = StudySession(
+            definition,
+            store=store,
+            optuna_study=optuna_study,
+            executor=executor,  # type: ignore[arg-type]
+            foresight=Foresight(
+                definition, store=store, predict=None if without == "predictions" else executor.forecast
+            ),
+            study_folder=Path(folder),
+            listener=listen,
+            should_stop=lambda: progress.reached >= enough,
+            manner=Manner(time_limit_seconds=600.0, full_trainings=without == "sharing"),
+            clock=executor.clock,
+            **options,
+        )
+        with suppress(Stopped):
+            session.run(trials_wanted=most, deadline=deadline)
+        store.close()
+    return {
+        "steps": progress.steps,
+        "seconds": executor.seconds,
+        "trials": trials,
+        "ended_at": ended_at,
+        "converged_at": converged_at,
+        "trainings": executor.trainings,
+        "over_cap": executor.over_cap,
+        "ended_early": executor.ended_early,
+        "ended_wrongly": executor.ended_wrongly,
+        "seconds_by_part": executor.seconds_by_part,
+        "seconds_in_sampler": session.seconds_in_sampler,
+    }
+
+
+def run_plain(
+    cap_bytes: int,
+    *,
+    make_sampler: Callable[[int], optuna.samplers.BaseSampler],
+    seed: int,
+    most: int,
+    is_fixed: bool,
+) -> dict[str, Any]:
+    """Plain Optuna: three objectives, the cap as a constraint, nothing known before a training."""
+    table = the_table()
+    definition = table.definition(cap_bytes=cap_bytes, seed=seed)
+    legal = definition.legal_space()
+    executor, progress = ReplayExecutor(table, seed=seed), Progress(table=table, cap_bytes=cap_bytes)
+    known: dict[str, tuple[tuple[float, float, float], float]] = {}
+    # Optuna's samplers take a space that branches as it comes; only the GP models nothing but a fixed one.
+    decided = decide_static if is_fixed else decide
+
+    def train(config: TrainingConfig) -> tuple[tuple[float, float, float], float]:
+        measured = executor.submit(definition, config, enforce_cap=True).result().measurement
+        peak = float(measured.peak_memory_bytes or 0)
+        # What an out-of-memory trial did not measure is told as the worst that was seen.
+        speeds = [values[1] for values, _ in known.values()] or [1.0]
+        perplexities = [values[2] for values, _ in known.values()] or [float(table.workload.vocab_size)]
+        speed = measured.tokens_per_second or min(speeds)
+        return (peak, speed, measured.perplexity or max(perplexities)), peak / cap_bytes - 1
+
+    study = optuna.create_study(directions=["minimize", "maximize", "minimize"], sampler=make_sampler(seed))
+    in_sampler = 0.0
+    for _ in range(most):
+        began = time.perf_counter()
+        trial = study.ask()
+        config = decided(legal, trial.suggest_categorical)
+        in_sampler += time.perf_counter() - began
+        if config.fingerprint not in known:
+            known[config.fingerprint] = train(config)
+            progress.note(config, seconds=executor.seconds, trials=len(known))
+        values, over = known[config.fingerprint]
+        began = time.perf_counter()
+        trial.set_constraint("memory", over)
+        study.tell(trial, values)
+        in_sampler += time.perf_counter() - began
+        if progress.reached >= ENOUGH:
+            break
+    return {
+        "steps": progress.steps,
+        "seconds": executor.seconds,
+        "trials": len(known),
+        "trainings": executor.trainings,
+        "over_cap": executor.over_cap,
+        "seconds_by_part": executor.seconds_by_part,
+        "seconds_in_sampler": in_sampler,
+    }
+
+
+def run_recipe(cap_bytes: int) -> dict[str, Any]:
+    """The rows of the published table in order, each trained to its end, as far as the table of this study has them."""
+    table = the_table()
+    definition = table.definition(cap_bytes=cap_bytes)
+    executor, progress = ReplayExecutor(table), Progress(table=table, cap_bytes=cap_bytes)
+    rows = list(recipe(definition.legal_space()))
+    for count, config in enumerate(rows, start=1):
+        executor.submit(definition, config, enforce_cap=True)
+        progress.note(config, seconds=executor.seconds, trials=count)
+    return {
+        "steps": progress.steps,
+        "seconds": executor.seconds,
+        "trials": len(rows),
+        "trainings": executor.trainings,
+        "over_cap": executor.over_cap,
+        "seconds_by_part": executor.seconds_by_part,
+        "seconds_in_sampler": 0.0,
+    }
+
+
+def recipe(legal: LegalSpace) -> Iterator[TrainingConfig]:
+    """Their optimizer has no batched update; ours takes the plainest the table has, and the nearest budget."""
+    table = the_table()
+    for row in load_space("peak_memory").configurations:
+        chosen = {**row, "micro_batch_size": legal.global_batch, "optimizer": "adamw"}
+        chosen.pop("name")
+        chosen.setdefault("optimizer_fusion", "none" if len(chosen) == 2 else "kernel")
+        if "memory_budget" in chosen:
+            chosen["memory_budget"] = round(float(chosen["memory_budget"]), 1) or 0.1
+        for scope in (chosen.get("compile", "none"), "block"):
+            config = TrainingConfig(**{**chosen, "compile": scope if "compile" in chosen else "none"})
+            if config.fingerprint in table.trainings:
+                yield config
+                break
+
+
+def _quietly(make: Callable[..., optuna.samplers.BaseSampler], **options: Any) -> optuna.samplers.BaseSampler:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make(**options)
+
+
+PLAIN: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
+    "optuna random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
+    "optuna TPE": lambda seed: optuna.samplers.TPESampler(seed=seed),
+    "optuna TPE multivariate group": lambda seed: _quietly(
+        optuna.samplers.TPESampler, seed=seed, multivariate=True, group=True
+    ),
+    "optuna NSGA-II": lambda seed: optuna.samplers.NSGAIISampler(seed=seed),
+    "optuna GP": lambda seed: _quietly(optuna.samplers.GPSampler, seed=seed),
+}
+
+
+def run(job: tuple[str, str, int]) -> dict[str, Any]:
+    strategy, cap, seed = job
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore")
+    cap_bytes = cap_of(cap)
+    if strategy in PLAIN:
+        most = GP_TRIALS if strategy == "optuna GP" else MOST_SUGGESTIONS
+        found = run_plain(
+            cap_bytes, make_sampler=PLAIN[strategy], seed=seed, most=most, is_fixed=strategy == "optuna GP"
+        )
+    elif strategy.startswith(WITHOUT):
+        found = run_ours(cap_bytes, sampler="ehvi", seed=seed, without=strategy.removeprefix(WITHOUT))
+    elif strategy == "until converged":
+        found = run_ours(cap_bytes, sampler="ehvi", seed=seed, enough=2.0, until_converged=True)
+    elif strategy == "300 trials":
+        found = run_ours(cap_bytes, sampler="ehvi", seed=seed, most=300, enough=2.0)
+    elif strategy == "recipe":
+        found = run_recipe(cap_bytes)
+    else:
+        found = run_ours(cap_bytes, sampler=strategy, seed=seed)
+    return {"strategy": strategy, "cap": cap, "seed": seed, **found}
+
+
+def jobs(strategies: list[str], seeds: int) -> Iterator[tuple[str, str, int]]:
+    for strategy in strategies:
+        for cap in CAPS:
+            limit = min(seeds, FEWER_SEEDS.get(strategy, seeds))
+            for seed in range(limit):
+                yield strategy, cap, seed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=30)
+    parser.add_argument(
+        "--only",
+        default=",".join(
+            [*OURS, *(WITHOUT + part for part in ABLATIONS), "until converged", "300 trials", *PLAIN, "recipe"]
+        ),
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    todo = list(jobs(arguments.only.split(","), arguments.seeds))
+    random.Random(0).shuffle(todo)  # the slow strategies do not all come last
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        runs = list(pool.map(run, todo))
+    said = {
+        "configurations": len(the_table().trainings),
+        "exhaustive_seconds": the_table().exhaustive_seconds(),
+        "caps_bytes": {name: cap_of(name) for name in CAPS},
+        "runs": sorted(runs, key=lambda one: (one["cap"], one["strategy"], one["seed"])),
+    }
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""The recorded table, and an executor that answers from it: recorded results at their recorded cost.
+
+`Table` reads `table.jsonl`. `ReplayExecutor` stands where the real executor does; each answer moves its clock by what
+the same part took when it was recorded, and no time passes otherwise.
+"""
+
+import json
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from autotune.config import TrainingConfig
+from autotune.definition import StudyDefinition
+from autotune.executors.local import FinishedTrial
+from autotune.parity import ParityTrace
+from autotune.prediction import Forecast, Prediction
+from autotune.quantities import format_size
+from autotune.result import DeviceInfo, Measurement
+from autotune.rival import SETTLED_STEPS, Rival, beaten_by
+from autotune.space_file import load_space
+from autotune.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
+
+HERE = Path(__file__).parent
+TABLE, ENVIRONMENT, SPACE = HERE / "table.jsonl", HERE / "environment.json", HERE / "space.toml"
+SPEEDS = HERE / "speeds.jsonl"
+
+PARTS = ("startup", "compilation", "training", "evaluation", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One recorded training: what it measured and the seconds of its process."""
+
+    measurement: Measurement
+    seconds: float
+
+    @property
+    def compile_seconds(self) -> float:
+        return (self.measurement.seconds_by_part or {}).get("compilation", 0.0)
+
+
+@dataclass(kw_only=True)
+class Table:
+    """Everything recorded, by fingerprint."""
+
+    workload: Workload
+    device: DeviceInfo
+    unavailable: dict[str, dict[str, str]]
+    configs: dict[str, TrainingConfig] = field(default_factory=dict)
+    trainings: dict[str, Training] = field(default_factory=dict)
+    repeats: dict[str, list[Training]] = field(default_factory=lambda: defaultdict(list))
+    """Of the sample."""
+    alone: dict[str, Training] = field(default_factory=dict)
+    """The trainings with their speeds as recorded, where `ratios` gave them others."""
+    ratios: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Speed relative to that of the baseline, both measured in turn, the least disturbed first."""
+    predictions: dict[str, tuple[Prediction, float]] = field(default_factory=dict)
+    traces: dict[str, tuple[ParityTrace, float]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, *, with_speeds: bool = True) -> "Table":
+        """`with_speeds`: those measured in turn with the baseline (`speeds.py`) in place of those measured alone."""
+        environment = json.loads(ENVIRONMENT.read_text())
+        table = cls(
+            workload=Workload(**environment["workload"]),
+            device=DeviceInfo(**environment["device"]),
+            unavailable=environment["unavailable"],
+        )
+        for line in TABLE.read_text().splitlines():
+            table._add(json.loads(line))
+        if with_speeds:
+            table._take_speeds([json.loads(line) for line in SPEEDS.read_text().splitlines()])
+        return table
+
+    def _add(self, row: dict[str, Any]) -> None:
+        config = TrainingConfig(**row["config"])
+        name, seconds = config.fingerprint, row["seconds"]
+        if row["part"] == "prediction":
+            self.predictions[name] = Prediction.from_dict(row["result"]), seconds
+        elif row["part"] == "trace":
+            self.traces[name] = ParityTrace.from_dict(row["result"]), seconds
+        else:
+            training = Training(measurement=Measurement(**row["result"]), seconds=seconds)
+            if row["repeat"]:
+                self.repeats[name].append(training)
+            else:
+                self.configs[name], self.trainings[name] = config, training
+
+    def _take_speeds(self, rows: Sequence[dict[str, Any]]) -> None:
+        plain_seconds = statistics.median(undisturbed(row["plain"]) for row in rows)
+        for row in sorted(rows, key=disturbance):
+            ratio = undisturbed(row["plain"]) / undisturbed(row["subject"])
+            self.ratios[TrainingConfig(**row["config"]).fingerprint].append(ratio)
+        for name, ratios in self.ratios.items():
+            speed = ratios[0] * self.workload.tokens_per_step / plain_seconds
+            self.alone[name] = self.trainings[name]
+            self.trainings[name] = _at_speed(self.trainings[name], speed)
+
+    def definition(self, *, cap_bytes: int, sampler: str = "random", seed: int = 0) -> StudyDefinition:
+        return StudyDefinition(
+            name=f"replay-{sampler}-{seed}",
+            workload=self.workload,
+            space=load_space(str(SPACE)),
+            device=self.device,
+            unavailable=self.unavailable,
+            cap_bytes=cap_bytes,
+            seed=seed,
+            sampler=sampler,  # type: ignore[arg-type]
+        )
+
+    # -- costs -------------------------------------------------------------------------------------------------
+
+    def program(self, config: TrainingConfig) -> str | None:
+        """What torch.compile makes of it: equal for configurations whose compilation another one's cache serves."""
+        if config.compile == "none":
+            return None
+        return self.predictions[config.fingerprint][0].plan or config.fingerprint
+
+    @cached_property
+    def _compile_seconds(self) -> dict[str, tuple[float, float]]:
+        """Program to the seconds it took the first time, and from the cache."""
+        seconds: dict[str, list[tuple[bool, float]]] = defaultdict(list)
+        hits: dict[str, list[float]] = defaultdict(list)
+        for name, training in self.trainings.items():
+            program = self.program(self.configs[name])
+            if program is not None:
+                is_hit = training.measurement.compile_cache == "hit"
+                seconds[program].append((is_hit, training.compile_seconds))
+                if is_hit:
+                    hits[self.configs[name].compile].append(training.compile_seconds)
+        found = {}
+        for config in self.configs.values():
+            program = self.program(config)
+            if program is not None:
+                known = [took for is_hit, took in seconds[program] if is_hit]
+                usual = statistics.median(known or hits[config.compile] or [0.0])
+                found[program] = max(took for _, took in seconds[program]), usual
+        return found
+
+    def compilation(self, config: TrainingConfig, *, compiled: set[str]) -> tuple[float, bool]:
+        """Seconds of compiling `config`, and whether its program is among those that are compiled; adds it to them."""
+        program = self.program(config)
+        if program is None:
+            return 0.0, False
+        first, again = self._compile_seconds[program]
+        was_known = program in compiled
+        compiled.add(program)
+        return again if was_known else first, was_known
+
+    def exhaustive_seconds(self) -> float:
+        """Training every configuration to the end, one after the other, without predictions."""
+        compiled: set[str] = set()
+        return sum(
+            training.seconds - training.compile_seconds + self.compilation(self.configs[name], compiled=compiled)[0]
+            for name, training in self.trainings.items()
+        )
+
+
+def undisturbed(seconds: Sequence[float]) -> float:
+    """Mean of the faster half: what disturbs a step only ever makes it slower."""
+    return statistics.fmean(sorted(seconds)[: (len(seconds) + 1) // 2])
+
+
+def disturbance(row: dict[str, Any]) -> float:
+    """Interquartile range of the steps over their median; the larger of the two trainings'."""
+    quartiles = (statistics.quantiles(row[name], n=4) for name in ("plain", "subject"))
+    return max((upper - lower) / middle for lower, middle, upper in quartiles)
+
+
+def _at_speed(training: Training, tokens_per_second: float) -> Training:
+    """The same training as it would have been at that speed: the same steps, the same results."""
+    old = training.measurement.tokens_per_second
+    if old is None:
+        return training
+    parts = dict(training.measurement.seconds_by_part or {})
+    saved = parts["training"] * (1 - old / tokens_per_second)
+    parts["training"] -= saved
+    measured = replace(training.measurement, tokens_per_second=tokens_per_second, seconds_by_part=parts)
+    return Training(measurement=measured, seconds=training.seconds - saved)
+
+
+class ReplayExecutor:
+    """Stands for the executor of a study on the table's workload and device; `seconds` is its clock."""
+
+    def __init__(self, table: Table, *, seed: int = 0) -> None:
+        self._table = table
+        self._compiled: set[str] = set()
+        self.seconds = 0.0
+        self.seconds_by_part = dict.fromkeys(("prediction", "comparison", *PARTS), 0.0)
+        self.trainings = 0
+        self.over_cap = 0
+        self.ended_early = self.ended_wrongly = 0
+        """Trials that a rival ended, and those of them that were faster than it thought."""
+        self._noise = random.Random(seed)
+
+    def clock(self) -> float:
+        return self.seconds
+
+    def forecast(self, config: TrainingConfig) -> Forecast:
+        prediction, seconds = self._table.predictions[config.fingerprint]
+        self._spend("prediction", seconds)
+        return Forecast(config=config, prediction=prediction)
+
+    def trace(self, definition: StudyDefinition, config: TrainingConfig, **_: Any) -> ParityTrace:
+        trace, seconds = self._table.traces[config.fingerprint]
+        self._spend("comparison", seconds)
+        return trace
+
+    def submit(
+        self,
+        definition: StudyDefinition,
+        config: TrainingConfig,
+        *,
+        enforce_cap: bool,
+        shares_perplexity: bool = False,
+        rivals: Sequence[Rival] = (),
+        **_: Any,
+    ) -> "Future[FinishedTrial]":
+        """As far as the real trial would have gone: to its memory, to its first timed steps, or to its end."""
+        recorded = self._table.trainings[config.fingerprint]
+        full = recorded.measurement
+        cap_bytes = definition.cap_bytes if enforce_cap else None
+        began = self.seconds
+        self.trainings += 1
+        parts = full.seconds_by_part or {}
+        compile_seconds, was_known = self._table.compilation(config, compiled=self._compiled)
+        self._spend("compilation", compile_seconds)
+        if config.compile != "none":
+            full = replace(
+                full,
+                compile_cache="hit" if was_known else "miss",
+                seconds_by_part={**parts, "compilation": compile_seconds},
+            )
+        self._spend("startup", parts["startup"])
+        self._spend("other", recorded.seconds - sum(parts.values()))
+        measurement = self._outcome(full, config, cap_bytes, shares_perplexity, rivals)
+        future: Future[FinishedTrial] = Future()
+        future.set_result(FinishedTrial(measurement=measurement, seconds=self.seconds - began))
+        return future
+
+    def cancel(self, future: "Future[FinishedTrial]") -> None:
+        raise AssertionError("nothing runs in a replay")
+
+    def _outcome(
+        self,
+        full: Measurement,
+        config: TrainingConfig,
+        cap_bytes: int | None,
+        shares_perplexity: bool,
+        rivals: Sequence[Rival],
+    ) -> Measurement:
+        workload = self._table.workload
+        if full.tokens_per_second is None or full.device_bytes is None or full.peak_memory_bytes is None:
+            self._spend("training", (full.seconds_by_part or {}).get("training", 0.0))
+            return full
+        step_seconds = workload.tokens_per_step / full.tokens_per_second
+        before_timing = (full.seconds_by_part or {})["training"] - step_seconds * (
+            workload.steps - workload.warmup_steps - MEMORY_STEPS
+        )
+        self._spend("training", max(0.0, before_timing))
+        if cap_bytes is not None and full.device_bytes > cap_bytes:
+            self.over_cap += 1
+            return _without_speed(full, cap_bytes)
+        rival = beaten_by(rivals, peak_memory_bytes=full.peak_memory_bytes, tokens_per_second=full.tokens_per_second)
+        if rival is not None:
+            self._spend("training", SETTLED_STEPS * step_seconds)
+            return replace(
+                full, outcome="dominated", message="", perplexity=None, perplexity_source=None, final_loss=None
+            )
+        evaluation = (full.seconds_by_part or {})["evaluation"]
+        left = workload.steps - workload.warmup_steps - MEMORY_STEPS
+        if shares_perplexity:
+            self._spend("training", min(left, SHORT_TIMED_STEPS) * step_seconds)
+            self._spend("evaluation", evaluation * config.micro_batch_size / workload.evaluation_sequences)
+            return replace(full, perplexity=None, perplexity_source=None, final_loss=None)
+        self._spend("training", left * step_seconds)
+        self._spend("evaluation", evaluation)
+        return full
+
+    def _speed_of_a_few_steps(self, full: Measurement) -> float:
+        """Median of so many draws from the spread that was recorded between the steps of this very training."""
+        assert full.tokens_per_second is not None
+        deviation = (full.tokens_per_second_spread or 0.0) / statistics.NormalDist().inv_cdf(0.75)
+        draws = [self._noise.gauss(full.tokens_per_second, deviation) for _ in range(SETTLED_STEPS)]
+        return max(1.0, statistics.median(draws))
+
+    def _spend(self, part: str, seconds: float) -> None:
+        self.seconds += seconds
+        self.seconds_by_part[part] += seconds
+
+
+def _without_speed(full: Measurement, cap_bytes: int) -> Measurement:
+    return replace(
+        full,
+        outcome="over_cap",
+        message=f"needs {format_size(full.device_bytes or 0)} of {format_size(cap_bytes)}",
+        tokens_per_second=None,
+        tokens_per_second_spread=None,
+        perplexity=None,
+        perplexity_source=None,
+        final_loss=None,
+    )
