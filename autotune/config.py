@@ -65,26 +65,28 @@ class TrainingConfig:
     """Where large activations wait for the backward pass: on the device, or in pinned memory of the host."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            check_value(field.name, getattr(self, field.name))
+        values = vars(self)
+        for name, value in values.items():
+            # Thousands are read at once: what is a choice at first sight is not looked at again.
+            if value.__class__ is not str or value not in _CHOICES.get(name, ()):
+                check_value(name, value)
         # 1 and 1.0, and both zeros, are one budget and must have one fingerprint.
         object.__setattr__(self, "memory_budget", float(self.memory_budget) + 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in _FIELDS}
 
     @cached_property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that are equal exactly for equal configurations."""
-        plain = TrainingConfig()
         said = {
             name: value
             for name, value in self.to_dict().items()
-            if name not in _YOUNGER_FIELDS or value != getattr(plain, name)
+            if name not in _YOUNGER_FIELDS or value != getattr(_PLAIN, name)
         }
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+        return hashlib.sha256(_SORTED_JSON.encode(said).encode()).hexdigest()[:12]
 
-    @property
+    @cached_property
     def numerics_class(self) -> tuple[str, ...]:
         """Configurations of one class compute the same numbers up to rounding of the order of operations.
 
@@ -99,15 +101,15 @@ class TrainingConfig:
 
     def describe(self) -> str:
         """The choices that differ from a plain fp32 training, in a few words."""
-        plain = TrainingConfig()
         words = [
             f"{name.replace('_', '-')} {value}"
             for name, value in self.to_dict().items()
-            if name not in ("precision", "micro_batch_size") and value != getattr(plain, name)
+            if name not in ("precision", "micro_batch_size") and value != getattr(_PLAIN, name)
         ]
         return ", ".join([self.precision, *words, f"micro-batch {self.micro_batch_size}"])
 
 
+_SORTED_JSON = json.JSONEncoder(sort_keys=True)
 _YOUNGER_FIELDS = ("attention", "loss", "activation_offload")
 """Newer than the first studies: at their defaults no part of a fingerprint, so that old records keep theirs."""
 
@@ -123,6 +125,9 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "activation_offload": get_args(ActivationOffload),
 }
 """Values of the techniques that have a fixed list of them."""
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(TrainingConfig))
+_CHOICES = {field: frozenset(values) for field, values in CHOICES.items()}
 
 FIELD_ORDER = (
     "precision",
@@ -154,6 +159,10 @@ def check_value(field: str, value: object) -> None:
             raise InvalidInput(f"micro_batch_size = {value!r} is not possible", hint="use a whole number from 1 up")
     else:
         raise InvalidInput(f"there is no technique {field!r}", hint=f"the techniques are {', '.join(FIELD_ORDER)}")
+
+
+_PLAIN = TrainingConfig()
+"""fp32 without any technique."""
 
 
 @dataclass(frozen=True, kw_only=True)

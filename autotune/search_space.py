@@ -4,11 +4,12 @@
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
-from autotune.config import FIELD_ORDER, TrainingConfig, broken_rules
+from autotune.config import FIELD_ORDER, RULES, Circumstances, Rule, TrainingConfig, broken_rules
 from autotune.errors import InvalidInput, InvalidSpace
 from autotune.reference import Reference
 from autotune.workload_settings import overridden
@@ -124,13 +125,18 @@ class LegalSpace:
 
     def legal_values(self, field: str, chosen: Mapping[str, Any]) -> tuple[Any, ...]:
         """Values of `field` with which the fields in `chosen`, all before it, can still be completed."""
-        return tuple(value for value in self.values[field] if self._can_be_completed({**chosen, field: value}))
+        begun = tuple(chosen.values())
+        return tuple(value for value in self.values[field] if self._can_be_completed((*begun, value)))
 
     def configurations(self) -> Iterator[TrainingConfig]:
         """Every legal configuration, in a fixed order; nothing for a space that only names configurations."""
         if self.values:
             for chosen in self._completions({}):
                 yield TrainingConfig(**chosen)
+
+    def count(self) -> int:
+        """How many `configurations` there are."""
+        return sum(1 for _ in self._completions({})) if self.values else 0
 
     def __contains__(self, config: TrainingConfig) -> bool:
         chosen = config.to_dict()
@@ -140,18 +146,52 @@ class LegalSpace:
         broken = broken_rules(chosen, global_batch=self.global_batch, clips_gradients=self.clips_gradients)
         return not broken and all(condition.allows(chosen) for condition in self.conditions)
 
-    def _can_be_completed(self, chosen: Mapping[str, Any]) -> bool:
-        return next(self._completions(chosen), None) is not None
+    @cached_property
+    def _can_be_completed(self) -> Callable[[tuple[Any, ...]], bool]:
+        """Of the values of the first fields. Remembered: most configurations begin as many others do."""
+
+        @lru_cache(maxsize=_BEGINNINGS_REMEMBERED)
+        def can_be_completed(begun: tuple[Any, ...]) -> bool:
+            chosen = dict(zip(FIELD_ORDER, begun, strict=False))
+            return next(self._completions(chosen), None) is not None
+
+        return can_be_completed
 
     def _completions(self, chosen: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        if not self._allows(chosen):
-            return
+        if self._allows(chosen):
+            yield from self._completions_of_legal(chosen)
+
+    def _completions_of_legal(self, chosen: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Of a beginning that breaks nothing, so that only what its next field decides has to be looked at."""
         if len(chosen) == len(FIELD_ORDER):
             yield dict(chosen)
             return
         field = FIELD_ORDER[len(chosen)]
+        rules, conditions = self._decided_with[field]
         for value in self.values[field]:
-            yield from self._completions({**chosen, field: value})
+            longer = {**chosen, field: value}
+            if not any(rule.broken(longer, self._circumstances) for rule in rules) and all(
+                condition.allows(longer) for condition in conditions
+            ):
+                yield from self._completions_of_legal(longer)
+
+    @cached_property
+    def _circumstances(self) -> Circumstances:
+        return Circumstances(global_batch=self.global_batch, clips_gradients=self.clips_gradients)
+
+    @cached_property
+    def _decided_with(self) -> dict[str, tuple[list[Rule], list[Condition]]]:
+        """For each field what is decided by its value and those before it, and not without it."""
+        return {
+            field: (
+                [rule for rule in RULES if max(rule.fields, key=FIELD_ORDER.index) == field],
+                [condition for condition in self.conditions if field in (*condition.when, *condition.then)],
+            )
+            for field in FIELD_ORDER
+        }
+
+
+_BEGINNINGS_REMEMBERED = 50_000
 
 
 def _frozen(values: Any) -> tuple[Any, ...] | str:

@@ -11,6 +11,9 @@ from autotune.errors import InvalidInput
 if TYPE_CHECKING:
     from autotune.result import StudyResult
 
+MOST_INDENTED = 1000
+"""Trials of an object of JSON that is printed on many lines."""
+
 
 def show(
     study: options.StudyArgument,
@@ -42,7 +45,9 @@ def show(
         return
     result = autotune.show(study, storage=storage, preferences=preferences)
     if as_json:
-        print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+        # Indented, thousands of trials would take Python's own writer seconds.
+        indent = 2 if len(result.trials) <= MOST_INDENTED else None
+        print(json.dumps(result.to_dict(), indent=indent, allow_nan=False))
     elif as_csv or as_markdown:
         from autotune.reporting import plain_tables
 
@@ -62,11 +67,11 @@ def _show_reference(study: str, *, storage: str, forms: list[str]) -> None:
 
 
 def _print_tables(result: "StudyResult") -> None:
-    from autotune.cli.tables import make_console, print_pick, trials_table
+    from autotune.cli.tables import make_console, print_pick, print_trials
     from autotune.reporting.outcomes import outcome_counts
 
     console = make_console()
     title = f"Study {result.study}: {outcome_counts(result.trials)}"
-    console.print(trials_table(result, result.trials, title=title, with_predictions=True))
+    print_trials(console, result, result.trials, title=title, with_predictions=True)
     console.print()
     print_pick(result, console)

@@ -2,9 +2,11 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,9 +14,18 @@ from rich.text import Text
 from autotune.quantities import format_size
 from autotune.recommendation.pick import closest_miss, needed_bytes
 from autotune.reporting.outcomes import OUTCOME_WORDS
-from autotune.reporting.trial_text import SHARED_MARK_SAYS, is_shared, no_answer, perplexity_words, speed_words
+from autotune.reporting.trial_text import (
+    SHARED_MARK_SAYS,
+    described,
+    is_shared,
+    no_answer,
+    perplexity_words,
+    speed_words,
+)
 from autotune.result import StudyResult, TrialRecord
 
+MOST_FOLDED = 1000
+"""Trials of a table whose cells are folded to the width of the terminal."""
 _PLAIN_WIDTH = 140
 
 
@@ -25,53 +36,90 @@ def make_console(file: TextIO | None = None) -> Console:
     return Console(file=file, width=width, highlight=False, soft_wrap=False)
 
 
-def trials_table(
-    result: StudyResult, records: Sequence[TrialRecord], *, title: str = "", with_predictions: bool = False
-) -> Table:
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    title: str
+    is_number: bool = True
+    of: Callable[[StudyResult, TrialRecord], str]
+
+
+def print_trials(
+    console: Console,
+    result: StudyResult,
+    records: Sequence[TrialRecord],
+    *,
+    title: str = "",
+    with_predictions: bool = False,
+) -> None:
     """One row a trial: memory, speed, perplexity, and what is particular about it.
 
-    `with_predictions` puts the predicted peak beside the measured, and their ratio.
+    `with_predictions` puts the predicted peak beside the measured, and their ratio. Thousands of trials are a line
+    each, however wide: for grep, and because folding them would take longer than reading them from the database.
     """
-    predicted = with_predictions and any(record.predicted_peak_memory_bytes for record in records)
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("#", justify="right")
-    table.add_column("configuration", ratio=1, overflow="fold")
-    table.add_column("peak memory", justify="right", no_wrap=True)
-    if predicted:
-        table.add_column("predicted", justify="right", no_wrap=True)
-        table.add_column("ratio", justify="right", no_wrap=True)
+    columns = list(_columns(result, records, with_predictions=with_predictions))
+    note = SHARED_MARK_SAYS if any(is_shared(record) for record in records) else ""
+    if len(records) <= MOST_FOLDED:
+        console.print(_folded(result, records, columns, title=title, note=note))
+        return
+    lines = _aligned([[column.of(result, record) for column in columns] for record in records], columns)
+    console.print(Text("\n".join(filter(None, [title, *lines, note]))), soft_wrap=True)
+
+
+def _columns(result: StudyResult, records: Sequence[TrialRecord], *, with_predictions: bool) -> Iterator[_Column]:
+    yield _Column(title="#", of=lambda _, record: str(record.number))
+    yield _Column(title="configuration", is_number=False, of=lambda _, record: described(record))
+    yield _Column(title="peak memory", of=lambda _, record: _size(record.peak_memory_bytes))
+    if with_predictions and any(record.predicted_peak_memory_bytes for record in records):
+        yield _Column(title="predicted", of=lambda _, record: _size(record.predicted_peak_memory_bytes))
+        yield _Column(title="ratio", of=lambda _, record: _ratio(record))
     if result.device.type == "cuda":
-        table.add_column("on device", justify="right", no_wrap=True)
-    table.add_column("tokens/s", justify="right", no_wrap=True)
-    table.add_column("perplexity", justify="right", no_wrap=True)
-    table.add_column("", overflow="fold", max_width=34)
-    if any(is_shared(record) for record in records):
-        table.caption, table.caption_justify = SHARED_MARK_SAYS, "left"
+        yield _Column(title="on device", of=lambda _, record: _size(record.device_bytes))
+    yield _Column(title="tokens/s", of=lambda _, record: speed(record))
+    yield _Column(title="perplexity", of=lambda _, record: perplexity_words(record) or "-")
+    yield _Column(title="", is_number=False, of=_remark)
+
+
+def _folded(
+    result: StudyResult, records: Sequence[TrialRecord], columns: Sequence[_Column], *, title: str, note: str
+) -> Table:
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.caption, table.caption_justify = note or None, "left"
+    for column in columns:
+        if column.is_number:
+            table.add_column(column.title, justify="right", no_wrap=column.title != "#")
+        elif column.title:
+            table.add_column(column.title, ratio=1, overflow="fold")
+        else:
+            table.add_column(overflow="fold", max_width=34)
     for record in records:
-        table.add_row(*_row(result, record, predicted=predicted), style="bold" if _is_pick(result, record) else "")
+        cells = [Text(column.of(result, record)) for column in columns]
+        table.add_row(*cells, style="bold" if _is_pick(result, record) else "")
     return table
 
 
-def _row(result: StudyResult, record: TrialRecord, *, predicted: bool) -> list[Text | str]:
-    cells: list[Text | str] = [str(record.number), describe(record), _size(record.peak_memory_bytes)]
-    if predicted:
-        cells += [_size(record.predicted_peak_memory_bytes), _ratio(record)]
-    if result.device.type == "cuda":
-        cells.append(_size(record.device_bytes))
-    return [*cells, speed(record), perplexity_words(record) or "-", _remark(result, record)]
+def _aligned(rows: Sequence[Sequence[str]], columns: Sequence[_Column]) -> Iterator[str]:
+    """The heads and a line for each row."""
+    heads = [column.title for column in columns]
+    lines = [heads, *([" ".join(cell.split()) for cell in row] for row in rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = []
+        for cell, width, column in zip(line, widths, columns, strict=True):
+            room = " " * (width - cell_len(cell))
+            cells.append(room + cell if column.is_number else cell + room)
+        yield "  ".join(cells).rstrip()
 
 
 def describe(record: TrialRecord) -> Text:
     """Name and choices. A Text: names come from files and may look like markup."""
-    name = f"{record.name}: " if record.name else ""
-    return Text(name + record.config.describe())
+    return Text(described(record))
 
 
 def speed(record: TrialRecord) -> str:
     return speed_words(record.tokens_per_second, record.tokens_per_second_spread) or "-"
 
 
-def _remark(result: StudyResult, record: TrialRecord) -> Text:
+def _remark(result: StudyResult, record: TrialRecord) -> str:
     marks = []
     if _is_pick(result, record):
         marks.append("pick")
@@ -87,7 +135,7 @@ def _remark(result: StudyResult, record: TrialRecord) -> Text:
         marks.append(f"compiled in {record.compile_seconds:.0f} s")
     if record.reused_from:
         marks.append(f"from {record.reused_from}")
-    return Text(", ".join(marks))
+    return ", ".join(marks)
 
 
 def print_result(result: StudyResult, console: Console) -> None:
@@ -97,13 +145,13 @@ def print_result(result: StudyResult, console: Console) -> None:
     beside = [] if baseline is None or baseline in front else [baseline]
     cap = format_size(result.cap_bytes)
     if front:
-        console.print(trials_table(result, [*front, *beside], title=f"Front under {cap}, and the baseline"))
+        print_trials(console, result, [*front, *beside], title=f"Front under {cap}, and the baseline")
         console.print()
     print_pick(result, console)
     misses = [record for record in result.trials if record.outcome != "ok" and record is not baseline]
     if misses and result.pick is not None:
         console.print()
-        console.print(trials_table(result, misses, title="Not candidates"))
+        print_trials(console, result, misses, title="Not candidates")
 
 
 def print_pick(result: StudyResult, console: Console) -> None:

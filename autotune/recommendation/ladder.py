@@ -6,7 +6,7 @@ both; speed and perplexity are measured or not known.
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -79,7 +79,7 @@ def ladder(
     clips_gradients: bool = False,
 ) -> tuple[Rung, ...]:
     """A rung for every value that was tried and is not that of `plain`, the baseline's configuration."""
-    known = _Known(records, predicted_peak)
+    known, measured = _Known(records, predicted_peak), _Measured(records)
     tried: dict[str, list[Any]] = {
         field: sorted(
             {getattr(r.config, field) for r in records} - {getattr(plain, field)},
@@ -99,7 +99,7 @@ def ladder(
             plain=getattr(plain, technique),
             alone=_alone(known, plain, technique, value, legal=legal),
             on_top=_on_top(known, plain, pick, technique, value, legal=legal),
-            pairs=_pairs(records, plain, technique, value),
+            pairs=_pairs(list(measured.pairs(technique, value, plain=plain))),
         )
         for technique, values in tried.items()
         for value in values
@@ -224,8 +224,34 @@ def _spread(one: TrialRecord | None, other: TrialRecord | None, number: str) -> 
 # -- all pairs ---------------------------------------------------------------------------------------------------
 
 
-def _pairs(records: Sequence[TrialRecord], plain: TrainingConfig, technique: str, value: Any) -> Pairs:
-    found = list(_pairs_of(records, plain, technique, value))
+class _Measured:
+    """The trials with a measured peak or speed, by their choices: thousands are looked up for every rung."""
+
+    def __init__(self, records: Sequence[TrialRecord]) -> None:
+        measured = (record for record in records if record.peak_memory_bytes or record.tokens_per_second)
+        self._by_choices = {_choices(record.config): record for record in measured}
+
+    def pairs(self, technique: str, value: Any, *, plain: TrainingConfig) -> Iterator[tuple[TrialRecord, TrialRecord]]:
+        """(with it, without it) for each that differs from another in nothing else; see `without`."""
+        place = FIELD_ORDER.index(technique)
+        for choices, record in self._by_choices.items():
+            if choices[place] == value:
+                reverted = list(choices)
+                reverted[place] = getattr(plain, technique)
+                if technique == "compile" and plain.compile == "none":
+                    reverted[_BUDGET] = 1.0
+                if partner := self._by_choices.get(tuple(reverted)):
+                    yield record, partner
+
+
+_BUDGET = FIELD_ORDER.index("memory_budget")
+
+
+def _choices(config: TrainingConfig) -> tuple[Any, ...]:
+    return tuple(getattr(config, field) for field in FIELD_ORDER)
+
+
+def _pairs(found: Sequence[tuple[TrialRecord, TrialRecord]]) -> Pairs:
     saved = [
         (other.peak_memory_bytes - one.peak_memory_bytes, other.peak_memory_bytes)
         for one, other in found
@@ -240,20 +266,6 @@ def _pairs(records: Sequence[TrialRecord], plain: TrainingConfig, technique: str
         speed_share=_range([change for change in speeds if change is not None]),
         perplexity_share=_range([change for change in perplexities if change is not None]),
     )
-
-
-def _pairs_of(
-    records: Sequence[TrialRecord], plain: TrainingConfig, technique: str, value: Any
-) -> Iterator[tuple[TrialRecord, TrialRecord]]:
-    """(with it, without it), both with a measured peak or speed."""
-    measured: Mapping[TrainingConfig, TrialRecord] = {
-        record.config: record for record in records if record.peak_memory_bytes or record.tokens_per_second
-    }
-    for config, record in measured.items():
-        if getattr(config, technique) == value:
-            partner = measured.get(without(config, technique, plain=plain))
-            if partner is not None:
-                yield record, partner
 
 
 def _range(values: Sequence[float]) -> Range | None:

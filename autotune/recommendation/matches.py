@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import InvalidInput
-from autotune.recommendation.front import Tolerance, no_worse
+from autotune.recommendation.front import Rivals, Tolerance
 from autotune.result import StudyResult, TrialRecord
 
 
@@ -54,7 +54,8 @@ def find_matches(first: StudyResult, other: StudyResult, *, tolerance: Tolerance
             hint="leave --no-worse out to see in what, or search again with the same workload",
         )
     factor = speed_factor(first, other)
-    return tuple(_match(trial, other, factor=factor, tolerance=tolerance) for trial in first.trials if _is_known(trial))
+    search = _Search(other, factor=factor, tolerance=tolerance)
+    return tuple(search.match(trial) for trial in first.trials if _is_known(trial))
 
 
 def speed_factor(first: StudyResult, other: StudyResult) -> float:
@@ -73,14 +74,26 @@ def speed_factor(first: StudyResult, other: StudyResult) -> float:
     return statistics.median(ratios)
 
 
-def _match(trial: TrialRecord, other: StudyResult, *, factor: float, tolerance: Tolerance) -> Match:
-    there = next((one for one in other.trials if one.feasible and one.config == trial.config), None)
-    compared, factor = (trial, factor) if there is None else (there, 1.0)
-    fitting = no_worse(compared, other.trials, tolerance=tolerance, speed_factor=factor)
-    others = [one for one in fitting if one.config != trial.config]
-    best = next(iter(others or [one for one in fitting if one.number in other.front]), None)
-    speed = None if best is None else (best.tokens_per_second or 0.0) / factor / (compared.tokens_per_second or 1.0)
-    return Match(trial=trial, found=best, speed=speed)
+class _Search:
+    """The other study, to be asked for each trial."""
+
+    def __init__(self, other: StudyResult, *, factor: float, tolerance: Tolerance) -> None:
+        self._factor, self._tolerance = factor, tolerance
+        self._rivals = Rivals(other.trials)
+        self._there = {one.config: one for one in reversed(other.trials) if one.feasible}
+        self._front = frozenset(other.front)
+
+    def match(self, trial: TrialRecord) -> Match:
+        there = self._there.get(trial.config)
+        compared, factor = (trial, self._factor) if there is None else (there, 1.0)
+        best: TrialRecord | None = None
+        for one in self._rivals.no_worse(compared, tolerance=self._tolerance, speed_factor=factor):
+            if one.config != trial.config:
+                best = one
+                break
+            best = best or (one if one.number in self._front else None)
+        speed = None if best is None else (best.tokens_per_second or 0.0) / factor / (compared.tokens_per_second or 1.0)
+        return Match(trial=trial, found=best, speed=speed)
 
 
 def _is_known(trial: TrialRecord) -> bool:

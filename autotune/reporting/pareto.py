@@ -3,7 +3,7 @@
 Memory against speed unless said otherwise. Drawn on paper by `pareto_drawing.py`, in space by `pareto_space.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.errors import InvalidInput
@@ -83,7 +83,7 @@ def compute(view: StudyView, *, x: str | None = None, y: str | None = None) -> P
         cap_words=f"cap {format_size(result.cap_bytes)}",
         marks=marks,
         front_line=_front_line(marks, axes[0], axes[1]),
-        not_timed=tuple(_not_timed(view, undrawn, axes)),
+        not_timed=tuple(_not_timed(undrawn, axes, hover=lambda record: hover(record, view.baseline))),
         pick=None if result.pick is None else result.pick.number,
         baseline=result.baseline,
         note=_note(result, axes, drawn),
@@ -126,10 +126,12 @@ def _front_line(marks: Sequence[Mark], x: Axis, y: Axis) -> tuple[tuple[float, f
     return tuple(line)
 
 
-def _not_timed(view: StudyView, undrawn: Sequence[TrialRecord], axes: Sequence[Axis]) -> list[tuple[float, str]]:
+def _not_timed(
+    undrawn: Sequence[TrialRecord], axes: Sequence[Axis], *, hover: Callable[[TrialRecord], str]
+) -> list[tuple[float, str]]:
     if axes[0].unit is None or axes[1].name != "speed":
         return []
-    return [(axes[0].of(r) or 0.0, full_hover(r, view.baseline)) for r in undrawn if axes[0].of(r)]
+    return [(axes[0].of(r) or 0.0, hover(r)) for r in undrawn if axes[0].of(r)]
 
 
 def _note(result: StudyResult, axes: Sequence[Axis], drawn: Sequence[TrialRecord]) -> str:

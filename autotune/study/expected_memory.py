@@ -9,6 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy
 from numpy.typing import NDArray
@@ -16,8 +17,10 @@ from numpy.typing import NDArray
 from autotune.config import TrainingConfig
 from autotune.prediction import Forecast, Prediction
 from autotune.result import TrialRecord
-from autotune.study.gain import Array, normal_cdf, normal_density
-from autotune.study.surrogate import believe
+from autotune.study.gain import normal_cdf, normal_density
+from autotune.study.relevance import Relevance
+from autotune.study.surrogate import Surrogate
+from autotune.study.traits import Array, traits_of
 
 _NOISE = 0.01
 _LEAST_DEVIATION = 0.001
@@ -39,23 +42,33 @@ class Need:
 class ExpectedMemory:
     """Peaks of the configurations of a study under its cap, by what was predicted and measured so far."""
 
-    def __init__(self, records: Sequence[TrialRecord], forecasts: Iterable[Forecast], *, cap_bytes: int) -> None:
-        self.predictions = {f.config: f.prediction for f in forecasts if f.prediction is not None}
+    def __init__(
+        self,
+        records: Sequence[TrialRecord],
+        forecasts: Sequence[Forecast],
+        *,
+        cap_bytes: int,
+        relevance: Relevance | None = None,
+    ) -> None:
+        self.predictions = {f.config.fingerprint: f.prediction for f in forecasts if f.prediction is not None}
+        """By fingerprint."""
         self.room_bytes = _room_bytes(records, cap_bytes=cap_bytes)
         """The largest peak that fits."""
-        self._peaks = _known_peaks(records, self.predictions, room_bytes=self.room_bytes)
+        self._peaks = _known_peaks(records, forecasts, self.predictions, room_bytes=self.room_bytes)
         self._errors = _PredictionErrors(self._peaks, self.predictions, records)
+        self._relevance = relevance or Relevance()
 
     @property
     def seen(self) -> int:
         """How many peaks are known."""
         return len(self._peaks)
 
-    def of(self, configs: Sequence[TrainingConfig]) -> Need:
-        mean, deviation = self._from_their_like(configs)
+    def of(self, configs: Sequence[TrainingConfig], *, traits: Array | None = None) -> Need:
+        """`traits`: those of `configs`, where they are known already."""
+        mean, deviation = self._from_their_like(traits_of(configs) if traits is None else traits)
         is_predicted = numpy.zeros(len(configs), dtype=bool)
         for place, config in enumerate(configs):
-            if prediction := self.predictions.get(config):
+            if prediction := self.predictions.get(config.fingerprint):
                 error = self._errors.of(config, prediction)
                 mean[place] = math.log(prediction.peak_memory_bytes) + error.mean
                 deviation[place] = error.deviation
@@ -67,13 +80,19 @@ class ExpectedMemory:
         peak = numpy.exp(numpy.minimum(below, math.log(self.room_bytes)))
         return Need(if_it_fits=peak, chance=chance, is_predicted=is_predicted)
 
-    def _from_their_like(self, configs: Sequence[TrainingConfig]) -> tuple[Array, Array]:
+    def _from_their_like(self, traits: Array) -> tuple[Array, Array]:
         """Mean and standard deviation of the logarithm; where nothing is known at all, anything up to the room."""
         if not self._peaks:
-            return numpy.full(len(configs), math.log(self.room_bytes / 2)), numpy.ones(len(configs))
-        seen, sizes = zip(*self._peaks.items(), strict=True)
-        belief = believe(configs, seen=seen, logarithms=[math.log(size) for size in sizes], noises=(_NOISE,))
+            return numpy.full(len(traits), math.log(self.room_bytes / 2)), numpy.ones(len(traits))
+        belief = self._like.of(traits)
         return belief.mean, numpy.maximum(belief.deviation, _LEAST_DEVIATION)
+
+    @cached_property
+    def _like(self) -> Surrogate:
+        configs, sizes = zip(*self._peaks.values(), strict=True)
+        places = self._relevance.places(configs)
+        seen = traits_of([configs[place] for place in places])
+        return Surrogate(seen, [math.log(sizes[place]) for place in places], noises=(_NOISE,))
 
 
 def _room_bytes(records: Sequence[TrialRecord], *, cap_bytes: int) -> float:
@@ -86,21 +105,32 @@ def _room_bytes(records: Sequence[TrialRecord], *, cap_bytes: int) -> float:
     return max(1.0, float(fitted), cap_bytes - (statistics.median(contexts) if contexts else 0.0))
 
 
+_Peak = tuple[TrainingConfig, float]
+"""In bytes. No class of its own: there are thousands, made anew for each choice."""
+
+
 def _known_peaks(
-    records: Sequence[TrialRecord], predictions: Mapping[TrainingConfig, Prediction], *, room_bytes: float
-) -> dict[TrainingConfig, float]:
-    """Peaks: measured, else what was refused and a little more, else predicted."""
-    peaks: dict[TrainingConfig, float] = {}
+    records: Sequence[TrialRecord],
+    forecasts: Iterable[Forecast],
+    predictions: Mapping[str, Prediction],
+    *,
+    room_bytes: float,
+) -> dict[str, _Peak]:
+    """Peaks by fingerprint: measured, else what was refused and a little more, else predicted."""
+    peaks: dict[str, _Peak] = {}
     for record in records:
-        predicted = predictions.get(record.config)
+        size = float(record.peak_memory_bytes or 0)
         if record.outcome == "out_of_memory":
             refused_at = max(room_bytes, (record.peak_memory_bytes or 0) + (record.requested_bytes or 0))
-            least = _MORE_THAN_REFUSED * refused_at
-            peaks[record.config] = max(least, predicted.peak_memory_bytes) if predicted else least
-        elif record.peak_memory_bytes:
-            peaks[record.config] = float(record.peak_memory_bytes)
-    predicted_peaks = {config: float(prediction.peak_memory_bytes) for config, prediction in predictions.items()}
-    return {**peaks, **{config: size for config, size in predicted_peaks.items() if config not in peaks}}
+            predicted = predictions.get(record.config.fingerprint)
+            size = max(_MORE_THAN_REFUSED * refused_at, predicted.peak_memory_bytes if predicted else 0)
+        if size:
+            peaks[record.config.fingerprint] = record.config, size
+    for forecast in forecasts:
+        if forecast.prediction is not None and forecast.config.fingerprint not in peaks:
+            size = float(forecast.prediction.peak_memory_bytes)
+            peaks[forecast.config.fingerprint] = forecast.config, size
+    return peaks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,20 +145,24 @@ class _PredictionErrors:
     """How far predictions were off in this study: the bounds of the first prediction, narrowed by what was measured."""
 
     def __init__(
-        self,
-        peaks: Mapping[TrainingConfig, float],
-        predictions: Mapping[TrainingConfig, Prediction],
-        records: Sequence[TrialRecord],
+        self, peaks: Mapping[str, _Peak], predictions: Mapping[str, Prediction], records: Sequence[TrialRecord]
     ) -> None:
-        self._seen: dict[str, list[float]] = defaultdict(list)
+        seen: dict[str, list[float]] = defaultdict(list)
         for config in (record.config for record in records):
-            if config in predictions and config in peaks:
-                self._seen[config.precision].append(math.log(peaks[config] / predictions[config].peak_memory_bytes))
+            predicted, peak = predictions.get(config.fingerprint), peaks.get(config.fingerprint)
+            if predicted is not None and peak is not None:
+                seen[config.precision].append(math.log(peak[1] / predicted.peak_memory_bytes))
+        self._of_precision = {precision: _summed(errors) for precision, errors in seen.items()}
 
     def of(self, config: TrainingConfig, prediction: Prediction) -> _Error:
         """Of a precision, as if one prediction had been seen to be off by half of what its bounds leave room for."""
-        seen = self._seen[config.precision]
+        count, mean, squares = self._of_precision.get(config.precision, (0, 0.0, 0.0))
         room = (prediction.upper_bound_bytes - prediction.lower_bound_bytes) / prediction.peak_memory_bytes / 4
-        mean = sum(seen) / (len(seen) + 1)
-        squares = room**2 + mean**2 + sum((error - mean) ** 2 for error in seen)
-        return _Error(mean=mean, deviation=max(_LEAST_DEVIATION, math.sqrt(squares / (len(seen) + 1))))
+        variance = (room**2 + mean**2 + squares) / (count + 1)
+        return _Error(mean=mean, deviation=max(_LEAST_DEVIATION, math.sqrt(variance)))
+
+
+def _summed(errors: Sequence[float]) -> tuple[int, float, float]:
+    """Their number, their mean together with one of 0, and the sum of their squared distances from it."""
+    mean = sum(errors) / (len(errors) + 1)
+    return len(errors), mean, sum((error - mean) ** 2 for error in errors)

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[numpy.float64]
 
+_SURELY_BELOW, _SURELY_ABOVE = 39.0, 9.0
+"""Standard deviations at which a normal distribution function is 0 and 1 in a float."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
@@ -29,10 +32,18 @@ class Point:
 
 def not_dominated(points: Sequence[Point]) -> list[Point]:
     """Without those that another is as good as in everything; of equal ones the first stays."""
-    kept: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.memory, -p.speed, p.perplexity)):
-        if not any(other.speed >= point.speed and other.perplexity <= point.perplexity for other in kept):
-            kept.append(point)
+    rows = numpy.array([(point.memory, point.speed, point.perplexity) for point in points]).reshape(len(points), 3)
+    return [points[place] for place in places_not_dominated(*rows.T)]
+
+
+def places_not_dominated(memory: Array, speed: Array, perplexity: Array) -> list[int]:
+    """The same of points as columns, in the order of their memory: as many passes as are kept, each over the others."""
+    left = numpy.lexsort((perplexity, -speed, memory))
+    kept = []
+    while len(left):
+        first = left[0]
+        kept.append(int(first))
+        left = left[(speed[left] > speed[first]) | (perplexity[left] < perplexity[first])]
     return kept
 
 
@@ -127,5 +138,8 @@ def normal_density(values: Array) -> Array:
 
 
 def normal_cdf(values: Array) -> Array:
-    """numpy has no error function; the standard library's, value by value."""
-    return numpy.asarray(0.5 * numpy.vectorize(math.erfc, otypes=[float])(-values / math.sqrt(2)))
+    """numpy has no error function; the standard library's, value by value, wherever it can differ from 0 and 1."""
+    result = numpy.where(values > 0.0, 1.0, 0.0)
+    between = (values > -_SURELY_BELOW) & (values < _SURELY_ABOVE)
+    result[between] = 0.5 * numpy.array([*map(math.erfc, (-values[between] / math.sqrt(2)).tolist())])
+    return result

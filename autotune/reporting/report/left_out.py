@@ -42,7 +42,7 @@ def left_out(view: StudyView) -> tuple[Group, ...]:
 def combinations(legal: LegalSpace) -> tuple[int, int | None]:
     """How many combinations the space's values have, and how many are legal; None where nobody counted."""
     total = math.prod(len(values) for values in legal.values.values()) if legal.values else 0
-    return total, None if total > MOST_COMBINATIONS_COUNTED else sum(1 for _ in legal.configurations())
+    return total, None if total > MOST_COMBINATIONS_COUNTED else legal.count()
 
 
 # -- before a trial ----------------------------------------------------------------------------------------------
@@ -156,14 +156,14 @@ def _what_happened(record: TrialRecord) -> str:
 def _with_outcome(
     records: Sequence[TrialRecord], outcome: Outcome, *, why: str, words: Callable[[TrialRecord], str]
 ) -> Group:
-    title = OUTCOME_WORDS[outcome]
+    title, ended = OUTCOME_WORDS[outcome], [record for record in records if record.outcome == outcome]
     lines = [
         f"#{record.number} {described(record)}" + (f": {said}" if (said := words(record)) else "")
-        for record in records
-        if record.outcome == outcome
+        for record in ended[:LINES_SHOWN]
     ]
-    return _group(title[0].upper() + title[1:], lines, why=why)
+    return _group(title[0].upper() + title[1:], lines, why=why, count=len(ended))
 
 
-def _group(title: str, lines: Sequence[str], *, why: str) -> Group:
-    return Group(title=title, count=len(lines), why=why, lines=tuple(lines[:LINES_SHOWN]))
+def _group(title: str, lines: Sequence[str], *, why: str, count: int | None = None) -> Group:
+    """`count`: of all, where `lines` are the first only."""
+    return Group(title=title, count=len(lines) if count is None else count, why=why, lines=tuple(lines[:LINES_SHOWN]))

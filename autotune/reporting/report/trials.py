@@ -1,5 +1,6 @@
 """All trials as columns, small enough that ten thousand of them are one page: what repeats is said once."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,13 +61,13 @@ _DIGITS = 7
 def trial_table(view: StudyView) -> dict[str, Any]:
     """JSON-ready. A column is a list of values, or `values` and for each trial the index of its own."""
     result = view.result
-    records = [record.to_dict() for record in result.trials]
+    records = result.trials
     return {
         "count": len(records),
-        "plain": {name: [_short(record[name]) for record in records] for name in _PLAIN},
-        "repeating": {name: _indexed([record[name] for record in records]) for name in _REPEATING},
-        "config": {name: _indexed([record["config"][name] for record in records]) for name in FIELD_ORDER},
-        "words": [record.config.describe() for record in result.trials],
+        "plain": {name: [_short(getattr(record, name)) for record in records] for name in _PLAIN},
+        "repeating": {name: _indexed([getattr(record, name) for record in records]) for name in _REPEATING},
+        "config": {name: _indexed([getattr(record.config, name) for record in records]) for name in FIELD_ORDER},
+        "words": [record.config.describe() for record in records],
         "outcomes": dict(OUTCOME_WORDS),
         "front": list(result.front),
         "pick": None if result.pick is None else result.pick.number,
@@ -83,7 +84,10 @@ def _indexed(column: Sequence[Any]) -> dict[str, Any]:
 
 
 def _short(value: Any) -> Any:
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+    """What is no finite number is null, as in the JSON of a trial."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
 
 
 def columns_of(table: Mapping[str, Any]) -> tuple[Column, ...]:
