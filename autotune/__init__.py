@@ -7,7 +7,7 @@ print(result.pick.reason)
 print(result.trial(result.pick.number).config)
 """
 
-from autotune.api import predict, search, show
+from autotune.api import optuna_study, predict, search, show
 from autotune.config import TrainingConfig
 from autotune.errors import AutotuneError
 from autotune.prediction import Prediction
@@ -31,6 +31,7 @@ __all__ = [
     "apply",
     "current_config",
     "load_config",
+    "optuna_study",
     "predict",
     "report",
     "search",

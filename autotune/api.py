@@ -14,6 +14,8 @@ from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.result import StudyResult
 
 if TYPE_CHECKING:
+    import optuna
+
     from autotune.reporting.study_view import StudyView
     from autotune.study.events import Listener
 
@@ -29,6 +31,8 @@ def search(
     time_budget: str | float | None = None,
     until_converged: bool = False,
     trial_time_limit: str | float = 600.0,
+    compile_time_limit: str | float | None = None,
+    step_time_limit: str | float | None = None,
     sampler: Sampler | None = None,
     seed: int | None = None,
     storage: str = DEFAULT_STORAGE,
@@ -36,6 +40,9 @@ def search(
     full_trainings: bool = False,
     perplexity_seeds: int = 1,
     fresh: bool = False,
+    workers: int = 1,
+    trials_per_device: int = 1,
+    database_wait: str | float = 300.0,
     preferences: Preferences = DEFAULT_PREFERENCES,
     listener: "Listener | None" = None,
     should_stop: Callable[[], bool] | None = None,
@@ -49,8 +56,13 @@ def search(
     a plain script, without a main guard. A new study takes over what earlier ones in `storage` measured of the same
     workload on the same device and versions, in addition to its `trials`; with `fresh` it measures that again.
 
+    A trial is ended after `trial_time_limit`, or when no step ended within `step_time_limit` (a fifth of it), one in
+    which code is compiled within `compile_time_limit` (half of it).
+
     Raises AutotuneError for what cannot be done as asked. KeyboardInterrupt ends the running trial and keeps all
-    results; the same call goes on from there.
+    results; the same call goes on from there. With `workers` that many processes share the study, on a machine with
+    several GPUs each on its own; the same call from another process, also on another machine with `storage` in
+    PostgreSQL, joins it too. A database that is away is waited for, `database_wait`.
     """
     from autotune.study import SearchRequest
     from autotune.study import search as run
@@ -68,10 +80,15 @@ def search(
         time_budget_seconds=None if time_budget is None else parse_duration(str(time_budget)),
         until_converged=until_converged,
         trial_time_limit_seconds=parse_duration(str(trial_time_limit)),
+        compile_time_limit_seconds=None if compile_time_limit is None else parse_duration(str(compile_time_limit)),
+        step_time_limit_seconds=None if step_time_limit is None else parse_duration(str(step_time_limit)),
         predict=predict,
         full_trainings=full_trainings,
         perplexity_seeds=perplexity_seeds,
         fresh=fresh,
+        workers=workers,
+        trials_per_device=trials_per_device,
+        database_wait_seconds=parse_duration(str(database_wait)),
         workload=with_model_config(workload),
         preferences=preferences,
     )
@@ -118,6 +135,23 @@ def show(
     store = StudyStore(storage)
     try:
         return result_of(store, study, preferences)
+    finally:
+        store.close()
+
+
+def optuna_study(study: str, *, storage: str = DEFAULT_STORAGE) -> "optuna.Study":
+    """The study's results as a study of Optuna's in memory, for its own figures, importances and dashboard.
+
+    Each trial has the constraints `device_memory` and `training`, feasible at or below zero, and the user attributes
+    `autotune_number` and `outcome`; where something was not measured its value is the worst seen until then.
+    `optuna.copy_study` puts it into a database of Optuna's. Raises UnknownStudy.
+    """
+    from autotune.storage import StudyStore
+    from autotune.study.sampling import optuna_study_of
+
+    store = StudyStore(storage)
+    try:
+        return optuna_study_of(store.definition(study)[0], store.trials(study))
     finally:
         store.close()
 

@@ -48,6 +48,20 @@ class StudyDefinition:
         )
         return baseline_of(optimizer=optimizers[0], global_batch=self.workload.global_batch)  # type: ignore[arg-type]
 
+    def first_configurations(self) -> list[tuple[str, TrainingConfig]]:
+        """What a study begins with: the baseline and the space's named configurations, each once, with its name."""
+        named, baseline = self.legal_space().named, self.baseline_config()
+        names = {config.fingerprint: name for name, config in named.items()}
+        first = [(names.get(baseline.fingerprint, "baseline"), baseline), *named.items()]
+        return list({config.fingerprint: (name, config) for name, config in first}.values())
+
+    def possible_trials(self, wanted: int) -> int:
+        """`wanted`, or as many as there are in a space that only names configurations."""
+        legal = self.legal_space()
+        if legal.values:
+            return wanted
+        return min(wanted, len(self.first_configurations()))
+
     def identity(self) -> dict[str, Any]:
         """What must be equal for a search to continue this study, in the words of the command line."""
         return {

@@ -9,9 +9,11 @@
     │   ├── UnknownStudy            no study of that name in that storage
     │   └── StudyMismatch           the study of that name was made with other settings
     ├── StorageUnavailable      the database or a results folder cannot be used (exit 2)
+    │   └── StorageAway             it could be used before and may be again; the search can be continued (exit 75)
     ├── PredictionImpossible    a model that cannot run on fake tensors (exit 2)
     ├── PreparationFailed       the workload could not be built in its own process (exit 70)
-    ├── TrialServerLost         the process that starts the trials has ended; the search can be continued (exit 75)
+    ├── TrialLost               the machine ended a trial: killed, device gone, disk full; to be continued (exit 75)
+    │   └── TrialServerLost         the process that starts the trials has ended
     └── Stopped                 the search was asked to stop; the search can be continued (exit 75)
 
 Expected failures of a trial (out of memory, timeout, crash) are not errors: they are outcomes (`result.py`).
@@ -64,6 +66,10 @@ class StorageUnavailable(AutotuneError):
     exit_code = 2
 
 
+class StorageAway(StorageUnavailable):
+    exit_code = 75
+
+
 class PredictionImpossible(AutotuneError):
     exit_code = 2
 
@@ -72,8 +78,12 @@ class PreparationFailed(AutotuneError):
     exit_code = 70
 
 
-class TrialServerLost(AutotuneError):
+class TrialLost(AutotuneError):
     exit_code = 75
+
+
+class TrialServerLost(TrialLost):
+    pass
 
 
 class Stopped(AutotuneError):

@@ -1,7 +1,6 @@
 """Which model is meant: a built-in name, a Hugging Face config, a function of the user's own, or a training script."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidInput
@@ -14,6 +13,7 @@ from autotune.model_file import (
     source_of,
 )
 from autotune.user_code import SCRIPT, check_function, check_script, is_function_reference
+from autotune.user_paths import is_there
 
 MODEL_NAMES = ("gpt", "deep-one")
 """Keys of the model registry, which only a trial's own process can import."""
@@ -43,10 +43,7 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     if is_function_reference(model):
         check_function(model, settings)
         return dict(settings)
-    try:
-        exists = bool(model) and Path(model).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, nobody's home
-        exists = False
+    exists = is_there(model)
     if not exists and not is_hub_name(model):
         raise no_model(model)
     if model.endswith(".py"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidInput
+from autotune.user_paths import expanded, is_plain_file, is_there
 
 FILE_NAME = "config.json"
 HUB_TIMEOUT_SECONDS = 10
@@ -26,10 +27,12 @@ _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 def read_model_config(path: str) -> dict[str, Any]:
     """The content of the config.json at `path`, or in the folder `path`. Raises InvalidInput."""
-    file = Path(path).expanduser()
+    file = expanded(path)
     file = file / FILE_NAME if file.is_dir() else file
+    if is_there(str(file)) and not is_plain_file(file):
+        raise InvalidInput(f"model {path!r} is no file to be read", hint=f"name a {FILE_NAME} or a folder with one")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        content = json.loads(file.read_text(encoding="utf-8-sig"), parse_constant=_refuse_constant)
     except OSError as error:
         raise InvalidInput(
             f"model {path!r} cannot be read: {error.strerror} ({file})",
@@ -80,8 +83,8 @@ def fetch_model_config(name: str) -> dict[str, Any]:
 
 def source_of(model: str) -> str:
     """Where the weights beside a config.json are: the absolute folder, or the hub name itself."""
-    path = Path(model).expanduser()
-    if not path.exists():
+    path = expanded(model)
+    if not is_there(model):
         return model
     return str((path if path.is_dir() else path.parent).absolute())
 

@@ -1,11 +1,14 @@
 """A prediction: peak memory worked out on fake tensors, and who holds the bytes at the peak."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from autotune.config import TrainingConfig
+from autotune.errors import InvalidInput
 
 Category = Literal[
     "parameters", "buffers", "optimizer_state", "gradients", "activations", "temporaries", "inputs", "workspace"
@@ -101,7 +104,7 @@ class Forecast:
     prediction: Prediction | None = None
     refusal: str = ""
 
-    @property
+    @cached_property
     def plan(self) -> tuple[str, str] | None:
         """Equal for configurations that run the same program; None where nothing is compiled or predicted.
 
@@ -109,4 +112,13 @@ class Forecast:
         """
         if self.prediction is None or self.prediction.plan is None:
             return None
-        return self.prediction.plan, dataclasses.replace(self.config, memory_budget=1.0).fingerprint
+        plain = self.config.memory_budget == 1.0
+        config = self.config if plain else dataclasses.replace(self.config, memory_budget=1.0)
+        return self.prediction.plan, config.fingerprint
+
+
+def check_release(torch_version: str | None) -> None:
+    """Raises InvalidInput unless `torch_version`, which a prediction is made for, has the form of one, or is None."""
+    form = r"[0-9]{1,3}\.[0-9]{1,3}(\.[0-9]{1,3})?"
+    if torch_version is not None and not re.fullmatch(form, torch_version):
+        raise InvalidInput(f"{torch_version!r} is no release of torch", hint="give for example 2.8")

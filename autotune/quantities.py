@@ -1,6 +1,7 @@
 """Byte sizes and durations as people write them. Nothing is guessed: what cannot be read is refused."""
 
 import re
+import sys
 
 from autotune.errors import InvalidSize
 
@@ -21,7 +22,7 @@ _NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:[eE]\+?[0-9]+)?"
 
 def parse_size(text: str) -> int:
     """Bytes in `text`: `8GiB`, `8GB`, `8192MiB`, `8e9`. Raises InvalidSize for anything else."""
-    match = re.fullmatch(rf"({_NUMBER})\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(rf"({_NUMBER}) *([A-Za-z]*)", text.strip(" "))
     if match is None or match[2] not in _BYTES_PER_UNIT:
         raise InvalidSize(
             f"{text!r} is not a memory size",
@@ -45,17 +46,22 @@ def format_size(size_bytes: float) -> str:
 
 def parse_duration(text: str) -> float:
     """Seconds in `text`: `90s`, `30m`, `1h30m`, or a bare number of seconds. Raises InvalidSize otherwise."""
-    stripped = text.strip()
+    stripped = text.strip(" ")
     if re.fullmatch(_NUMBER, stripped):
         seconds = float(stripped)
-    elif re.fullmatch(rf"(?:{_NUMBER}\s*[smhd]\s*)+", stripped):
-        parts = re.findall(rf"({_NUMBER})\s*([smhd])", stripped)
+    elif re.fullmatch(rf"(?:{_NUMBER} *[smhd] *)+", stripped):
+        parts = re.findall(rf"({_NUMBER}) *([smhd])", stripped)
         seconds = sum(float(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts)
     else:
         raise InvalidSize(f"{text!r} is not a duration", hint="write for example 90s, 30m or 1h30m")
     if not 0 < seconds < LONGEST_SECONDS:
         raise InvalidSize(f"{text!r} is no time to wait", hint="give a duration above zero, for example 30m")
     return seconds
+
+
+def is_positive_number(value: object) -> bool:
+    """Whether `value` is a number above zero that a float can hold; no bool, no infinity."""
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value <= sys.float_info.max
 
 
 def format_duration(seconds: float) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import InvalidInput
-from autotune.quantities import parse_size
+from autotune.prediction import check_release
+from autotune.quantities import is_positive_number, parse_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +47,18 @@ class Reference:
         return {**table, "rows": {name: _written(row) for name, row in self.rows.items()}}
 
 
-_KEYS = ("source", "measured_on", "torch", "control", "rows")
-_ROW_KEYS = {"peak_memory": "peak_memory_bytes", "tokens_per_second": "tokens_per_second", "perplexity": "perplexity"}
+KEYS = ("source", "measured_on", "torch", "control", "rows")
+ROW_KEYS = {"peak_memory": "peak_memory_bytes", "tokens_per_second": "tokens_per_second", "perplexity": "perplexity"}
 
 
 def read_reference(table: Mapping[str, Any], *, names: Iterable[str]) -> Reference:
     """A [reference] of a search-space file, whose configurations are called `names`. Raises InvalidInput."""
-    _check_keys(table, _KEYS, where="reference")
+    _check_keys(table, KEYS, where="reference")
     for key in ("source", "measured_on", "control"):
         _check_text(key, table.get(key))
     if table.get("torch") is not None:
         _check_text("torch", table["torch"])
+        check_release(table["torch"])
     rows = table.get("rows")
     if not isinstance(rows, Mapping) or not rows:
         raise InvalidInput(
@@ -75,11 +77,11 @@ def read_reference(table: Mapping[str, Any], *, names: Iterable[str]) -> Referen
 
 
 def _figures(name: str, row: Any) -> Figures:
-    _check_keys(row, _ROW_KEYS, where=f"reference.rows.{name}")
+    _check_keys(row, ROW_KEYS, where=f"reference.rows.{name}")
     for key, value in row.items():
         if key == "peak_memory":
             _check_text(f"rows.{name}.{key}", value)
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        elif not is_positive_number(value):
             raise InvalidInput(f"reference.rows.{name}.{key} = {value!r} is not possible", hint="use a number above 0")
     size = row.get("peak_memory")
     return Figures(
@@ -90,7 +92,7 @@ def _figures(name: str, row: Any) -> Figures:
 
 
 def _written(row: Figures) -> dict[str, Any]:
-    values = {key: getattr(row, field) for key, field in _ROW_KEYS.items()}
+    values = {key: getattr(row, field) for key, field in ROW_KEYS.items()}
     if values["peak_memory"] is not None:
         values["peak_memory"] = str(values["peak_memory"])
     return {key: value for key, value in values.items() if value is not None}

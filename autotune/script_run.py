@@ -5,7 +5,6 @@ import random
 import runpy
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -19,8 +18,9 @@ from autotune.parity_watch import ParityFailed, ParityWatch
 from autotune.script import begin
 from autotune.techniques import before_the_device
 from autotune.techniques.own_training import apply_to_own, parts_of_own
-from autotune.training_request import TrainingRequest
+from autotune.training_request import Progress, TrainingRequest, unwatched
 from autotune.user_code import changed_since, script_sha256
+from autotune.user_paths import expanded
 from autotune.workload import Workload
 
 
@@ -47,7 +47,7 @@ def choose_device(device: torch.device) -> None:
 def run_script(workload: Workload, *, expected_sha256: str) -> bool:
     """Runs the script as `python script.py` would; whether it was ended from here and not by itself."""
     assert workload.script is not None
-    script = Path(workload.script).expanduser()
+    script = expanded(workload.script)
     if expected_sha256 and script_sha256(workload.script) != expected_sha256:
         raise changed_since(str(script))
     sys.argv = [str(script)]
@@ -69,8 +69,8 @@ class WatchedRun:
 
     is_trace = False
 
-    def __init__(self, request: TrainingRequest) -> None:
-        self.config = request.config
+    def __init__(self, request: TrainingRequest, *, progress: Progress) -> None:
+        self.config, self._progress = request.config, progress
         self._request, self._workload, self._device = request, request.workload, torch.device(request.device)
         self.parity: ParityWatch | None = None
         self._first_step = ExitStack()
@@ -85,8 +85,10 @@ class WatchedRun:
             is_trace=self.is_trace,
         )
         self._first_step.enter_context(self.parity.first_step())
+        self._progress("step")
 
     def note(self, loss: float) -> None:
+        self._progress("step")
         self._first_step.close()
         try:
             if self.parity is not None:
@@ -100,8 +102,8 @@ class _ScriptTrace(WatchedRun):
 
     is_trace = True
 
-    def __init__(self, request: TrainingRequest, *, dropout: bool) -> None:
-        super().__init__(request)
+    def __init__(self, request: TrainingRequest, *, dropout: bool, progress: Progress) -> None:
+        super().__init__(request, progress=progress)
         self._dropout = dropout
         self._steps = 0
 
@@ -119,7 +121,7 @@ class _ScriptTrace(WatchedRun):
             raise ScriptEnd
 
 
-def trace_script(request: TrainingRequest, *, dropout: bool) -> ParityTrace:
+def trace_script(request: TrainingRequest, *, dropout: bool, progress: Progress = unwatched) -> ParityTrace:
     """The script's first steps, to compare with those of another configuration; without `dropout` in evaluation mode.
 
     Raises whatever the script raises.
@@ -128,7 +130,7 @@ def trace_script(request: TrainingRequest, *, dropout: bool) -> ParityTrace:
     choose_device(torch.device(request.device))
     if torch.device(request.device).type == "cuda":
         torch.cuda.set_device(torch.device(request.device))  # as a trial's meter does
-    trial = _ScriptTrace(request, dropout=dropout)
+    trial = _ScriptTrace(request, dropout=dropout, progress=progress)
     before_the_device(request.config)
     seed_everything(request.workload.seed)
     begin(trial)

@@ -28,7 +28,7 @@ from autotune.speed import TimedStep, measured_speed
 from autotune.techniques import before_the_device
 from autotune.techniques.own_training import apply_to_own, missing_in_own
 from autotune.trainer import LARGEST_LOSS
-from autotune.training_request import TrainingRequest
+from autotune.training_request import Progress, TrainingRequest, unwatched
 from autotune.training_step import Diverged
 from autotune.workload import MEMORY_STEPS, Workload
 
@@ -42,13 +42,13 @@ class _Step(TimedStep):
     evaluation_loss: float | None
 
 
-def train_script(request: TrainingRequest) -> Measurement:
+def train_script(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
     """Runs the workload's script as one trial. Raises Diverged and whatever the script raises."""
     before_the_device(request.config)
     device = torch.device(request.device)
     choose_device(device)
     seed_everything(request.workload.seed)
-    trial = _ScriptTrial(request, device)
+    trial = _ScriptTrial(request, device, progress=progress)
     begin(trial)
     ended = run_script(request.workload, expected_sha256=request.workload.model_sha256)
     return trial.measurement() if ended else trial.premature()
@@ -102,16 +102,16 @@ class _Examination:
 class _ScriptTrial(WatchedRun):
     """One configuration, put to the test by the script's own steps."""
 
-    def __init__(self, request: TrainingRequest, device: torch.device) -> None:
-        super().__init__(request)
+    def __init__(self, request: TrainingRequest, device: torch.device, *, progress: Progress) -> None:
+        super().__init__(request, progress=progress)
         self._steps: list[_Step] = []
         self._has_ended = False
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
-        began = time.time()
+        began = time.monotonic()
         cap_bytes = request.cap_bytes if request.enforce_cap else None
         self._meter = make_whole_run_meter(device, uuid=request.device_uuid, cap_bytes=cap_bytes)
-        self._device_startup_seconds = time.time() - began
+        self._device_startup_seconds = time.monotonic() - began
         self._startup_seconds = 0.0
         self._step_began = time.perf_counter()
 
@@ -120,7 +120,7 @@ class _ScriptTrial(WatchedRun):
     def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         self.begin_to_watch(model)
         self._model, self._optimizer = apply_to_own(self.config, model, optimizer)
-        self._startup_seconds = time.time() - self._request.requested_at
+        self._startup_seconds = time.monotonic() - self._request.requested_at
         self._step_began = time.perf_counter()
         return self._model, self._optimizer
 

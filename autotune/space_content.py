@@ -57,11 +57,14 @@ def _read(file: Path, *, called: str) -> dict[str, Any]:
     try:
         if not file.is_file():
             raise InvalidSpace(f"there is no search space {called!r}", hint=f"name a .toml file or one of {known}")
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InvalidSpace(
             f"there is no search space {called!r} that can be read: {error.strerror or error}",
             hint=f"name a .toml file or one of {known}",
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        reason = f"it is no UTF-8 text ({error.reason})"
+        raise InvalidSpace(f"{file} is not valid TOML: {reason}", hint="save it as UTF-8") from error
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and tables in tables in ...
         raise InvalidSpace(f"{file} is not valid TOML: {error}", hint="mend the line it names") from error

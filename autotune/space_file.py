@@ -31,7 +31,6 @@ What is illegal anywhere (`autotune/config.py`) need not be said here.
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -49,7 +48,9 @@ from autotune.workload_settings import check_setting
 Result = TypeVar("Result")
 
 MAX_RANGE_VALUES = 1000
-_TABLES = {
+_LARGEST = 2**31 - 1
+"""Of the ends of a range."""
+TABLES = {
     "description",
     "extends",
     "techniques",
@@ -82,7 +83,7 @@ class _Reader:
         self._file = file
 
     def read(self, content: dict[str, Any]) -> SearchSpace:
-        self._known(content, _TABLES, where="")
+        self._known(content, TABLES, where="")
         techniques = self._table(content, "techniques")
         defaults = self._table(content, "defaults")
         self._known(techniques, FIELD_ORDER, where="techniques")
@@ -138,7 +139,7 @@ class _Reader:
         if field == "micro_batch_size" and not all(isinstance(number, int) for number in numbers):
             raise self._refuse(f"{where} = {given!r} is not a range of whole numbers", "use whole numbers")
         first, last, step = numbers
-        if not all(map(math.isfinite, numbers)) or step <= 0 or last < first:
+        if not all(-_LARGEST <= number <= _LARGEST for number in numbers) or step <= 0 or last < first:
             raise self._refuse(f"{where} = {given!r} holds no value", "use finite from <= to and a step above zero")
         if (last - first) / step >= MAX_RANGE_VALUES:
             raise self._refuse(f"{where} = {given!r} holds too many values", f"use at most {MAX_RANGE_VALUES}")

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-import numpy
 import torch
 import torch._dynamo.utils
 import torch._inductor.config
@@ -21,7 +20,6 @@ from autotune.data.token_file import TextFacts
 from autotune.memory import MemoryMeter, MemoryReading, make_meter, resident_bytes
 from autotune.memory.attribution import bytes_by_category, find_peak
 from autotune.memory.history import StepHistory
-from autotune.models.parts import IGNORED_LABEL
 from autotune.parity import PARITY_STEPS, ParityTrace
 from autotune.parity_watch import ParityWatch
 from autotune.quantities import format_size
@@ -29,7 +27,7 @@ from autotune.result import Measurement, Outcome
 from autotune.rival import SETTLED_STEPS, Rival, beaten_by
 from autotune.speed import TimedStep, measured_speed
 from autotune.techniques import Training, apply_techniques, before_the_device
-from autotune.training_request import TrainingRequest
+from autotune.training_request import Progress, TrainingRequest, unwatched
 from autotune.training_step import Diverged, TrainingStep
 from autotune.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
 
@@ -37,22 +35,23 @@ LARGEST_LOSS = 700.0
 """Nats a token; the perplexity of more is not a number a float can hold."""
 
 
-def train(request: TrainingRequest) -> Measurement:
+def train(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
     """Trains the workload's steps and measures them. Raises ParityFailed, Diverged and whatever torch raises."""
     before_the_device(request.config)
-    return Trainer(request).run()
+    return Trainer(request, progress=progress).run()
 
 
-def trace(request: TrainingRequest, *, dropout: bool) -> ParityTrace:
+def trace(request: TrainingRequest, *, dropout: bool, progress: Progress = unwatched) -> ParityTrace:
     """The first steps, to compare with those of another configuration; without `dropout` as in evaluation.
 
     Compiled code draws the random numbers of eager code, which costs memory and time: nothing else is measured.
     """
     before_the_device(request.config)
     torch._inductor.config.fallback_random = True
-    trainer = Trainer(request, is_trace=True)
+    trainer = Trainer(request, is_trace=True, progress=progress)
     trainer.training.parts.model.train(dropout)
     batches = trainer.batches()
+    progress("step")
     for step in range(PARITY_STEPS):
         trainer.take_step(step, next(batches))
     return trainer.parity.trace()
@@ -61,16 +60,16 @@ def trace(request: TrainingRequest, *, dropout: bool) -> ParityTrace:
 class Trainer:
     """A training with all techniques applied, ready for its first step."""
 
-    def __init__(self, request: TrainingRequest, *, is_trace: bool = False) -> None:
-        self._request = request
+    def __init__(self, request: TrainingRequest, *, is_trace: bool = False, progress: Progress = unwatched) -> None:
+        self._request, self._progress = request, progress
         self._config, self._workload = request.config, request.workload
         self._device = torch.device(request.device)
         torch.manual_seed(self._workload.seed)
-        started = time.time()
+        started = time.monotonic()
         self._meter: MemoryMeter = make_meter(
             self._device, uuid=request.device_uuid, cap_bytes=request.cap_bytes if request.enforce_cap else None
         )
-        self._device_startup_seconds = time.time() - started
+        self._device_startup_seconds = time.monotonic() - started
         self._startup_seconds = 0.0
         self._seconds_by_part: dict[str, float] = {}
         self.training: Training = apply_techniques(
@@ -96,7 +95,8 @@ class Trainer:
 
     def run(self) -> Measurement:
         workload, batches = self._workload, self.batches()
-        self._startup_seconds = time.time() - self._request.requested_at
+        self._startup_seconds = time.monotonic() - self._request.requested_at
+        self._progress("step")
         with self._clocked("training"):
             warmup = self._warm_up(batches)
             memory = self._measure_memory(batches)
@@ -158,6 +158,7 @@ class Trainer:
         """One step of the training. Raises ParityFailed once its beginning is known not to be the reference's."""
         with self.parity.first_step() if step == 0 else nullcontext():
             loss = self.step(step, batch)
+        self._progress("step")
         self.parity.note(loss)
         return loss
 
@@ -173,35 +174,34 @@ class Trainer:
         """
         workload, micro_batch_size = self._workload, self._config.micro_batch_size
         self.training.parts.model.eval()  # no dropout
-        batches = map(self._held_out_batch, range(0, workload.evaluation_sequences, micro_batch_size))
+        total = workload.evaluation_sequences
+        batches = (
+            self._held_out.padded_batch(start, size=micro_batch_size, total=total)
+            for start in range(0, total, micro_batch_size)
+        )
+        self._progress("evaluation")
         first = next(batches)
         if self._config.compile != "none":
             with self._clocked("compilation"):
                 self._summed_loss(first)  # compiles the graph without gradients, outside every number
         with self._clocked("evaluation"):
             with self._meter.measuring(self._resident_tensors()), self._meter.phase("evaluation"):
-                total = self._summed_loss(first)
+                loss = self._summed_loss(first)
             if self._request.shares_perplexity:
                 return None
             valid_labels = first.valid_labels()
             for batch in batches:
-                total += self._summed_loss(batch)
+                loss += self._summed_loss(batch)
                 valid_labels += batch.valid_labels()
-        mean_loss = total / max(1, valid_labels)
+        mean_loss = loss / max(1, valid_labels)
         if not mean_loss < LARGEST_LOSS:
             raise Diverged(f"the held-out loss is {mean_loss} after {workload.steps} steps")
         return mean_loss
 
     def _summed_loss(self, batch: Batch) -> float:
-        return self.step.forward(*(part.to(self._device) for part in batch)).item()
-
-    def _held_out_batch(self, start: int) -> Batch:
-        """A whole micro batch on the host; rows beyond the held-out set are there for the shape only."""
-        indices = numpy.arange(start, start + self._config.micro_batch_size)
-        beyond = indices >= self._workload.evaluation_sequences
-        tokens, labels = self._held_out.batch(numpy.where(beyond, 0, indices))
-        labels = labels.masked_fill(torch.from_numpy(beyond)[:, None], IGNORED_LABEL)
-        return Batch(tokens.contiguous(), labels.contiguous())
+        loss = self.step.forward(*(part.to(self._device) for part in batch)).item()
+        self._progress("evaluation")
+        return loss
 
     # -- what the steps work on --------------------------------------------------------------------------------
 

@@ -1,13 +1,22 @@
 """What a trial's process is asked to train. Loads no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from autotune.config import TrainingConfig
 from autotune.parity import ParityTrace
 from autotune.rival import Rival
 from autotune.workload import Workload
+
+Stage = Literal["step", "evaluation"]
+Progress = Callable[[Stage], None]
+"""Told what begins now: the first step, and after each step or batch of evaluation the next."""
+
+
+def unwatched(_: Stage) -> None:
+    """The progress of a training that nobody waits for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,4 +40,4 @@ class TrainingRequest:
     snapshot_file: Path | None = None
     """Where torch's allocation history of the measured steps is kept; CUDA only."""
     requested_at: float
-    """time.time() of the request."""
+    """time.monotonic() of the request, which all processes of a machine share."""

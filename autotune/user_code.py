@@ -5,12 +5,14 @@ Here it is only read, never run: that happens in a trial's own process. What is 
 
 import ast
 import hashlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidInput
+from autotune.user_paths import expanded, is_plain_file, is_there
 
 SCRIPT = "script"
 """What stands for the model where a script is run."""
@@ -38,7 +40,7 @@ class FunctionReference:
     @property
     def file(self) -> Path | None:
         """None for a module, which only an import finds."""
-        return Path(self.place).expanduser() if self.place.endswith(".py") else None
+        return expanded(self.place) if self.place.endswith(".py") else None
 
     @property
     def short_name(self) -> str:
@@ -68,13 +70,33 @@ def parameters_of(reference: FunctionReference) -> frozenset[str] | None:
     """
     if reference.file is None:
         return None
-    for statement in read_python(reference.file).body:
+    tree = read_python(reference.file)
+    if not _may_define(tree, reference.function):
+        raise InvalidInput(
+            f"{reference.file} has no function {reference.function!r}", hint=f"name one that it defines: {_FORMS}"
+        )
+    for statement in tree.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == reference.function:
             given = statement.args
             if given.kwarg is not None or statement.decorator_list:
                 return None
             return frozenset(one.arg for one in [*given.posonlyargs, *given.args, *given.kwonlyargs])
     return None  # a class, or a name that comes from elsewhere
+
+
+def _may_define(tree: ast.Module, name: str) -> bool:
+    """Whether the name appears where one is given, or may come from elsewhere without appearing."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=given) | ast.ClassDef(name=given) | ast.Name(id=given):
+                found = given == name or given in ("globals", "exec", "setattr", "__getattr__")
+            case ast.alias(name=given, asname=other):
+                found = given == "*" or name in (given, other)
+            case _:
+                found = False
+        if found:
+            return True
+    return False
 
 
 def check_function(model: str, settings: Mapping[str, Any]) -> None:
@@ -98,7 +120,7 @@ def check_script(settings: Mapping[str, Any]) -> None:
                 f"a script decides {what} itself, {field} = {settings[field]!r} cannot be set from outside",
                 hint=f"leave --{field.replace('_', '-')} or --script out",
             )
-    read_python(Path(script).expanduser())
+    read_python(expanded(script))
 
 
 def takes_size(model: str, size: str) -> bool:
@@ -108,8 +130,11 @@ def takes_size(model: str, size: str) -> bool:
 
 def read_python(file: Path) -> ast.Module:
     """The file's syntax tree. Raises InvalidInput."""
+    if is_there(str(file)) and not is_plain_file(file):
+        raise InvalidInput(f"{file} is no file", hint="name a Python file")
     try:
-        return ast.parse(file.read_bytes(), filename=str(file))
+        with warnings.catch_warnings(action="ignore"):  # of Python, about what the user's code says
+            return ast.parse(file.read_bytes(), filename=str(file))
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}", hint="check the path") from None
     except SyntaxError as error:
@@ -117,8 +142,9 @@ def read_python(file: Path) -> ast.Module:
             f"{file} is no valid Python: {error.msg}" + (f" in line {error.lineno}" if error.lineno else ""),
             hint="mend the place it names",
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{file} is no valid Python: {error}", hint="name a Python file") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        reason = str(error) or "it is nested too deeply"
+        raise InvalidInput(f"{file} is no valid Python: {reason}", hint="name a Python file") from None
 
 
 def sha256_of(file: Path) -> str:
@@ -130,7 +156,7 @@ def sha256_of(file: Path) -> str:
 def script_sha256(script: str) -> str:
     """Raises InvalidInput where the script is not there, as seen from the folder the search runs in."""
     try:
-        return sha256_of(Path(script).expanduser())
+        return sha256_of(expanded(script))
     except OSError as error:
         raise InvalidInput(
             f"script {script} cannot be read: {error.strerror}", hint="run from the folder the study was begun in"

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from autotune.config import CHOICES
 from autotune.errors import InvalidInput
 from autotune.model_choice import HOW_TO_NAME
+from autotune.quantities import is_positive_number
 
 Schedule = Literal["constant", "cosine"]
 Packing = Literal["packed", "padded"]
@@ -24,6 +25,9 @@ OPTION_NAMES: Mapping[str, str] = {
 
 _TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "tokenizer")
 _TEXTS_OR_NONE = ("model_source", "script", "dataset_config", "text_column", "held_out_split")
+_MOST = {"layers": 100_000, "heads": 100_000}
+_MOST_OF_ANYTHING = 2**31 - 1
+"""More of it than any training has, and still few enough to be counted, multiplied and kept in a database."""
 _CHOICES = {"schedule": get_args(Schedule), "packing": get_args(Packing), "streaming": (False, True)}
 
 
@@ -53,10 +57,18 @@ def check_setting(name: str, value: object) -> None:
     elif value is None and name in ("feed_forward_width", "gradient_clipping"):
         return
     elif name == "gradient_clipping":
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if not is_positive_number(value):
             raise InvalidInput(f"gradient_clipping = {value!r} is not possible", hint="use a norm above zero")
-    elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a whole number from 1 up")
+    else:
+        _check_whole_number(name, value)
+
+
+def _check_whole_number(name: str, value: object) -> None:
+    most = _MOST.get(name, _MOST_OF_ANYTHING)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        is_too_large = isinstance(value, int) and value > most
+        hint = f"use a whole number from 1 to {most}" if is_too_large else "use a whole number from 1 up"
+        raise InvalidInput(f"{name} = {value!r} is not possible", hint=hint)
 
 
 def _check_learning_rates(rates: object) -> None:
@@ -68,7 +80,7 @@ def _check_learning_rates(rates: object) -> None:
                 f"there is no optimizer {optimizer!r} to set a learning rate for",
                 hint=f"the optimizers are {', '.join(CHOICES['optimizer'])}",
             )
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
+        if not is_positive_number(rate):
             raise InvalidInput(f"learning rate {rate!r} of {optimizer} is not possible", hint="use a number above zero")
 
 

@@ -1,7 +1,9 @@
-"""Fixtures shared by all tests: a small prepared workload and a trial server."""
+"""Fixtures shared by all tests: a small prepared workload, a trial server and a database server."""
 
 import os
+import tempfile
 import time
+import uuid
 from pathlib import Path
 
 import hypothesis
@@ -21,6 +23,13 @@ GLOBAL_BATCH = 4
 def _compiler_cache(tmp_path_factory):
     """One inductor cache for the whole session, away from the user's own."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _device_of_its_own(tmp_path_factory):
+    """Searches of two test processes do not wait for each other's turn on the CPU: their locks are in here."""
+    os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("tmp"))
+    tempfile.tempdir = None
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +75,7 @@ def make_trainer(workload, prepared):
                 folder=prepared,
                 device=device,
                 cap_bytes=2**40,
-                requested_at=time.time(),
+                requested_at=time.monotonic(),
             )
         )
 
@@ -92,3 +101,31 @@ def server(tmp_path):
 
     with TrialServer(log_file=tmp_path / "server.log") as trial_server:
         yield trial_server
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL server of this test process. A test that stops it starts it again."""
+    from postgres import PostgresServer, unavailable
+
+    pytest.importorskip("psycopg")
+    if reason := unavailable():
+        pytest.skip(reason)
+    with PostgresServer() as started:
+        yield started
+
+
+@pytest.fixture
+def postgres_url(postgres):
+    """An empty database, dropped after the test."""
+    name = f"test_{uuid.uuid4().hex}"
+    yield postgres.create_database(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request, tmp_path) -> str:
+    """A new database, once of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/studies/autotune.db"
+    return request.getfixturevalue("postgres_url")

@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 
+from autotune.attempt import new_attempt_id
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
 from autotune.result import DeviceInfo, Measurement
@@ -79,6 +80,14 @@ def write_study(url, measurements, *, name="by-hand", **changes):
     with open_store(url) as store:
         store.create_study(definition(name, **changes), trials_wanted=len(measurements))
         for number, measurement in enumerate(measurements):
-            store.begin_trial(name, number, config(number), name=f"trial {number}")
-            if measurement is not None:
-                store.finish_trial(name, number, measurement, seconds=1.5)
+            keep(store, config(number), measurement, study=name, name=f"trial {number}", seconds=1.5)
+
+
+def keep(store, config, measurement=None, *, study="by-hand", name=None, seconds=1.0):
+    """Takes a trial for this configuration and gives it its result; None leaves it running. Returns the attempt."""
+    attempt = store.attempts.claim(
+        study, config, worker="by hand", attempt_id=new_attempt_id(), most_trials=10**6, name=name
+    )
+    if measurement is not None:
+        store.attempts.finish(attempt.id, measurement, seconds=seconds)
+    return attempt

@@ -95,7 +95,7 @@ def trial_of(server, tmp_path):
             "folder": str(tmp_path),
             "device": "cpu",
             "cap_bytes": cap_bytes,
-            "requested_at": time.time(),
+            "requested_at": time.monotonic(),
         }
         return server.submit("train", payload, log_file=tmp_path / "trial.log").result(timeout=120).result
 

@@ -212,7 +212,7 @@ def test_evaluation_never_sets_the_peak_of_a_compiled_training(precision, worklo
         folder=tmp_path / "prepared",
         device="cpu",
         cap_bytes=2**40,
-        requested_at=time.time(),
+        requested_at=time.monotonic(),
     )
     assert train(request).peak_phase != "evaluation"
 
@@ -229,7 +229,7 @@ def test_the_allocation_history_adds_up_to_the_measured_peak(workload, prepared,
         device_uuid=devices()[0]["uuid"],
         cap_bytes=2**40,
         snapshot_file=tmp_path / "snapshot.pickle",
-        requested_at=time.time(),
+        requested_at=time.monotonic(),
     )
     measurement = train(request)
     assert measurement.peak_bytes_by_category["gradients"] > 0

@@ -8,15 +8,22 @@ import io
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import typer
 from typer.exceptions import TyperException
+from typer.main import get_command
 
 from autotune.cli import compare, doctor, explain, export, fit, plot, predict, report, search, show, studies
 from autotune.errors import AutotuneError
 
+_PROGRAM = "autotune"
+_LONGEST_LINE = 1000
+
 app = typer.Typer(
-    name="autotune",
+    name=_PROGRAM,
     help="The fastest way to train your model inside the GPU memory you have, found by measuring.",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -26,7 +33,7 @@ app = typer.Typer(
 app.command("search")(search.search)
 app.command("predict")(predict.predict)
 app.command("show")(show.show)
-app.command("studies")(studies.studies)
+app.add_typer(studies.app, name="studies")
 app.command("plot")(plot.plot)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
@@ -56,14 +63,14 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        exit_code = app(standalone_mode=False)
+        exit_code = _command()(prog_name=_PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except AutotuneError as error:
         complain(error.message, error.hint)
         exit_code = error.exit_code
     except TyperException as error:
         if message := error.format_message():  # empty where the help has been printed instead
-            complain(message, "see autotune --help")
+            complain(" ".join(message.split()), f"see {_command_of(error)} --help")
         exit_code = 2
     except typer.Abort:
         exit_code = 130
@@ -80,8 +87,26 @@ def main() -> None:
     sys.exit(exit_code or 0)
 
 
+@cache
+def _command() -> Callable[..., Any]:
+    """The commands with all their options, put together once a process."""
+    return get_command(app)
+
+
 def complain(message: str, hint: str) -> None:
     """One `error:` line and one `hint:` line on stderr."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {_on_one_line(message)}", file=sys.stderr)
     if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+        print(f"hint: {_on_one_line(hint)}", file=sys.stderr)
+
+
+def _on_one_line(text: str) -> str:
+    """With what would end the line or steer the terminal spelled out, and the middle of an endless value left out."""
+    if len(text) > _LONGEST_LINE:
+        text = f"{text[: _LONGEST_LINE // 2]} ... {text[-_LONGEST_LINE // 2 :]}"
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def _command_of(error: TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return _PROGRAM if context is None else context.command_path

@@ -54,6 +54,8 @@ def explain(
     from tempfile import TemporaryDirectory
 
     from autotune.executors.local import LocalExecutor
+    from autotune.prediction import check_release
+    from autotune.study.forecast import Forecaster, device_type_of, on_some_device
     from autotune.study.request import check_device
 
     said = [*(name for name, value in workload.items() if value is not None), *configuration]
@@ -65,14 +67,26 @@ def explain(
     _check_together(study=study, trial=trial, space=space, name=name, said=said, configuration=configuration)
     options.check_scale(scale, space=space)
     check_device(device)
+    check_release(torch_version)
+    loaded = None if space is None else options.scaled_space(space, scale)
+
+    def asked(device_type: str) -> tuple["Workload", TrainingConfig]:
+        return _asked(device_type, workload, configuration, space=loaded, name=name)
+
+    if study is None:
+        on_some_device(device, asked)
     with ExitStack() as stack:
         # A question leaves nothing behind, and may be asked from a folder that cannot be written to.
         executor = stack.enter_context(LocalExecutor(Path(stack.enter_context(TemporaryDirectory()))))
         if study is not None and trial is not None:
             question = _of_trial(executor, study, trial, storage=storage, torch_version=torch_version)
         else:
-            loaded = None if space is None else options.scaled_space(space, scale)
-            question = _of_options(executor, device, workload, configuration, torch_version, space=loaded, name=name)
+            device_type = device_type_of(device, executor=executor)
+            at, config = asked(device_type)
+            forecaster = Forecaster(
+                executor=executor, workload=at, device_type=device_type, torch_version=torch_version
+            )
+            question = Question(forecaster=forecaster, config=config, unavailable={})
         answer = _answered(question, quiet=quiet)
     if as_json:
         print(json.dumps(_to_dict(question, answer), indent=2, allow_nan=False))
@@ -128,27 +142,24 @@ def _of_trial(
     )
 
 
-def _of_options(
-    executor: "LocalExecutor",
-    device: str | None,
+def _asked(
+    device_type: str,
     settings: Mapping[str, Any],
     configuration: Mapping[str, Any],
-    torch_version: str | None,
     *,
     space: "SearchSpace | None",
     name: str | None,
-) -> Question:
-    from autotune.study.forecast import Forecaster, device_type_of, workload_of
+) -> tuple["Workload", TrainingConfig]:
+    """What the options say. Raises InvalidInput."""
+    from autotune.study.forecast import workload_of
 
-    device_type = device_type_of(device, executor=executor)
     workload = workload_of(device_type, settings, space=space)
     if space is not None:
         config = _row(space, name, workload=workload)
     else:
         config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
     check_legal(config, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients)
-    forecaster = Forecaster(executor=executor, workload=workload, device_type=device_type, torch_version=torch_version)
-    return Question(forecaster=forecaster, config=config, unavailable={})
+    return workload, config
 
 
 def _row(space: Any, name: str | None, *, workload: "Workload") -> TrainingConfig:

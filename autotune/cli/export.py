@@ -15,6 +15,7 @@ from autotune.exporters import TARGETS
 from autotune.recommendation.pick import PREFERENCES
 from autotune.result import JSON_SCHEMA, StudyResult, TrialRecord
 from autotune.user_code import is_function_reference, read_reference
+from autotune.user_paths import expanded, is_there
 from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
 
 if TYPE_CHECKING:
@@ -110,8 +111,7 @@ _NO_PATHS = (None, STANDARD_LIBRARY_TEXT, "bytes", "bpe")
 
 
 def _whole(place: str | None) -> str | None:
-    path = Path(place or "").expanduser()
-    return str(path.absolute()) if place and path.exists() else place
+    return str(expanded(place).absolute()) if place and is_there(place) else place
 
 
 def _check_strictly(written: "Export", target: str) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.option_groups import with_configuration, with_model_size
+from autotune.errors import InvalidInput
 from autotune.quantities import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ def fit(
         typer.Option(metavar="VERSION", help="The torch whose CUDA kernels are meant. [default: the installed one]"),
     ] = None,
     context: Annotated[
-        str, typer.Option(metavar="SIZE", help="CUDA only: what the device holds beside the tensors.")
-    ] = "0.6GiB",
+        str | None,
+        typer.Option(metavar="SIZE", help="CUDA only: what the device holds beside the tensors. [default: 0.6GiB]"),
+    ] = None,
     no_confirm: Annotated[bool, typer.Option("--no-confirm", help="Predict only: no real trial at the end.")] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
@@ -66,7 +68,7 @@ def fit(
         configuration=configuration,
         space=None if space is None else options.scaled_space(space, scale),
         torch_version=torch,
-        context_bytes=parse_size(context),
+        context_bytes=_context_bytes(context, device=device),
         confirms=not no_confirm,
     )
     with _display(quiet=quiet) as listener:
@@ -79,6 +81,14 @@ def fit(
         print_fit(result, make_console())
     if result.best is None or (result.confirmed is not None and result.confirmed.went_over):
         raise typer.Exit(1)
+
+
+def _context_bytes(said: str | None, *, device: str | None) -> int:
+    from autotune.study.fit.request import CUDA_CONTEXT_BYTES
+
+    if said is not None and device == "cpu":
+        raise InvalidInput(f"--context {said} is of a CUDA device, the device is cpu", hint="leave --context out")
+    return CUDA_CONTEXT_BYTES if said is None else parse_size(said)
 
 
 @contextmanager

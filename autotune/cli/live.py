@@ -1,7 +1,6 @@
 """A running search for the eyes: a live table on a terminal, plain lines elsewhere. Always on stderr."""
 
 import sys
-import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -13,93 +12,32 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.progress import Progress
 from autotune.cli.tables import describe, make_console, speed
 from autotune.quantities import format_duration, format_size
-from autotune.recommendation.front import pareto_front
-from autotune.recommendation.pick import Preferences, choose
-from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
+from autotune.recommendation.pick import Preferences
+from autotune.reporting.outcomes import OUTCOME_WORDS
 from autotune.result import TrialRecord
 from autotune.study.events import (
+    AttemptLost,
     BudgetSpent,
-    Comparing,
     Converged,
     Event,
-    Predicting,
     Preparing,
+    ResultRefused,
     SameProgram,
     SpaceExhausted,
+    StorageBack,
     StudyOpened,
-    TrialBegan,
     TrialEnded,
+    WaitingForDevice,
+    WaitingForOthers,
+    WaitingForStorage,
+    WorkerEnded,
 )
-from autotune.study.pace import seconds_left
 
 _ROWS_SHOWN = 14
 _STUDIES_SHOWN = 3
-
-
-class Progress:
-    """What has happened so far, and what can be said of the rest."""
-
-    def __init__(
-        self, *, preferences: Preferences, time_budget_seconds: float | None, until_converged: bool = False
-    ) -> None:
-        self._preferences = preferences
-        self._until_converged = until_converged
-        self._budget_seconds = time_budget_seconds
-        self._ended_at = [time.monotonic()]
-        self.opened: StudyOpened | None = None
-        self.records: list[TrialRecord] = []
-        self.running: TrialBegan | None = None
-        self.preparing = self.meanwhile = ""
-
-    def note(self, event: Event) -> None:
-        match event:
-            case Preparing(what=what):
-                self.preparing = what
-            case StudyOpened():
-                self.opened, self.records = event, [r for r in event.records if r.is_finished]
-                self._ended_at = [time.monotonic()]
-            case Predicting(config=config):
-                self.meanwhile = f"predicting {config.describe()}"
-            case Comparing(config=config):
-                self.meanwhile = f"first steps of {config.describe()}, to compare"
-            case SameProgram():
-                self.meanwhile = ""
-            case TrialBegan():
-                self.running, self.meanwhile = event, ""
-            case TrialEnded(record=record):
-                self.running, self.meanwhile = None, ""
-                self.records.append(record)
-                self._ended_at.append(time.monotonic())
-
-    @property
-    def wanted(self) -> int:
-        return self.opened.trials_wanted if self.opened else 0
-
-    def seconds_left(self) -> float | None:
-        """By the pace of the latest trials, and never beyond the time budget; None before the first trial ended."""
-        now = time.monotonic()
-        left = seconds_left(self._ended_at, now=now, trials_left=self.wanted - len(self.records))
-        if left is None or self._budget_seconds is None:
-            return left
-        return min(left, max(0.0, self._budget_seconds - (now - self._ended_at[0])))
-
-    def best(self) -> str:
-        """The pick so far in one line."""
-        front = pareto_front(self.records, tolerance=self._preferences.tolerance)
-        pick = choose(self.records, front, baseline=None, preferences=self._preferences)
-        if pick is None:
-            return "nothing feasible yet"
-        record = next(record for record in self.records if record.number == pick.number)
-        size = format_size(record.peak_memory_bytes or 0)
-        return f"best so far #{record.number}: {size}, {speed(record)} tokens/s, perplexity {record.perplexity:.2f}"
-
-    def status(self) -> str:
-        left = self.seconds_left()
-        parts = [f"{len(self.records)}/{self.wanted}", outcome_counts(self.records)]
-        about = "at most" if self._until_converged else "about"
-        return "  ".join([*parts, f"{about} {format_duration(left)} left"] if left else parts)
 
 
 def headline(opened: StudyOpened) -> str:
@@ -131,6 +69,7 @@ class PlainDisplay:
 
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress, self._console = progress, console
+        self._said_waiting: set[Event] = set()
 
     def __call__(self, event: Event) -> None:
         self._progress.note(event)
@@ -161,6 +100,22 @@ class PlainDisplay:
                 )
             case BudgetSpent(trials=trials, trials_wanted=wanted):
                 self._say(f"The time budget is spent: {trials} of {wanted} trials.")
+            case WaitingForDevice() | WaitingForOthers() if event not in self._said_waiting:
+                self._said_waiting.add(event)  # once, however often it has to
+                self._say(f"{self._progress.meanwhile[0].upper()}{self._progress.meanwhile[1:]}.")
+            case AttemptLost(number=number, cause=cause, attempts_left=left):
+                then = f"tried again, {left} attempts left" if left else "left for a later search"
+                self._say(f"#{number} was lost, not by its own fault: {cause}; {then}.")
+            case ResultRefused(number=number):
+                self._say(f"A late result of #{number} was refused: another worker has the trial. It is kept aside.")
+            case WaitingForStorage(message=message, limit_seconds=limit):
+                self._say(
+                    f"{message[0].upper()}{message[1:]}; results are kept, waiting up to {format_duration(limit)}."
+                )
+            case StorageBack(seconds=seconds):
+                self._say(f"The studies database is back after {format_duration(seconds)}.")
+            case WorkerEnded(number=number, exit_code=code, log_file=log_file):
+                self._say(f"Worker {number} ended with exit code {code}; see {log_file}.")
 
     def _say(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
@@ -172,6 +127,21 @@ class PlainDisplay:
         pass
 
 
+_STAYS_ABOVE = (
+    StudyOpened,
+    SameProgram,
+    SpaceExhausted,
+    Converged,
+    BudgetSpent,
+    AttemptLost,
+    ResultRefused,
+    WaitingForStorage,
+    StorageBack,
+    WorkerEnded,
+)
+"""What is said in a line of its own over the live table."""
+
+
 class LiveDisplay:
     """A table of the latest trials that fills, with a bar, the time left and the best so far."""
 
@@ -181,7 +151,7 @@ class LiveDisplay:
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=True)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, StudyOpened | SameProgram | SpaceExhausted | Converged | BudgetSpent):
+        if isinstance(event, _STAYS_ABOVE):
             self._plain(event)  # stays above the live part
         else:
             self._progress.note(event)

@@ -1,5 +1,6 @@
 """Options that several commands share, and small forms such as `speed=0.03`."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,9 +44,18 @@ PerplexityOption = Annotated[
     ),
 ]
 
+_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:inf|nan)"
+"""As people write one; what is not finite is refused with a better reason elsewhere."""
+
 STORAGE = DEFAULT_STORAGE
 PREFER: Preference = "fastest"
 PERPLEXITY_INCREASE = MAX_PERPLEXITY_INCREASE
+
+
+def storage_of(context: typer.Context, storage: str) -> str:
+    """Where it is not said after a group's command, what was said before it: `autotune studies --storage URL check`."""
+    said = storage != STORAGE or context.parent is None
+    return storage if said else str(context.parent.params["storage"])  # type: ignore[union-attr]
 
 
 def scaled_space(space: str, scale: str | None) -> "SearchSpace":
@@ -73,16 +83,15 @@ def preferences_of(tolerance: Sequence[str] | None, prefer: str, max_perplexity_
 
 def parse_pairs(option: str, given: Sequence[str] | None, *, known: Sequence[str]) -> Mapping[str, float]:
     """`["speed=0.03"]` as {"speed": 0.03}. Raises InvalidInput."""
-    pairs = {}
+    pairs: dict[str, float] = {}
     for text in given or ():
         name, _, number = text.partition("=")
-        try:
-            pairs[name] = float(number)
-        except ValueError:
-            name = ""
-        if name not in known:
+        if name not in known or not re.fullmatch(_NUMBER, number):
             raise InvalidInput(
                 f"{option} {text!r} cannot be read",
                 hint=f"write {option} {known[0]}=0.01; known are {', '.join(known)}",
             )
+        if name in pairs:
+            raise InvalidInput(f"{option} says {name} twice, {pairs[name]:g} and {number}", hint="say it once")
+        pairs[name] = float(number)
     return pairs

@@ -51,6 +51,7 @@ class Target:
                 f"{', '.join(f'{name} {value}' for name, value in given.items())} is no size of a picture",
                 hint=f"give more than 0 and, times the scale, at most {LARGEST_PICTURE} pixels a side",
             )
+        check_writable(self.file)
 
     @property
     def format(self) -> str:
@@ -70,6 +71,17 @@ class Target:
         return image_of(
             drawing, title=title, format=self.format, width=self.width, height=self.height, scale=self.scale or 1.0
         )
+
+
+def check_writable(file: Path, *, option: str = "--out") -> None:
+    """Raises StorageUnavailable where it is plain that `file` cannot be written, before anything is worked out."""
+    try:
+        nearest = next(folder for folder in file.parents if folder.exists())
+        reason = "Is a directory" if file.is_dir() else "" if nearest.is_dir() else f"{nearest} is no directory"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        raise StorageUnavailable(f"{file} cannot be written: {reason}", hint=f"name another file with {option}")
 
 
 def write_file(file: Path, content: str | bytes, *, option: str = "--out") -> None:

@@ -12,7 +12,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.option_groups import with_configuration, with_model_size
-from autotune.cli.output import write_file
+from autotune.cli.output import check_writable, write_file
 from autotune.config import TrainingConfig, check_legal
 from autotune.errors import InvalidInput
 from autotune.quantities import parse_size
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from autotune.result import TrialRecord
     from autotune.search_space import LegalSpace, SearchSpace
     from autotune.study.forecast import Forecaster
+    from autotune.workload import Workload
 
 
 @with_model_size
@@ -59,22 +60,43 @@ def predict(
     from tempfile import TemporaryDirectory
 
     from autotune.executors.local import LocalExecutor
+    from autotune.prediction import check_release
+    from autotune.recommendation.beside_reference import reference_of
+    from autotune.study.forecast import Forecaster, device_type_of, on_some_device
+    from autotune.study.request import check_device
 
     cap_bytes = None if max_mem is None else parse_size(max_mem)
-    _check_together(study=study, trial=trial, space=space, plot=plot, workload=workload, configuration=configuration)
+    check_device(device)
+    check_release(torch_version)
+    said = workload if device is None else {**workload, "device": device}
+    _check_together(study=study, trial=trial, space=space, plot=plot, workload=said, configuration=configuration)
     options.check_scale(scale, space=space)
+    if plot is not None:
+        _check_page(plot)
     if reference and max_mem is not None:
         raise InvalidInput("--reference knows no cap", hint="leave --max-mem or --reference out")
     if reference and space is None:
         raise InvalidInput(
             "--reference is the published table of a search space, and none is named", hint="add --space peak_memory"
         )
+    loaded = None if space is None else options.scaled_space(space, scale)
+
+    def asked(device_type: str) -> "Workload":
+        return _asked(device_type, workload, configuration, space=loaded)
+
+    if reference and loaded is not None:
+        reference_of(loaded, what="what is predicted")
+    if study is None:
+        on_some_device(device, asked)
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         executor = stack.enter_context(LocalExecutor(Path(folder)))
-        if space is not None:
-            loaded = options.scaled_space(space, scale)
-            forecaster = _forecaster(executor, device, workload, torch_version, space=loaded)
+        if study is None:
+            device_type = device_type_of(device, executor=executor)
+            forecaster = Forecaster(
+                executor=executor, workload=asked(device_type), device_type=device_type, torch_version=torch_version
+            )
+        if loaded is not None:
             if reference and torch_version is None and forecaster.device_type == "cuda" and loaded.reference:
                 forecaster = replace(forecaster, torch_version=loaded.reference.torch)
             if reference:
@@ -87,10 +109,7 @@ def predict(
             forecaster, record = _of_trial(executor, study, trial, storage=storage, torch_version=torch_version)
             config = record.config
         else:
-            forecaster = _forecaster(executor, device, workload, torch_version)
             config = TrainingConfig(**{"micro_batch_size": forecaster.workload.global_batch, **configuration})
-            at = forecaster.workload
-            check_legal(config, global_batch=at.global_batch, clips_gradients=at.clips_gradients)
         prediction = forecaster.predict(config, with_timeline=plot is not None)
     from autotune.cli.forecasts import Answer, print_answer
 
@@ -153,24 +172,21 @@ def _with_progress(forecaster: "Forecaster", configs: list[TrainingConfig], *, q
         return forecaster.forecast_all(configs, on_each=lambda _: progress.advance(task))
 
 
-def _forecaster(
-    executor: Any,
-    device: str | None,
-    workload: Mapping[str, Any],
-    torch_version: str | None,
-    space: "SearchSpace | None" = None,
-) -> "Forecaster":
-    from autotune.study.forecast import Forecaster, device_type_of, workload_of
-    from autotune.study.request import check_device
+def _asked(
+    device_type: str,
+    settings: Mapping[str, Any],
+    configuration: Mapping[str, Any],
+    *,
+    space: "SearchSpace | None",
+) -> "Workload":
+    """The workload that the options say, for which their configuration is legal. Raises InvalidInput."""
+    from autotune.study.forecast import workload_of
 
-    check_device(device)
-    device_type = device_type_of(device, executor=executor)
-    return Forecaster(
-        executor=executor,
-        workload=workload_of(device_type, workload, space=space),
-        device_type=device_type,
-        torch_version=torch_version,
-    )
+    workload = workload_of(device_type, settings, space=space)
+    if space is None:
+        config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
+        check_legal(config, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients)
+    return workload
 
 
 def _of_trial(
@@ -211,6 +227,12 @@ def _check_together(
         )
     if space is not None and plot is not None:
         raise InvalidInput("--plot draws one configuration", hint="name it by its techniques instead of --space")
+
+
+def _check_page(file: Path) -> None:
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise InvalidInput(f"--plot {str(file)!r} is no name of a page", hint="end the file's name in .html")
+    check_writable(file, option="--plot")
 
 
 def _write_page(answer: "Answer", file: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.output import write_file
+from autotune.cli.output import check_writable, write_file
 from autotune.errors import InvalidInput
 
 
@@ -32,6 +32,7 @@ def report(
         raise InvalidInput(
             f"a report is a page, and cannot be written as {str(file)!r}", hint="end the file's name in .html"
         )
+    check_writable(file)
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     view = api.view(study, storage=storage, preferences=preferences)
     text = page(contents.compute(view, version=autotune.__version__, preferences=preferences))

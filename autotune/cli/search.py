@@ -15,7 +15,7 @@ import typer
 from autotune.cli import options
 from autotune.cli.option_groups import with_workload
 from autotune.definition import DEFAULT_SAMPLER, SAMPLERS
-from autotune.errors import InvalidInput, Stopped
+from autotune.errors import InvalidInput, Stopped, StorageAway, TrialLost
 from autotune.quantities import format_duration, parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -51,6 +51,19 @@ def search(
         bool, typer.Option("--until-converged", help="End once no trial is likely to make the front better by much.")
     ] = False,
     trial_time_limit: Annotated[str, typer.Option(metavar="TIME", help="End a trial after this.")] = "10m",
+    compile_time_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="End a trial in which a step that compiles takes longer. [default: half of the trial's]",
+        ),
+    ] = None,
+    step_time_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="End a trial in which no step ends for so long. [default: a fifth of the trial's]"
+        ),
+    ] = None,
     sampler: Annotated[
         str | None,
         typer.Option(metavar="|".join(SAMPLERS), help=f"Who suggests the trials. [default: {DEFAULT_SAMPLER}]"),
@@ -71,6 +84,15 @@ def search(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure again what earlier studies of the same workload have measured.")
     ] = False,
+    workers: Annotated[
+        int, typer.Option(metavar="N", help="Processes that share the study, one a GPU; a second search joins it too.")
+    ] = 1,
+    trials_per_device: Annotated[
+        int, typer.Option(metavar="N", help="Trials at a time on one device; more than one disturb each other.")
+    ] = 1,
+    database_wait: Annotated[
+        str, typer.Option(metavar="TIME", help="Wait so long for a database that is away; results are kept.")
+    ] = "5m",
     memory_snapshot: Annotated[
         bool, typer.Option("--memory-snapshot", help="Keep torch's allocation history of each trial (CUDA).")
     ] = False,
@@ -100,10 +122,15 @@ def search(
         time_budget_seconds=None if time_budget is None else parse_duration(time_budget),
         until_converged=until_converged,
         trial_time_limit_seconds=parse_duration(trial_time_limit),
+        compile_time_limit_seconds=None if compile_time_limit is None else parse_duration(compile_time_limit),
+        step_time_limit_seconds=None if step_time_limit is None else parse_duration(step_time_limit),
         predict=not no_predict,
         full_trainings=full_trainings,
         perplexity_seeds=seeds,
         fresh=fresh,
+        workers=workers,
+        trials_per_device=trials_per_device,
+        database_wait_seconds=parse_duration(database_wait),
         memory_snapshot=memory_snapshot,
         workload=workload,
         preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
@@ -148,6 +175,11 @@ def _search(request: "SearchRequest", *, as_json: bool, quiet: bool, verbose: bo
             else:
                 print("Stopped before the study began.", file=sys.stderr)
             raise typer.Exit(128 + signals[0]) from None
+        except (StorageAway, TrialLost) as error:
+            command = continue_command(opened[0].definition.name, request) if opened else "the same command"
+            raise type(error)(
+                error.message, hint=f"{error.hint or 'what was measured is kept'}; go on with: {command}"
+            ) from None
     if as_json:
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
     else:
@@ -176,7 +208,8 @@ def _stop_on_signals() -> Iterator[list[int]]:
 
 def continue_command(study: str, request: "SearchRequest", *, trials: int | None = None) -> str:
     """The command that goes on with a study; a password in its URL is left for the reader to fill in."""
-    from autotune.storage.database import shown_url
+    from autotune.storage.refusals import shown_url
+    from autotune.study.patience import DEFAULT_PATIENCE_SECONDS
     from autotune.study.request import DEFAULT_TIME_LIMIT_SECONDS
 
     storage = request.storage
@@ -186,8 +219,18 @@ def continue_command(study: str, request: "SearchRequest", *, trials: int | None
     limit = request.trial_time_limit_seconds
     words += ["--until-converged"] if request.until_converged else []
     words += ["--full-trainings"] if request.full_trainings else []
+    words += ["--workers", str(request.workers)] if request.workers > 1 else []
+    if request.trials_per_device > 1:
+        words += ["--trials-per-device", str(request.trials_per_device)]
+    if request.database_wait_seconds != DEFAULT_PATIENCE_SECONDS:
+        words += ["--database-wait", f"{request.database_wait_seconds:g}s"]
     words += ["--seeds", str(request.perplexity_seeds)] if request.perplexity_seeds > 1 else []
     words += ["--trial-time-limit", f"{limit:g}s"] if limit != DEFAULT_TIME_LIMIT_SECONDS else []
+    for option, seconds in (
+        ("--compile-time-limit", request.compile_time_limit_seconds),
+        ("--step-time-limit", request.step_time_limit_seconds),
+    ):
+        words += [option, f"{seconds:g}s"] if seconds is not None else []
     return shlex.join(words)
 
 
@@ -196,7 +239,7 @@ def print_summary(
 ) -> None:
     from rich.text import Text
 
-    from autotune.cli.tables import print_result, trials_table
+    from autotune.cli.tables import print_result, print_trials
     from autotune.reporting.outcomes import outcome_counts
 
     seconds = sum(record.seconds or 0.0 for record in result.trials)
@@ -204,7 +247,7 @@ def print_summary(
     console.print(Text(f"Study {result.study}: {counts}, {format_duration(seconds)} of trials", style="bold"))
     console.print()
     if verbose:
-        console.print(trials_table(result, result.trials, title="All trials"))
+        print_trials(console, result, result.trials, title="All trials")
         console.print()
     print_result(result, console)
     shown = shlex.join([result.study, *(["--storage", result.storage] if request.storage != options.STORAGE else [])])

@@ -1,10 +1,25 @@
-"""`autotune studies`: the list of studies."""
+"""`autotune studies`: the list of studies; with a word after it, what is done with whole studies."""
+
+import typer
 
 from autotune.cli import options
+from autotune.cli.studies_check import check
+from autotune.cli.studies_files import export, import_file
+
+app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+app.command("check")(check)
+app.command("export")(export)
+app.command("import")(import_file)
 
 
-def studies(storage: options.StorageOption = options.STORAGE) -> None:
-    """List the studies of a database, with their state and their best."""
+@app.callback()
+def studies(context: typer.Context, storage: options.StorageOption = options.STORAGE) -> None:
+    """List the studies of a database, with their state and their best; or check, export or import them."""
+    if context.invoked_subcommand is None:
+        _list(storage)
+
+
+def _list(storage: str) -> None:
     from rich.table import Table
     from rich.text import Text
 

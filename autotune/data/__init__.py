@@ -1,1 +1,1 @@
-"""Text, tokens and batches. Run in a process of its own: `datasets` may load torch."""
+"""Text, tokens and batches. Run in a process of its own, for `datasets` may load torch; only `early.py` runs before."""

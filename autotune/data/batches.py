@@ -51,6 +51,14 @@ class TokenSequences:
         labels = rows.masked_fill(rows < 0, IGNORED_LABEL)
         return Batch(tokens[:, :-1], labels[:, 1:])
 
+    def padded_batch(self, start: int, *, size: int, total: int) -> Batch:
+        """`size` sequences from `start` on; rows from `total` on are there for the shape only, without labels."""
+        indices = numpy.arange(start, start + size)
+        beyond = indices >= total
+        tokens, labels = self.batch(numpy.where(beyond, 0, indices))
+        labels = labels.masked_fill(torch.from_numpy(beyond)[:, None], IGNORED_LABEL)
+        return Batch(tokens.contiguous(), labels.contiguous())
+
 
 def sequences_in(tokens: Tokens, *, sequence_length: int) -> int:
     return (len(tokens) - 1) // sequence_length

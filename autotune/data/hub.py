@@ -28,14 +28,22 @@ def check_dataset(name: str) -> None:
 
 def load_rows(workload: Workload, *, split: str) -> Any:
     """The rows of a split, as `datasets` gives them, in its own cache. Raises InvalidDataset."""
-    import datasets
-
     name = workload.dataset
     check_dataset(name)
+    datasets = quiet_datasets()
     try:
         return datasets.load_dataset(name, workload.dataset_config, split=split, streaming=workload.streaming)
     except Exception as error:
         raise _not_loaded(name, error) from error
+
+
+def quiet_datasets() -> Any:
+    """The library, imported where it is needed, which takes a second; what it has to say comes as an error."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    return datasets
 
 
 def _not_loaded(name: str, error: Exception) -> InvalidDataset:

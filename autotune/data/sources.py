@@ -14,6 +14,7 @@ from autotune.data import hub
 from autotune.data.columns import TokenColumn, documents_of, unreadable
 from autotune.data.text_files import TextFiles, check_lines
 from autotune.errors import InvalidDataset
+from autotune.user_paths import expanded, is_plain_file, is_there
 from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
 
 READERS = {
@@ -54,30 +55,26 @@ def read_documents(workload: Workload, *, cache_folder: Path) -> Parts:
 
 def check_name(name: str) -> None:
     """Raises InvalidDataset when `name` can be nothing but a local path and there is none. Costs nothing."""
-    if not name or (hub.is_local_name(name, suffixes=tuple(READERS)) and not Path(name).expanduser().exists()):
+    if not name or (hub.is_local_name(name, suffixes=tuple(READERS)) and not is_there(name)):
         raise InvalidDataset(f"there is no file or folder {name!r}", hint="check --dataset, or leave it out")
 
 
 def check_there(workload: Workload) -> None:
     """Raises InvalidDataset when there is no such local dataset, nor one on the hub. One question over the network."""
     check_name(workload.dataset)
-    is_here = workload.dataset == STANDARD_LIBRARY_TEXT or Path(workload.dataset).expanduser().exists()
+    is_here = workload.dataset == STANDARD_LIBRARY_TEXT or is_there(workload.dataset)
     if not is_here and workload.script is None:
         hub.check_dataset(workload.dataset)
 
 
 def _reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], Documents]:
     """What makes documents of the name of a split."""
-    path = Path(workload.dataset).expanduser()
-    if workload.dataset == STANDARD_LIBRARY_TEXT or path.is_file():
-        _check_no_splits(workload)
+    path = expanded(workload.dataset)
+    check_splits(workload)
     if workload.dataset == STANDARD_LIBRARY_TEXT:
         from autotune.data import python_docs
 
         return lambda _split: python_docs.documents()
-    import datasets
-
-    datasets.disable_progress_bars()
     if not path.exists():
         return lambda split: documents_of(hub.load_rows(workload, split=split), workload)
     if (path / _SAVED_SET).exists() or (path / _SAVED_SPLITS).exists():
@@ -88,8 +85,10 @@ def _reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], Docume
     return lambda split: _read_files(files, workload, split=split, cache_folder=cache_folder)
 
 
-def _check_no_splits(workload: Workload) -> None:
-    if workload.held_out_split is not None:
+def check_splits(workload: Workload) -> None:
+    """Raises InvalidDataset where a held-out split is named of what has none."""
+    is_one_text = workload.dataset == STANDARD_LIBRARY_TEXT or is_plain_file(expanded(workload.dataset))
+    if is_one_text and workload.held_out_split is not None:
         raise InvalidDataset(
             f"dataset {workload.dataset!r} is one text without a split {workload.held_out_split!r}",
             hint="leave --held-out-split out: a tenth is held out; or name a folder with a file for each split",
@@ -100,7 +99,7 @@ def _check_no_splits(workload: Workload) -> None:
 
 
 def _saved_rows(path: Path, workload: Workload, *, split: str) -> Any:
-    import datasets
+    datasets = hub.quiet_datasets()
 
     try:
         saved = datasets.load_from_disk(str(path))
@@ -127,7 +126,7 @@ def _no_split(workload: Workload, split: str, *, known: list[str]) -> InvalidDat
 
 def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
     """The files to read; all of them are of one split unless the folder is laid out by splits, as on the hub."""
-    everything = [path] if path.is_file() else _files_in(path)
+    everything = _files_in(path) if path.is_dir() else [path]
     if not everything or any(file.suffix.lower() not in READERS for file in everything):
         raise InvalidDataset(
             f"dataset {str(path)!r} holds no file autotune can read", hint=f"use one of {', '.join(READERS)}"
@@ -151,9 +150,11 @@ def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
 
 def _files_in(folder: Path) -> list[Path]:
     """All that can be read, in alphabetical order; the card of a dataset and the like are no part of it."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in READERS)
+    if not files:
+        return []
     from datasets.data_files import FILES_TO_IGNORE
 
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in READERS)
     return [file for file in files if file.name not in FILES_TO_IGNORE] or files
 
 
@@ -188,7 +189,7 @@ def _read_files(files: dict[str, list[Path]], workload: Workload, *, split: str,
 
 
 def _rows(kind: str, files: dict[str, list[Path]], workload: Workload, *, split: str, cache_folder: Path) -> Any:
-    import datasets
+    datasets = hub.quiet_datasets()
 
     if kind != "parquet":
         every_file = [file for of_split in files.values() for file in of_split]
@@ -207,7 +208,7 @@ def _rows(kind: str, files: dict[str, list[Path]], workload: Workload, *, split:
 
 def _configured_rows(path: Path, workload: Workload, split: str, cache_folder: Path) -> Any:
     """Rows of a folder with the card of a hub dataset, which says what its configurations are."""
-    import datasets
+    datasets = hub.quiet_datasets()
 
     try:
         return datasets.load_dataset(

@@ -14,6 +14,7 @@ import numpy
 from autotune.data import hub
 from autotune.data.token_file import Tokens
 from autotune.errors import InvalidInput
+from autotune.user_paths import expanded, is_plain_file, is_there
 from autotune.workload import BYTE_VOCABULARY, Workload
 
 FILE_NAME = "tokenizer.json"
@@ -156,15 +157,16 @@ def _load(name: str) -> SubwordTokenizer:
 
 
 def _file_of(name: str) -> Path:
-    path = Path(name).expanduser()
-    file = path / FILE_NAME if path.is_dir() else path
-    if file.is_file():
+    path = expanded(name)
+    is_folder = is_there(name) and path.is_dir()
+    file = path / FILE_NAME if is_folder else path
+    if is_plain_file(file):
         return file
-    if path.is_dir():
+    if is_folder:
         raise InvalidInput(
             f"folder {name!r} holds no {FILE_NAME}",
             hint=f"transformers writes one: AutoTokenizer.from_pretrained({name!r}).save_pretrained({name!r})",
         )
-    if hub.is_local_name(name, suffixes=(".json",)):
+    if not name or is_there(name) or hub.is_local_name(name, suffixes=(".json",)):
         raise InvalidInput(f"there is no tokenizer {name!r}", hint="check --tokenizer: bytes, bpe, model or a path")
     return hub.tokenizer_file(name)

@@ -1,27 +1,29 @@
-"""The studies database: what was asked and every result. Plain dataclasses in and out; no row leaves this package.
+"""The studies database: what was asked, who is at it, and every result. Plain dataclasses in and out; no row leaves it.
 
-Optuna keeps its own tables in the same database, for its samplers only: what autotune shows comes from here.
+What is kept here is all there is: Optuna's samplers are told of it anew by each process that asks them.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, BinaryIO
 
 import sqlalchemy
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Select, and_, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from autotune.config import TrainingConfig
 from autotune.definition import DEFAULT_STORAGE, StudyDefinition
 from autotune.errors import StorageUnavailable, StudyMismatch, UnknownStudy
-from autotune.prediction import Forecast, Prediction
-from autotune.result import DIRECTIONS, DeviceInfo, Measurement, TrialRecord
-from autotune.search_space import SearchSpace
-from autotune.storage.database import make_engine, shown_url, storage_errors
-from autotune.storage.tables import METADATA, PREDICTIONS, SCHEMA_VERSION, STUDIES, TRIALS
-from autotune.workload import Workload
+from autotune.prediction import Forecast
+from autotune.result import TrialRecord
+from autotune.storage.attempts import Attempts
+from autotune.storage.database import BUSY_TIMEOUT_SECONDS, Database
+from autotune.storage.refusals import refuse_other_schema, storage_errors, way_out_of_damage
+from autotune.storage.rows import definition_of, definition_row, forecast_of, forecast_row, record_of, trial_row
+from autotune.storage.schema import open_studies
+from autotune.storage.tables import PREDICTIONS, STUDIES, TRIALS
+from autotune.storage.transfer import Imported, exported, import_studies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,25 +33,41 @@ class StudySummary:
     name: str
     created_at: str
     trials: int
+    """With a result."""
     trials_wanted: int
-    ok: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """The trials that were begun, lost or finished since a study's last known revision, oldest change first."""
+
+    revision: int
+    records: Sequence[TrialRecord]
 
 
 class StudyStore:
-    """The studies of one database. Raises StorageUnavailable when it cannot be used."""
+    """The studies of one database. Raises StorageUnavailable when it cannot be used, StorageAway when not just now."""
 
-    def __init__(self, url: str = DEFAULT_STORAGE, *, create: bool = False) -> None:
-        self.url = shown_url(url)
+    def __init__(
+        self,
+        url: str = DEFAULT_STORAGE,
+        *,
+        create: bool = False,
+        busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
+    ) -> None:
+        self._database = Database(url, create=create, busy_timeout_seconds=busy_timeout_seconds)
+        self.url = self._database.url
         """The database's URL as it may be shown: without its password."""
-        with storage_errors(url):
-            self._engine = make_engine(url, create=create)
-            if create:
-                METADATA.create_all(self._engine)
-            elif not sqlalchemy.inspect(self._engine).has_table(STUDIES.name):
-                raise UnknownStudy(f"there are no studies in {self.url}", hint="begin one with: autotune search")
+        self.attempts = Attempts(self._database)
+        with self._database.opening():
+            try:
+                open_studies(self._database, create=create)
+            except BaseException:
+                self._database.close()
+                raise
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._database.close()
 
     # -- studies -----------------------------------------------------------------------------------------------
 
@@ -61,48 +79,40 @@ class StudyStore:
         records: Iterable[TrialRecord] = (),
         forecasts: Iterable[Forecast] = (),
     ) -> None:
-        """All or nothing; `records` and `forecasts` are what is known of it already, from earlier studies."""
-        row = {
-            "schema_version": SCHEMA_VERSION,
-            "name": definition.name,
-            "workload": definition.workload.to_dict(),
-            "space": definition.space.to_dict(),
-            "device": asdict(definition.device),
-            "unavailable": definition.unavailable,
-            "cap_bytes": definition.cap_bytes,
-            "seed": definition.seed,
-            "sampler": definition.sampler,
-            "trials_wanted": trials_wanted,
-        }
+        """All or nothing; `records` and `forecasts` are what is known of it already, as from earlier studies.
+
+        Raises StudyMismatch where there is a study of that name.
+        """
         try:
-            with self._writing() as connection:
+            with self._database.writing() as connection:
+                row = definition_row(definition, trials_wanted=trials_wanted)
                 (study_id,) = connection.execute(insert(STUDIES).values(row)).inserted_primary_key or (None,)
-                trials = [{"study_id": study_id, **_trial_row(record)} for record in records]
-                predictions = [{"study_id": study_id, **_forecast_row(forecast)} for forecast in forecasts]
+                trials = [{"study_id": study_id, **trial_row(record)} for record in records]
+                predictions = [{"study_id": study_id, **forecast_row(forecast)} for forecast in forecasts]
                 for table, rows in ((TRIALS, trials), (PREDICTIONS, predictions)):
                     if rows:
                         connection.execute(insert(table), rows)
         except IntegrityError:
             raise StudyMismatch(
-                f"study {definition.name!r} was begun by another search just now", hint="run the command again"
+                f"there is a study {definition.name!r} in {self.url} already", hint="give the new one another --name"
             ) from None
 
     def set_trials_wanted(self, study: str, trials_wanted: int) -> None:
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             connection.execute(update(STUDIES).where(STUDIES.c.name == study).values(trials_wanted=trials_wanted))
 
     def names(self) -> list[str]:
         """Of all studies, oldest first."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return list(connection.scalars(select(STUDIES.c.name).order_by(STUDIES.c.id)).all())
 
     def has_study(self, study: str) -> bool:
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return connection.scalar(select(STUDIES.c.id).where(STUDIES.c.name == study)) is not None
 
     def definition(self, study: str) -> tuple[StudyDefinition, int]:
         """The study's definition and how many trials were wanted of it. Raises UnknownStudy."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             row = connection.execute(select(STUDIES).where(STUDIES.c.name == study)).one_or_none()
             if row is None:
                 names = self.names()
@@ -110,117 +120,113 @@ class StudyStore:
                     f"there is no study {study!r} in {self.url}",
                     hint=f"there is {', '.join(names)}" if names else "begin one with: autotune search",
                 )
-            if row.schema_version != SCHEMA_VERSION:
-                raise StorageUnavailable(
-                    f"study {study!r} has schema {row.schema_version}, this autotune reads {SCHEMA_VERSION}",
-                    hint="use the autotune version that wrote it",
-                )
-            definition = StudyDefinition(
-                name=row.name,
-                workload=Workload(**row.workload),
-                space=SearchSpace.from_dict(row.space),
-                device=DeviceInfo(**row.device),
-                unavailable=row.unavailable,
-                cap_bytes=row.cap_bytes,
-                seed=row.seed,
-                sampler=row.sampler,
-            )
-            return definition, row.trials_wanted
+            refuse_other_schema(study, row.schema_version, url=self.url)
+            return definition_of(row), row.trials_wanted
 
     def studies(self) -> list[StudySummary]:
         """All studies, oldest first."""
-        with self._reading() as connection:
-            rows = connection.execute(select(STUDIES).order_by(STUDIES.c.id)).all()
-        summaries = []
-        for row in rows:
-            records = [record for record in self.trials(row.name) if record.is_finished]
-            summaries.append(
+        finished = sqlalchemy.func.count(TRIALS.c.finished_at).label("finished")
+        columns = (STUDIES.c.id, STUDIES.c.name, STUDIES.c.created_at, STUDIES.c.trials_wanted)
+        query = select(*columns, finished).outerjoin(TRIALS).group_by(STUDIES.c.id).order_by(STUDIES.c.id)
+        with self._database.reading() as connection:
+            return [
                 StudySummary(
                     name=row.name,
-                    created_at=f"{row.created_at:%Y-%m-%d %H:%M}",
-                    trials=len(records),
+                    created_at=_minute(row.created_at),
+                    trials=row.finished,
                     trials_wanted=row.trials_wanted,
-                    ok=sum(record.feasible for record in records),
                 )
-            )
-        return summaries
+                for row in connection.execute(query)
+            ]
 
     def dates(self, study: str) -> tuple[str, str]:
         """When the study was begun and when its last trial ended, to the minute; empty where none has ended."""
         last = select(sqlalchemy.func.max(TRIALS.c.finished_at)).join(STUDIES).where(STUDIES.c.name == study)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             begun = connection.scalar(select(STUDIES.c.created_at).where(STUDIES.c.name == study))
             ended = connection.scalar(last)
         return _minute(begun), _minute(ended)
 
+    # -- whole studies -----------------------------------------------------------------------------------------
+
+    def exported(self, studies: Sequence[str], *, version: str) -> Iterator[bytes]:
+        """The lines of a file of these studies (`transfer.py`). Raises UnknownStudy."""
+        return exported(self._database, studies, version=version)
+
+    def import_studies(self, file: BinaryIO, *, source: str, name: str | None = None) -> Imported:
+        """Brings in all of such a file, or raises InvalidInput or StudyMismatch and changes nothing."""
+        return import_studies(self._database, file, source=source, name=name)
+
     # -- trials ------------------------------------------------------------------------------------------------
 
     def trials(self, study: str) -> list[TrialRecord]:
-        """Every trial of the study in the order of its number; one without a result reads as interrupted."""
-        predicted = {fingerprint: one.prediction for fingerprint, one in self.forecasts(study).items()}
-        with self._reading() as connection:
-            rows = connection.execute(
-                select(TRIALS, STUDIES.c.cap_bytes)
-                .join(STUDIES)
-                .where(STUDIES.c.name == study)
-                .order_by(TRIALS.c.number)
-            ).all()
-            return [_record(row, predicted.get(row.fingerprint)) for row in rows]
+        """Every trial of the study in the order of its number; one without a result reads as interrupted.
 
-    def begin_trial(self, study: str, number: int, config: TrainingConfig, *, name: str | None) -> None:
-        """Takes down that this configuration is being run. One that was begun before keeps its row."""
-        with self._writing() as connection:
-            study_id = connection.scalar(select(STUDIES.c.id).where(STUDIES.c.name == study))
-            known = select(TRIALS.c.id).where(TRIALS.c.study_id == study_id, TRIALS.c.number == number)
-            if connection.scalar(known) is None:
-                row = {
-                    "study_id": study_id,
-                    "number": number,
-                    "fingerprint": config.fingerprint,
-                    "name": name,
-                    "config": config.to_dict(),
-                }
-                connection.execute(insert(TRIALS).values(row))
-
-    def finish_trial(self, study: str, number: int, measurement: Measurement, *, seconds: float) -> None:
-        """Keeps the result. When this returns it is on disk."""
-        study_id = select(STUDIES.c.id).where(STUDIES.c.name == study).scalar_subquery()
-        with self._writing() as connection:
-            connection.execute(
-                update(TRIALS)
-                .where(TRIALS.c.study_id == study_id, TRIALS.c.number == number)
-                .values(measurement=asdict(measurement), seconds=seconds, finished_at=sqlalchemy.func.now())
+        Raises StorageUnavailable where some are missing.
+        """
+        records = self._records(study, _trials_of(study).order_by(TRIALS.c.number))
+        missing = next((number for number, record in enumerate(records) if record.number != number), None)
+        if missing is not None:
+            raise StorageUnavailable(
+                f"trial {missing} of study {study!r} in {self.url} is missing", hint=way_out_of_damage(self.url)
             )
+        return records
+
+    def changes(self, study: str, *, since: int) -> Changes:
+        """What has changed after revision `since`; -1 for everything."""
+        with self._database.reading() as connection:
+            revision = connection.scalar(select(STUDIES.c.revision).where(STUDIES.c.name == study))
+        if revision is None or revision == since:
+            return Changes(revision=since, records=())
+        changed = _trials_of(study).where(TRIALS.c.revision > since, TRIALS.c.revision <= revision)
+        records = self._records(study, changed.order_by(TRIALS.c.revision, TRIALS.c.number))
+        return Changes(revision=revision, records=records)
+
+    def _records(self, study: str, query: Select[Any]) -> list[TrialRecord]:
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+        losses = self.attempts.losses(study, [row.number for row in rows if row.measurement is None])
+        with storage_errors(self.url):  # a damaged row
+            records = []
+            for row in rows:
+                count, cause = losses.get(row.number, (0, ""))
+                known = {"cap_bytes": row.cap_bytes, "predicted_bytes": row.predicted}
+                records.append(record_of(row, **known, losses=count, cause=cause))
+            return records
 
     # -- predictions -------------------------------------------------------------------------------------------
 
     def keep_forecast(self, study: str, forecast: Forecast) -> None:
         """Keeps a prediction, or that there is none; what is known of a configuration already stays."""
-        if forecast.config.fingerprint in self.forecasts(study):
+        if self._has_forecast(study, forecast.config):
             return
         study_id = select(STUDIES.c.id).where(STUDIES.c.name == study).scalar_subquery()
-        with self._writing() as connection:
-            connection.execute(insert(PREDICTIONS).values({"study_id": study_id, **_forecast_row(forecast)}))
+        try:
+            with self._database.writing() as connection:
+                connection.execute(insert(PREDICTIONS).values({"study_id": study_id, **forecast_row(forecast)}))
+        except IntegrityError:
+            pass  # another worker has predicted the same
+
+    def _has_forecast(self, study: str, config: TrainingConfig) -> bool:
+        one = select(PREDICTIONS.c.id).join(STUDIES)
+        with self._database.reading() as connection:
+            found = one.where(STUDIES.c.name == study, PREDICTIONS.c.fingerprint == config.fingerprint)
+            return connection.scalar(found) is not None
 
     def forecasts(self, study: str) -> dict[str, Forecast]:
         """What was predicted in this study, by the configuration's fingerprint."""
-        if not sqlalchemy.inspect(self._engine).has_table(PREDICTIONS.name):
-            return {}  # a database from before there were predictions
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(select(PREDICTIONS).join(STUDIES).where(STUDIES.c.name == study)).all()
-            return {row.fingerprint: _forecast(row) for row in rows}
+            return {row.fingerprint: forecast_of(row) for row in rows}
 
-    # -- connections -------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with storage_errors(self.url), self._engine.connect() as connection:
-            yield connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with storage_errors(self.url), self._engine.begin() as connection:
-            yield connection
+def _trials_of(study: str) -> Select[Any]:
+    predicted = and_(TRIALS.c.study_id == PREDICTIONS.c.study_id, TRIALS.c.fingerprint == PREDICTIONS.c.fingerprint)
+    return (
+        select(TRIALS, STUDIES.c.cap_bytes, PREDICTIONS.c.prediction["peak_memory_bytes"].as_float().label("predicted"))
+        .select_from(TRIALS.join(STUDIES).outerjoin(PREDICTIONS, predicted))
+        .where(STUDIES.c.name == study)
+    )
 
 
 def _minute(moment: datetime | None) -> str:
@@ -228,49 +234,3 @@ def _minute(moment: datetime | None) -> str:
     if moment is None:
         return ""
     return f"{moment.astimezone(UTC) if moment.tzinfo else moment:%Y-%m-%d %H:%M}"
-
-
-def _trial_row(record: TrialRecord) -> dict[str, Any]:
-    """Of a trial whose result an earlier study has."""
-    return {
-        "number": record.number,
-        "fingerprint": record.config.fingerprint,
-        "name": record.name,
-        "config": record.config.to_dict(),
-        "measurement": {field.name: getattr(record, field.name) for field in fields(Measurement)},
-        "seconds": record.seconds,
-        "finished_at": datetime.now(UTC),
-    }
-
-
-def _forecast_row(forecast: Forecast) -> dict[str, Any]:
-    return {
-        "fingerprint": forecast.config.fingerprint,
-        "config": forecast.config.to_dict(),
-        "prediction": None if forecast.prediction is None else forecast.prediction.to_dict(),
-        "refusal": forecast.refusal[:500],
-    }
-
-
-def _forecast(row: Any) -> Forecast:
-    prediction = None if row.prediction is None else Prediction.from_dict(row.prediction)
-    return Forecast(config=TrainingConfig(**row.config), prediction=prediction, refusal=row.refusal)
-
-
-def _record(row: Any, prediction: Prediction | None) -> TrialRecord:
-    measurement = row.measurement or asdict(Measurement(outcome="interrupted", message="has no result yet"))
-    device_bytes = measurement["device_bytes"]
-    if measurement["perplexity"] is not None and measurement.get("perplexity_source") is None:
-        measurement = {**measurement, "perplexity_source": "measured"}  # written before it could be shared
-    return TrialRecord(
-        **measurement,
-        number=row.number,
-        config=TrainingConfig(**row.config),
-        name=row.name,
-        feasible=measurement["outcome"] == "ok"
-        and all(measurement[objective] is not None for objective in DIRECTIONS)
-        and device_bytes is not None
-        and device_bytes <= row.cap_bytes,
-        predicted_peak_memory_bytes=None if prediction is None else prediction.peak_memory_bytes,
-        seconds=row.seconds,
-    )

@@ -1,91 +1,194 @@
-"""The database behind a URL: how it is opened, and what is said when it cannot be used."""
+"""The database behind a URL: how it is opened, and its connections."""
 
+import sqlite3
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
-from autotune.errors import StorageUnavailable, UnknownStudy
+from autotune.errors import StorageAway, StorageUnavailable, UnknownStudy
+from autotune.storage.file_systems import refuse_network_file_system, refuse_without_write_ahead_log
+from autotune.storage.refusals import parsed_url, shown_url, storage_errors
+from autotune.storage.wholeness import make_file, refuse_damaged_file
 
-BUSY_TIMEOUT_SECONDS = 60
+BUSY_TIMEOUT_SECONDS = 60.0
+"""How long SQLite waits for another process's lock."""
+SHORT_BUSY_TIMEOUT_SECONDS = 5.0
+"""For a search, which waits by itself and looks meanwhile whether it is to stop."""
+
+CONNECT_TIMEOUT_SECONDS = 5
+
+PSYCOPG = "postgresql+psycopg"
+
+# A server that is cut off is noticed within a minute instead of the system's two hours; nobody waits for a lock, or
+# keeps one while doing nothing, longer than SQLite would; and what was committed is on disk.
+POSTGRESQL_CONNECTION = {
+    "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 50_000,
+}
+POSTGRESQL_SESSION = f"""
+SELECT set_config('lock_timeout', '{BUSY_TIMEOUT_SECONDS:g}s', false),
+       set_config('idle_in_transaction_session_timeout', '{BUSY_TIMEOUT_SECONDS:g}s', false),
+       set_config('synchronous_commit',
+                  coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), false)
+"""
+
+
+_open_files: Counter[Path] = Counter()
+_opening = threading.Lock()
+
+
+class Database:
+    """Connections to one database. A file is only made with `create`; with `read_only` nothing in it changes."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        create: bool = False,
+        read_only: bool = False,
+        busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
+    ) -> None:
+        self.url = shown_url(url)
+        """As it may be shown: without its password."""
+        self.is_read_only = read_only
+        self.file = sqlite_file(url)
+        """None: not SQLite, or not a file."""
+        self._place = None if self.file is None else self.file.resolve()
+        self._is_frozen = read_only and self.file is not None and not _log_of(self.file).exists()
+        with self.opening():
+            if self.file is None:
+                self.engine = _server_engine(make_url(url))
+                return
+            _look_at_file(self.file, self.url, create=create)
+            if read_only:
+                self.engine = _read_only_engine(self.file, busy_timeout_seconds, is_frozen=self._is_frozen)
+            else:
+                self.engine = create_engine(url, connect_args={"timeout": busy_timeout_seconds})
+                event.listen(self.engine, "connect", partial(_durable_sqlite, self.file))
+
+    def close(self) -> None:
+        self.engine.dispose()
+        if self._place is not None:
+            with _opening:
+                _open_files[self._place] -= 1
+
+    @property
+    def has_been_opened_meanwhile(self) -> bool:
+        """Whether somebody writes into a file that nobody had open when it was opened here to be read."""
+        return self._is_frozen and self.file is not None and _log_of(self.file).exists()
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """What was never reached is not away: its URL, its rights or its server are not as they should be."""
+        try:
+            with storage_errors(self.url):
+                yield
+        except StorageAway as error:
+            raise StorageUnavailable(error.message, hint=error.hint) from None
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with storage_errors(self.url), self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """Reads of one moment, whatever others write meanwhile."""
+        with self.reading() as connection:
+            if connection.dialect.name == "sqlite":
+                connection.exec_driver_sql("BEGIN")
+                yield connection
+            else:
+                yield connection.execution_options(
+                    isolation_level="REPEATABLE READ",
+                    **({"postgresql_readonly": True} if connection.dialect.name == "postgresql" else {}),
+                )
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """One transaction: committed when the block ends, rolled back when it raises."""
+        with storage_errors(self.url), self.engine.begin() as connection:
+            yield connection
 
 
 def sqlite_file(url: str) -> Path | None:
     """The file behind a SQLite URL; None for another database or one in memory."""
     with storage_errors(url):
-        parsed = make_url(url)
-    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
+        parsed = parsed_url(url)
+    name = (parsed.database or "").removeprefix("file:")  # with ?uri=true it is a URL of SQLite's own
+    if parsed.get_backend_name() != "sqlite" or name in ("", ":memory:") or parsed.query.get("mode") == "memory":
         return None
-    return Path(parsed.database)
+    return Path(name)
 
 
-def make_engine(url: str, *, create: bool) -> Engine:
-    file = sqlite_file(url)
-    if file is None:
-        return create_engine(url)
-    if create:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    elif not file.is_file():
-        what = "a folder, not a studies database" if file.is_dir() else "not there"
-        raise UnknownStudy(f"the studies database {file} is {what}", hint="begin a study with: autotune search")
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
-    event.listen(engine, "connect", _durable_sqlite)
+def _look_at_file(file: Path, url: str, *, create: bool) -> None:
+    """Raises StorageUnavailable and UnknownStudy for what is no studies database, before SQLite opens it.
+
+    Closing a file that SQLite has open in the same process would drop SQLite's locks on it.
+    """
+    refuse_network_file_system(file)
+    with _opening:
+        if not _open_files[file.resolve()]:
+            if create and not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                make_file(file)
+            elif not create and not file.is_file():
+                what = "a folder, not a studies database" if file.is_dir() else "not there"
+                raise UnknownStudy(f"the studies database {file} is {what}", hint="begin a study with: autotune search")
+            if file.is_file():
+                refuse_damaged_file(file, url)
+        _open_files[file.resolve()] += 1
+
+
+def _log_of(file: Path) -> Path:
+    return file.with_name(file.name + "-wal")
+
+
+def _read_only_engine(file: Path, busy_timeout_seconds: float, *, is_frozen: bool) -> Engine:
+    """Without a log nobody has the database open: then it is read as it lies there, also in a read-only folder."""
+    uri = f"file:{quote(str(file.absolute()))}?mode=ro{'&immutable=1' if is_frozen else ''}"
+    return create_engine(
+        "sqlite://",
+        creator=lambda: sqlite3.connect(uri, uri=True, timeout=busy_timeout_seconds),
+        poolclass=NullPool,
+    )
+
+
+def _server_engine(url: URL) -> Engine:
+    if url.get_backend_name() == "sqlite":
+        raise StorageUnavailable(
+            f"{shown_url(str(url))!r} is a database in memory, which ends with this process",
+            hint="name a file: sqlite:///studies/autotune.db",
+        )
+    if url.drivername in ("postgresql", "postgres"):
+        url = url.set(drivername=PSYCOPG)
+    if url.drivername != PSYCOPG:
+        return create_engine(url, pool_pre_ping=True)
+    connection = {name: value for name, value in POSTGRESQL_CONNECTION.items() if name not in url.query}
+    engine = create_engine(url, pool_pre_ping=True, connect_args=connection)
+    event.listen(engine, "connect", _patient_postgresql)
     return engine
 
 
-def _durable_sqlite(connection: Any, _record: Any) -> None:
+def _patient_postgresql(connection: Any, _record: Any) -> None:
+    connection.execute(POSTGRESQL_SESSION)
+    connection.commit()  # or a first rollback would undo it
+
+
+def _durable_sqlite(file: Path, connection: Any, _record: Any) -> None:
     """WAL lets readers and a writer work side by side; FULL syncs every commit to disk."""
-    connection.execute("PRAGMA journal_mode=WAL")
+    (journal_mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+    refuse_without_write_ahead_log(journal_mode, file)
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA foreign_keys=ON")
-
-
-@contextmanager
-def storage_errors(url: str) -> Iterator[None]:
-    try:
-        yield
-    except IntegrityError:
-        raise
-    except (ArgumentError, NoSuchModuleError) as error:
-        raise StorageUnavailable(
-            f"{shown_url(url)!r} is not a database URL: {_first_line(error)}",
-            hint="write for example sqlite:///studies/autotune.db, or leave --storage out",
-        ) from None
-    except ImportError as error:
-        package = {"psycopg": "psycopg[binary]", "MySQLdb": "mysqlclient"}.get(error.name or "", error.name)
-        raise StorageUnavailable(
-            f"the database driver {error.name!r} for {shown_url(url)!r} is not installed",
-            hint=f'install it with: pip install "{package}"',
-        ) from None
-    except DBAPIError as error:
-        raise StorageUnavailable(
-            f"the studies database {shown_url(url)} cannot be used: {_first_line(error.orig or error)}",
-            hint="check that it is an autotune database and that its folder can be written to, or name another "
-            "with --storage",
-        ) from None
-    except (SQLAlchemyError, ValueError, TypeError, KeyError) as error:  # the latter from rows that are damaged
-        raise StorageUnavailable(
-            f"the studies database {shown_url(url)} cannot be used: {_first_line(error)}",
-            hint="bring back a copy that is whole, or name another with --storage",
-        ) from None
-    except OSError as error:
-        raise StorageUnavailable(
-            f"the studies database {shown_url(url)} cannot be used: {error.strerror or error}",
-            hint="choose a folder that can be written to, or name another database with --storage",
-        ) from None
-
-
-def shown_url(url: str) -> str:
-    """`url` without its password."""
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return url
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0]

@@ -1,4 +1,6 @@
-"""Our tables, beside Optuna's own in the same database. Private to this package."""
+"""Our tables. Private to this package. An older database is brought up to date by `migrations/`."""
+
+from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -7,17 +9,28 @@ from sqlalchemy import (
     DateTime,
     Float,
     ForeignKey,
+    Index,
     Integer,
     MetaData,
     String,
     Table,
     UniqueConstraint,
     func,
+    text,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import FunctionElement
 
 METADATA = MetaData()
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Kept with every study too, so that an older autotune refuses a newer one's by its number."""
+
+REVISION = "0002"
+"""The last of `migrations/versions`."""
+
+VERSION_TABLE = "autotune_alembic_version"
+"""Optuna has an `alembic_version` of its own where somebody keeps its studies in the same database."""
 
 STUDIES = Table(
     "autotune_studies",
@@ -34,6 +47,8 @@ STUDIES = Table(
     Column("seed", BigInteger, nullable=False),
     Column("sampler", String(20), nullable=False),
     Column("trials_wanted", Integer, nullable=False),
+    # Counts the changes of its trials. Whoever changes one raises it first and so holds the study until the commit.
+    Column("revision", Integer, nullable=False, server_default=text("0")),
 )
 
 TRIALS = Table(
@@ -49,8 +64,35 @@ TRIALS = Table(
     Column("seconds", Float),
     Column("started_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
     Column("finished_at", DateTime(timezone=True)),
+    Column("revision", Integer, nullable=False, server_default=text("0")),  # the study's at its last change
     UniqueConstraint("study_id", "number"),
     UniqueConstraint("study_id", "fingerprint"),
+    Index("autotune_trials_by_revision", "study_id", "revision"),
+)
+
+ATTEMPTS = Table(
+    "autotune_attempts",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("trial_id", ForeignKey("autotune_trials.id", ondelete="CASCADE"), nullable=False),
+    Column("ordinal", Integer, nullable=False),  # 1 for the first; a second retry of one attempt cannot be
+    Column("worker", String(200), nullable=False),
+    Column("state", String(12), nullable=False),
+    Column("lease_until", Float, nullable=False),  # seconds since 1970 by the database's clock
+    Column("renewals", Integer, nullable=False),
+    Column("started_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
+    Column("ended_at", DateTime(timezone=True)),
+    Column("cause", String(500), nullable=False),
+    Column("measurement", JSON(none_as_null=True)),  # a result that came too late and was refused
+    Column("seconds", Float),
+    UniqueConstraint("trial_id", "ordinal"),
+    Index(
+        "autotune_one_running_attempt",
+        "trial_id",
+        unique=True,
+        sqlite_where=text("state = 'running'"),
+        postgresql_where=text("state = 'running'"),
+    ),
 )
 
 PREDICTIONS = Table(
@@ -64,3 +106,20 @@ PREDICTIONS = Table(
     Column("refusal", String(500), nullable=False),
     UniqueConstraint("study_id", "fingerprint"),
 )
+
+
+class DatabaseNow(FunctionElement[float]):
+    """Seconds since 1970 by the database's clock, at the moment of the statement."""
+
+    type = Float()
+    inherit_cache = True
+
+
+@compiles(DatabaseNow, "sqlite")
+def _now_of_sqlite(*_: Any, **__: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(DatabaseNow, "postgresql")
+def _now_of_postgresql(*_: Any, **__: Any) -> str:
+    return "extract(epoch from clock_timestamp())"

@@ -1,46 +1,31 @@
 """The study: ask, run, keep, tell. `search` runs one, `result_of` reads one; `plan.py` says what one would do."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 
-import filelock
-import optuna
-
+from autotune.crash_points import reached
 from autotune.definition import StudyDefinition
-from autotune.errors import StudyMismatch
+from autotune.errors import Stopped
+from autotune.executors.device_turn import DeviceTurns
 from autotune.executors.local import LocalExecutor
 from autotune.recommendation.front import pareto_front
 from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences, choose
 from autotune.reporting.study_view import StudyView
-from autotune.result import StudyResult, TrialRecord
+from autotune.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.storage import StudyStore
-from autotune.storage.database import BUSY_TIMEOUT_SECONDS, sqlite_file
-from autotune.study.continuing import (
-    check_fresh,
-    check_same_device,
-    check_same_model,
-    check_same_study,
-    prepare_again,
-)
-from autotune.study.earlier import TakenOver, take_over
+from autotune.study.continuing import check_same_study
 from autotune.study.events import Listener, StudyOpened
 from autotune.study.forecast import Forecaster
 from autotune.study.foresight import Foresight
 from autotune.study.measuring import Manner
-from autotune.study.request import (
-    NewStudy,
-    SearchRequest,
-    check_sampler,
-    check_snapshot,
-    new_definition,
-    space_of,
-    work_folder,
-)
-from autotune.study.sampling import OptunaStudy
-from autotune.study.session import StudySession, possible_trials
+from autotune.study.opening import OpenedStudy, alone, open_study, opened_store, stored_study
+from autotune.study.patience import Patience
+from autotune.study.request import SearchRequest, check_sampler, new_definition, space_of
+from autotune.study.shared_study import SharedStudy
+from autotune.study.work_folder import work_folder
+from autotune.study.workers import Workers
 
 __all__ = ["SearchRequest", "result_of", "search", "view_of"]
 
@@ -50,84 +35,101 @@ def search(
     *,
     listener: Listener = lambda event: None,
     should_stop: Callable[[], bool] = lambda: False,
+    make_executor: Callable[..., LocalExecutor] = LocalExecutor,
 ) -> StudyResult:
-    """Begins the study, or continues it, and returns what is known when it is done.
+    """Begins the study, continues it or joins it, and returns what is known when it is done.
 
     Raises AutotuneError for what cannot be done as asked, and Stopped when `should_stop` says so; what was measured
     until then is kept, and the same call goes on from there.
     """
-    space = None if _exists(request) else space_of(request)
-    work = work_folder(request.storage)
-    store = StudyStore(request.storage, create=True)
-    try:
-        with LocalExecutor(work, should_stop=should_stop) as executor:
-            if space is None:
-                name, new = request.name or "", None
-                check_same_study(request, store.definition(name)[0])
-            else:
-                new = new_definition(request, space=space, executor=executor, work=work, listener=listener)
-                name = new.definition.name
-            try:
-                with _owned(work, name):
-                    opened = _open(store, name, new, request, executor=executor, work=work)
-                    _run(opened, request, store, executor, work / name, listener, should_stop)
-            finally:
-                if new is not None:
-                    new.discard()
-        return result_of(store, name, request.preferences)
-    finally:
-        store.close()
 
+    def check_stop() -> None:
+        if should_stop():
+            raise Stopped("the search was stopped", hint="the same command goes on from here")
 
-@dataclass(frozen=True, kw_only=True)
-class _Opened:
-    definition: StudyDefinition
-    trials_wanted: int
-    taken_over: TakenOver | None = None
-    """None: continued."""
+    patiently = Patience(limit_seconds=request.database_wait_seconds, listener=listener, check_stop=check_stop)
+    stored = stored_study(request)
+    if stored is not None:
+        check_same_study(request, stored)
+        check_sampler(stored.sampler, until_converged=request.until_converged)
+    space = space_of(request) if stored is None else None
+    with work_folder(request.storage) as work, make_executor(work, should_stop=should_stop) as executor:
+        new = None
+        if space is not None:
+            new = new_definition(request, space=space, executor=executor, work=work, listener=listener)
+            reached("files prepared")
+        name = request.name or "" if new is None else new.definition.name
+        try:
+            with opened_store(request.storage) as store:  # not before: what is refused leaves no database
+                with alone(work / f"{name}.opening", check_stop):
+                    opened = open_study(store, name, new, request, executor=executor, work=work, patiently=patiently)
+                with Workers(
+                    request,
+                    name=name,
+                    devices=_devices_of_workers(request, opened.definition, executor),
+                    log_folder=work / name / "logs",
+                    listener=listener,
+                    check_stop=check_stop,
+                ):
+                    _run(opened, request, store, executor, work / name, listener, should_stop, patiently)
+                return patiently(lambda: result_of(store, name, request.preferences))
+        finally:
+            if new is not None:
+                new.discard()
 
 
 def _run(
-    opened: _Opened,
+    opened: OpenedStudy,
     request: SearchRequest,
     store: StudyStore,
     executor: LocalExecutor,
     folder: Path,
     listener: Listener,
     should_stop: Callable[[], bool],
+    patiently: Patience,
 ) -> None:
+    from autotune.study.session import StudySession
+
     definition = opened.definition
-    listener(
-        StudyOpened(
-            definition=definition,
-            legal=definition.legal_space(),
-            trials_wanted=opened.trials_wanted,
-            records=tuple(store.trials(definition.name)),
-            is_new=opened.taken_over is not None,
-            taken_over={} if opened.taken_over is None else opened.taken_over.counts,
-        )
-    )
     is_predictable = request.predict and definition.workload.script is None
     forecaster = Forecaster(executor=executor, workload=definition.workload, device_type=definition.device.type)
-    session = StudySession(
-        definition,
-        store=store,
-        optuna_study=_open_optuna(definition, request.storage),
-        executor=executor,
-        foresight=Foresight(definition, store=store, predict=forecaster.forecast if is_predictable else None),
-        study_folder=folder,
-        listener=listener,
-        should_stop=should_stop,
-        manner=Manner(
-            time_limit_seconds=request.trial_time_limit_seconds,
-            full_trainings=request.full_trainings,
-            seeds=request.perplexity_seeds,
-            keep_snapshots=request.memory_snapshot,
-        ),
-        until_converged=request.until_converged,
-    )
+    predict = forecaster.forecast if is_predictable else None
     budget = request.time_budget_seconds
-    session.run(trials_wanted=opened.trials_wanted, deadline=None if budget is None else time.monotonic() + budget)
+    deadline = None if budget is None else time.monotonic() + budget
+    with (
+        SharedStudy(definition, store=store, folder=folder, listener=listener, patiently=patiently) as shared,
+        closing(DeviceTurns(definition.device, places=request.trials_per_device)) as turns,
+    ):
+        listener(
+            StudyOpened(
+                definition=definition,
+                legal=definition.legal_space(),
+                trials_wanted=opened.trials_wanted,
+                records=tuple(sorted(shared.records.values(), key=lambda record: record.number)),
+                is_new=opened.taken_over is not None,
+                taken_over={} if opened.taken_over is None else opened.taken_over.counts,
+            )
+        )
+        session = StudySession(
+            definition,
+            shared=shared,
+            executor=executor,
+            turns=turns,
+            foresight=Foresight(definition, store=store, predict=predict, patiently=patiently),
+            study_folder=folder,
+            listener=listener,
+            should_stop=should_stop,
+            manner=Manner(
+                time_limit_seconds=request.trial_time_limit_seconds,
+                compile_time_limit_seconds=request.compile_time_limit_seconds,
+                step_time_limit_seconds=request.step_time_limit_seconds,
+                full_trainings=request.full_trainings,
+                seeds=request.perplexity_seeds,
+                keep_snapshots=request.memory_snapshot,
+            ),
+            until_converged=request.until_converged,
+        )
+        session.run(trials_wanted=opened.trials_wanted, deadline=deadline)
 
 
 def result_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES) -> StudyResult:
@@ -162,80 +164,15 @@ def view_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_PR
     )
 
 
-# -- opening -----------------------------------------------------------------------------------------------------
-
-
-def _exists(request: SearchRequest) -> bool:
-    file = sqlite_file(request.storage)
-    if request.name is None or (file is not None and not file.exists()):
-        return False
-    store = StudyStore(request.storage, create=True)
-    try:
-        return store.has_study(request.name)
-    finally:
-        store.close()
-
-
-def _open(
-    store: StudyStore,
-    name: str,
-    new: NewStudy | None,
-    request: SearchRequest,
-    *,
-    executor: LocalExecutor,
-    work: Path,
-) -> _Opened:
-    """The study to run and how many trials are wanted of it: created now, or the stored one on today's device.
-
-    Trials that were taken over are more than those asked for.
-    """
-    if new is not None and not store.has_study(name):
-        new.settle(work / name)
-        taken = take_over(store, new.definition, request)
-        wanted = possible_trials(new.definition, request.new_trials + len(taken.records))
-        store.create_study(new.definition, trials_wanted=wanted, records=taken.records, forecasts=taken.forecasts)
-        return _Opened(definition=new.definition, trials_wanted=wanted, taken_over=taken)
-    stored, stored_wanted = store.definition(name)
-    reused = sum(record.reused_from is not None for record in store.trials(name))
-    check_fresh(request, stored, reused=reused)
-    check_sampler(stored.sampler, until_converged=request.until_converged)
-    device, _ = executor.probe(request.device or stored.device.device, {})
-    check_same_device(stored, device)
-    check_snapshot(request, device)
-    check_same_model(stored, executor=executor)
-    prepare_again(stored, executor=executor, folder=work / name)
-    says_how_many = request.trials or request.until_converged
-    wanted = possible_trials(stored, request.new_trials + reused) if says_how_many else stored_wanted
-    if wanted != stored_wanted:
-        store.set_trials_wanted(name, wanted)
-    return _Opened(definition=replace(stored, device=device), trials_wanted=wanted)
-
-
-def _open_optuna(definition: StudyDefinition, storage: str) -> OptunaStudy:
-    connect = {"timeout": BUSY_TIMEOUT_SECONDS} if sqlite_file(storage) else {}
-    return OptunaStudy(
-        definition.name,
-        optuna.storages.RDBStorage(storage, engine_kwargs={"connect_args": connect}),
-        legal=definition.legal_space(),
-        sampler=definition.sampler,
-        seed=definition.seed,
-    )
-
-
-@contextmanager
-def _owned(work: Path, study: str) -> Iterator[None]:
-    """Holds the study for this process; the lock goes with the process, however it ends."""
-    lock = filelock.FileLock(work / f"{study}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise StudyMismatch(
-            f"study {study!r} is being run by another process", hint="wait for it, or stop it first"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+def _devices_of_workers(
+    request: SearchRequest, definition: StudyDefinition, executor: LocalExecutor
+) -> list[DeviceInfo]:
+    """The study's device, and where none was asked for by name the others of its kind."""
+    device = definition.device
+    if request.workers == 1 or request.device not in (None, device.type) or device.type == "cpu":
+        return [device]
+    alike = [other for other in executor.devices() if other.name == device.name and other.device != device.device]
+    return [device, *alike]
 
 
 def _baseline_of(definition: StudyDefinition, records: Iterable[TrialRecord]) -> TrialRecord | None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from autotune.definition import StudyDefinition
 from autotune.errors import StudyMismatch
-from autotune.executors.local import PREPARED, LocalExecutor
+from autotune.executors.local import LocalExecutor
+from autotune.executors.server_tasks import PREPARED
 from autotune.result import DeviceInfo
 from autotune.space_file import load_space
 from autotune.study.request import WAITING, SearchRequest

@@ -86,6 +86,59 @@ class BudgetSpent:
     trials_wanted: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttemptLost:
+    """An attempt failed by the machine's fault; the trial is tried again, or left for a later search."""
+
+    number: int
+    cause: str
+    attempts_left: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRefused:
+    """A result came after its attempt had been given up: it is kept aside."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingForStorage:
+    """The studies database is away; the search waits for it."""
+
+    message: str
+    limit_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageBack:
+    seconds: float
+    """How long it was away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingForDevice:
+    """Another search, or another worker of this one, has its turn on the device."""
+
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingForOthers:
+    """All that is left runs in other workers."""
+
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerEnded:
+    """Another process of this search has failed; the study goes on without it."""
+
+    number: int
+    exit_code: int
+    log_file: str
+
+
 Event = (
     Preparing
     | StudyOpened
@@ -97,5 +150,12 @@ Event = (
     | SpaceExhausted
     | Converged
     | BudgetSpent
+    | AttemptLost
+    | ResultRefused
+    | WaitingForStorage
+    | StorageBack
+    | WaitingForDevice
+    | WaitingForOthers
+    | WorkerEnded
 )
 Listener = Callable[[Event], None]

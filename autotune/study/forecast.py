@@ -1,20 +1,19 @@
 """Predictions for a workload: one configuration, or every one of a space, several at a time in warm processes."""
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from autotune.config import TrainingConfig, check_legal
 from autotune.data.sources import check_name
 from autotune.errors import InvalidInput, PredictionImpossible, PreparationFailed
 from autotune.executors.local import LocalExecutor
-from autotune.prediction import Forecast, Prediction
+from autotune.prediction import Forecast, Prediction, check_release
 from autotune.search_space import SearchSpace
-from autotune.workload import Workload, make_workload
+from autotune.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
 
 
 @dataclass(kw_only=True)
@@ -30,8 +29,7 @@ class Forecaster:
     _known: dict[str, Forecast] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.torch_version is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", self.torch_version):
-            raise InvalidInput(f"{self.torch_version!r} is no release of torch", hint="give for example 2.8")
+        check_release(self.torch_version)
 
     def predict(self, config: TrainingConfig, *, with_timeline: bool = False) -> Prediction:
         """Raises PredictionImpossible and IllegalConfiguration."""
@@ -82,6 +80,23 @@ def _outcome(config: TrainingConfig, predict: Callable[[], Prediction]) -> Forec
         return Forecast(config=config, prediction=predict())
     except (PredictionImpossible, PreparationFailed) as error:
         return Forecast(config=config, refusal=error.message)
+
+
+Made = TypeVar("Made")
+
+
+def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
+    """What `make` makes of the first kind of device for which it can: which there is, is not known yet.
+
+    Raises InvalidInput where there is none.
+    """
+    refusals = []
+    for device_type in DEFAULTS_BY_DEVICE if device is None else [device.partition(":")[0]]:
+        try:
+            return make(device_type)
+        except InvalidInput as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def device_type_of(device: str | None, *, executor: LocalExecutor) -> str:

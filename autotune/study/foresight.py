@@ -1,8 +1,10 @@
 """What a study knows of a configuration before it is run: its prediction, and whether it is another one's program."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from autotune.config import TrainingConfig
+from autotune.crash_points import reached
 from autotune.definition import StudyDefinition
 from autotune.prediction import Forecast
 from autotune.quantities import format_size
@@ -14,12 +16,18 @@ class Foresight:
     """Predictions of one study, kept in its database. Without `predict` only what is kept already is known."""
 
     def __init__(
-        self, definition: StudyDefinition, *, store: StudyStore, predict: Callable[[TrainingConfig], Forecast] | None
+        self,
+        definition: StudyDefinition,
+        *,
+        store: StudyStore,
+        predict: Callable[[TrainingConfig], Forecast] | None,
+        patiently: Callable[[Callable[[], Any]], Any] = lambda call: call(),
     ) -> None:
         self._definition = definition
         self._store = store
         self._predict = predict
-        self._known = store.forecasts(definition.name)
+        self._patiently = patiently
+        self._known: dict[str, Forecast] = patiently(lambda: store.forecasts(definition.name))
         self._without: set[TrainingConfig] = set()
 
     def do_without(self, config: TrainingConfig) -> None:
@@ -31,9 +39,13 @@ class Foresight:
         known = self._known.get(config.fingerprint)
         if known is None and not self.is_known(config) and self._predict is not None:
             known = self._predict(config)
-            self._store.keep_forecast(self._definition.name, known)
-            self._known[config.fingerprint] = known
+            self._keep(known)
         return known
+
+    def _keep(self, forecast: Forecast) -> None:
+        self._patiently(lambda: self._store.keep_forecast(self._definition.name, forecast))
+        self._known[forecast.config.fingerprint] = forecast
+        reached("forecast kept")
 
     @property
     def known(self) -> Mapping[str, Forecast]:

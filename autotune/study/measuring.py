@@ -12,11 +12,13 @@ from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
 from autotune.errors import PreparationFailed
-from autotune.executors.local import POLL_SECONDS, FinishedTrial, LocalExecutor
+from autotune.executors.local import FinishedTrial, LocalExecutor
+from autotune.executors.server_tasks import POLL_SECONDS
 from autotune.parity import ParityTrace
 from autotune.result import Measurement, TrialRecord
 from autotune.rival import Rival
@@ -34,6 +36,9 @@ class Manner:
     """How trials are run; may differ from one run of a study to the next."""
 
     time_limit_seconds: float
+    compile_time_limit_seconds: float | None = None
+    step_time_limit_seconds: float | None = None
+    """None: a share of the whole (`trial/limits.py`)."""
     full_trainings: bool = False
     seeds: int = 1
     """Trainings of a trial that stands for its numerics class, each from its own initial weights and data order."""
@@ -72,9 +77,9 @@ class Measuring:
             any_micro_batch=self._any_micro_batch,
         )
 
-    def measure(self, config: TrainingConfig, *, number: int, records: Iterable[TrialRecord]) -> FinishedTrial:
-        """The result of one configuration. Raises Stopped."""
-        return self._foreseen(config) or self._judged(config, number=number, records=records)
+    def measure(self, config: TrainingConfig, *, log_name: str, records: Iterable[TrialRecord]) -> FinishedTrial:
+        """The result of one configuration. Raises Stopped, and TrialLost where the machine has cost it."""
+        return self._foreseen(config) or self._judged(config, log_name=log_name, records=records)
 
     def _foreseen(self, config: TrainingConfig) -> FinishedTrial | None:
         """The result of a configuration whose prediction leaves no doubt; None where it must be trained.
@@ -87,7 +92,7 @@ class Measuring:
         refused = self._foresight.refused(config, limit_bytes=limit_bytes)
         return None if refused is None else FinishedTrial(measurement=refused, seconds=self._clock() - began)
 
-    def _judged(self, config: TrainingConfig, *, number: int, records: Iterable[TrialRecord]) -> FinishedTrial:
+    def _judged(self, config: TrainingConfig, *, log_name: str, records: Iterable[TrialRecord]) -> FinishedTrial:
         began = self._clock()
         verdict = self._gate.judge(config)
         if verdict.kind == "failed":
@@ -103,7 +108,7 @@ class Measuring:
             stands_for_it = self._representative(config, records)
         finished = self._train_under_cap(
             config,
-            number=number,
+            log_name=log_name,
             reference=verdict.reference,
             rivals=None
             if stands_for_it is None
@@ -113,14 +118,14 @@ class Measuring:
         if stands_for_it is not None:
             measurement = _with_perplexity_of(stands_for_it, measurement)
         elif self._representative(config, records) is None:
-            measurement = self._repeated(config, measurement, number=number)
+            measurement = self._repeated(config, measurement, log_name=log_name)
         return FinishedTrial(measurement=measurement, seconds=self._clock() - began)
 
     def _representative(self, config: TrainingConfig, records: Iterable[TrialRecord]) -> TrialRecord | None:
         same_micro_batch = not self._any_micro_batch
         return representative(config, records, same_micro_batch=same_micro_batch)
 
-    def _repeated(self, config: TrainingConfig, first: Measurement, *, number: int) -> Measurement:
+    def _repeated(self, config: TrainingConfig, first: Measurement, *, log_name: str) -> Measurement:
         """With the mean and the spread of perplexity over the seeds wanted."""
         workload = self._definition.workload
         if self._manner.seeds == 1 or first.perplexity is None or workload.script is not None:
@@ -129,7 +134,7 @@ class Measuring:
         for seed in ((workload.seed + extra) % 2**32 for extra in range(1, self._manner.seeds)):
             seeded = replace(workload, seed=seed)
             self._executor.prepare_seed(self._definition, seeded, self._folder)
-            repeat = self._train(config, log_name=f"trial-{number}-seed-{seed}", enforce_cap=False, workload=seeded)
+            repeat = self._train(config, log_name=f"{log_name}-seed-{seed}", enforce_cap=False, workload=seeded)
             if repeat.measurement.perplexity is None:
                 failures.append(f"seed {seed}: {repeat.measurement.message or repeat.measurement.outcome}")
             else:
@@ -151,7 +156,7 @@ class Measuring:
         self,
         config: TrainingConfig,
         *,
-        number: int,
+        log_name: str,
         reference: ParityTrace | None,
         rivals: Sequence[Rival] | None,
     ) -> FinishedTrial:
@@ -160,7 +165,7 @@ class Measuring:
         def train(*, enforce_cap: bool) -> FinishedTrial:
             return self._train(
                 config,
-                log_name=f"trial-{number}",
+                log_name=log_name,
                 enforce_cap=enforce_cap,
                 reference=reference,
                 rivals=rivals,
@@ -190,7 +195,7 @@ class Measuring:
             study_folder=self._folder,
             log_name=log_name,
             enforce_cap=enforce_cap,
-            time_limit_seconds=self._manner.time_limit_seconds,
+            **self._time_limits,
             workload=workload,
             reference=reference,
             shares_perplexity=rivals is not None,
@@ -198,6 +203,14 @@ class Measuring:
             keep_snapshot=self._manner.keep_snapshots,
         )
         return self._wait_for(future)
+
+    @property
+    def _time_limits(self) -> dict[str, Any]:
+        return {
+            "time_limit_seconds": self._manner.time_limit_seconds,
+            "compile_time_limit_seconds": self._manner.compile_time_limit_seconds,
+            "step_time_limit_seconds": self._manner.step_time_limit_seconds,
+        }
 
     def _wait_for(self, future: "Future[FinishedTrial]") -> FinishedTrial:
         """The trial's result; whatever ends the wait early ends the trial, and it will be run again."""
@@ -219,7 +232,7 @@ class Measuring:
                 config,
                 study_folder=self._folder,
                 dropout=dropout,
-                time_limit_seconds=self._manner.time_limit_seconds,
+                **self._time_limits,
             )
         except PreparationFailed as error:  # its process died or ran out of time
             return error.message
@@ -229,13 +242,16 @@ def representative(
     config: TrainingConfig, records: Iterable[TrialRecord], *, same_micro_batch: bool = False
 ) -> TrialRecord | None:
     """The first trial of the same numerics class whose perplexity was measured, and which is the same training."""
-    for record in sorted(records, key=lambda one: one.number):
-        is_measured = record.perplexity is not None and (record.perplexity_source or "").startswith("measured")
-        if same_micro_batch and record.config.micro_batch_size != config.micro_batch_size:
-            continue
-        if is_measured and record.parity == "same" and record.config.numerics_class == config.numerics_class:
-            return record
-    return None
+    alike = (
+        record
+        for record in records
+        if record.parity == "same"
+        and record.perplexity is not None
+        and (record.perplexity_source or "").startswith("measured")
+        and (not same_micro_batch or record.config.micro_batch_size == config.micro_batch_size)
+        and record.config.numerics_class == config.numerics_class
+    )
+    return min(alike, key=lambda record: record.number, default=None)
 
 
 def rivals(

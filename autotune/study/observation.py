@@ -6,7 +6,6 @@ shown.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autotune.result import TrialRecord
@@ -25,24 +24,39 @@ class Observation:
     """Feasible at or below zero; always the same keys in the same order, as Optuna's GP sampler pairs them."""
 
 
-def observe(record: TrialRecord, earlier: Iterable[TrialRecord], *, cap_bytes: int, vocab_size: int) -> Observation:
-    """`earlier` gives the worst values seen; a model that has learned nothing has a perplexity of `vocab_size`."""
-    known = list(earlier)
-    slowest = min(_all_finite(other.tokens_per_second for other in known), default=1.0)
-    least_sure = max(_all_finite(other.perplexity for other in known), default=float(vocab_size))
-    needed_bytes = _needed_bytes(record, cap_bytes)
-    refused = record.outcome in ("out_of_memory", "predicted_over_cap")
-    values = (
-        needed_bytes if refused else float(record.peak_memory_bytes or needed_bytes),
-        _finite(record.tokens_per_second, slowest),
-        _finite(record.perplexity, least_sure),
-    )
-    trained = record.outcome in ("ok", "dominated", "over_cap", "out_of_memory", "predicted_over_cap")
-    constraints = {
-        MEMORY_CONSTRAINT: needed_bytes / cap_bytes - 1,
-        TRAINING_CONSTRAINT: 0.0 if trained else 1.0,
-    }
-    return Observation(values=values, constraints=constraints)
+class Observer:
+    """Makes the observations of a study, one record after the other in the order of their results.
+
+    What was not measured is told as the worst seen until then; a model that has learned nothing has a perplexity of
+    `vocab_size`.
+    """
+
+    def __init__(self, *, cap_bytes: int, vocab_size: int) -> None:
+        self._cap_bytes, self._vocab_size = cap_bytes, vocab_size
+        self._slowest: float | None = None
+        self._least_sure: float | None = None
+
+    def observe(self, record: TrialRecord) -> Observation:
+        speed = _finite(record.tokens_per_second, 1.0 if self._slowest is None else self._slowest)
+        perplexity = _finite(
+            record.perplexity, float(self._vocab_size) if self._least_sure is None else self._least_sure
+        )
+        needed_bytes = _needed_bytes(record, self._cap_bytes)
+        refused = record.outcome in ("out_of_memory", "predicted_over_cap")
+        memory = needed_bytes if refused else float(record.peak_memory_bytes or needed_bytes)
+        trained = record.outcome in ("ok", "dominated", "over_cap", "out_of_memory", "predicted_over_cap")
+        self._take_down(record)
+        constraints = {
+            MEMORY_CONSTRAINT: needed_bytes / self._cap_bytes - 1,
+            TRAINING_CONSTRAINT: 0.0 if trained else 1.0,
+        }
+        return Observation(values=(memory, speed, perplexity), constraints=constraints)
+
+    def _take_down(self, record: TrialRecord) -> None:
+        if (speed := record.tokens_per_second) is not None and math.isfinite(speed):
+            self._slowest = speed if self._slowest is None else min(self._slowest, speed)
+        if (perplexity := record.perplexity) is not None and math.isfinite(perplexity):
+            self._least_sure = perplexity if self._least_sure is None else max(self._least_sure, perplexity)
 
 
 def _needed_bytes(record: TrialRecord, cap_bytes: int) -> float:
@@ -53,10 +67,6 @@ def _needed_bytes(record: TrialRecord, cap_bytes: int) -> float:
         refused_at = (record.peak_memory_bytes or 0) + (record.requested_bytes or 0)
         return _BEYOND * max(cap_bytes, refused_at, record.predicted_peak_memory_bytes or 0)
     return float(cap_bytes)
-
-
-def _all_finite(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def _finite(value: float | None, otherwise: float) -> float:

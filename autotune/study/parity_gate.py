@@ -9,6 +9,7 @@ budget below 1 draws dropout's masks anew in the backward pass and gets the grad
 """
 
 import json
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,6 +133,6 @@ def plain_form(config: TrainingConfig, *, micro_batch_size: int) -> TrainingConf
 def _write(file: Path, text: str) -> None:
     """Whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".unfinished")
+    unfinished = file.with_suffix(f".{uuid.uuid4().hex}.unfinished")  # other workers may be at the same
     unfinished.write_text(text)
     unfinished.rename(file)

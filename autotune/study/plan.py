@@ -4,6 +4,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from autotune.storage import StudyStore
 from autotune.study.earlier import TakenOver, take_over
 from autotune.study.events import Listener, Preparing
 from autotune.study.measuring import representative
-from autotune.study.request import SearchRequest, new_definition, space_of, work_folder
+from autotune.study.request import SearchRequest, new_definition, space_of
+from autotune.study.work_folder import work_folder
 from autotune.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIMED_STEPS, Workload
 
 _WARMUP_STEPS = 1
@@ -69,8 +71,9 @@ class Plan:
 def plan(request: SearchRequest, *, listener: Listener = lambda event: None) -> Plan:
     """What a new study of this request would do; leaves no study behind. Raises InvalidInput of every kind."""
     space = space_of(request)
-    work = work_folder(request.storage)
-    with LocalExecutor(work) as executor:
+    with suppress(UnknownStudy):  # no database yet
+        StudyStore(request.storage).close()
+    with work_folder(request.storage) as work, LocalExecutor(work) as executor:
         named = replace(request, name=f"plan-{time.time_ns()}")
         new = new_definition(named, space=space, executor=executor, work=work, listener=listener)
         folder = work / new.definition.name
@@ -118,6 +121,8 @@ def _plan(
             log_name="plan",
             enforce_cap=False,
             time_limit_seconds=request.trial_time_limit_seconds,
+            compile_time_limit_seconds=request.compile_time_limit_seconds,
+            step_time_limit_seconds=request.step_time_limit_seconds,
             workload=replace(
                 definition.workload,
                 warmup_steps=_WARMUP_STEPS,

@@ -14,34 +14,40 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import FIELD_ORDER
-from autotune.data.sources import check_name, check_there
+from autotune.data.early import check_data
+from autotune.data.sources import check_there
 from autotune.definition import (
     DEFAULT_SAMPLER,
     DEFAULT_STORAGE,
-    RESULTS_FOLDER,
     SAMPLERS,
     Sampler,
     StudyDefinition,
     check_study_name,
 )
-from autotune.errors import InvalidInput, StorageUnavailable
-from autotune.executors.local import PREPARED, LocalExecutor
+from autotune.errors import InvalidInput
+from autotune.executors.local import LocalExecutor
+from autotune.executors.server_tasks import PREPARED
 from autotune.quantities import LARGEST_SIZE_BYTES
 from autotune.recommendation.pick import Preferences
-from autotune.result import DeviceInfo
-from autotune.search_space import SearchSpace
+from autotune.search_space import SearchSpace, bind_space
 from autotune.space_file import load_space
-from autotune.storage.database import sqlite_file
 from autotune.study.events import Listener, Preparing
-from autotune.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
+from autotune.study.forecast import on_some_device
+from autotune.study.patience import DEFAULT_PATIENCE_SECONDS
+from autotune.study.spool import SPOOL
+from autotune.trial.limits import DEFAULT_TRIAL_SECONDS, time_limits
+from autotune.workload import Workload, make_workload
 
 DEFAULT_SPACE = "default"
 DEFAULT_TRIALS = 30
 MOST_TRIALS_UNTIL_CONVERGED = 200
 LEAST_CAP_BYTES = 65536
 """A cap below this is a unit that was forgotten."""
-DEFAULT_TIME_LIMIT_SECONDS = 600.0
+DEFAULT_TIME_LIMIT_SECONDS = DEFAULT_TRIAL_SECONDS
+LARGEST_NUMBER_OF_TRIALS = 1_000_000
+"""More than any study has, and a number that every database can hold."""
 LARGEST_NUMBER_OF_SEEDS = 100
+LARGEST_NUMBER_OF_WORKERS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +68,10 @@ class SearchRequest:
     until_converged: bool = False
     """Whether the study ends once no trial is expected to make the front better by much (`ranking.py`)."""
     trial_time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
+    compile_time_limit_seconds: float | None = None
+    """For a step in which code is compiled; None is half of the whole trial's."""
+    step_time_limit_seconds: float | None = None
+    """From one finished step to the next; None is a fifth of the whole trial's."""
     predict: bool = True
     """Whether peak memory is predicted before each trial; what is then surely over the cap is not trained."""
     full_trainings: bool = False
@@ -70,6 +80,12 @@ class SearchRequest:
     """Trainings whose mean perplexity a numerics class gets, each of another seed."""
     fresh: bool = False
     """Whether nothing is taken over from earlier studies."""
+    workers: int = 1
+    """Processes that share the study's trials."""
+    trials_per_device: int = 1
+    """Trials that may run on one device at the same time, and disturb each other."""
+    database_wait_seconds: float = DEFAULT_PATIENCE_SECONDS
+    """How long the search waits for a database that is away."""
     memory_snapshot: bool = False
     """Whether torch's allocation history of the measured steps is kept for every trial; CUDA only."""
     workload: Mapping[str, Any] = field(default_factory=dict)
@@ -84,8 +100,10 @@ class SearchRequest:
         check_sampler(self.sampler or DEFAULT_SAMPLER, until_converged=self.until_converged)
         if self.cap_bytes is not None:
             check_cap(self.cap_bytes)
-        if self.trials is not None and (type(self.trials) is not int or self.trials < 1):
-            raise InvalidInput(f"{self.trials!r} trials make no study", hint="use a whole number from 1 up")
+        if self.trials is not None and not (type(self.trials) is int and 1 <= self.trials <= LARGEST_NUMBER_OF_TRIALS):
+            raise InvalidInput(
+                f"{self.trials!r} trials make no study", hint=f"use a whole number from 1 to {LARGEST_NUMBER_OF_TRIALS}"
+            )
         if type(self.perplexity_seeds) is not int or not 1 <= self.perplexity_seeds <= LARGEST_NUMBER_OF_SEEDS:
             raise InvalidInput(
                 f"{self.perplexity_seeds!r} seeds are not possible",
@@ -96,7 +114,19 @@ class SearchRequest:
                 f"{self.perplexity_seeds} seeds are not possible with a script, which draws its own weights",
                 hint="leave --seeds out, or repeat the study with another --seed",
             )
+        for option, count in (("--workers", self.workers), ("--trials-per-device", self.trials_per_device)):
+            if type(count) is not int or not 1 <= count <= LARGEST_NUMBER_OF_WORKERS:
+                raise InvalidInput(
+                    f"{option} {count!r} is not possible",
+                    hint=f"use a whole number from 1 to {LARGEST_NUMBER_OF_WORKERS}",
+                )
+        time_limits(
+            self.trial_time_limit_seconds,
+            compile_seconds=self.compile_time_limit_seconds,
+            step_seconds=self.step_time_limit_seconds,
+        )
         check_device(self.device)
+        check_snapshot(self.memory_snapshot, self.device)
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise InvalidInput(f"seed {self.seed} is not possible", hint="use a whole number from 0 to 4294967295")
 
@@ -139,57 +169,39 @@ def check_sampler(sampler: Sampler, *, until_converged: bool) -> None:
 
 def check_device(name: str | None) -> None:
     """Raises InvalidInput unless `name` has the form of a device; whether there is one, a probe finds."""
-    if name is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+    if name is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
         raise InvalidInput(f"{name!r} is not a device", hint="use cpu, cuda or for example cuda:1")
 
 
-def check_snapshot(request: SearchRequest, device: DeviceInfo) -> None:
-    """Raises InvalidInput where an allocation history was asked for that `device` does not have."""
-    if request.memory_snapshot and device.type != "cuda":
+def check_snapshot(is_wanted: bool, device: str | None) -> None:
+    """Raises InvalidInput where an allocation history was asked for that `device` does not have; None: not known."""
+    if is_wanted and device == "cpu":
         raise InvalidInput(
-            f"--memory-snapshot keeps the history of CUDA's allocator, the device is {device.device}",
+            f"--memory-snapshot keeps the history of CUDA's allocator, the device is {device}",
             hint="leave it out; autotune predict says who holds the memory on any device",
         )
 
 
-def work_folder(storage: str) -> Path:
-    """Where logs, prepared files and compiler caches go: beside a SQLite database, else in `studies/`."""
-    file = sqlite_file(storage)
-    # One folder a database: studies of one name in two databases are two studies.
-    own = hashlib.sha256(storage.encode()).hexdigest()[:12] if file is None else file.stem
-    folder = (RESULTS_FOLDER if file is None else file.parent) / "work" / own
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".writable-{uuid.uuid4().hex}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise StorageUnavailable(
-            f"results cannot be written to {folder}: {error.strerror or error}",
-            hint="run from a folder that can be written to, or name a database elsewhere with --storage",
-        ) from None
-    return folder
-
-
 def space_of(request: SearchRequest) -> SearchSpace:
     """The space asked for, after all that can be checked without a device. Raises InvalidInput of every kind."""
-    space = load_space(request.space or DEFAULT_SPACE).at_scale(request.scale)
-    check_name(_workload_somewhere(request, space).dataset)
+    space = load_space(DEFAULT_SPACE if request.space is None else request.space).at_scale(request.scale)
+    workload = _workload_somewhere(request, space)
+    check_there(workload)
+    check_data(workload)
     return space
 
 
 def _workload_somewhere(request: SearchRequest, space: SearchSpace) -> Workload:
-    """The workload on the first kind of device that it can be made for: which there is, is not known yet.
+    """The workload on the first kind of device that it is possible on; its dataset is the same on all of them."""
+    said = request.said_about_workload()
 
-    Raises InvalidInput where there is none. Its dataset is the same on all of them.
-    """
-    refusals = []
-    for device_type in [request.device.partition(":")[0]] if request.device else DEFAULTS_BY_DEVICE:
-        try:
-            return make_workload(device_type, space.workload, request.said_about_workload())
-        except InvalidInput as error:
-            refusals.append(error)
-    raise refusals[0]
+    def made(device_type: str) -> Workload:
+        workload = make_workload(device_type, space.workload, said)
+        clips = workload.clips_gradients
+        bind_space(space, global_batch=workload.global_batch, clips_gradients=clips, unavailable={})
+        return workload
+
+    return on_some_device(request.device, made)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +213,10 @@ class NewStudy:
 
     def settle(self, study_folder: Path) -> None:
         """Moves the prepared files to the study's folder; what an earlier study of that name left there goes."""
-        shutil.rmtree(study_folder, ignore_errors=True)
-        study_folder.mkdir(parents=True)
+        for left in study_folder.iterdir() if study_folder.exists() else ():
+            if left.name != SPOOL:  # results that no database took yet
+                shutil.rmtree(left, ignore_errors=True)
+        study_folder.mkdir(parents=True, exist_ok=True)
         self.waiting.rename(study_folder / PREPARED)
 
     def discard(self) -> None:
@@ -218,12 +232,12 @@ def new_definition(
     Raises InvalidInput of every kind.
     """
     _sweep(work)
-    check_there(_workload_somewhere(request, space))
     listener(Preparing(what="finding out what this device can do"))
-    device, unavailable = executor.probe(request.device, space.choices())
-    check_snapshot(request, device)
+    device, _ = executor.probe(request.device, {})
+    check_snapshot(request.memory_snapshot, device.device)
     workload = make_workload(device.type, space.workload, request.said_about_workload())
     lacking = executor.examine(workload, space.choices(), device=device.device)
+    _, unavailable = executor.probe(device.device, space.choices())  # compiles: only where nothing is amiss
     definition = StudyDefinition(
         name=request.name or "",
         workload=workload,

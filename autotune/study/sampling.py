@@ -1,28 +1,26 @@
-"""Which configuration next: Optuna's samplers over the legal space, or its enumeration."""
+"""Which configuration next: Optuna's samplers over the legal space, or its enumeration.
+
+The Optuna study lives in memory and is made of the study's own records, in the order of their results: there is one
+truth, the studies database, and what is suggested after so many results is the same whether the search was stopped,
+killed or run by several processes until then.
+"""
 
 import hashlib
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
-from optuna.trial import Trial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.config import TrainingConfig
-from autotune.definition import Sampler
-from autotune.result import DIRECTIONS
+from autotune.definition import Sampler, StudyDefinition
+from autotune.result import DIRECTIONS, TrialRecord
 from autotune.search_space import LegalSpace
 from autotune.study.distributions import as_parameters, as_static_parameters, decide, decide_static
-from autotune.study.observation import Observation
-
-if TYPE_CHECKING:
-    from optuna.storages import BaseStorage
-
-_NUMBER = "autotune_number"
-"""User attribute of an Optuna trial: the number of the record it stands for."""
-
+from autotune.study.observation import Observation, Observer
 
 NSGA2_POPULATION = 10
 """Optuna's 50 would leave a study of 30 trials at random search: nothing is bred before one generation is full."""
@@ -40,83 +38,167 @@ def _gp(seed: int) -> BaseSampler:
         return GPSampler(seed=seed)
 
 
-_STATIC: tuple[Sampler, ...] = ("gp",)
-"""Samplers that model only what every trial is asked."""
-
-
 SAMPLER_FACTORIES: Mapping[Sampler, Callable[[int], BaseSampler]] = {
-    # The study ranks by itself (`ranking.py`): Optuna's samplers know no predictions. It keeps the trials all the same.
+    # ehvi chooses by itself (`ranking.py`); Optuna only has a name for it where its trials are looked at.
     "ehvi": lambda seed: RandomSampler(seed=seed),
-    "gp": _gp,
     "tpe": _tpe,
+    "gp": _gp,
     "nsga2": lambda seed: NSGAIISampler(seed=seed, population_size=NSGA2_POPULATION),
     "random": lambda seed: RandomSampler(seed=seed),
-    # Enumeration is ours: Optuna's GridSampler knows no conditions and ends with an error under ask and tell.
+    # Not Optuna's GridSampler: it knows no conditions and raises at its last point under ask and tell.
     "grid": lambda seed: RandomSampler(seed=seed),
 }
+_STATIC = ("gp",)
+"""Samplers that see a fixed space only."""
+
+RESULTS_SEEN: Mapping[Sampler, int] = {"tpe": 1000, "gp": 200, "nsga2": 200}
+"""How many results a sampler is told of at most, so that a suggestion takes no longer after 10,000 trials than after
+these; the others need none."""
+
+_GENERATION = "NSGAIISampler:generation"
+"""Where Optuna's NSGA-II looks for the generation of a trial."""
 
 
-def derived_seed(seed: int, *, told: int) -> int:
-    """The seed of the ask after `told` results: a continued study goes on as an uninterrupted one would."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{told}".encode()).digest()[:4], "big")
+def derived_seed(seed: int, *, told: int, repeat: int = 0) -> int:
+    """The seed of the ask after `told` results: a continued study goes on as an uninterrupted one would.
+
+    `repeat` counts the suggestions since then that were of no use.
+    """
+    text = f"{seed}:{told}:{repeat}" if repeat else f"{seed}:{told}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
 class OptunaStudy:
-    """The Optuna side of one study: suggestions out, observations in. No Optuna type leaves this class but `Trial`."""
+    """The sampler's side of a study: results in, in their order; suggestions out. No type of Optuna's leaves it."""
 
-    def __init__(self, name: str, storage: "BaseStorage", *, legal: LegalSpace, sampler: Sampler, seed: int) -> None:
+    def __init__(self, *, legal: LegalSpace, sampler: Sampler, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._legal, self._sampler, self._seed = legal, sampler, seed
-        self._study = optuna.create_study(
-            study_name=name, storage=storage, directions=[*DIRECTIONS.values()], load_if_exists=True
-        )
-        complete = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        self._told = len(complete)
-        self.told_numbers = {trial.user_attrs[_NUMBER] for trial in complete if _NUMBER in trial.user_attrs}
-        self.give_up_running()
+        self._told: list[tuple[TrainingConfig, Observation]] = []
+        self._study = _empty_study()
+        self._first_shown, self._shown = 0, 0
 
-    def ask(self) -> tuple[Trial, TrainingConfig]:
-        """The sampler's next suggestion; answer it with `tell`, or take it back with `give_up_running`."""
-        self._study.sampler = SAMPLER_FACTORIES[self._sampler](derived_seed(self._seed, told=self._told))
+    def tell(self, config: TrainingConfig, observation: Observation) -> None:
+        """One of the space's own configurations; others say nothing about it."""
+        if config in self._legal:
+            self._told.append((config, observation))
+
+    def ask(self, *, repeat: int = 0) -> TrainingConfig:
+        """The suggestion after the results told so far; another one for each `repeat`."""
+        self._show_results()
+        seed = derived_seed(self._seed, told=len(self._told), repeat=repeat)
+        self._study.sampler = SAMPLER_FACTORIES[self._sampler](seed)
+        _settle_parents(self._study)
         trial = self._study.ask()
         decided = decide_static if self._sampler in _STATIC else decide
-        return trial, decided(self._legal, lambda name, values: trial.suggest_categorical(name, values))
+        config = decided(self._legal, lambda name, values: trial.suggest_categorical(name, values))
+        self._study.tell(trial, state=TrialState.FAIL)  # its result comes with those of all trials
+        return config
 
-    def tell(self, trial: Trial, number: int, observation: Observation) -> None:
-        trial.set_user_attr(_NUMBER, number)
-        for key, value in observation.constraints.items():
-            trial.set_constraint(key, value)
-        self._study.tell(trial, observation.values)
-        self._count(number)
+    def unseen(self, seen: set[str]) -> Iterator[TrainingConfig]:
+        """Legal configurations that were not tried: in their order for `grid`, else shuffled by the seed."""
+        unseen = [config for config in self._configurations if config.fingerprint not in seen]
+        if self._sampler != "grid":
+            random.Random(derived_seed(self._seed, told=len(self._told))).shuffle(unseen)
+        return iter(unseen)
 
-    def add(self, number: int, config: TrainingConfig, observation: Observation) -> None:
-        """Tells a result that was not asked for: a first configuration, or one adopted after a crash."""
-        if config in self._legal:
-            parametrized = as_static_parameters if self._sampler in _STATIC else as_parameters
+    @cached_property
+    def _configurations(self) -> list[TrainingConfig]:
+        """Once: of a large space it takes seconds, and each keeps its fingerprint."""
+        return list(self._legal.configurations())
+
+    # -- what the sampler sees ---------------------------------------------------------------------------------
+
+    def _show_results(self) -> None:
+        """Brings Optuna's study up to date; begins another one where the sampler would see too many results."""
+        most = RESULTS_SEEN.get(self._sampler, 0)
+        if not most:
+            self._study = _empty_study()  # or it would keep every suggestion there ever was
+            return
+        first = _first_of_window(len(self._told), most=most)
+        if first != self._first_shown:
+            self._study, self._first_shown, self._shown = _empty_study(), first, 0
+            self._add(_representative(self._told[:first], count=most))
+            self._shown = first
+        self._add(self._told[self._shown :])
+        self._shown = len(self._told)
+
+    def _add(self, results: Iterable[tuple[TrainingConfig, Observation]]) -> None:
+        parametrized = as_static_parameters if self._sampler in _STATIC else as_parameters
+        count = sum(trial.state == TrialState.COMPLETE for trial in self._study.get_trials(deepcopy=False))
+        for index, (config, observation) in enumerate(results, start=count):
             parameters, distributions = parametrized(self._legal, config)
             self._study.add_trial(
                 create_trial(
                     params=parameters,
                     distributions=distributions,
                     values=list(observation.values),
-                    user_attrs={_NUMBER: number},
+                    system_attrs={_GENERATION: index // NSGA2_POPULATION},
                     constraints=observation.constraints,
                 )
             )
-            self._count(number)
 
-    def give_up_running(self) -> None:
-        """Closes suggestions that were never answered, so that none is left running."""
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
-            self._study.tell(trial.number, state=TrialState.FAIL)
 
-    def _count(self, number: int) -> None:
-        self._told += 1
-        self.told_numbers.add(number)
+def _settle_parents(study: optuna.Study) -> None:
+    """Has NSGA-II choose the parents of every generation now, the eldest first.
 
-    def unseen(self, seen: set[str]) -> Iterator[TrainingConfig]:
-        """Legal configurations that were not tried: in their order for `grid`, else shuffled by the seed."""
-        unseen = [config for config in self._legal.configurations() if config.fingerprint not in seen]
-        if self._sampler != "grid":
-            random.Random(derived_seed(self._seed, told=self._told)).shuffle(unseen)
-        return iter(unseen)
+    It hands them out in one order when it chooses them and in another ever after: the suggestion would depend on
+    whether this process or an earlier one came to the generation first.
+    """
+    if isinstance(study.sampler, NSGAIISampler):
+        results = sum(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
+        for generation in range(1, results // NSGA2_POPULATION + 1):
+            study.sampler.get_parent_population(study, generation)
+
+
+def optuna_study_of(definition: StudyDefinition, records: Iterable[TrialRecord]) -> optuna.Study:
+    """A study of Optuna's with everything that was measured, in memory: for its own figures and tools."""
+    legal, observer = definition.legal_space(), _observer_of(definition)
+    study = _empty_study(definition.name)
+    for record in records:
+        if record.is_finished and record.config in legal:
+            parameters, distributions = as_parameters(legal, record.config)
+            observation = observer.observe(record)
+            study.add_trial(
+                create_trial(
+                    params=parameters,
+                    distributions=distributions,
+                    values=list(observation.values),
+                    user_attrs={"autotune_number": record.number, "outcome": record.outcome},
+                    constraints=observation.constraints,
+                )
+            )
+    return study
+
+
+def _observer_of(definition: StudyDefinition) -> Observer:
+    return Observer(cap_bytes=definition.cap_bytes, vocab_size=definition.workload.vocab_size)
+
+
+def _empty_study(name: str | None = None) -> optuna.Study:
+    return optuna.create_study(study_name=name, directions=[*DIRECTIONS.values()])
+
+
+def _first_of_window(told: int, *, most: int) -> int:
+    """Index of the first result that is shown for its own sake; those before it, by a choice of `_representative`."""
+    step = most // 4
+    return 0 if told <= most + step else most + (told - most) // step * step - most // 2
+
+
+def _representative(
+    results: list[tuple[TrainingConfig, Observation]], *, count: int
+) -> list[tuple[TrainingConfig, Observation]]:
+    """At most half of `count`, in their order: the front as Optuna sees it, and the latest."""
+    study = _empty_study()
+    for index, (_, observation) in enumerate(results):
+        study.add_trial(
+            create_trial(
+                values=list(observation.values),
+                user_attrs={"index": index},
+                constraints=observation.constraints,
+            )
+        )
+    front: list[FrozenTrial] = study.best_trials
+    latest = range(len(results) - 1, -1, -1)
+    chosen = list(dict.fromkeys([*(trial.user_attrs["index"] for trial in front[-count // 4 :]), *latest]))
+    return [results[index] for index in sorted(chosen[: count // 2])]

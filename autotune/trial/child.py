@@ -1,14 +1,19 @@
 """What happens in a forked process: its own session, its own log, its limits, the task, the reply."""
 
+import fcntl
 import json
 import os
 import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from autotune.errors import AutotuneError
+from autotune.trial.child_process import TRAININGS
+
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""By which a terminal or a batch system ends all processes at once."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -18,31 +23,44 @@ def be_the_child(request: dict[str, Any], *, server_pid: int, result_pipe: int) 
     """Runs the request and leaves by os._exit: the parts of the server that were copied by the fork never run on."""
     exit_code = 1
     try:
+        _take_signals_back()
         os.setsid()
         _die_with(server_pid)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _redirect_output(Path(request["log_file"]))
-        os.environ.update(request.get("environment") or {})
-        if request.get("limit_host_memory"):
-            _limit_host_memory()
-        write_line(result_pipe, _run(request))
+        become_reaper()  # what it starts and loses stays its own, and goes when it goes
+        write_line(result_pipe, _run(request, result_pipe=result_pipe))
         exit_code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
     finally:
+        _leave(exit_code)
+
+
+def _leave(exit_code: int) -> NoReturn:
+    try:
         sys.stdout.flush()
         sys.stderr.flush()
+    except OSError:
+        pass  # the log's disk is full, or it was closed
+    finally:
         os._exit(exit_code)
 
 
-def _run(request: dict[str, Any]) -> dict[str, Any]:
+def _run(request: dict[str, Any], *, result_pipe: int) -> dict[str, Any]:
+    from autotune.trial.progress import PipeProgress
     from autotune.trial.tasks import TASKS
 
+    is_training = request["task"] in TRAININGS
     try:
-        return {"result": TASKS[request["task"]](**request["payload"]), "error": None}
+        _settle(request)
+        watched = {"progress": PipeProgress(result_pipe)} if is_training else {}
+        return {"result": TASKS[request["task"]](**request["payload"], **watched), "error": None}
     except AutotuneError as error:
         kind, message, hint = type(error).__name__, error.message, error.hint
     except OSError as error:
-        kind, message, hint = "StorageUnavailable", str(error), "choose a folder that can be written to"
+        kind = "TrialLost" if is_training else "StorageUnavailable"
+        message, hint = str(error), "choose a folder that can be written to"
     except Exception as error:
         import traceback
 
@@ -50,6 +68,22 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
         kind, message = "PreparationFailed", f"{type(error).__name__}: {error}"
         hint = f"the whole story is in {request['log_file']}"
     return {"result": None, "error": {"kind": kind, "message": message, "hint": hint}}
+
+
+def _settle(request: dict[str, Any]) -> None:
+    _redirect_output(Path(request["log_file"]))
+    os.environ.update(request.get("environment") or {})
+    if request.get("turn_file"):
+        _hold_turn(request["turn_file"])
+    if request.get("limit_host_memory"):
+        _limit_host_memory()
+
+
+def _take_signals_back() -> None:
+    """What the server ignores or waits for ends a trial as it ends any program; Ctrl-C stays the search's."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, *(number for number in END_SIGNALS if number != signal.SIGINT)):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _redirect_output(log_file: Path) -> None:
@@ -64,6 +98,11 @@ def _die_with(server_pid: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server_pid:
         os._exit(1)
+
+
+def _hold_turn(file: str) -> None:
+    """Shares the lock of the device's turn until this process, and all that it forks, have ended."""
+    fcntl.flock(os.open(file, os.O_RDWR), fcntl.LOCK_SH)
 
 
 def _limit_host_memory() -> None:

@@ -6,13 +6,20 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from autotune import errors
 from autotune.errors import AutotuneError, TrialServerLost
+from autotune.trial.limits import TimeLimits
+from autotune.trial.process_tree import kill_all, started_under
+
+SERVER_COMMAND = (sys.executable, "-P", "-m", "autotune.trial.server")
+"""-P: a datasets.py or json.py in the current folder must not stand in for the real one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,22 +33,22 @@ class Reply:
 class TrialServer:
     """One server process and the futures of what it was asked to do. Use as a context manager, or `close` it."""
 
-    def __init__(self, *, log_file: Path) -> None:
+    def __init__(self, *, log_file: Path, command: Sequence[str] = SERVER_COMMAND) -> None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_file = log_file
         self._futures: dict[int, Future[Reply]] = {}
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._is_lost = False
+        self._is_ready = self._is_lost = False
+        self._mark = uuid.uuid4().hex
         with log_file.open("a") as log:
             self._process = subprocess.Popen(
-                # -P: a datasets.py or json.py in the current folder must not stand in for the real one.
-                [sys.executable, "-P", "-m", "autotune.trial.server"],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C at the terminal reaches the search only
-                env=_environment(),
+                env=_environment_of_trials(self._mark),
             )
         self._reader = threading.Thread(target=self._read_replies, name="trial replies", daemon=True)
         self._reader.start()
@@ -50,19 +57,28 @@ class TrialServer:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended: nothing more can be asked of it."""
+        return self._is_lost
+
     def submit(
         self,
         task: str,
         payload: dict[str, Any],
         *,
         log_file: Path,
-        time_limit_seconds: float | None = None,
+        limits: TimeLimits | None = None,
         environment: dict[str, str] | None = None,
         limit_host_memory: bool = False,
+        turn_file: Path | None = None,
     ) -> "Future[Reply]":
         """Runs `task` of `autotune/trial/tasks.py` in a process of its own.
 
-        The future's exception is the AutotuneError the task raised, or PreparationFailed.
+        The process and all that it forks share the lock of `turn_file` (`executors/device_turn.py`).
+
+        The future's exception is the AutotuneError the task raised, TrialLost where the machine ended it, or
+        PreparationFailed.
         """
         future: Future[Reply] = Future()
         request_id = next(self._ids)
@@ -71,9 +87,10 @@ class TrialServer:
             "task": task,
             "payload": payload,
             "log_file": str(log_file.absolute()),
-            "time_limit": time_limit_seconds,
+            "limits": None if limits is None else asdict(limits),
             "environment": environment,
             "limit_host_memory": limit_host_memory,
+            "turn_file": None if turn_file is None else str(turn_file),
         }
         with self._lock:
             if self._is_lost:
@@ -84,7 +101,7 @@ class TrialServer:
         return future
 
     def cancel(self, future: "Future[Reply]") -> None:
-        """Kills the process behind `future`; a training then ends with the outcome `interrupted`."""
+        """Ends the process behind `future`; a training then has the outcome `interrupted`, within seconds."""
         with self._lock:
             for request_id, known in self._futures.items():
                 if known is future:
@@ -97,6 +114,8 @@ class TrialServer:
             self._process.stdin.close()
         except BrokenPipeError:
             pass
+        if not self._is_ready:
+            self._process.kill()  # still importing: it would see the end of its input seconds later, and runs nothing
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -123,10 +142,12 @@ class TrialServer:
         replies: IO[bytes] = self._process.stdout
         for line in replies:
             reply = json.loads(line)
+            self._is_ready = True
             if "id" in reply:
                 with self._lock:
                     future = self._futures.pop(reply["id"])
                 _resolve(future, reply)
+        kill_all(lambda: started_under(self._mark), within_seconds=_LEFTOVER_SECONDS, between=self._process.poll)
         with self._lock:
             self._is_lost = True
             lost, self._futures = list(self._futures.values()), {}
@@ -148,17 +169,25 @@ def _resolve(future: "Future[Reply]", reply: dict[str, Any]) -> None:
     future.set_exception(kind(reply["error"]["message"], hint=reply["error"]["hint"]))
 
 
+_MARK = "AUTOTUNE_TRIAL_SERVER"
+"""Variable in the environment of a server, which all that it starts inherits: by it they are found without it."""
+_LEFTOVER_SECONDS = 2.0
+
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
 
-def _environment() -> dict[str, str]:
+def _environment_of_trials(mark: str) -> dict[str, str]:
     """The caller's, less what would decide a technique (the allocator) before a trial can."""
-    kept = {name: value for name, value in os.environ.items() if name not in _ALLOCATOR_VARIABLES}
-    return {**kept, "PYTHONPATH": _python_path()}
+    kept = {name: value for name, value in python_environment().items() if name not in _ALLOCATOR_VARIABLES}
+    return {**kept, _MARK: mark}
+
+
+def python_environment() -> dict[str, str]:
+    """The caller's, in which another Python runs this very package, also from a checkout that is not installed."""
+    return {**os.environ, "PYTHONPATH": _python_path()}
 
 
 def _python_path() -> str:
-    """PYTHONPATH with which the server runs this very package, also from a checkout that is not installed."""
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     root = Path(__file__).resolve().parents[2]
     return os.pathsep.join(paths if root.name == "site-packages" else [*paths, str(root)])

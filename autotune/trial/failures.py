@@ -1,11 +1,15 @@
 """What a trial that failed says it failed of: from an exception inside it, or from how its process ended.
 
-Running out of memory has five faces on a CPU (measured: `RuntimeError` of two kinds, `MemoryError`, an exit of the
-OpenMP runtime, SIGKILL by the kernel) and several on CUDA, not all of them torch.OutOfMemoryError.
+Three kinds. Memory is an outcome, and the message says whose: running out of it has five faces on a CPU (measured:
+`RuntimeError` of two kinds, `MemoryError`, an exit of the OpenMP runtime, SIGKILL by the kernel) and several on CUDA,
+not all of them torch.OutOfMemoryError. What the machine does to a trial is TrialLost, and says nothing of its
+configuration (`infrastructure.py`). All else is the configuration's: a crash.
 """
 
+import errno
 import re
 import signal
+import traceback
 from pathlib import Path
 
 import torch
@@ -15,59 +19,119 @@ from autotune.parity_watch import ParityFailed
 from autotune.quantities import format_size
 from autotune.result import Measurement
 from autotune.training_step import Diverged
+from autotune.trial.infrastructure import causes_of, first_line, loss_behind, loss_by_signal, name_of_signal
 
-_OUT_OF_MEMORY = (
+_HOST_OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "std::bad_alloc",
+    "Cannot allocate memory",
+)
+"""What an exception of any type says. The last is the kernel's: to mmap, and to the fork of a compiler."""
+
+_DEVICE_OUT_OF_MEMORY = (
     "CUDA out of memory",
     "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
     "Error [CUDA]: out of memory",
 )
-"""What an exception of any type says: CUDA's are those of the driver, cuBLAS, Triton and what wraps them."""
+"""Those of the allocator, the driver, cuBLAS, cuDNN, Triton and what wraps them."""
+
+_KILLED_HELPER = ("is killed by signal: Killed", "terminated abruptly")
+"""A process of the trial's own, a DataLoader's worker or a compiler's, is gone; the kernel's count says why."""
 
 _OPENMP_OUT_OF_MEMORY = "libgomp: Thread creation failed: Resource temporarily unavailable"
-_UNIT_BYTES = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_UNIT_BYTES = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
+_LOG_TAIL_BYTES = 4000
 
 
-def measurement_of_exception(error: BaseException) -> Measurement:
-    """The outcome for an exception that ended a training."""
+def measurement_of_exception(
+    error: BaseException, *, device_type: str, host_killed_for_memory: bool = False
+) -> Measurement:
+    """The outcome for an exception that ended a training. Raises TrialLost where it is not the configuration's."""
     text = str(error)
     if isinstance(error, Diverged):
         return Measurement(outcome="diverged", message=text)
     if isinstance(error, ParityFailed):
         message = f"computes another training: {text}"
         return Measurement(outcome="parity_failed", message=message, parity="failed", parity_message=text)
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(face in text for face in _OUT_OF_MEMORY):
-        requested_bytes = _requested_bytes(text)
-        asked = f": {format_size(requested_bytes)} more asked for" if requested_bytes else ""
-        if text.startswith(CONTEXT_ALONE):
-            asked = f": {text}"
-        return Measurement(
-            outcome="out_of_memory",
-            message=f"out of memory{asked}",
-            requested_bytes=requested_bytes,
-            peak_memory_bytes=_allocated_so_far(error),
-        )
-    first_line = next((line for line in text.splitlines() if line.strip()), "")
-    return Measurement(outcome="crashed", message=f"{type(error).__name__}: {first_line}".strip(": "))
+    if _is_host_out_of_memory(error, host_killed_for_memory=host_killed_for_memory):
+        return _host_out_of_memory(text, device_type=device_type)
+    if isinstance(error, torch.OutOfMemoryError) or any(face in text for face in _DEVICE_OUT_OF_MEMORY):
+        return _device_out_of_memory(error)
+    if loss := loss_behind(error, device_type=device_type):
+        raise loss from error
+    return Measurement(outcome="crashed", message=f"{type(error).__name__}: {first_line(text)}".strip(": "))
 
 
 def measurement_of_exit(exit_status: int, *, log_file: Path, host_killed_for_memory: bool) -> Measurement:
-    """The outcome for a process that ended without a result. `exit_status` is negative for a signal."""
-    log_tail = log_file.read_text(errors="replace")[-4000:] if log_file.exists() else ""
-    if _OPENMP_OUT_OF_MEMORY in log_tail or (exit_status == -signal.SIGKILL and host_killed_for_memory):
-        return Measurement(outcome="out_of_memory", message="the host ran out of memory")
+    """The outcome for a process that ended without a result. `exit_status` is negative for a signal.
+
+    Raises TrialLost for one that was killed by somebody else.
+    """
+    if exit_status == -signal.SIGKILL and host_killed_for_memory:
+        return Measurement(outcome="out_of_memory", message=_HOST)
     if exit_status < 0:
-        how = f"was killed by {signal.Signals(-exit_status).name}"
+        if loss := loss_by_signal(-exit_status):
+            raise loss
+        how = f"was killed by {name_of_signal(-exit_status)}"
+    elif _OPENMP_OUT_OF_MEMORY in _tail(log_file):
+        return Measurement(outcome="out_of_memory", message=_HOST)
     else:
         how = f"ended with exit code {exit_status}"
     return Measurement(outcome="crashed", message=f"the trial's process {how}; see {log_file}")
 
 
+_HOST = "the host ran out of memory"
+
+
+def _is_host_out_of_memory(error: BaseException, *, host_killed_for_memory: bool) -> bool:
+    text = str(error)
+    return not isinstance(error, torch.OutOfMemoryError) and (
+        isinstance(error, MemoryError)
+        or any(isinstance(cause, OSError) and cause.errno == errno.ENOMEM for cause in causes_of(error))
+        or any(face in text for face in _HOST_OUT_OF_MEMORY)
+        or ("CUDA error: out of memory" in text and _is_of_pinned_memory(error))
+        or (host_killed_for_memory and any(face in text for face in _KILLED_HELPER))
+    )
+
+
+def _is_of_pinned_memory(error: BaseException) -> bool:
+    """cudaHostAlloc says what cudaMalloc says; only the line it comes from tells that the host has no more."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "pin_memory" in (frames[-1].line or "")
+
+
+def _host_out_of_memory(text: str, *, device_type: str) -> Measurement:
+    requested_bytes = _requested_bytes(text)
+    return Measurement(
+        outcome="out_of_memory",
+        message=f"{_HOST}{_asked(requested_bytes)}",
+        # What the host refused is no size of the device's, unless it is the device.
+        requested_bytes=requested_bytes if device_type == "cpu" else None,
+    )
+
+
+def _device_out_of_memory(error: BaseException) -> Measurement:
+    text = str(error)
+    requested_bytes = _requested_bytes(text)
+    asked = f": {text}" if text.startswith(CONTEXT_ALONE) else _asked(requested_bytes)
+    return Measurement(
+        outcome="out_of_memory",
+        message=f"out of device memory{asked}",
+        requested_bytes=requested_bytes,
+        peak_memory_bytes=_allocated_so_far(error),
+    )
+
+
+def _asked(requested_bytes: int | None) -> str:
+    return f": {format_size(requested_bytes)} more asked for" if requested_bytes else ""
+
+
 def _requested_bytes(text: str) -> int | None:
-    """The size of the refused request: CUDA's "Tried to allocate 2.00 GiB", the CPU's "tried to allocate 16 bytes"."""
-    match = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", text)
+    """The size of the refused request: "Tried to allocate 2.00 GiB" (CUDA), "tried to ..." (CPU), "Unable to ..."."""
+    match = re.search(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)", text)
     return None if match is None else int(float(match[1]) * _UNIT_BYTES[match[2]])
 
 
@@ -77,11 +141,11 @@ def _allocated_so_far(error: BaseException) -> int | None:
     return None
 
 
-def host_memory_kills() -> int:
-    """How many processes the kernel has killed for lack of memory since it booted."""
+def _tail(log_file: Path) -> str:
+    """The end of the log, which may be as large as a trial that writes for ever makes it."""
     try:
-        text = Path("/proc/vmstat").read_text()
+        with log_file.open("rb") as log:
+            log.seek(max(0, log_file.stat().st_size - _LOG_TAIL_BYTES))
+            return log.read(_LOG_TAIL_BYTES).decode(errors="replace")
     except OSError:
-        return 0
-    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-    return int(match[1]) if match else 0
+        return ""

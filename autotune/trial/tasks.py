@@ -10,20 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from autotune.config import TrainingConfig
 from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.parity import ParityTrace
-from autotune.result import DeviceInfo
+from autotune.result import DeviceInfo, Measurement
 from autotune.rival import Rival
+from autotune.training_request import Progress, TrainingRequest, unwatched
+from autotune.trial.infrastructure import host_memory_kills
 from autotune.user_code import is_function_reference, script_sha256
 from autotune.workload import Workload
-
-if TYPE_CHECKING:
-    from autotune.training_request import TrainingRequest
 
 
 def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -126,38 +125,61 @@ def devices() -> list[dict[str, Any]]:
     return [asdict(info) for info in [*cuda, _cpu_info()]]
 
 
-def train(**request: Any) -> dict[str, Any]:
-    """Trains one configuration; returns a Measurement, whatever happens short of the process's death."""
+def check_device(*, device: str) -> dict[str, Any]:
+    """A tiny computation on `device`. Raises whatever torch raises, and RuntimeError for a wrong result."""
+    numbers = torch.arange(1000, dtype=torch.float64, device=device)
+    if (numbers @ numbers).item() != 332833500.0:
+        raise RuntimeError(f"{device} computes a wrong sum of squares")
+    return {}
+
+
+def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
+    """Trains one configuration; returns a Measurement, whatever happens short of the process's death.
+
+    Raises TrialLost for what the machine has done to it.
+    """
     from autotune.script_trainer import train_script
     from autotune.trainer import train as run
-    from autotune.trial.failures import measurement_of_exception
 
+    memory_kills = host_memory_kills()
     try:
         training = _training_request(**request)
-        measurement = run(training) if training.workload.script is None else train_script(training)
+        train_one = run if training.workload.script is None else train_script
+        return asdict(train_one(training, progress=progress))
     except Exception as error:
-        import traceback
-
-        traceback.print_exc()  # into the trial's log
-        measurement = measurement_of_exception(error)
-    return asdict(measurement)
+        return asdict(_failed(error, device=request["device"], memory_kills=memory_kills))
 
 
-def trace(*, dropout: bool, **request: Any) -> dict[str, Any]:
-    """A configuration's first steps; returns {"trace": ParityTrace or None, "failure": why there is none}."""
+def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
+    """A configuration's first steps; returns {"trace": ParityTrace or None, "failure": why there is none}.
+
+    Raises TrialLost as `train` does.
+    """
     from autotune.script_run import trace_script
     from autotune.trainer import trace as run
-    from autotune.trial.failures import measurement_of_exception
 
+    memory_kills = host_memory_kills()
     try:
         training = _training_request(**request)
         first_steps = run if training.workload.script is None else trace_script
-        return {"trace": first_steps(training, dropout=dropout).to_dict(), "failure": ""}
+        return {"trace": first_steps(training, dropout=dropout, progress=progress).to_dict(), "failure": ""}
     except Exception as error:
-        import traceback
+        failed = _failed(error, device=request["device"], memory_kills=memory_kills)
+        return {"trace": None, "failure": failed.message}
 
-        traceback.print_exc()  # into the log
-        return {"trace": None, "failure": measurement_of_exception(error).message}
+
+def _failed(error: Exception, *, device: str, memory_kills: int) -> Measurement:
+    """With the whole story in the trial's log. Raises TrialLost."""
+    import traceback
+
+    from autotune.trial.failures import measurement_of_exception
+
+    try:
+        traceback.print_exception(error)
+    except OSError:
+        pass  # the log's disk is full
+    killed = host_memory_kills() > memory_kills
+    return measurement_of_exception(error, device_type=device.partition(":")[0], host_killed_for_memory=killed)
 
 
 def _training_request(
@@ -169,9 +191,7 @@ def _training_request(
     rivals: Sequence[dict[str, Any]] = (),
     snapshot_file: str | None = None,
     **options: Any,
-) -> "TrainingRequest":
-    from autotune.training_request import TrainingRequest
-
+) -> TrainingRequest:
     return TrainingRequest(
         workload=Workload(**workload),
         config=TrainingConfig(**config),
@@ -204,6 +224,7 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "examine": examine,
     "model_sha256": model_sha256,
     "devices": devices,
+    "check_device": check_device,
     "predict": predict,
     "train": train,
     "trace": trace,

@@ -16,7 +16,8 @@ from typing import Any
 
 from autotune.config import TrainingConfig, broken_rules
 from autotune.definition import StudyDefinition
-from autotune.executors.local import PREPARED, LocalExecutor
+from autotune.executors.local import LocalExecutor
+from autotune.executors.server_tasks import PREPARED
 from autotune.parity import ParityTrace
 from autotune.search_space import SearchSpace
 from autotune.study.parity_gate import plain_form

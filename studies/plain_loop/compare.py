@@ -90,7 +90,7 @@ def autotune_trial(settings: dict, choices: dict, folder: Path, server) -> dict:
         "folder": str(folder),
         "device": "cpu",
         "cap_bytes": 2**50,
-        "requested_at": time.time(),
+        "requested_at": time.monotonic(),
     }
     measured = server.submit("train", payload, log_file=folder / "trial.log").result().result
     return {key: measured[key] for key in ("peak_memory_bytes", "tokens_per_second", "final_loss")}

@@ -23,7 +23,8 @@ from autotune.executors.local import LocalExecutor
 from autotune.parity import ParityTrace
 from autotune.prediction import Prediction
 from autotune.study.parity_gate import ParityGate
-from autotune.study.request import SearchRequest, new_definition, space_of, work_folder
+from autotune.study.request import SearchRequest, new_definition, space_of
+from autotune.study.work_folder import work_folder
 
 HERE = Path(__file__).parent
 SPACE, TABLE, ENVIRONMENT = HERE / "space.toml", HERE / "table.jsonl", HERE / "environment.json"
@@ -34,8 +35,7 @@ TIME_LIMIT_SECONDS = 600.0
 
 def main() -> None:
     request = SearchRequest(name="record", storage="sqlite:///record.db", space=str(SPACE), predict=False)
-    work = work_folder(request.storage)
-    with LocalExecutor(work) as executor:
+    with work_folder(request.storage) as work, LocalExecutor(work) as executor:
         new = new_definition(request, space=space_of(request), executor=executor, work=work, listener=print)
         folder = work / "record"
         if folder.exists():

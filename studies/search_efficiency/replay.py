@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -30,17 +30,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 from table import ReplayExecutor, Table
 
 from autotune.config import TrainingConfig
+from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
 from autotune.search_space import LegalSpace
 from autotune.space_file import load_space
 from autotune.storage import StudyStore
 from autotune.study.distributions import decide, decide_static
-from autotune.study.events import Converged, Event, TrialEnded
+from autotune.study.events import Converged, Event, Listener, TrialEnded
 from autotune.study.foresight import Foresight
 from autotune.study.gain import Point, hypervolume, not_dominated
 from autotune.study.measuring import Manner
-from autotune.study.sampling import OptunaStudy
+from autotune.study.patience import Patience
 from autotune.study.session import StudySession
+from autotune.study.shared_study import SharedStudy
 
 CAPS = {"loose": 1.0, "middle": 0.5, "tight": 0.05}
 """The cap fits this share of the table's configurations."""
@@ -163,20 +165,14 @@ def run_ours(
             if event.record.outcome == "ok":
                 progress.note(event.record.config, seconds=executor.seconds, trials=trials)
 
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+    in_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=in_memory) as folder, ExitStack() as stack:
         store = StudyStore(f"sqlite:///{folder}/replay.db", create=True)
         store.create_study(definition, trials_wanted=most)
-        optuna_study = OptunaStudy(
-            definition.name,
-            optuna.storages.InMemoryStorage(),
-            legal=definition.legal_space(),
-            sampler=definition.sampler,
-            seed=seed,
-        )
         session = StudySession(
             definition,
-            store=store,
-            optuna_study=optuna_study,
+            shared=stack.enter_context(joined(definition, store, folder=Path(folder), listener=listen)),
+            turns=None,  # type: ignore[arg-type]
             executor=executor,  # type: ignore[arg-type]
             foresight=Foresight(
                 definition, store=store, predict=None if without == "predictions" else executor.forecast
@@ -204,6 +200,11 @@ def run_ours(
         "seconds_by_part": executor.seconds_by_part,
         "seconds_in_sampler": session.seconds_in_sampler,
     }
+
+
+def joined(definition: StudyDefinition, store: StudyStore, *, folder: Path, listener: Listener) -> SharedStudy:
+    patiently = Patience(limit_seconds=10.0, listener=listener, check_stop=lambda: None)
+    return SharedStudy(definition, store=store, folder=folder, listener=listener, patiently=patiently)
 
 
 def run_plain(

@@ -25,14 +25,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from table import SPEEDS, Table, disturbance, undisturbed
 
 from autotune.config import TrainingConfig
-from autotune.executors.local import PREPARED
-from autotune.study.request import work_folder
+from autotune.executors.server_tasks import PREPARED
+from autotune.study.work_folder import place_of_work
 from autotune.trainer import Trainer
 from autotune.training_request import TrainingRequest
 from autotune.workload import Workload
 
 PAIRS, WARMUP_STEPS, SAMPLE, REPEATS = 8, 3, 24, 3
-STUDY = work_folder("sqlite:///record.db") / "record"
+STUDY = place_of_work("sqlite:///record.db") / "record"
 
 
 Job = tuple[Workload, TrainingConfig, int]
@@ -113,7 +113,7 @@ def _training(workload: Workload, config: TrainingConfig) -> Callable[[], None]:
         device="cpu",
         cap_bytes=2**50,
         enforce_cap=False,
-        requested_at=time.time(),
+        requested_at=time.monotonic(),
     )
     trainer = Trainer(request)
     batches, numbers = trainer.batches(), itertools.count()

@@ -8,8 +8,9 @@ import json
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -243,6 +244,11 @@ class ReplayExecutor:
         future: Future[FinishedTrial] = Future()
         future.set_result(FinishedTrial(measurement=measurement, seconds=self.seconds - began))
         return future
+
+    @contextmanager
+    def turn(self, turns: object, *, on_wait: object) -> Iterator[None]:
+        """There is no device to share."""
+        yield
 
     def cancel(self, future: "Future[FinishedTrial]") -> None:
         raise AssertionError("nothing runs in a replay")

@@ -1,6 +1,7 @@
 """Every mistake on the command line ends with exit code 2, one `error:` line and one `hint:` line, and no traceback.
 
-Each case is the real command in a process of its own, begun in a folder with some files that are not what they seem.
+The table is `mistakes.py`. It is run in this process, each line in a folder with files that are not what they seem
+(`mistaken_files.py`); a few lines are run as what they are, commands in a process of their own.
 """
 
 import os
@@ -8,158 +9,113 @@ import subprocess
 import sys
 
 import pytest
+from mistaken_files import write_files
+from mistaken_spaces import SPACES, space_file
+from mistakes import LATE, all_mistakes, mistakes
+from typer.main import get_command
 
-MISTAKES = {
-    "search": [
-        ["--max-mem", "8,5GiB"],
-        ["--max-mem", "-1"],
-        ["--max-mem", "0"],
-        ["--max-mem", ""],
-        ["--max-mem", "abc"],
-        ["--max-mem", "8gib"],
-        ["--max-mem", "1e400"],
-        ["--trials", "0"],
-        ["--trials", "x"],
-        ["--seed", "-1"],
-        ["--device", "gpu"],
-        ["--device", "cuda:x"],
-        ["--device", "tpu"],
-        ["--sampler", "foo"],
-        ["--name", "a/b"],
-        ["--name", ""],
-        ["--name", "../x"],
-        ["--name", "x" * 101],
-        ["--time-budget", "soon"],
-        ["--time-budget", "-1"],
-        ["--time-budget", "0"],
-        ["--trial-time-limit", "nonsense"],
-        ["--prefer", "speed"],
-        ["--tolerance", "x"],
-        ["--tolerance", "speed=a"],
-        ["--tolerance", "speed=2"],
-        ["--tolerance", "speed=nan"],
-        ["--max-perplexity-increase", "-1"],
-        ["--max-perplexity-increase", "nan"],
-        ["--learning-rate", "adamw"],
-        ["--learning-rate", "foo=1"],
-        ["--layers", "x"],
-        ["--space", "nope"],
-        ["--space", "typo.toml"],
-        ["--space", "garbage.toml"],
-        ["--space", "folder"],
-        ["--storage", "nonsense"],
-        ["--name", "any", "--storage", "nonsense"],
-        ["--storage", "nonesuch://localhost/studies"],
-        ["--storage", "sqlite:///garbage.db"],
-        ["--name", "any", "--storage", "sqlite:///garbage.db"],
-        ["--storage", "sqlite:///file/autotune.db"],
-        ["--storage", "sqlite:///folder"],
-        ["--bogus"],
-        ["--layers", "0"],
-        ["--feed-forward-width", "0"],
-        ["--dataset", "missing.txt"],
-        ["--packing", "loose"],
-        ["--tokenizer", "model"],
-        ["--tokenizer", "bpe", "--vocab-size", "257"],
-        ["--learning-rate", "adamw=-1"],
-        ["--learning-rate", "adamw=nan"],
-        ["--width", "130", "--heads", "4"],
-        ["--vocab-size", "10"],
-        ["--steps", "1"],
-        ["--schedule", "linear"],
-        ["--model", "nope"],
-        ["--model", ""],
-        ["--model", "folder"],
-        ["--model", "garbage.toml"],
-        ["--model", "typo.toml"],
-        ["--model", "missing/config.json"],
-        ["--model", "llama", "--width", "64"],
-        ["--model", "llama", "--feed-forward-width", "64"],
-        ["--model", "llama", "--seq-len", "4096"],
-    ],
-    "fit": [
-        [],
-        ["--max-mem", "8,5GiB"],
-        ["--max-mem", "8"],
-        ["--max-mem", "8GiB", "--vary", "depth"],
-        ["--max-mem", "8GiB", "--context", "much"],
-        ["--max-mem", "8GiB", "--device", "tpu"],
-        ["--max-mem", "8GiB", "--precision", "fp64"],
-        ["--max-mem", "8GiB", "--micro-batch", "3"],
-        ["--max-mem", "8GiB", "--compile", "block", "--memory-budget", "2"],
-        ["--max-mem", "8GiB", "--space", "nope"],
-        ["--max-mem", "8GiB", "--space", "quick", "--precision", "fp32"],
-        ["--max-mem", "8GiB", "--width", "130", "--heads", "4"],
-        ["--max-mem", "8GiB", "--model", "llama", "--vary", "width"],
-    ],
-    "show": [
-        [],
-        ["nope"],
-        ["nope", "--storage", "nonsense"],
-        ["nope", "--storage", "sqlite:///garbage.db"],
-        ["nope", "--prefer", "speed"],
-        ["nope", "more"],
-        ["nope", "--csv", "--json"],
-        ["nope", "--csv", "--markdown"],
-    ],
-    "report": [
-        [],
-        ["nope"],
-        ["nope", "--prefer", "speed"],
-        ["nope", "--storage", "sqlite:///garbage.db"],
-        ["nope", "--out", "page.pdf"],
-    ],
-    "plot": [
-        [],
-        ["nope"],
-        ["nope", "--tolerance", "x"],
-        ["nope", "pie"],
-        ["nope", "--out", "figure.pdf"],
-        ["nope", "--out", "figure"],
-        ["nope", "--width", "800"],
-        ["nope", "--out", "figure.png", "--width", "0"],
-        ["nope", "--out", "figure.png", "--scale", "nan"],
-        ["nope", "--out", "figure.png", "--scale", "1000"],
-        ["nope", "ladder", "--3d"],
-        ["nope", "--trial", "3"],
-        ["nope", "memory", "--trials", "1;2"],
-    ],
-    "compare": [[], ["nope"], ["nope", "neither"], ["nope", "neither", "--out", "figure.gif"]],
-    "studies": [[], ["--storage", "sqlite:///folder"], ["--storage", "sqlite:///garbage.db"]],
-    "explain": [
-        ["nope", "0"],
-        ["nope"],
-        ["--device", "tpu"],
-        ["--space", "quick"],
-        ["--layers", "0", "--device", "cpu"],
-    ],
-    "doctor": [["--device", "gpu"]],
-    "frobnicate": [[]],
-}
-
-
-LLAMA = """{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2,
-"vocab_size": 256, "max_position_embeddings": 2048}"""
+from autotune import cli, reference
+from autotune import space_file as reader
+from autotune.config import FIELD_ORDER
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    """The working folder of all of them; nothing may be added to it."""
     folder = tmp_path_factory.mktemp("mistakes")
-    (folder / "garbage.db").write_bytes(b"this is no database at all " * 100)
-    (folder / "garbage.toml").write_bytes(bytes(range(256)))
-    (folder / "typo.toml").write_text('[techniques]\nprecison = ["fp32"]\n')
-    (folder / "file").touch()
-    (folder / "folder").mkdir()
-    (folder / "llama").mkdir()
-    (folder / "llama" / "config.json").write_text(LLAMA)
-    return folder
+    write_files(folder)
+    before = content_of(folder)
+    yield folder
+    assert content_of(folder) == before
 
 
-def refused(arguments, folder):
-    """Runs the command, checks that it is refused as all mistakes are, and returns what it says.
+def content_of(folder):
+    return {str(path) for path in folder.rglob("*")}
 
-    The folder stays without a studies database of its own.
-    """
+
+@pytest.fixture
+def refused(folder, monkeypatch, capsys):
+    """refused(["show", "nope"]) runs it here, checks that it is refused as all mistakes are, and returns both lines."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def refused(arguments):
+        before = set(os.listdir())
+        monkeypatch.setattr(sys, "argv", ["autotune", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert set(os.listdir()) == before
+        return checked(ended.value.code, *capsys.readouterr())
+
+    return refused
+
+
+def checked(exit_code, stdout, stderr):
+    """The error and the hint, where the rest is as it must be: nothing else is said."""
+    assert "Traceback" not in stderr, stderr
+    assert exit_code == 2, stderr
+    lines = stderr.split("\n")
+    assert [line.partition(": ")[0] for line in lines] == ["error", "hint", ""], stderr
+    assert all(line.isprintable() and not line.endswith(": ") for line in lines), stderr
+    assert stdout == ""
+    return lines[:2]
+
+
+def case_name(arguments):
+    words = (ascii(word[:40])[1:-1] for word in arguments)
+    return " ".join(word or "''" for word in words)
+
+
+@pytest.mark.parametrize("arguments", list(all_mistakes()), ids=case_name)
+def test_a_mistake_is_refused_with_an_error_and_a_hint_and_leaves_nothing(arguments, refused):
+    refused(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["search", "--max-mem", "8,5GiB"], "'8,5GiB'"),
+        (["search", "--space", space_file("techniques/unknown")], "unknown key 'precison' in techniques"),
+        (["search", "--space", space_file("workload.steps")], "workload.steps: steps = datetime.date(2024, 1, 1)"),
+        (["search", "--bogus"], "--bogus"),
+        (["search", "--name", "\x1b[31m\nerror: x"], r"'\x1b[31m\nerror: x'"),
+        (["show", "nope", "--storage", "sqlite:///garbage.db"], "sqlite:///garbage.db"),
+        (["frobnicate"], "'frobnicate'"),
+    ],
+    ids=lambda value: case_name(value) if isinstance(value, list) else "",
+)
+def test_the_error_names_what_is_wrong(arguments, named, refused):
+    assert named in refused(arguments)[0]
+
+
+def test_a_misspelt_option_is_answered_with_a_near_one(refused):
+    assert "--trials" in " ".join(refused(["search", "--trails", "5"]))
+
+
+def test_a_wrong_option_is_answered_with_the_help_of_its_own_command(refused):
+    assert refused(["plot", "--bogus"])[1] == "hint: see autotune plot --help"
+
+
+@pytest.mark.parametrize("letters", ["\ufeff", ""])
+def test_a_search_space_may_begin_with_a_byte_order_mark_and_end_its_lines_as_windows_does(letters, tmp_path):
+    (tmp_path / "space.toml").write_text(f'{letters}[techniques]\r\nprecision = ["fp32"]\r\n', newline="")
+    assert reader.load_space(str(tmp_path / "space.toml")).techniques == {"precision": ("fp32",)}
+
+
+# -- as commands ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["search", "--max-mem", "8,5GiB"],
+        ["search", "--name", "half a letter \udcff"],
+        ["show", "nope", "--storage", "sqlite:///garbage.db"],
+        ["search", "--device", "cuda:99"],
+    ],
+    ids=case_name,
+)
+def test_a_command_is_refused_as_it_is_in_this_process(arguments, folder):
     ended = subprocess.run(
         [sys.executable, "-m", "autotune", *arguments],
         cwd=folder,
@@ -170,51 +126,50 @@ def refused(arguments, folder):
         env={**os.environ, "COLUMNS": "80"},
         check=False,
     )
-    (folder / "studies" / "autotune.db").unlink(missing_ok=True)
-    lines = ended.stderr.splitlines()
-    assert "Traceback" not in ended.stderr, ended.stderr
-    assert ended.returncode == 2, ended.stderr
-    assert [line.partition(":")[0] for line in lines[-2:]] == ["error", "hint"], ended.stderr
-    assert sum(line.startswith(("error:", "hint:")) for line in lines) == 2, ended.stderr
-    assert ended.stdout == ""
-    return lines
+    checked(ended.returncode, ended.stdout, ended.stderr.removeprefix("Finding out what this device can do ...\n"))
 
 
-def case_name(arguments):
-    return " ".join(argument[:24] or "''" for argument in arguments)
+# -- the table is whole -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [[command, *mistake] for command, mistakes in MISTAKES.items() for mistake in mistakes],
-    ids=case_name,
-)
-def test_a_mistake_is_refused_at_once_with_an_error_and_a_hint(arguments, folder):
-    lines = refused(arguments, folder)
-    assert len(lines) == 2, lines  # nothing was begun, not even the look at the device
+def commands(of, *path):
+    """{words of the command: its parameters} for every command and group below `of`."""
+    found = {path: of.params}
+    for name, command in getattr(of, "commands", {}).items():
+        found |= commands(command, *path, name)
+    return found
 
 
-def test_a_device_that_is_not_there_is_refused_once_the_device_was_looked_at(folder):
-    lines = refused(["search", "--space", "quick", "--device", "cuda:99"], folder)
-    assert "cuda:99" in lines[-2]
+COMMANDS = commands(get_command(cli.app))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["search", "--max-mem", "8,5GiB"], "'8,5GiB'"),
-        (["search", "--space", "typo.toml"], "typo.toml: unknown key 'precison'"),
-        (["search", "--bogus"], "--bogus"),
-        (["show", "nope", "--storage", "sqlite:///garbage.db"], "sqlite:///garbage.db"),
-        (["frobnicate"], "'frobnicate'"),
-    ],
-    ids=lambda value: case_name(value) if isinstance(value, list) else "",
-)
-def test_the_error_names_what_is_wrong(arguments, named, folder):
-    lines = refused(arguments, folder)
-    assert named in lines[0]
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "autotune")
+def test_every_option_of_a_command_stands_in_a_mistake(command):
+    lines = [line for line in mistakes() if tuple(line[: len(command)]) == command]
+    said = {word.partition("=")[0] for line in lines for word in line}
+    options = {
+        name
+        for parameter in COMMANDS[command]
+        for name in (*parameter.opts, *parameter.secondary_opts)
+        if name.startswith("-") and name not in ("-h", "--help")
+    }
+    assert lines
+    assert options <= said, f"add a line with {options - said} to mistakes.py"
 
 
-def test_a_misspelt_option_is_answered_with_a_near_one(folder):
-    lines = refused(["search", "--trails", "5"], folder)
-    assert "--trials" in " ".join(lines)
+def test_every_key_of_a_search_space_stands_in_a_mistake():
+    tables = {
+        "techniques": FIELD_ORDER,
+        "techniques.memory_budget": ("from", "to", "step"),
+        "conditions": ("if", "then"),
+        "configurations": ("name",),
+        "workload": reader.WORKLOAD_KEYS,
+        "reference": reference.KEYS,
+        "reference.rows": reference.ROW_KEYS,
+    }
+    keys = {*reader.TABLES, *(f"{table}.{key}" for table, keys in tables.items() for key in keys)}
+    assert keys <= {name.partition("/")[0] for name in SPACES}
+
+
+def test_what_only_torch_can_tell_is_in_the_table_of_the_study_of_reliability():
+    assert {line[1] for line in mistakes(LATE)} >= {"--device", "--model", "--script"}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from study_building import CAP_BYTES, MIB, definition, measured, open_store, write_study
+from study_building import CAP_BYTES, MIB, definition, keep, measured, open_store, write_study
 from view_building import predicted
 
 from autotune.cli import main
@@ -41,10 +41,9 @@ def folder(tmp_path_factory):
         store.create_study(definition(), trials_wanted=len(tried))
         for number, config in enumerate(tried):
             peak = (60 - number) * MIB
-            store.begin_trial("by-hand", number, config, name=None)
             store.keep_forecast("by-hand", Forecast(config=config, prediction=predicted(peak=peak)))
             measurement = measured(peak_memory_bytes=peak, device_bytes=peak, tokens_per_second=1000.0 + number)
-            store.finish_trial("by-hand", number, measurement, seconds=1.5)
+            keep(store, config, measurement, seconds=1.5)
     failed = [Measurement(outcome="out_of_memory", message="out of memory")] * 2
     write_study(url, failed, name="too-tight", cap_bytes=CAP_BYTES)
     return folder

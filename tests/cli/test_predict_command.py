@@ -74,7 +74,6 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
         (("--memory-budget", "0.5"), "needs torch.compile"),
         (("--micro-batch", "3", "--global-batch", "4"), "does not divide"),
         (("--max-mem", "8,5GiB"), "is not a memory size"),
-        (("--study", "x", "--trial", "1"), "no"),
         (("--torch", "two"), "'two' is no release of torch"),
     ],
 )

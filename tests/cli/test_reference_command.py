@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from study_building import MIB, measured, open_store
+from study_building import MIB, keep, measured, open_store
 from study_building import definition as study_definition
 
 from autotune.cli.reference import of_forecasts
@@ -56,10 +56,9 @@ def folder(tmp_path_factory):
     with open_store(f"sqlite:///{folder}/studies/autotune.db") as store:
         definition = study_definition("mine", space=space, workload=make_workload("cpu", space.workload))
         store.create_study(definition, trials_wanted=2)
-        for number, (name, config) in enumerate(definition.legal_space().named.items()):
-            store.begin_trial("mine", number, config, name=name)
+        for name, config in definition.legal_space().named.items():
             result = measured(peak_memory_bytes=PEAKS[name], device_bytes=PEAKS[name])
-            store.finish_trial("mine", number, result, seconds=1.0)
+            keep(store, config, result, study="mine", name=name)
         store.create_study(study_definition("plain"), trials_wanted=1)
     return folder
 

@@ -155,7 +155,7 @@ def make_trainer_of(tmp_path):
                 folder=folder,
                 device="cpu",
                 cap_bytes=2**40,
-                requested_at=time.time(),
+                requested_at=time.monotonic(),
             )
             return Trainer(request)
 

@@ -72,6 +72,6 @@ def perplexity_of_trial(workload: Workload, prepared):
 
     config = TrainingConfig(micro_batch_size=workload.global_batch, checkpointing="block")
     request = TrainingRequest(
-        workload=workload, config=config, folder=prepared, device="cpu", cap_bytes=2**40, requested_at=time.time()
+        workload=workload, config=config, folder=prepared, device="cpu", cap_bytes=2**40, requested_at=time.monotonic()
     )
     return Trainer(request).run().perplexity

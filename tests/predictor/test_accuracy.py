@@ -86,7 +86,7 @@ def test_a_peak_on_cuda_is_within_its_bounds(workload, prepared, choices):
         device_uuid=devices()[0]["uuid"],
         cap_bytes=2**40,
         enforce_cap=False,
-        requested_at=time.time(),
+        requested_at=time.monotonic(),
     )
     measured = train(request).peak_memory_bytes
     prediction = predict(PredictionRequest(workload=workload, config=config, device="cuda"))

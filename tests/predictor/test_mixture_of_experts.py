@@ -49,7 +49,7 @@ def prepared(workload, tmp_path_factory):
 def test_the_peak_of_a_mixture_of_experts_is_predicted(workload, prepared, precision, checkpointing):
     config = TrainingConfig(precision=precision, checkpointing=checkpointing, micro_batch_size=4)
     request = TrainingRequest(
-        workload=workload, config=config, folder=prepared, device="cpu", cap_bytes=2**40, requested_at=time.time()
+        workload=workload, config=config, folder=prepared, device="cpu", cap_bytes=2**40, requested_at=time.monotonic()
     )
     measured = Trainer(request).run().peak_memory_bytes
     predicted = predict(PredictionRequest(workload=workload, config=config, device="cpu")).peak_memory_bytes

@@ -6,7 +6,8 @@ import pytest
 from study_building import definition
 
 from autotune.config import TrainingConfig
-from autotune.executors.local import PREPARED, LocalExecutor
+from autotune.executors.local import LocalExecutor
+from autotune.executors.server_tasks import PREPARED
 from autotune.study.parity_gate import ParityGate
 from autotune.workload import make_workload
 
@@ -46,6 +47,7 @@ def compiled(**choices):
     return TrainingConfig(compile="block", micro_batch_size=2, **choices)
 
 
+@pytest.mark.slow
 def test_a_memory_budget_below_1_with_dropout_is_refused_for_its_gradients(judge):
     verdict = judge(compiled(memory_budget=0.0))
     assert verdict.kind == "failed"

@@ -106,9 +106,7 @@ def test_every_measured_peak_is_close_to_its_prediction(result):
 
 
 def test_optuna_hears_of_a_prediction_over_the_cap(folder, result):
-    import optuna
-
-    study = optuna.load_study(study_name="foreseen", storage="sqlite:///studies/autotune.db")
+    study = autotune.optuna_study("foreseen")
     told = {trial.user_attrs["autotune_number"]: trial for trial in study.get_trials(deepcopy=False)}
     assert told[of(result, "none").number].constraints["device_memory"] > 0
 

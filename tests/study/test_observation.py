@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.result import Outcome
-from autotune.study.observation import MEMORY_CONSTRAINT, TRAINING_CONSTRAINT, observe
+from autotune.study.observation import MEMORY_CONSTRAINT, TRAINING_CONSTRAINT, Observer
 
 CAP = 100 * MIB
 VOCABULARY = 256
@@ -30,7 +30,10 @@ RECORDS = st.builds(
 
 
 def told(one, earlier=()):
-    return observe(one, earlier, cap_bytes=CAP, vocab_size=VOCABULARY)
+    observer = Observer(cap_bytes=CAP, vocab_size=VOCABULARY)
+    for other in earlier:
+        observer.observe(other)
+    return observer.observe(one)
 
 
 def is_feasible(observation):

@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-import optuna
 import pytest
 
 import autotune
@@ -86,7 +85,7 @@ def test_a_trial_that_was_taken_over_stands_for_its_numerics_class(second):
 
 
 def test_optuna_hears_of_what_was_taken_over(second):
-    loaded = optuna.load_study(study_name="second", storage=STORAGE)
+    loaded = autotune.optuna_study("second")
     told = [trial.user_attrs["autotune_number"] for trial in loaded.get_trials(deepcopy=False)]
     assert sorted(told) == [0, 1, 2]
 

@@ -89,7 +89,7 @@ def trainer_of(folder):
                 folder=folder / family,
                 device="cpu",
                 cap_bytes=2**40,
-                requested_at=time.time(),
+                requested_at=time.monotonic(),
             )
         )
 

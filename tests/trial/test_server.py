@@ -11,17 +11,35 @@ from pathlib import Path
 import pytest
 
 from autotune.config import TrainingConfig
-from autotune.errors import AutotuneError, InvalidInput, TrialServerLost
+from autotune.errors import AutotuneError, InvalidInput, TrialLost, TrialServerLost
 from autotune.result import Measurement
+from autotune.trial.limits import time_limits
 
 WAIT_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """One that all tests share but those that end it."""
+    from autotune.trial.client import TrialServer
+
+    with TrialServer(log_file=tmp_path_factory.mktemp("server") / "server.log") as trial_server:
+        yield trial_server
+
+
+@pytest.fixture
+def doomed_server(tmp_path):
+    from autotune.trial.client import TrialServer
+
+    with TrialServer(log_file=tmp_path / "server.log") as trial_server:
+        yield trial_server
 
 
 @pytest.fixture
 def train(server, workload, prepared, tmp_path):
     """train(steps=..., ...) is the future of a training in a process of its own."""
 
-    def submit(*, time_limit_seconds=None, cap_bytes=2**40, workload=workload, **choices):
+    def submit(*, time_limit_seconds=None, cap_bytes=2**40, workload=workload, by=server, **choices):
         config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **choices})
         payload = {
             "workload": workload.to_dict(),
@@ -29,9 +47,12 @@ def train(server, workload, prepared, tmp_path):
             "folder": str(prepared),
             "device": "cpu",
             "cap_bytes": cap_bytes,
-            "requested_at": time.time(),
+            "requested_at": time.monotonic(),
         }
-        return server.submit("train", payload, log_file=tmp_path / "trial.log", time_limit_seconds=time_limit_seconds)
+        limits = (
+            None if time_limit_seconds is None else time_limits(time_limit_seconds, step_seconds=time_limit_seconds)
+        )
+        return by.submit("train", payload, log_file=tmp_path / "trial.log", limits=limits)
 
     return submit
 
@@ -65,9 +86,22 @@ def is_gone(pid: int) -> bool:
 
 def start_endless_trial(server, train, workload) -> int:
     """Begins a training that does not end; returns the pid of its process."""
-    train(workload=endless(workload))
-    assert wait_until(lambda: children_of(server.pid))
-    return children_of(server.pid)[0]
+    train(workload=endless(workload), by=server)
+    return pid_of_trial(server)
+
+
+def pid_of_trial(server) -> int:
+    """Of the one trial there is, once it listens to signals as any program does."""
+    assert wait_until(lambda: [pid for pid in children_of(server.pid) if os.getsid(pid) == pid])
+    (pid,) = children_of(server.pid)
+    return pid
+
+
+def test_what_ends_all_processes_of_a_terminal_leaves_the_server_to_the_search(server, train):
+    train().result(WAIT_SECONDS)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(server.pid, number)
+    assert Measurement(**train().result(WAIT_SECONDS).result).outcome == "ok"
 
 
 def test_a_training_returns_its_measurement(train):
@@ -96,12 +130,20 @@ def test_a_trial_past_its_time_limit_is_ended(train, workload):
     assert measurement.outcome == "timeout"
 
 
-def test_a_trial_killed_from_outside_is_crashed_and_the_next_one_runs(server, train, workload):
-    future = train(workload=endless(workload))
-    assert wait_until(lambda: children_of(server.pid))
-    os.kill(children_of(server.pid)[0], signal.SIGKILL)
-    assert Measurement(**future.result(WAIT_SECONDS).result).outcome == "crashed"
+def test_a_trial_killed_from_outside_says_nothing_of_its_configuration_and_the_next_one_runs(server, train, workload):
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        future = train(workload=endless(workload))
+        os.kill(pid_of_trial(server), number)
+        with pytest.raises(TrialLost, match=number.name):
+            future.result(WAIT_SECONDS)
     assert Measurement(**train().result(WAIT_SECONDS).result).outcome == "ok"
+
+
+def test_a_fault_of_a_trials_own_is_a_crash(server, train, workload):
+    future = train(workload=endless(workload))
+    os.kill(pid_of_trial(server), signal.SIGSEGV)
+    measurement = Measurement(**future.result(WAIT_SECONDS).result)
+    assert (measurement.outcome, "SIGSEGV" in measurement.message) == ("crashed", True)
 
 
 def test_a_stopped_trial_is_still_ended_at_its_time_limit(server, train, workload):
@@ -141,7 +183,7 @@ def test_more_memory_than_the_host_has_is_out_of_memory(server, workload, prepar
         "folder": str(folder),
         "device": "cpu",
         "cap_bytes": 2**50,
-        "requested_at": time.time(),
+        "requested_at": time.monotonic(),
     }
     future = server.submit("train", payload, log_file=tmp_path / "trial.log", limit_host_memory=True)
     measurement = Measurement(**future.result(WAIT_SECONDS).result)
@@ -161,31 +203,31 @@ def test_a_defect_in_a_task_is_an_error_of_ours_too(server, tmp_path):
         future.result(WAIT_SECONDS)
 
 
-def test_closing_the_server_ends_its_trials(server, train, workload):
-    pid = start_endless_trial(server, train, workload)
-    server.close()
+def test_closing_the_server_ends_its_trials(doomed_server, train, workload):
+    pid = start_endless_trial(doomed_server, train, workload)
+    doomed_server.close()
     assert wait_until(lambda: is_gone(pid))
 
 
-def test_trials_end_with_a_killed_server(server, train, workload):
-    pid = start_endless_trial(server, train, workload)
-    os.kill(server.pid, signal.SIGKILL)
+def test_trials_end_with_a_killed_server(doomed_server, train, workload):
+    pid = start_endless_trial(doomed_server, train, workload)
+    os.kill(doomed_server.pid, signal.SIGKILL)
     assert wait_until(lambda: is_gone(pid))
 
 
-def test_the_loss_of_the_server_reaches_the_caller(server, train, workload):
-    future = train(workload=endless(workload))
-    assert wait_until(lambda: children_of(server.pid))
-    os.kill(server.pid, signal.SIGKILL)
+def test_the_loss_of_the_server_reaches_the_caller(doomed_server, train, workload):
+    future = train(workload=endless(workload), by=doomed_server)
+    assert wait_until(lambda: children_of(doomed_server.pid))
+    os.kill(doomed_server.pid, signal.SIGKILL)
     with pytest.raises(TrialServerLost):
         future.result(WAIT_SECONDS)
 
 
-def test_a_request_to_a_server_that_has_ended_fails_at_once(server, train):
-    os.kill(server.pid, signal.SIGKILL)
-    server._reader.join(WAIT_SECONDS)
+def test_a_request_to_a_server_that_has_ended_fails_at_once(doomed_server, train):
+    os.kill(doomed_server.pid, signal.SIGKILL)
+    doomed_server._reader.join(WAIT_SECONDS)
     with pytest.raises(TrialServerLost):
-        train().result(WAIT_SECONDS)
+        train(by=doomed_server).result(WAIT_SECONDS)
 
 
 def test_nothing_outlives_a_caller_that_was_killed(workload, prepared, tmp_path):
@@ -217,7 +259,7 @@ def _payload(workload, prepared):
         "folder": str(prepared),
         "device": "cpu",
         "cap_bytes": 2**40,
-        "requested_at": time.time(),
+        "requested_at": time.monotonic(),
     }
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
-from autotune.executors.local import PREPARED, LocalExecutor
+from autotune.executors.local import LocalExecutor
+from autotune.executors.server_tasks import PREPARED
 from autotune.prediction import Prediction
 from autotune.quantities import format_size
 from autotune.result import DeviceInfo, Measurement

@@ -7,12 +7,12 @@ from typing import Any
 
 from autotune.config import TrainingConfig, check_legal
 from autotune.errors import InvalidInput
+from autotune.prediction import check_release
 from autotune.search_space import SearchSpace
 from autotune.study.fit.ladder import Rung, ladder
 from autotune.study.fit.varying import VARY, Vary, Varying
-from autotune.study.forecast import workload_of
+from autotune.study.forecast import on_some_device, workload_of
 from autotune.study.request import check_cap, check_device
-from autotune.workload import DEFAULTS_BY_DEVICE
 
 CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)
 """What a CUDA device holds beside the allocator: contexts were measured from 300 to 600 MiB."""
@@ -41,6 +41,7 @@ class FitRequest:
     def __post_init__(self) -> None:
         check_cap(self.cap_bytes)
         check_device(self.device)
+        check_release(self.torch_version)
         if self.vary not in VARY:
             raise InvalidInput(f"{self.vary!r} cannot vary", hint=f"use one of {', '.join(VARY)}")
         if self.space is not None and self.configuration:
@@ -51,15 +52,7 @@ class FitRequest:
 
     def _check_on_some_device(self) -> None:
         """Which device there is, and with it the defaults, is not known yet."""
-        device_types = [self.device.partition(":")[0]] if self.device else list(DEFAULTS_BY_DEVICE)
-        refusals = []
-        for device_type in device_types:
-            try:
-                self.base(self.varying(device_type))
-            except InvalidInput as error:
-                refusals.append(error)
-        if len(refusals) == len(device_types):
-            raise refusals[0]
+        on_some_device(self.device, lambda device_type: self.base(self.varying(device_type)))
 
     def varying(self, device_type: str) -> Varying:
         workload = workload_of(device_type, self.workload, space=self.space)

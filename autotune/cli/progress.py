@@ -1,0 +1,108 @@
+"""What has happened in a running search, and what can be said of the rest."""
+
+import time
+from collections.abc import Sequence
+
+from autotune.cli.tables import speed
+from autotune.quantities import format_duration, format_size
+from autotune.recommendation.front import pareto_front
+from autotune.recommendation.pick import Preferences, choose
+from autotune.reporting.outcomes import outcome_counts
+from autotune.result import TrialRecord
+from autotune.study.events import (
+    AttemptLost,
+    Comparing,
+    Event,
+    Predicting,
+    Preparing,
+    SameProgram,
+    StorageBack,
+    StudyOpened,
+    TrialBegan,
+    TrialEnded,
+    WaitingForDevice,
+    WaitingForOthers,
+    WaitingForStorage,
+)
+from autotune.study.pace import seconds_left
+
+
+class Progress:
+    """What has happened so far, and what can be said of the rest."""
+
+    def __init__(
+        self, *, preferences: Preferences, time_budget_seconds: float | None, until_converged: bool = False
+    ) -> None:
+        self._preferences = preferences
+        self._until_converged = until_converged
+        self._budget_seconds = time_budget_seconds
+        self._ended_at = [time.monotonic()]
+        self.opened: StudyOpened | None = None
+        self.records: list[TrialRecord] = []
+        self.running: TrialBegan | None = None
+        self.preparing = self.meanwhile = ""
+
+    def note(self, event: Event) -> None:
+        match event:
+            case Preparing(what=what):
+                self.preparing = what
+            case StudyOpened():
+                self.opened, self.records = event, [r for r in event.records if r.is_finished]
+                self._ended_at = [time.monotonic()]
+            case Predicting(config=config):
+                self.meanwhile = f"predicting {config.describe()}"
+            case Comparing(config=config):
+                self.meanwhile = f"first steps of {config.describe()}, to compare"
+            case SameProgram():
+                self.meanwhile = ""
+            case WaitingForDevice(device=device):
+                self.meanwhile = f"waiting for {device}, where another trial has its turn"
+            case WaitingForOthers(numbers=numbers):
+                self.meanwhile = f"waiting for {_trials(numbers)} of other workers"
+            case WaitingForStorage(message=message):
+                self.meanwhile = f"waiting: {message}"
+            case StorageBack():
+                self.meanwhile = ""
+            case TrialBegan():
+                self.running, self.meanwhile = event, ""
+            case AttemptLost(number=number) if self.running is not None and self.running.number == number:
+                self.running, self.meanwhile = None, ""
+            case TrialEnded(record=record):
+                if self.running is not None and self.running.number == record.number:
+                    self.running = None
+                self.meanwhile = ""
+                self.records.append(record)
+                self._ended_at.append(time.monotonic())
+
+    @property
+    def wanted(self) -> int:
+        return self.opened.trials_wanted if self.opened else 0
+
+    def seconds_left(self) -> float | None:
+        """By the pace of the latest trials, and never beyond the time budget; None before the first trial ended."""
+        now = time.monotonic()
+        left = seconds_left(self._ended_at, now=now, trials_left=self.wanted - len(self.records))
+        if left is None or self._budget_seconds is None:
+            return left
+        return min(left, max(0.0, self._budget_seconds - (now - self._ended_at[0])))
+
+    def best(self) -> str:
+        """The pick so far in one line."""
+        front = pareto_front(self.records, tolerance=self._preferences.tolerance)
+        pick = choose(self.records, front, baseline=None, preferences=self._preferences)
+        if pick is None:
+            return "nothing feasible yet"
+        record = next(record for record in self.records if record.number == pick.number)
+        size = format_size(record.peak_memory_bytes or 0)
+        return f"best so far #{record.number}: {size}, {speed(record)} tokens/s, perplexity {record.perplexity:.2f}"
+
+    def status(self) -> str:
+        left = self.seconds_left()
+        parts = [f"{len(self.records)}/{self.wanted}", outcome_counts(self.records)]
+        about = "at most" if self._until_converged else "about"
+        return "  ".join([*parts, f"{about} {format_duration(left)} left"] if left else parts)
+
+
+def _trials(numbers: Sequence[int]) -> str:
+    """`trial #3`, `trials #3, #5`."""
+    return f"trial{'s' * (len(numbers) > 1)} {', '.join(f'#{number}' for number in numbers)}"

@@ -1,0 +1,96 @@
+"""`autotune studies export` and `import`: whole studies as a file of JSON lines, to keep or to take elsewhere."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli import options
+from autotune.errors import InvalidInput, StorageUnavailable
+
+
+def export(
+    context: typer.Context,
+    study: Annotated[list[str], typer.Argument(metavar="STUDY", help="Names of studies; see autotune studies.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write, whole or not at all. [default: stdout]")
+    ] = None,
+    storage: options.StorageOption = options.STORAGE,
+) -> None:
+    """Write studies with all their trials, predictions and attempts as JSON lines."""
+    import autotune
+    from autotune.storage import StudyStore
+
+    if out is not None:
+        _check_target(out)
+    store = StudyStore(options.storage_of(context, storage))
+    try:
+        lines = store.exported(list(dict.fromkeys(study)), version=autotune.__version__)
+        if out is None:
+            sys.stdout.buffer.writelines(lines)
+        else:
+            _write(out, lines)
+    finally:
+        store.close()
+
+
+def import_file(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What autotune studies export wrote.")],
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NEW", help="Another name for the study. [default: its own]")
+    ] = None,
+    storage: options.StorageOption = options.STORAGE,
+) -> None:
+    """Bring exported studies into a database: all of the file, or nothing."""
+    from autotune.definition import check_study_name
+    from autotune.storage import StudyStore
+    from autotune.storage.transfer import check_file
+
+    if name is not None:
+        check_study_name(name)
+    try:
+        opened = file.open("rb")
+    except OSError as error:
+        raise InvalidInput(
+            f"{file} cannot be read: {error.strerror or error}",
+            hint="name a file that autotune studies export has written",
+        ) from None
+    with opened:
+        check_file(opened, source=str(file))  # before a database is made for it
+        store = StudyStore(options.storage_of(context, storage), create=True)
+        try:
+            imported = store.import_studies(opened, source=str(file), name=name)
+        finally:
+            store.close()
+    print(f"imported {', '.join(imported.studies)}: {imported.trials} trials")
+
+
+def _check_target(file: Path) -> None:
+    """Raises InvalidInput for a database, which nobody means to write over."""
+    try:
+        with file.open("rb") as opened:
+            is_database = file.is_file() and opened.read(15) == b"SQLite format 3"
+    except OSError:
+        return  # writing says what is wrong
+    if is_database:
+        raise InvalidInput(f"{file} is a database", hint="name another file with --out")
+
+
+def _write(file: Path, lines: Iterator[bytes]) -> None:
+    from autotune.storage.durable_file import durable_file
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists() and not file.is_file():  # a pipe or a device; a folder says so
+            with file.open("wb") as opened:
+                opened.writelines(lines)
+            return
+        with durable_file(file) as unfinished, unfinished.open("wb") as opened:
+            opened.writelines(lines)
+    except OSError as error:
+        raise StorageUnavailable(
+            f"{file} cannot be written: {error.strerror or error}", hint="name another file with --out"
+        ) from None

@@ -1,0 +1,143 @@
+"""What is asked of the trial server beside trainings: the device, the model, a study's files. Ends with the search."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+from autotune.definition import StudyDefinition
+from autotune.errors import AutotuneError, Stopped, TrialLost
+from autotune.executors.compiler_cache import compiler_cache
+from autotune.result import DeviceInfo
+from autotune.trial.client import SERVER_COMMAND, Reply, TrialServer
+from autotune.trial.limits import time_limits
+from autotune.workload import Workload
+
+POLL_SECONDS = 0.1
+"""How often a wait looks whether it should end."""
+
+PREPARED = "prepared"
+"""Folder of a study's token streams and initial weights."""
+
+_SECONDS_TO_ANSWER = 60.0
+"""A device's context takes seconds, on a machine with many devices more."""
+
+
+def prepared_folder(of_study: Workload, workload: Workload) -> str:
+    """The folder for `workload`, which may have another seed than the study's own."""
+    return PREPARED if workload.seed == of_study.seed else f"{PREPARED}-seed-{workload.seed}"
+
+
+class ServerTasks:
+    """A trial server, started when it is first needed. `folder` keeps logs and the compiler's cache of the probe."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        server_command: Sequence[str] = SERVER_COMMAND,
+    ) -> None:
+        self._folder = folder
+        self._server_command = server_command
+        self._should_stop = should_stop
+        self._started: TrialServer | None = None
+        self._is_shut_down = False
+
+    @property
+    def _server(self) -> TrialServer:
+        """Started when it is first needed, for what is refused before costs no start; and again when it was lost."""
+        if self._started is None or (self._started.is_lost and not self._is_shut_down):
+            log_file = self._folder / "logs" / "server.log"
+            self._started = TrialServer(log_file=log_file, command=self._server_command)
+        return self._started
+
+    @property
+    def server_pid(self) -> int:
+        return self._server.pid
+
+    def probe(
+        self, device: str | None, choices: Mapping[str, Sequence[Any]]
+    ) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
+        """The device, and which of `choices`, {technique: values}, do not work on it.
+
+        None is the best device there is. Raises InvalidInput.
+        """
+        cache = self._folder / f"probe-{version('torch')}"
+        payload = {"device": device, "choices": {technique: list(values) for technique, values in choices.items()}}
+        found = self._call("probe", payload, environment=compiler_cache(cache))
+        return DeviceInfo(**found["device"]), found["unavailable"]
+
+    def examine(
+        self, workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: str
+    ) -> dict[str, dict[str, str]]:
+        """Which of `choices`, {technique: values}, the workload's model cannot take on `device`.
+
+        Raises InvalidInput.
+        """
+        listed = {technique: list(values) for technique, values in choices.items()}
+        return dict(self._call("examine", {"workload": workload.to_dict(), "choices": listed, "device": device}))
+
+    def model_sha256(self, workload: Workload) -> str:
+        """SHA-256 of what the workload's model is made of today: Python file or weights. Raises InvalidInput."""
+        return str(self._call("model_sha256", {"workload": workload.to_dict()}))
+
+    def devices(self) -> list[DeviceInfo]:
+        return [DeviceInfo(**info) for info in self._call("devices", {})]
+
+    def check_device(self, device: str) -> None:
+        """Computes a little on the device. Raises TrialLost where it does not answer any more."""
+        future = self._server.submit(
+            "check_device",
+            {"device": device},
+            log_file=self._folder / "logs" / "check_device.log",
+            limits=time_limits(_SECONDS_TO_ANSWER),
+        )
+        try:
+            self.wait_for(future)
+        except (Stopped, TrialLost):
+            raise
+        except AutotuneError as error:
+            hint = "see what the device's driver says; the same command goes on from here"
+            raise TrialLost(f"{device} does not answer: {error.message}", hint=hint) from error
+
+    def prepare(self, workload: Workload, folder: Path) -> dict[str, Any]:
+        """Writes token streams and initial weights into `folder`. Raises InvalidDataset."""
+        return dict(self._call("prepare", {"workload": workload.to_dict(), "folder": str(folder.absolute())}))
+
+    def prepare_seed(self, definition: StudyDefinition, workload: Workload, study_folder: Path) -> None:
+        """Draws the initial weights of another seed for the study's text, where that was not done yet."""
+        folder = study_folder / prepared_folder(definition.workload, workload)
+        if not folder.exists():
+            prepared = str((study_folder / PREPARED).absolute())
+            payload = {"workload": workload.to_dict(), "prepared": prepared, "folder": str(folder.absolute())}
+            self._call("prepare_seed", payload)
+
+    def _call(self, task: str, payload: dict[str, Any], *, environment: dict[str, str] | None = None) -> Any:
+        """Runs `task` and waits for what it returns. Raises Stopped when asked to stop meanwhile."""
+        log_file = self._folder / "logs" / f"{task}.log"
+        return self.wait_for(self._server.submit(task, payload, log_file=log_file, environment=environment)).result
+
+    def wait_for(self, future: "Future[Reply]") -> Reply:
+        """What a task returned. Raises the error it ended with, and Stopped when asked to stop meanwhile."""
+        while True:
+            try:
+                return future.result(timeout=POLL_SECONDS)
+            except NotYet:
+                if self._should_stop():
+                    self._server.cancel(future)
+                    raise Stopped("the search was stopped", hint="the same command begins again") from None
+
+    def shutdown(self) -> None:
+        """Ends every trial and the server."""
+        self._is_shut_down = True
+        if self._started is not None:
+            self._started.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()

@@ -1,0 +1,71 @@
+"""A look at studies with all that belongs to them: the database, and what waits beside it in the work folder."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.errors import StorageUnavailable
+from autotune.storage.check import check_database
+from autotune.storage.database import Database
+from autotune.storage.findings import Checked, Finding, RunningTrial
+from autotune.study.shared_study import WORKERS
+from autotune.study.spool import SPOOL, Spool, read_result
+from autotune.study.work_folder import place_of_work
+from autotune.study.worker_identity import is_dead
+
+
+def check_studies(storage: str, studies: Sequence[str] = ()) -> Checked:
+    """All studies of a database, or those named; nothing is changed. Raises UnknownStudy and StorageUnavailable."""
+    checked = _looked_at(storage, studies)
+    work = place_of_work(storage)
+    beside = [finding for name in checked.studies for finding in _waiting(name, work / name)]
+    running = [finding for one in checked.running for finding in _running(one, work / one.study / WORKERS)]
+    return replace(checked, findings=(*checked.findings, *running, *beside))
+
+
+def _looked_at(storage: str, studies: Sequence[str]) -> Checked:
+    """Again where somebody began to write into a file that nobody had open, and was read as such."""
+    while True:
+        database = Database(storage, read_only=True)
+        try:
+            checked = check_database(database, studies)
+            if not database.has_been_opened_meanwhile:
+                return checked
+        except StorageUnavailable:
+            if not database.has_been_opened_meanwhile:
+                raise
+        finally:
+            database.close()
+
+
+def _running(one: RunningTrial, workers: Path) -> Iterator[Finding]:
+    what = "its worker has ended" if is_dead(workers, one.worker) else "its lease is over" if one.is_expired else None
+    if what:
+        yield Finding(
+            where=f"study {one.study!r}, trial {one.number}",
+            what=f"is said to be running, and {what}",
+            to_do=_goes_on(one.study, "gives it up and tries again"),
+            is_fault=False,
+        )
+
+
+def _waiting(study: str, folder: Path) -> Iterator[Finding]:
+    where = f"study {study!r}"
+    waiting = sorted((folder / SPOOL).glob("*.json"))
+    if whole := [file for file in waiting if read_result(file) is not None]:
+        what = f"{len(whole)} finished results wait in {folder / SPOOL}" if len(whole) > 1 else _waits(whole[0])
+        yield Finding(where=where, what=what, to_do=_goes_on(study, "delivers them"), is_fault=False)
+    for file in waiting:
+        if file not in whole:
+            yield Finding(where=where, what=f"{file} is no whole result", to_do="look at it, then remove it")
+    for file in Spool(folder / SPOOL).left_over():
+        what = f"{file} is a result that could not be read, or of an attempt that the database does not know"
+        yield Finding(where=where, what=what, to_do="look at it, then remove it", is_fault=False)
+
+
+def _waits(file: Path) -> str:
+    return f"the finished result {file} waits"
+
+
+def _goes_on(study: str, does: str) -> str:
+    return f"the next autotune search --name {study} {does}"

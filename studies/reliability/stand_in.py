@@ -1,0 +1,64 @@
+"""A trial server whose trainings take milliseconds: the real server and its processes, another `train`.
+
+    python studies/reliability/stand_in.py    # as autotune starts it; requests on stdin, replies on stdout
+
+Every trial is still a process of its own, forked, limited and ended as always. Its result is a function of the
+configuration alone, so that whoever looks at the studies database knows what each trial must say. How long it takes is
+`STAND_IN_SECONDS`, on average. Where `STAND_IN_GATE` names a file, trials wait until it is there.
+"""
+
+import os
+import random
+import time
+from dataclasses import asdict
+from typing import Any
+
+from autotune.config import TrainingConfig
+from autotune.result import Measurement
+
+MIB = 1024**2
+
+
+def measurement_of(config: TrainingConfig) -> Measurement:
+    """The result of a configuration: memory falls and speed falls with what saves memory, one in nine crashes."""
+    chance = random.Random(config.fingerprint)
+    if chance.random() < 1 / 9:
+        return Measurement(outcome="crashed", message="RuntimeError: as one in nine does")
+    saved = sum(value not in ("none", "auto", "full", "default", 1.0, "fp32") for value in config.to_dict().values())
+    peak_bytes = int(MIB * (100 - 5 * saved + chance.uniform(-4, 4)) * config.micro_batch_size**0.5)
+    return Measurement(
+        outcome="ok",
+        peak_memory_bytes=peak_bytes,
+        device_bytes=peak_bytes,
+        tokens_per_second=1000.0 * config.micro_batch_size**0.3 / (1 + 0.1 * saved) * chance.uniform(0.9, 1.1),
+        tokens_per_second_spread=10.0,
+        perplexity=20.0 + chance.uniform(0.0, 1.0),
+        perplexity_source="measured",
+        final_loss=3.0,
+        compile_seconds=0.0,
+        startup_seconds=0.0,
+    )
+
+
+def train(*, config: dict[str, Any], **_: Any) -> dict[str, Any]:
+    while "STAND_IN_GATE" in os.environ and not os.path.exists(os.environ["STAND_IN_GATE"]):
+        time.sleep(0.1)
+    if seconds := float(os.environ.get("STAND_IN_SECONDS", "0.01")):
+        time.sleep(random.expovariate(1 / seconds))
+    return asdict(measurement_of(TrainingConfig(**config)))
+
+
+def trace(**_: Any) -> dict[str, Any]:
+    return {"trace": None, "failure": "a stand-in has no first steps"}
+
+
+def main() -> None:
+    from autotune.trial import server, tasks
+
+    server._import_what_trials_need = lambda: None  # nothing is trained here
+    tasks.TASKS = {**tasks.TASKS, "train": train, "trace": trace}
+    server.main()
+
+
+if __name__ == "__main__":
+    main()

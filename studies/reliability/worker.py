@@ -1,0 +1,76 @@
+"""One worker on a study of quick trials: a real search, real processes, the trainings of `stand_in.py`.
+
+    python studies/reliability/worker.py --name quick --storage sqlite:///quick.db --trials 1000 --places 32
+
+Ends as `autotune search` does: 0, 75 with what to do, 130 and 143 on signals.
+"""
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from autotune.errors import AutotuneError, Stopped
+from autotune.executors.local import LocalExecutor
+from autotune.study import SearchRequest, search
+from autotune.study.events import Event, Preparing
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+SPACE = Path(__file__).with_name("space.toml")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--name", default="quick")
+    parser.add_argument("--storage", required=True)
+    parser.add_argument("--trials", type=int, default=None)
+    parser.add_argument("--places", type=int, default=1, help="trials at a time on the device")
+    parser.add_argument("--sampler", default="random")
+    parser.add_argument("--database-wait", type=float, default=300.0)
+    parser.add_argument("--time-limit", type=float, default=60.0)
+    parser.add_argument("--events", action="store_true", help="say on stderr what happens")
+    arguments = parser.parse_args(words)
+    received: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+
+    def listener(event: Event) -> None:
+        if arguments.events and not isinstance(event, Preparing):
+            said = vars(event).get("number", vars(event).get("message", ""))
+            print(f"{type(event).__name__} {said} @{time.monotonic():.4f}", file=sys.stderr, flush=True)
+
+    request = SearchRequest(
+        name=arguments.name,
+        storage=arguments.storage,
+        space=str(SPACE),
+        cap_bytes=80 * 1024**2,
+        device="cpu",
+        sampler=arguments.sampler,
+        trials=arguments.trials,
+        trials_per_device=arguments.places,
+        database_wait_seconds=arguments.database_wait,
+        trial_time_limit_seconds=arguments.time_limit,
+        predict=False,
+        fresh=True,
+    )
+    try:
+        executor = partial(LocalExecutor, server_command=(sys.executable, str(STAND_IN)))
+        search(request, listener=listener, should_stop=lambda: bool(received), make_executor=executor)
+    except Stopped:
+        return 128 + received[0]
+    except AutotuneError as error:
+        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

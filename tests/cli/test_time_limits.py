@@ -1,0 +1,35 @@
+"""The limits of a trial's time: on the command line, in Python, and in the command that goes on."""
+
+import pytest
+
+import autotune
+from autotune.cli.search import continue_command
+from autotune.errors import InvalidInput
+from autotune.study.request import SearchRequest
+
+
+def test_the_command_that_goes_on_keeps_the_limits_that_were_said():
+    request = SearchRequest(
+        trial_time_limit_seconds=1800.0, compile_time_limit_seconds=900.0, step_time_limit_seconds=1.5
+    )
+    assert continue_command("mine", request) == (
+        "autotune search --name mine --trial-time-limit 1800s --compile-time-limit 900s --step-time-limit 1.5s"
+    )
+
+
+def test_limits_that_follow_from_the_whole_are_not_repeated():
+    assert continue_command("mine", SearchRequest()) == "autotune search --name mine"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"step_time_limit": "soon"}, "'soon' is not a duration"),
+        ({"compile_time_limit": "0s"}, "'0s' is no time to wait"),
+        ({"step_time_limit": "11m"}, "longer than the whole trial may take, 600 s"),
+        ({"compile_time_limit": 61, "trial_time_limit": "1m"}, "a compile time limit of 61 s is longer"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused(limits, said):
+    with pytest.raises(InvalidInput, match=said):
+        autotune.search(**limits)

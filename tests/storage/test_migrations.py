@@ -1,0 +1,284 @@
+"""Databases of earlier versions open with every result, once, after a copy was made; later ones are refused."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from alembic.script import ScriptDirectory
+from study_building import config, keep, measured, open_store
+
+from autotune.config import TrainingConfig
+from autotune.errors import StorageUnavailable
+from autotune.storage.schema import MIGRATIONS
+from autotune.storage.tables import METADATA, REVISION, VERSION_TABLE
+from autotune.study.checking import check_studies
+
+OLD = Path(__file__).parent / "data" / "schema-1.db"
+STUDY = "before-attempts"
+OUR_OLD_TABLES = ("autotune_studies", "autotune_trials", "autotune_predictions")
+
+
+def rows(file, table):
+    with closing(sqlite3.connect(file)) as connection:
+        connection.row_factory = sqlite3.Row
+        return [dict(row) for row in connection.execute(f"SELECT * FROM {table} ORDER BY id")]
+
+
+def backups(folder):
+    return sorted(folder.glob("*before-0002-*"))
+
+
+@pytest.fixture
+def file(tmp_path):
+    return Path(shutil.copy(OLD, tmp_path / "autotune.db"))
+
+
+@pytest.fixture
+def url(file):
+    return f"sqlite:///{file}"
+
+
+@pytest.fixture
+def old_postgres(postgres_url, tmp_path, monkeypatch):
+    """The same database on PostgreSQL, with the tables of revision 0001 as its migration makes them."""
+    monkeypatch.chdir(tmp_path)  # where the copy goes
+    engine = sqlalchemy.create_engine(postgres_url)
+    script = ScriptDirectory(str(MIGRATIONS))
+    with engine.begin() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        with Operations.context(context):
+            script.get_revision("0001").module.upgrade()
+        context.stamp(script, "0001")
+        tables = sqlalchemy.MetaData()
+        tables.reflect(connection, only=OUR_OLD_TABLES)
+        for name in OUR_OLD_TABLES:
+            for row in rows(OLD, name):
+                table = tables.tables[name]
+                json_columns = [column.name for column in table.columns if isinstance(column.type, sqlalchemy.JSON)]
+                parsed = {one: json.loads(row[one]) if row[one] else sqlalchemy.null() for one in json_columns}
+                connection.execute(table.insert().values({**row, **parsed}))
+            last = f"SELECT setval(pg_get_serial_sequence('{name}', 'id'), max(id)) FROM {name}"
+            connection.execute(sqlalchemy.text(last))
+    engine.dispose()
+    return postgres_url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def old(request):
+    """An old database, once of each kind."""
+    return request.getfixturevalue("url" if request.param == "sqlite" else "old_postgres")
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------
+
+
+def test_every_result_of_an_old_database_is_as_it_was(old):
+    before = rows(OLD, "autotune_trials")
+    with open_store(old, create=False) as store:
+        definition, wanted = store.definition(STUDY)
+        records = store.trials(STUDY)
+    (study,) = rows(OLD, "autotune_studies")
+    assert (definition.cap_bytes, definition.seed, definition.sampler, wanted) == tuple(
+        study[column] for column in ("cap_bytes", "seed", "sampler", "trials_wanted")
+    )
+    assert [(one.number, one.name, one.seconds) for one in records] == [
+        (row["number"], row["name"], row["seconds"]) for row in before
+    ]
+    assert [one.config for one in records] == [TrainingConfig(**json.loads(row["config"])) for row in before]
+    for record, row in zip(records, before, strict=True):
+        if row["measurement"] is None:
+            assert not record.is_finished
+        else:
+            measurement = json.loads(row["measurement"])
+            assert {name: getattr(record, name) for name in measurement} == measurement
+
+
+def test_every_prediction_of_an_old_database_is_as_it_was(old):
+    with open_store(old, create=False) as store:
+        forecasts = store.forecasts(STUDY)
+    before = {row["fingerprint"]: json.loads(row["prediction"]) for row in rows(OLD, "autotune_predictions")}
+    assert {fingerprint: one.prediction.peak_memory_bytes for fingerprint, one in forecasts.items()} == {
+        fingerprint: prediction["peak_memory_bytes"] for fingerprint, prediction in before.items()
+    }
+
+
+def test_an_old_database_is_whole_once_it_was_opened_and_takes_the_result_it_lacks(old):
+    with open_store(old) as store:
+        (unfinished,) = [record for record in store.trials(STUDY) if not record.is_finished]
+        keep(store, unfinished.config, measured(), study=STUDY)
+        assert store.trials(STUDY)[unfinished.number].outcome == "ok"
+    checked = check_studies(old)
+    assert (checked.trials, checked.findings) == (7, ())
+
+
+def test_looking_at_an_old_database_says_so_and_upgrades_nothing(old, tmp_path):
+    checked = check_studies(old)
+    assert (checked.trials, checked.faults) == (7, 0)
+    assert "is of an older autotune" in checked.findings[0].what
+    assert backups(tmp_path) == []
+    assert check_studies(old).findings == checked.findings
+
+
+def test_optunas_tables_stay_as_they_were(url, file):
+    with open_store(url):
+        pass
+    for table in ("studies", "trials"):
+        with closing(sqlite3.connect(file)) as new, closing(sqlite3.connect(OLD)) as old:
+            query = f"SELECT * FROM {table}"
+            assert new.execute(query).fetchall() == old.execute(query).fetchall()
+
+
+# -- the copy ----------------------------------------------------------------------------------------------------
+
+
+def test_the_copy_beside_an_old_file_has_every_row_as_it_was(url, file):
+    with open_store(url):
+        pass
+    (copy,) = backups(file.parent)
+    with closing(sqlite3.connect(copy)) as new, closing(sqlite3.connect(OLD)) as old:
+        assert list(new.iterdump()) == list(old.iterdump())
+
+
+def test_the_copy_of_an_old_server_database_has_every_row_as_it_was(old_postgres, tmp_path):
+    with open_store(old_postgres):
+        pass
+    (copy,) = backups(tmp_path / "studies")
+    lines = [json.loads(line) for line in copy.read_text().splitlines()]
+    for table in OUR_OLD_TABLES:
+        kept = [{**line, "table": None} for line in lines if line["table"] == table]
+        assert [(row["id"], row.get("config"), row.get("measurement")) for row in kept] == [
+            (row["id"], *(json.loads(row[one]) if row.get(one) else None for one in ("config", "measurement")))
+            for row in rows(OLD, table)
+        ]
+
+
+def test_what_is_only_in_the_log_is_in_the_copy_too(url, file):
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("UPDATE autotune_studies SET seed = 77")
+        connection.commit()
+        with open_store(url):
+            pass
+    (copy,) = backups(file.parent)
+    assert rows(copy, "autotune_studies")[0]["seed"] == 77
+
+
+def test_without_a_copy_nothing_is_upgraded(old_postgres, tmp_path):
+    (tmp_path / "studies").touch()  # a file, where the copy's folder would be
+    with pytest.raises(StorageUnavailable, match=r"the copy .* cannot be written") as raised, open_store(old_postgres):
+        pass
+    assert raised.value.hint
+    assert "is of an older autotune" in check_studies(old_postgres).findings[0].what
+
+
+def test_a_damaged_old_database_is_not_upgraded(url, file):
+    content = bytearray(file.read_bytes())
+    content[4096 * 3 : 4096 * 4] = bytes(4096)
+    file.write_bytes(content)
+    with pytest.raises(StorageUnavailable) as raised, open_store(url):
+        pass
+    assert raised.value.hint
+    assert backups(file.parent) == []
+
+
+# -- once, whole or not at all -----------------------------------------------------------------------------------
+
+OPEN = "import sys; from autotune.storage import StudyStore; sys.stdin.readline(); StudyStore(sys.argv[1]).close()"
+
+
+def opening(url, **variables):
+    return subprocess.Popen(
+        [sys.executable, "-c", OPEN, url], stdin=subprocess.PIPE, env={**os.environ, **variables}, text=True
+    )
+
+
+def test_several_processes_that_open_an_old_database_at_once_upgrade_it_once(old, tmp_path):
+    processes = [opening(old) for _ in range(2)]
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    for process in processes:
+        process.stdin.close()
+    assert len(backups(tmp_path) + backups(tmp_path / "studies")) == 1
+    assert check_studies(old).findings == ()
+
+
+@pytest.mark.parametrize("point", ["schema backed up", "schema upgraded, not committed"])
+def test_an_upgrade_that_was_killed_is_done_by_the_next_to_open(url, file, point):
+    process = opening(url, AUTOTUNE_CRASH_POINT=point)
+    process.communicate("go\n", timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    with open_store(url, create=False) as store:
+        assert len(store.trials(STUDY)) == 7
+    assert check_studies(url).findings == ()
+    assert all(len(rows(copy, "autotune_trials")) == 7 for copy in backups(file.parent))
+
+
+def test_an_old_file_that_must_not_be_written_is_refused_and_stays(file):
+    before = file.read_bytes()
+    url = f"sqlite:///file:{file}?mode=ro&uri=true"
+    with pytest.raises(StorageUnavailable, match=r"readonly|read-only") as raised, open_store(url, create=False):
+        pass
+    assert raised.value.hint
+    assert file.read_bytes() == before
+    assert backups(file.parent) == []
+
+
+# -- the schema itself -------------------------------------------------------------------------------------------
+
+
+def test_the_revision_is_the_last_of_the_scripts():
+    scripts = Config()
+    scripts.set_main_option("script_location", str(MIGRATIONS))
+    assert ScriptDirectory.from_config(scripts).get_current_head() == REVISION
+
+
+@pytest.mark.parametrize("kind", ["new", "upgraded"])
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_the_migrations_make_the_tables_that_are_read(request, tmp_path, kind, database):
+    fixtures = {"sqlite": "url", "postgresql": "old_postgres" if kind == "upgraded" else "postgres_url"}
+    url = request.getfixturevalue(fixtures[database])
+    url = f"sqlite:///{tmp_path}/new.db" if (kind, database) == ("new", "sqlite") else url
+    with open_store(url) as store, store._database.engine.connect() as connection:
+        options = {"version_table": VERSION_TABLE, "include_object": lambda _, name, kind, *__: is_ours(kind, name)}
+        difference = compare_metadata(MigrationContext.configure(connection, opts=options), METADATA)
+    assert difference == []
+
+
+def is_ours(kind, name):
+    return kind != "table" or name.startswith("autotune_")
+
+
+def test_a_later_schema_is_refused_and_not_changed(url, file):
+    with open_store(url):
+        pass
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '0003'")
+    with pytest.raises(StorageUnavailable, match=r"schema 0003, .* up to 0002") as raised, open_store(url):
+        pass
+    assert "the autotune that wrote it, or a later one" in raised.value.hint
+    assert len(backups(file.parent)) == 1
+
+
+def test_an_old_study_shows_its_pick(url):
+    from autotune import show
+
+    assert show(STUDY, storage=url).pick.number == 3
+
+
+def test_a_new_trial_of_an_old_study_gets_the_next_number(old):
+    with open_store(old) as store:
+        assert keep(store, config(5), study=STUDY).number == 7

@@ -1,0 +1,60 @@
+"""What a worker does when others begin the last trials wanted while it chooses one."""
+
+from contextlib import ExitStack, closing
+
+import pytest
+from study_building import config, definition, keep, measured, open_store
+
+from autotune.executors.device_turn import DeviceTurns
+from autotune.executors.local import LocalExecutor
+from autotune.study.foresight import Foresight
+from autotune.study.measuring import Manner
+from autotune.study.patience import Patience
+from autotune.study.session import StudySession
+from autotune.study.shared_study import SharedStudy
+
+WANTED = 5
+
+
+@pytest.fixture
+def session(tmp_path):
+    """A worker at a study of one result, whom another one leaves no trial as soon as it begins to choose."""
+    looks = []
+    with ExitStack() as stack:
+        store = stack.enter_context(open_store(f"sqlite:///{tmp_path}/autotune.db"))
+        settled = definition(sampler="random")
+        store.create_study(settled, trials_wanted=WANTED)
+        for known in (settled.baseline_config(), *settled.legal_space().named.values()):
+            keep(store, known, measured())
+
+        def others_take_the_last() -> bool:
+            looks.append(len(looks))
+            if len(looks) == 2:
+                for number in range(1, WANTED - 1):
+                    keep(store, config(number), measured())
+            return False
+
+        patiently = Patience(limit_seconds=0.0, listener=lambda event: None, check_stop=lambda: None)
+        shared = SharedStudy(settled, store=store, folder=tmp_path, listener=lambda event: None, patiently=patiently)
+        yield (
+            StudySession(
+                settled,
+                shared=stack.enter_context(shared),
+                executor=stack.enter_context(LocalExecutor(tmp_path)),
+                turns=stack.enter_context(closing(DeviceTurns(settled.device, folder=tmp_path))),
+                foresight=Foresight(settled, store=store, predict=None),
+                study_folder=tmp_path,
+                listener=lambda event: None,
+                should_stop=others_take_the_last,
+                manner=Manner(time_limit_seconds=60.0),
+            ),
+            shared,
+            looks,
+        )
+
+
+def test_a_worker_whom_others_leave_no_trial_ends_without_trying_the_whole_space(session):
+    session, shared, looks = session
+    session.run(trials_wanted=WANTED, deadline=None)
+    assert len(shared.records) == WANTED
+    assert len(looks) < 10  # it looks whether it is to stop before each configuration that it tries

@@ -1,0 +1,115 @@
+"""A trial whose process is killed from outside: tried again, and never held against its configuration."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.attempt import MOST_RETRIES
+from autotune.executors.local import LocalExecutor
+from autotune.study import SearchRequest, search
+from autotune.study.events import AttemptLost, TrialBegan, TrialEnded
+
+STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
+
+
+class Killer:
+    """Kills the process of a trial from outside, the first `times` that it runs; as a listener it sees all events."""
+
+    def __init__(self, number: int, *, times: int) -> None:
+        self.number, self.left = number, times
+        self.events = []
+        self.executor: LocalExecutor | None = None
+
+    def make_executor(self, *arguments, **options):
+        self.executor = LocalExecutor(*arguments, **options, server_command=(sys.executable, str(STAND_IN)))
+        return self.executor
+
+    def __call__(self, event):
+        self.events.append(event)
+        if isinstance(event, TrialBegan) and event.number == self.number and self.left:
+            self.left -= 1
+            threading.Thread(target=self._kill, args=(self.executor.server_pid,), daemon=True).start()
+
+    def _kill(self, server_pid: int) -> None:
+        children = Path(f"/proc/{server_pid}/task/{server_pid}/children")
+        while not (found := children.read_text().split()):
+            time.sleep(0.002)
+        os.kill(int(found[0]), signal.SIGKILL)
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    before, folder = os.getcwd(), tmp_path_factory.mktemp("losses")
+    os.chdir(folder)
+    os.environ["STAND_IN_SECONDS"] = "0.3"
+    yield folder
+    del os.environ["STAND_IN_SECONDS"]
+    os.chdir(before)
+
+
+def run(killer, *, name, trials=3, **options):
+    request = SearchRequest(
+        name=name,
+        space=str(STAND_IN.with_name("space.toml")),
+        device="cpu",
+        sampler="random",
+        trials=trials,
+        predict=False,
+        fresh=True,
+        **options,
+    )
+    return search(request, listener=killer, make_executor=killer.make_executor)
+
+
+@pytest.fixture(scope="module")
+def once(folder):
+    """A study whose trial 1 was killed once, and the events."""
+    killer = Killer(1, times=1)
+    return run(killer, name="once"), killer
+
+
+@pytest.fixture(scope="module")
+def always(folder):
+    """A study whose trial 1 was killed as often as it was tried, and the events."""
+    killer = Killer(1, times=MOST_RETRIES + 1)
+    return run(killer, name="always"), killer
+
+
+def test_a_trial_that_was_killed_from_outside_is_tried_again(once):
+    result, killer = once
+    assert [event.number for event in killer.of(TrialBegan)] == [0, 1, 1, 2]
+    assert result.trial(1).is_finished
+
+
+def test_the_loss_is_said_with_what_it_was_lost_to(once):
+    _, killer = once
+    [lost] = killer.of(AttemptLost)
+    assert (lost.number, lost.attempts_left, "SIGKILL" in lost.cause) == (1, MOST_RETRIES, True)
+
+
+def test_a_trial_is_not_tried_for_ever(always):
+    result, killer = always
+    assert [event.number for event in killer.of(TrialBegan)].count(1) == MOST_RETRIES + 1
+    assert (result.trial(1).outcome, result.trial(1).is_finished) == ("interrupted", False)
+    assert result.trial(1).message.startswith(f"lost {MOST_RETRIES + 1} times, not by its own fault")
+
+
+def test_the_search_goes_on_with_the_other_trials(always):
+    result, killer = always
+    assert [trial.is_finished for trial in result.trials] == [True, False, True]
+    assert len(killer.of(TrialEnded)) == 2
+
+
+def test_a_later_search_tries_it_again(always):
+    killer = Killer(1, times=0)
+    again = search(SearchRequest(name="always", predict=False), listener=killer, make_executor=killer.make_executor)
+    assert [event.number for event in killer.of(TrialBegan)] == [1]
+    assert all(trial.is_finished for trial in again.trials)

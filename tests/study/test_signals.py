@@ -1,0 +1,119 @@
+"""A search that is told to stop ends, wherever it is: nothing of it runs on, and what it was at is free for the next.
+
+Its processes are real, with a stand-in for the training. How the command ends, `test_search.py` tests; how long it
+takes, `studies/reliability/signals.py` measures.
+"""
+
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import select
+from study_building import definition
+
+from autotune.errors import Stopped
+from autotune.executors.device_turn import DeviceTurns
+from autotune.executors.local import LocalExecutor
+from autotune.storage import StudyStore
+from autotune.storage.tables import ATTEMPTS
+from autotune.study.events import TrialBegan, WaitingForDevice, WaitingForStorage
+from autotune.study.foresight import Foresight
+from autotune.study.measuring import Manner
+from autotune.study.patience import Patience
+from autotune.study.session import StudySession
+from autotune.study.shared_study import SharedStudy
+
+STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
+
+
+class Search:
+    """A search that is asked to stop as soon as it says that `until`."""
+
+    def __init__(self, folder, store, *, until):
+        self.folder, self.store, self._until = folder, store, until
+        self._was_said = False
+        self.server_pids = []
+        self.before_its_trials = lambda: None
+
+    def listener(self, event):
+        self._was_said = self._was_said or isinstance(event, self._until)
+
+    def should_stop(self):
+        """In a trial: once its process has begun."""
+        is_in_trial = (self.folder / "logs" / "trial-0.log").exists()
+        return self._was_said and (is_in_trial or self._until is not TrialBegan)
+
+    def check_stop(self):
+        if self.should_stop():
+            raise Stopped("the search was stopped")
+
+    def run(self):
+        study = definition(sampler="random")
+        patiently = Patience(limit_seconds=600.0, listener=self.listener, check_stop=self.check_stop)
+        with (
+            LocalExecutor(
+                self.folder, should_stop=self.should_stop, server_command=(sys.executable, str(STAND_IN))
+            ) as executor,
+            closing(DeviceTurns(study.device, folder=self.folder)) as turns,
+            SharedStudy(
+                study, store=self.store, folder=self.folder, listener=self.listener, patiently=patiently
+            ) as shared,
+        ):
+            self.server_pids.append(executor.server_pid)
+            session = StudySession(
+                study,
+                shared=shared,
+                executor=executor,
+                turns=turns,
+                foresight=Foresight(study, store=self.store, predict=None),
+                study_folder=self.folder,
+                listener=self.listener,
+                should_stop=self.should_stop,
+                manner=Manner(time_limit_seconds=600.0),
+            )
+            self.before_its_trials()
+            session.run(trials_wanted=1, deadline=None)
+
+    def states(self):
+        with self.store._database.reading() as connection:
+            return list(connection.scalars(select(ATTEMPTS.c.state)))
+
+    def what_runs_on(self):
+        return [pid for pid in self.server_pids if psutil.pid_exists(pid)]
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """begin(until=TrialBegan) is a search that stops there, whose trials would take minutes until `gate` is there."""
+    monkeypatch.setenv("STAND_IN_GATE", str(tmp_path / "gate"))
+    url = f"sqlite:///{tmp_path}/autotune.db"
+    with closing(StudyStore(url, create=True, busy_timeout_seconds=0.05)) as store:
+        store.create_study(definition(sampler="random"), trials_wanted=1)
+        yield lambda until: Search(tmp_path, store, until=until)
+
+
+def test_stopped_in_a_trial_it_gives_the_trial_back_and_ends_its_processes(begin):
+    search = begin(until=TrialBegan)
+    with pytest.raises(Stopped):
+        search.run()
+    assert (search.states(), search.what_runs_on()) == (["given_back"], [])
+
+
+def test_stopped_while_another_search_has_the_device_it_ends_without_a_trial(begin):
+    search = begin(until=WaitingForDevice)
+    device = definition().device
+    with closing(DeviceTurns(device, folder=search.folder)) as turns, turns.turn(lambda: None), pytest.raises(Stopped):
+        search.run()
+    assert (search.states(), search.what_runs_on()) == ([], [])
+
+
+def test_stopped_while_the_database_takes_nothing_it_ends_too(begin, tmp_path):
+    search = begin(until=WaitingForStorage)
+    holder = sqlite3.connect(tmp_path / "autotune.db", isolation_level=None)
+    search.before_its_trials = lambda: holder.execute("BEGIN IMMEDIATE")
+    with closing(holder), pytest.raises(Stopped):
+        search.run()
+    assert (search.states(), search.what_runs_on()) == ([], [])

@@ -1,0 +1,81 @@
+"""Who a worker is, and whether another one still lives."""
+
+import subprocess
+import sys
+
+import pytest
+
+from autotune.study.worker_identity import WorkerIdentity
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from autotune.study.worker_identity import WorkerIdentity
+identity = WorkerIdentity(Path(sys.argv[1]))
+print(identity.name, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def me(tmp_path):
+    identity = WorkerIdentity(tmp_path)
+    yield identity
+    identity.close()
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A worker in a process of its own, and its name."""
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        yield process, process.stdout.readline().strip()
+        process.kill()
+
+
+def test_a_worker_that_lives_is_not_dead(me, other):
+    _, name = other
+    assert not me.is_dead(name)
+
+
+def test_a_killed_worker_is_dead_at_once(me, other):
+    process, name = other
+    process.kill()
+    process.wait()
+    assert me.is_dead(name)
+
+
+def test_it_does_not_take_itself_for_dead(me):
+    assert not me.is_dead(me.name)
+
+
+def test_of_a_worker_on_another_machine_nothing_is_known(me):
+    assert not me.is_dead("elsewhere:17:0123456789ab")
+
+
+def test_a_worker_that_ended_leaves_no_file(tmp_path):
+    WorkerIdentity(tmp_path).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_worker_that_is_forgotten_leaves_no_file(me, other, tmp_path):
+    process, name = other
+    process.kill()
+    process.wait()
+    me.forget(name)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_worker_that_leaves_an_attempt_is_seen_to_be_dead(me, tmp_path):
+    other = WorkerIdentity(tmp_path)
+    other.close(leaves_attempts=True)
+    assert me.is_dead(other.name)
+
+
+def test_locks_of_the_dead_are_swept_but_not_of_those_that_left_something_nor_of_the_living(me, tmp_path):
+    gone, left, alive = (WorkerIdentity(tmp_path) for _ in range(3))
+    for one in (gone, left):
+        one.close(leaves_attempts=True)
+    me.sweep(me.dead(), but={left.name})
+    assert (me.is_dead(gone.name), me.is_dead(left.name), me.is_dead(alive.name)) == (False, True, False)
+    assert len(list(tmp_path.iterdir())) == 3
+    alive.close()

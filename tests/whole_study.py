@@ -1,0 +1,42 @@
+"""A study with one of everything: results of every way, predictions, and attempts in every state."""
+
+import sys
+
+from study_building import config, definition, keep, measured, open_store
+from view_building import predicted
+
+from autotune.cli import main
+from autotune.prediction import Forecast
+
+TRIALS = 6
+
+
+def write_whole_study(url, *, name="by-hand", running=True):
+    """Trial 0 with a result; 1 with that of a retry; 2 with a late one aside; 3 stopped; 4 failed; 5 running."""
+    with open_store(url) as store:
+        store.create_study(definition(name), trials_wanted=TRIALS)
+        for number in range(3):
+            store.keep_forecast(name, Forecast(config=config(number), prediction=predicted(peak=10**7 + number)))
+        store.keep_forecast(name, Forecast(config=config(3), refusal="no fake kernel"))
+        keep(store, config(0), measured(), study=name, name="baseline")
+        for number, state in ((1, "lost"), (2, "given_up"), (4, "given_back")):
+            attempt = keep(store, config(number), study=name)
+            store.attempts.end(attempt.id, state, cause="because")
+            if number == 2:
+                store.attempts.finish(attempt.id, measured(perplexity=99.0), seconds=9.0)
+        for number in (1, 2):
+            keep(store, config(number), measured(perplexity=20.0 + number), study=name, seconds=number + 0.25)
+        keep(store, config(3), measured(outcome="crashed", message="it ended", perplexity=None), study=name)
+        if running:
+            keep(store, config(5), study=name)
+
+
+def run_command(monkeypatch, capsys, *arguments):
+    """The command in this process: its exit code, stdout and stderr."""
+    monkeypatch.setattr(sys, "argv", ["autotune", *arguments])
+    capsys.readouterr()
+    try:
+        main()
+    except SystemExit as ended:
+        return ended.code, *capsys.readouterr()
+    raise AssertionError("a command ends the process")
