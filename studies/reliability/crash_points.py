@@ -1,0 +1,241 @@
+"""A search is killed at every durable step, by name, and continued: `autotune/crash_points.py` has the names.
+
+    python studies/reliability/crash_points.py > studies/reliability/crash_points.json
+
+Every point on SQLite and on PostgreSQL, at its first visits where a search comes there often. The search must die
+there by SIGKILL (a point that is not reached is a failure), the next one must end, and what `watch.py` asks must hold:
+before, between and after; and no more attempts may be made again than those the kills have cost.
+Prints a JSON object whose `violations` must be empty.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from quick_executor import QuickExecutor
+from watch import Watch, snapshot, violations_at_the_end
+
+from autotune.crash_points import CRASH_POINTS
+from autotune.errors import Stopped
+from autotune.study import SearchRequest, search
+from autotune.study.events import Event, TrialBegan
+
+STUDY, TRIALS = "points", 5
+SPACE = Path(__file__).with_name("space.toml")
+SCHEMA_1 = Path(__file__).parents[2] / "tests" / "storage" / "data" / "schema-1.db"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Where a search is killed, and what is to happen before it comes there."""
+
+    name: str
+    visit: int = 1
+    before: str = ""
+    """Where a first search is killed."""
+    repeated: int = 0
+    """How many attempts the kills may cost."""
+    lost: int = 0
+    is_stopped: bool = False
+    old_schema: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"{self.name}:{self.visit}"
+
+
+def points(*, visits: int) -> Iterator[Point]:
+    """Every crash point, those that a search passes for every trial at their first `visits`."""
+    often = {
+        "device taken": 0,
+        "trial claimed, not committed": 0,
+        "trial claimed": 1,
+        "forecast kept": 1,  # the baseline's comes with its attempt
+        "trial measured": 1,
+        "result written, not in place": 1,
+        "result spooled": 0,
+        "result kept, not committed": 0,
+        "result kept": 0,
+        "result delivered": 0,
+    }
+    for name in CRASH_POINTS:
+        if name in often:
+            for visit in range(1, visits + 1):
+                yield Point(name=name, visit=visit, repeated=often[name])
+        else:
+            yield _seldom(name)
+
+
+def _seldom(name: str) -> Point:
+    if name in ("schema backed up", "schema upgraded, not committed"):
+        return Point(name=name, old_schema=True)
+    if name == "dead attempt given up":
+        return Point(name=name, before="trial claimed:2", repeated=1)
+    if name == "attempt lost":
+        return Point(name=name, lost=1, repeated=1)
+    if name == "attempt given back":
+        return Point(name=name, is_stopped=True, repeated=1)
+    return Point(name=name)
+
+
+def found_at(point: Point, *, url: str, folder: Path) -> list[str]:
+    """What does not hold when a search is killed there and continued, in `folder` and in the database `url`."""
+    if point.old_schema:
+        _begin_with_schema_1(url, folder)
+    watch, found = Watch(), []
+    for words in filter(None, (point.before, point.words)):
+        ended = run(url, folder, crash_point=words, point=point if words == point.words else None)
+        if ended != -signal.SIGKILL:
+            found.append(f"it was not killed at {words} but ended with {ended}")
+        look(watch, url)
+    if (ended := run(url, folder)) != 0:
+        found.append(f"continued, it ended with {ended}")
+    last = look(watch, url)
+    if last > TRIALS + point.repeated:
+        found.append(f"{last - TRIALS} attempts were made again, not {point.repeated}")
+    before = os.getcwd()
+    os.chdir(folder)
+    found += [*watch.violations, *violations_at_the_end(url, STUDY, trials_wanted=TRIALS)]
+    os.chdir(before)
+    return [f"{point.words}: {one}" for one in found]
+
+
+def look(watch: Watch, url: str) -> int:
+    """How many attempts there are."""
+    now = snapshot(url, STUDY)
+    if now is not None:
+        watch.look(now)
+    return 0 if now is None else len(now.attempts)
+
+
+def run(url: str, folder: Path, *, crash_point: str = "", point: Point | None = None) -> int:
+    """How a search in a process of its own ended: its exit code, or its signal below zero."""
+    pid = os.fork()
+    if pid == 0:
+        _be_the_search(url, folder, crash_point, point)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _be_the_search(url: str, folder: Path, crash_point: str, point: Point | None) -> None:
+    exit_code = 70
+    try:
+        os.chdir(folder)
+        os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
+        if crash_point:
+            os.environ["AUTOTUNE_CRASH_POINT"] = crash_point
+        begin(url, point)
+        exit_code = 0
+    except Stopped:
+        exit_code = 143
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+
+def begin(url: str, point: Point | None = None) -> None:
+    """Begins the study, or continues it."""
+    began: list[int] = []
+
+    def listener(event: Event) -> None:
+        if isinstance(event, TrialBegan):
+            began.append(event.number)
+
+    request = SearchRequest(
+        name=STUDY,
+        storage=url,
+        space=str(SPACE),
+        cap_bytes=80 * 1024**2,
+        device="cpu",
+        sampler="random",
+        trials=TRIALS,
+        database_wait_seconds=10.0,
+        fresh=True,
+    )
+    is_stopped, lost = (point.is_stopped, point.lost) if point else (False, 0)
+    search(
+        request,
+        listener=listener,
+        should_stop=lambda: is_stopped and bool(began),
+        make_executor=partial(QuickExecutor, lost=lost, hangs=is_stopped),
+    )
+
+
+def _begin_with_schema_1(url: str, folder: Path) -> None:
+    if url.startswith("sqlite"):
+        shutil.copy(SCHEMA_1, url.removeprefix("sqlite:///"))
+        return
+    from alembic import command
+    from alembic.config import Config
+    from sqlalchemy import create_engine
+
+    import autotune.storage
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(autotune.storage.__file__).parent / "migrations"))
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+    engine.dispose()
+
+
+def on_sqlite(chosen: list[Point], folder: Path) -> list[str]:
+    found = []
+    for index, point in enumerate(chosen):
+        place = folder / f"sqlite-{index}"
+        place.mkdir()
+        found += found_at(point, url=f"sqlite:///{place}/points.db", folder=place)
+    return found
+
+
+def on_postgresql(chosen: list[Point], folder: Path) -> list[str]:
+    from postgres import PostgresServer
+
+    found = []
+    with PostgresServer(durable=True) as server:
+        for index, point in enumerate(chosen):
+            place = folder / f"postgresql-{index}"
+            place.mkdir()
+            found += found_at(point, url=server.create_database(place.name), folder=place)
+    return found
+
+
+def main() -> int:
+    from kills import about_this_machine
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--visits", type=int, default=5)
+    arguments = parser.parse_args()
+    said: dict[str, Any] = about_this_machine()
+    chosen = list(points(visits=arguments.visits))
+    said["points"] = [point.words for point in chosen]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        said["violations"] = {
+            "sqlite": on_sqlite(chosen, Path(folder)),
+            "postgresql": on_postgresql(chosen, Path(folder)),
+        }
+    said["seconds"] = round(time.monotonic() - began, 1)
+    print(json.dumps(said, indent=2))
+    return 1 if any(said["violations"].values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

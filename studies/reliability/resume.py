@@ -1,0 +1,136 @@
+"""A search that is killed at trial k and continued suggests what an uninterrupted one does, in the same order.
+
+    python studies/reliability/resume.py > studies/reliability/resume.json
+
+Recorded results stand in place of measurements (`studies/search_efficiency/`), so that two searches differ in nothing
+else. Each search of 20 trials runs in a process of its own, which is killed at the k-th visit of a crash point, for
+every k from 1 to 19; another process continues it. Prints a JSON object whose `differences` must be empty.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "search_efficiency"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from replay import cap_of, joined, the_table
+from table import ReplayExecutor
+
+from autotune.definition import SAMPLERS
+from autotune.storage import StudyStore
+from autotune.study.foresight import Foresight
+from autotune.study.measuring import Manner
+from autotune.study.session import StudySession
+
+TRIALS = 20
+CRASH_POINTS = ("trial claimed", "result kept")
+
+
+def suggestions(sampler: str, folder: Path, *, kill_at: Iterable[str] = (), seed: int = 0) -> list[str]:
+    """Fingerprints in the order of their trials' numbers, of a search that is killed at each of `kill_at` in turn."""
+    folder.mkdir(parents=True)
+    for crash_point in (*kill_at, ""):
+        ended = _run(sampler, folder, crash_point, seed)
+        if ended != (-signal.SIGKILL if crash_point else 0):
+            raise RuntimeError(f"the search with {sampler}, to be killed at {crash_point!r}, ended with {ended}")
+    store = StudyStore(_url(folder))
+    try:
+        [name] = store.names()
+        return [record.config.fingerprint for record in store.trials(name) if record.is_finished]
+    finally:
+        store.close()
+
+
+def _run(sampler: str, folder: Path, crash_point: str, seed: int) -> int:
+    """In a process of its own; its exit code, or its signal below zero."""
+    pid = os.fork()
+    if pid == 0:
+        exit_code = 70
+        try:
+            if crash_point:
+                os.environ["AUTOTUNE_CRASH_POINT"] = crash_point
+            search(sampler, folder, seed=seed)
+            exit_code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(exit_code)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def search(sampler: str, folder: Path, *, seed: int = 0) -> None:
+    """Begins the study in `folder`, or continues it."""
+    table = the_table()
+    definition = table.definition(cap_bytes=cap_of("middle"), sampler=sampler, seed=seed)
+    store = StudyStore(_url(folder), create=True)
+    if not store.has_study(definition.name):
+        store.create_study(definition, trials_wanted=TRIALS)
+    executor = ReplayExecutor(table, seed=seed)
+    with joined(definition, store, folder=folder, listener=lambda event: None) as shared:
+        session = StudySession(
+            definition,
+            shared=shared,
+            turns=None,  # type: ignore[arg-type]
+            executor=executor,  # type: ignore[arg-type]
+            foresight=Foresight(definition, store=store, predict=executor.forecast),
+            study_folder=folder,
+            listener=lambda event: None,
+            should_stop=lambda: False,
+            manner=Manner(time_limit_seconds=600.0),
+            clock=executor.clock,
+        )
+        session.run(trials_wanted=TRIALS, deadline=None)
+    store.close()
+
+
+def _url(folder: Path) -> str:
+    return f"sqlite:///{folder}/resume.db"
+
+
+def difference(whole: list[str], continued: list[str]) -> str:
+    """Where they differ first; empty where they do not."""
+    if whole == continued:
+        return ""
+    at = next((n for n, (one, other) in enumerate(zip(whole, continued, strict=False)) if one != other), None)
+    return f"{len(continued)} of {len(whole)} trials" if at is None else f"from trial {at} on"
+
+
+def main() -> int:
+    from kills import about_this_machine
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samplers", default=",".join(SAMPLERS))
+    arguments = parser.parse_args()
+    said: dict[str, Any] = {**about_this_machine(), "searches": {}, "differences": []}
+    began = time.monotonic()
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place) as temporary:
+        folder = Path(temporary)
+        for sampler in arguments.samplers.split(","):
+            whole = suggestions(sampler, folder / sampler)
+            kills = [[f"{point}:{k}"] for point in CRASH_POINTS for k in range(1, TRIALS)]
+            kills.append([f"{point}:2" for point in CRASH_POINTS] * 4)  # again and again
+            for number, kill_at in enumerate(kills):
+                found = difference(whole, suggestions(sampler, folder / f"{sampler}-{number}", kill_at=kill_at))
+                if found:
+                    said["differences"].append(f"{sampler}, killed at {', '.join(kill_at)}: {found}")
+            said["searches"][sampler] = {"trials": len(whole), "killed": len(kills)}
+    said["seconds"] = round(time.monotonic() - began, 1)
+    print(json.dumps(said, indent=2))
+    return 1 if said["differences"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""What grows with the trials of a study, counted: thousands of trials cost no more of it than hundreds."""
+
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+from autotune.cli.tables import make_console, print_trials
+from autotune.recommendation.front import Rivals, Tolerance
+from autotune.recommendation.matches import find_matches
+from autotune.study import result_of, surrogate
+from autotune.study.ranking import MOST_CANDIDATES, Ranking
+from autotune.study.relevance import MOST_LATEST, MOST_NEAR, Relevance
+from autotune.study.surrogate import MOST_SEEN
+
+STUDY = Path(__file__).parents[2] / "studies" / "reliability"
+TRIALS = 1500
+
+
+@pytest.fixture(scope="module")
+def made_study():
+    sys.path.insert(0, str(STUDY))
+    try:
+        import made_study
+
+        yield made_study
+    finally:
+        sys.path.remove(str(STUDY))
+
+
+@pytest.fixture(scope="module")
+def study(made_study):
+    return made_study.definition("many")
+
+
+@pytest.fixture(scope="module")
+def made(made_study, study):
+    return made_study.make(study, trials=TRIALS)
+
+
+@pytest.fixture(scope="module")
+def result(made_study, study, made, tmp_path_factory):
+    url = f"sqlite:///{tmp_path_factory.mktemp('many')}/autotune.db"
+    made_study.write(url, study, made)
+    store = made_study.StudyStore(url)
+    try:
+        return result_of(store, "many")
+    finally:
+        store.close()
+
+
+@pytest.fixture
+def inverted(monkeypatch):
+    """Sizes of the matrices that are factorized while the test runs."""
+    sizes = []
+    factorize = numpy.linalg.cholesky
+    monkeypatch.setattr(surrogate.numpy.linalg, "cholesky", lambda m: sizes.append(len(m)) or factorize(m))
+    return sizes
+
+
+def test_the_surrogate_of_a_choice_sees_no_more_than_some_hundreds_of_trials(study, made, inverted):
+    legal = study.legal_space()
+    Ranking(legal, cap_bytes=study.cap_bytes).choose(
+        made.records, made.forecasts, excluded={record.config for record in made.records}, seed=1
+    )
+    assert max(inverted) == MOST_SEEN
+
+
+def test_scales_are_found_once_a_choice_however_many_configurations_are_looked_at(study, made, inverted, monkeypatch):
+    monkeypatch.setattr("autotune.study.ranking.CONVERGED_GAIN", float("inf"))  # every batch of the space
+    legal = study.legal_space()
+    all_but_three_batches = {*list(legal.configurations())[3 * MOST_CANDIDATES :]}
+    Ranking(legal, cap_bytes=study.cap_bytes).choose(made.records, (), excluded=all_but_three_batches, seed=1)
+    assert len(inverted) <= 2 * 64  # two sets of fields that differ, where a batch happens to miss a value
+
+
+def test_what_is_near_the_front_is_seen_however_long_ago_it_was_tried(made):
+    configs = [record.config for record in made.records]
+    near = frozenset(config.fingerprint for config in configs[:20])
+    assert {*range(20)} <= {*Relevance(near=near).places(configs)}
+
+
+def test_the_latest_trials_are_seen(made):
+    places = Relevance().places([record.config for record in made.records])
+    assert {*range(TRIALS - MOST_LATEST, TRIALS)} <= {*places}
+
+
+def test_what_is_seen_stands_once_and_is_bounded(made):
+    configs = [record.config for record in made.records]
+    near = frozenset(config.fingerprint for config in configs[:: TRIALS // (2 * MOST_NEAR)])
+    places = Relevance(near=near).places(configs)
+    assert len(places) == len({*places}) == MOST_SEEN
+
+
+def test_a_study_of_usual_size_is_seen_whole(made):
+    assert [*Relevance().places([r.config for r in made.records[:MOST_SEEN]])] == [*range(MOST_SEEN)]
+
+
+def test_a_large_study_is_shown_a_line_a_trial(result, tmp_path):
+    with (tmp_path / "shown.txt").open("w+") as file:
+        print_trials(make_console(file), result, result.trials)
+        file.seek(0)
+        numbers = [line.split()[0] for line in file if line.split()[0].isdigit()]
+    assert numbers == [str(number) for number in range(TRIALS)]
+
+
+def test_a_study_is_held_against_itself_without_comparing_every_pair_in_turn(result, monkeypatch):
+    looked_at = []
+    found = Rivals.no_worse
+    monkeypatch.setattr(
+        Rivals, "no_worse", lambda *of, **by: (looked_at.append(one) or one for one in found(*of, **by))
+    )
+    matches = find_matches(result, result, tolerance=Tolerance())
+    assert len(looked_at) < 10 * len(matches)

@@ -1,0 +1,53 @@
+"""A search that is killed and continued goes on as if nothing had been: the same suggestions in the same order.
+
+`studies/reliability/resume.py` does the same for every trial and every sampler.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.definition import SAMPLERS
+
+STUDY = Path(__file__).parents[2] / "studies" / "reliability"
+QUICK = [("ehvi", 1), ("ehvi", 9), ("ehvi", 15), ("tpe", 12), ("nsga2", 15)]
+ALL = [(sampler, k) for sampler in SAMPLERS for k in (1, 9, 12, 15, 19)]
+
+
+@pytest.fixture(scope="module")
+def resume():
+    sys.path.insert(0, str(STUDY))
+    try:
+        yield importlib.import_module("resume")
+    finally:
+        sys.path.remove(str(STUDY))
+
+
+@pytest.fixture(scope="module")
+def whole(resume, tmp_path_factory):
+    """whole(sampler): what an uninterrupted search suggests."""
+    known = {}
+
+    def suggestions(sampler):
+        if sampler not in known:
+            known[sampler] = resume.suggestions(sampler, tmp_path_factory.mktemp("whole") / "study")
+        return known[sampler]
+
+    return suggestions
+
+
+@pytest.mark.parametrize(
+    ("sampler", "k"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in dict.fromkeys([*QUICK, *ALL])],
+)
+def test_a_search_killed_at_a_trial_and_continued_suggests_what_an_uninterrupted_one_does(
+    resume, whole, tmp_path, sampler, k
+):
+    if sampler == "gp":
+        pytest.importorskip("scipy")
+    uninterrupted = whole(sampler)
+    assert len(uninterrupted) == resume.TRIALS
+    continued = resume.suggestions(sampler, tmp_path / "study", kill_at=[f"trial claimed:{k}"])
+    assert continued == uninterrupted
