@@ -24,7 +24,7 @@ from autotune.study.continuing import (
 )
 from autotune.study.earlier import TakenOver, take_over
 from autotune.study.patience import Patience
-from autotune.study.request import NewStudy, SearchRequest, check_snapshot
+from autotune.study.request import NewStudy, SearchRequest, check_snapshot, sweep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,7 @@ def open_study(
 
     Trials that were taken over are more than those asked for.
     """
+    sweep(work)
     if new is not None and not patiently(lambda: store.has_study(name)):
         created = _create(store, new, request, folder=work / name, patiently=patiently)
         if created is not None:

@@ -231,7 +231,7 @@ def new_definition(
 
     Raises InvalidInput of every kind.
     """
-    _sweep(work)
+    sweep(work)
     listener(Preparing(what="finding out what this device can do"))
     device, _ = executor.probe(request.device, {})
     check_snapshot(request.memory_snapshot, device.device)
@@ -266,7 +266,7 @@ def new_definition(
 WAITING = "waiting-"
 
 
-def _sweep(work: Path) -> None:
+def sweep(work: Path) -> None:
     """Removes prepared files that a killed search left waiting."""
     for folder in work.glob(f"{WAITING}*"):
         owner = folder.name.removeprefix(WAITING).partition("-")[0]

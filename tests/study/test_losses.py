@@ -113,3 +113,12 @@ def test_a_later_search_tries_it_again(always):
     again = search(SearchRequest(name="always", predict=False), listener=killer, make_executor=killer.make_executor)
     assert [event.number for event in killer.of(TrialBegan)] == [1]
     assert all(trial.is_finished for trial in again.trials)
+
+
+def test_who_joins_a_study_removes_what_a_killed_search_had_prepared(always, folder):
+    work = folder / "studies" / "work" / "autotune"
+    left = work / "waiting-4194999-0123"  # beyond the largest process number Linux gives
+    left.mkdir()
+    killer = Killer(1, times=0)
+    search(SearchRequest(name="always", predict=False), listener=killer, make_executor=killer.make_executor)
+    assert not left.exists()
