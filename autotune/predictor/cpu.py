@@ -2,8 +2,8 @@
 
 Only flash attention's buffers: they are ordinary tensors whose sizes follow from shapes and threads. The scratch that
 oneDNN asks for in bf16 products depends on the blocking it chooses for the processor and is left to the bounds in
-`accuracy.py`, as are buffers with which half-precision attention packs its keys on processors that have AMX.
-Source: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp
+`accuracy.py`.
+Source: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, and could_pack in aten/src/ATen/native/CPUBlas.cpp
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,45 @@ def scratch_bytes(operator: Any, args: Sequence[Any]) -> int:
 def _forward_bytes(*, query: Tensor, key: Tensor) -> int:
     """For each thread scores, their row maxima and sums, and the result; 16-bit scores once more in their dtype."""
     rows, keys = _tile(query, key)
+    is_packed = _is_packed(query, key)
+    scores = rows * (_even(keys) if is_packed else keys)
     buffer = _accumulated(query) * (rows * keys + 2 * rows + rows * query.shape[3])
-    return torch.get_num_threads() * (buffer + _reduced(query) * rows * keys)
+    packed = _packed_bytes(query, key) if is_packed else 0
+    return torch.get_num_threads() * (buffer + _reduced(query) * scores) + packed
+
+
+def _is_packed(query: Tensor, key: Tensor) -> bool:
+    """Whether keys and values are packed first, for tiles of AMX, since there are products enough to make up for it."""
+    fewest_keys, fewest_products = (64, 4) if query.dtype == torch.bfloat16 else (16, 1)
+    if not _can_pack(query.dtype) or min(query.shape[2], key.shape[2]) < fewest_keys:
+        return False
+    rows, _ = _tile(query, key)
+    tiles = query.shape[0] * query.shape[1] * -(-query.shape[2] // rows)
+    tiles_of_a_thread = -(-tiles // torch.get_num_threads())
+    # Each tile multiplies its rows by the keys up to its own place; a head's keys are packed once.
+    products = tiles_of_a_thread * rows * min(query.shape[2], key.shape[2])
+    return products / (key.shape[0] * key.shape[1] * key.shape[2]) >= fewest_products
+
+
+def _can_pack(dtype: torch.dtype) -> bool:
+    if dtype == torch.bfloat16:
+        return torch.cpu._is_amx_tile_supported()
+    return dtype == torch.float16 and torch.cpu._is_amx_fp16_supported()
+
+
+def _packed_bytes(query: Tensor, key: Tensor) -> int:
+    """Keys and values once more, made even in length and size, and for each thread a tile that is being transposed."""
+    rows, keys = _tile(query, key)
+    batch, heads, length, size = key.shape
+    tail = (length - 1) % keys + 1
+    even_length = (length - 1) // keys * _even(keys) + _even(tail)
+    padded_query = rows * _even(size) if size % 2 else 0
+    packed = batch * heads * (_even(size) * length + even_length * size)
+    return query.element_size() * (packed + torch.get_num_threads() * (keys * size + padded_query))
+
+
+def _even(number: int) -> int:
+    return number + number % 2
 
 
 def _backward_bytes(*, gradient: Tensor, query: Tensor, key: Tensor) -> int:

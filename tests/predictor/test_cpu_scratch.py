@@ -9,8 +9,11 @@ from autotune.predictor.cpu import scratch_bytes
 
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-SHAPES = [(2, 2, 32, 16), (4, 4, 128, 32), (1, 1, 100, 24), (2, 3, 200, 32), (1, 2, 600, 64), (1, 2, 768, 32)]
-"""Batch, heads, sequence, size of a head: each way the kernel has of cutting a sequence, and rests."""
+SHAPES = [
+    *((2, 2, 32, 16), (4, 4, 128, 32), (1, 1, 100, 24), (2, 3, 200, 32)),
+    *((1, 2, 600, 64), (1, 2, 768, 32), (3, 1, 131, 25)),
+]
+"""Batch, heads, sequence, size of a head: each way the kernel has of cutting a sequence, rests, and odd numbers."""
 
 
 def measured_scratch(operator, args) -> int:
