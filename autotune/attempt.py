@@ -4,11 +4,12 @@ import uuid
 from dataclasses import dataclass
 from typing import Literal
 
-AttemptState = Literal["running", "finished", "lost", "given_up", "given_back", "late"]
+AttemptState = Literal["running", "finished", "lost", "forgiven", "given_up", "given_back", "late"]
 """How an attempt stands. Of those that ended:
 
 - finished: its result is the trial's
 - lost: the machine's fault, not the configuration's: killed from outside, device lost, trial server lost
+- forgiven: lost, and a later search lets the trial be tried anew
 - given_up: its worker died, or let the lease run out
 - given_back: its search was stopped
 - late: given up, lost or given back, and then a result came after all, which was refused and is kept with the attempt

@@ -21,6 +21,7 @@ from autotune.result import TrialRecord
 from autotune.study.events import (
     AttemptLost,
     BudgetSpent,
+    ComesLast,
     Converged,
     Event,
     Preparing,
@@ -106,6 +107,8 @@ class PlainDisplay:
             case AttemptLost(number=number, cause=cause, attempts_left=left):
                 then = f"tried again, {left} attempts left" if left else "left for a later search"
                 self._say(f"#{number} was lost, not by its own fault: {cause}; {then}.")
+            case ComesLast(number=number, deaths=deaths):
+                self._say(f"#{number} was under way each time when {deaths} searches or workers died; it comes last.")
             case ResultRefused(number=number):
                 self._say(f"A late result of #{number} was refused: another worker has the trial. It is kept aside.")
             case WaitingForStorage(message=message, limit_seconds=limit):
@@ -134,6 +137,7 @@ _STAYS_ABOVE = (
     Converged,
     BudgetSpent,
     AttemptLost,
+    ComesLast,
     ResultRefused,
     WaitingForStorage,
     StorageBack,

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 
 import sqlalchemy
 from sqlalchemy import Select, and_, insert, select, update
-from sqlalchemy.exc import IntegrityError
 
 from autotune.config import TrainingConfig
 from autotune.definition import DEFAULT_STORAGE, StudyDefinition
@@ -19,7 +18,7 @@ from autotune.prediction import Forecast
 from autotune.result import TrialRecord
 from autotune.storage.attempts import Attempts
 from autotune.storage.database import BUSY_TIMEOUT_SECONDS, Database
-from autotune.storage.refusals import refuse_other_schema, storage_errors, way_out_of_damage
+from autotune.storage.refusals import Conflict, refuse_other_schema, storage_errors, way_out_of_damage
 from autotune.storage.rows import definition_of, definition_row, forecast_of, forecast_row, record_of, trial_row
 from autotune.storage.schema import open_studies
 from autotune.storage.tables import PREDICTIONS, STUDIES, TRIALS
@@ -92,7 +91,7 @@ class StudyStore:
                 for table, rows in ((TRIALS, trials), (PREDICTIONS, predictions)):
                     if rows:
                         connection.execute(insert(table), rows)
-        except IntegrityError:
+        except Conflict:
             raise StudyMismatch(
                 f"there is a study {definition.name!r} in {self.url} already", hint="give the new one another --name"
             ) from None
@@ -204,7 +203,7 @@ class StudyStore:
         try:
             with self._database.writing() as connection:
                 connection.execute(insert(PREDICTIONS).values({"study_id": study_id, **forecast_row(forecast)}))
-        except IntegrityError:
+        except Conflict:
             pass  # another worker has predicted the same
 
     def _has_forecast(self, study: str, config: TrainingConfig) -> bool:

@@ -152,6 +152,20 @@ class Attempts:
                 found[number] = (found.get(number, (0, ""))[0] + 1, cause)
         return found
 
+    def deaths(self, study: str, numbers: Collection[int]) -> Mapping[int, int]:
+        """Of these trials, number to how many of its attempts were given up: their workers died, or seemed to."""
+        if not numbers:
+            return {}
+        query = (
+            select(TRIALS.c.number, func.count().label("deaths"))
+            .join(ATTEMPTS, ATTEMPTS.c.trial_id == TRIALS.c.id)
+            .join(STUDIES, TRIALS.c.study_id == STUDIES.c.id)
+            .where(STUDIES.c.name == study, TRIALS.c.number.in_(numbers), ATTEMPTS.c.state == "given_up")
+            .group_by(TRIALS.c.number)
+        )
+        with self._database.reading() as connection:
+            return {row.number: row.deaths for row in connection.execute(query)}
+
     def forgive_losses(self, study: str) -> None:
         """Lets trials that the machine has cost all their attempts be tried anew, as by a later search."""
         of_study = select(TRIALS.c.id).join(STUDIES).where(STUDIES.c.name == study)
@@ -160,7 +174,7 @@ class Attempts:
             connection.execute(
                 update(ATTEMPTS)
                 .where(ATTEMPTS.c.trial_id.in_(of_study), ATTEMPTS.c.state == "lost")
-                .values(state="given_up")
+                .values(state="forgiven")
             )
 
 

@@ -26,12 +26,19 @@ from autotune.storage.tables import SCHEMA_VERSION
 _BROKEN = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_FORMAT}
 
 
+class Conflict(StorageUnavailable):
+    """A row that a constraint of the database refuses: another process has made the same one, or it is damaged."""
+
+
 @contextmanager
 def storage_errors(url: str) -> Iterator[None]:
     try:
         yield
-    except IntegrityError:
-        raise
+    except IntegrityError as error:
+        raise Conflict(
+            f"the studies database {shown_url(url)} refuses a row: {_first_line(error.orig or error)}",
+            hint=way_out_of_damage(url),
+        ) from None
     except (ArgumentError, NoSuchModuleError) as error:
         raise StorageUnavailable(
             f"{shown_url(url)!r} is not a database URL: {_first_line(error)}",

@@ -3,6 +3,7 @@
 One process at a time does it, in one transaction, and `backup.py` copies before what a migration changes.
 """
 
+import logging
 from pathlib import Path
 
 import sqlalchemy
@@ -15,6 +16,8 @@ from autotune.storage.database import Database
 from autotune.storage.refusals import way_out_of_damage
 from autotune.storage.tables import ATTEMPTS, METADATA, PREDICTIONS, REVISION, STUDIES, VERSION_TABLE
 from autotune.storage.wholeness import refuse_foreign_tables, refuse_rows_of_nothing
+
+_LOG = logging.getLogger(__name__)
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -94,7 +97,8 @@ def _bring_up_to_date(database: Database) -> None:
                 check_tables(there, revision, database.url)
                 # Where nothing may be written, this says so before a copy is made.
                 connection.execute(sqlalchemy.text(f"UPDATE {STUDIES.name} SET name = name WHERE 1 = 0"))
-                back_up(connection, database)
+                copy = back_up(connection, database)
+                _LOG.warning("%s is of an earlier autotune and brought up to date; as it was: %s", database.url, copy)
                 reached("schema backed up")
             _upgrade(connection)
             reached("schema upgraded, not committed")

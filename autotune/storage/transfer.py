@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from sqlalchemy import Connection, Select, insert, select
-from sqlalchemy.exc import IntegrityError
 
 from autotune.attempt import new_attempt_id
 from autotune.definition import check_study_name
@@ -14,7 +13,7 @@ from autotune.errors import InvalidInput, StudyMismatch, UnknownStudy
 from autotune.storage.arriving import ArrivingStudy, Line, lines_of_file
 from autotune.storage.database import Database
 from autotune.storage.lines import FORMAT, Kind, columns_of, kept_value, line_of
-from autotune.storage.refusals import refuse_other_schema
+from autotune.storage.refusals import Conflict, refuse_other_schema
 from autotune.storage.rows import DamagedRow, definition_of, forecast_of, record_of
 from autotune.storage.tables import ATTEMPTS, PREDICTIONS, SCHEMA_VERSION, STUDIES, TRIALS
 
@@ -105,7 +104,7 @@ def import_studies(database: Database, file: BinaryIO, *, source: str, name: str
     try:
         with database.writing() as connection:
             return _bring_in(connection, database.url, file, source=source, name=name)
-    except IntegrityError:
+    except Conflict:
         raise StudyMismatch(
             f"{source} has attempts that are in {database.url} already, or have just been brought in",
             hint="give the study another name with --name",

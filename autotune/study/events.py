@@ -96,6 +96,14 @@ class AttemptLost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ComesLast:
+    """So many workers died at a trial that the others are tried before it."""
+
+    number: int
+    deaths: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ResultRefused:
     """A result came after its attempt had been given up: it is kept aside."""
 
@@ -151,6 +159,7 @@ Event = (
     | Converged
     | BudgetSpent
     | AttemptLost
+    | ComesLast
     | ResultRefused
     | WaitingForStorage
     | StorageBack

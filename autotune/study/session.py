@@ -151,19 +151,23 @@ class StudySession:
     def _measure_next(self) -> bool:
         """Measures one configuration; False when there is none, or none for this worker just now."""
         self._ending = None
-        for record in self._unfinished():
-            if self._measure(record.config, name=record.name):
+        return self._measure_unfinished(deadly=False) or self._measure_new() or self._measure_unfinished(deadly=True)
+
+    def _measure_unfinished(self, *, deadly: bool) -> bool:
+        """One of the trials without a result that no other worker is at, and that can still be tried."""
+        busy = self._shared.running | self._shared.lost_too_often
+        for number, record in sorted(self._shared.unfinished.items()):
+            is_its_turn = number not in busy and (number in self._shared.deadly) == deadly
+            if is_its_turn and self._measure(record.config, name=record.name):
                 return True
+        return False
+
+    def _measure_new(self) -> bool:
         for name, config in self._first:
             is_new = config.fingerprint not in self._shared.records
             if is_new and self._has_room() and self._measure(config, name=name):
                 return True
         return self._has_room() and self._measure_next_suggestion()
-
-    def _unfinished(self) -> list[TrialRecord]:
-        """Trials without a result that no other worker is at, and that can still be tried."""
-        busy = self._shared.running | self._shared.lost_too_often
-        return [one for number, one in sorted(self._shared.unfinished.items()) if number not in busy]
 
     def _has_room(self) -> bool:
         return len(self._shared.records) < self._trials_wanted
@@ -175,7 +179,8 @@ class StudySession:
         if self._legal.values and self._definition.sampler != "grid":
             for repeat in range(REPEATS_BEFORE_DRAWING):
                 self._check_stop()
-                config = self._ask(repeat)
+                with self._in_sampler():
+                    config = self._optuna.ask(repeat=repeat)
                 if not self._is_known(config) and self._measure(config):
                     return True
                 if not self._has_room():
@@ -204,10 +209,6 @@ class StudySession:
                 return True
         self._ending = SpaceExhausted(trials=len(self._shared.records))
         return False
-
-    def _ask(self, repeat: int) -> TrainingConfig:
-        with self._in_sampler():
-            return self._optuna.ask(repeat=repeat)
 
     def _choose(self) -> Choice | None:
         self._check_stop()

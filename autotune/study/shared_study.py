@@ -28,7 +28,7 @@ from autotune.executors.local import FinishedTrial
 from autotune.result import TrialRecord
 from autotune.storage import StudyStore
 from autotune.storage.attempts import Delivery
-from autotune.study.events import AttemptLost, Listener, ResultRefused
+from autotune.study.events import AttemptLost, ComesLast, Listener, ResultRefused
 from autotune.study.lease import LeaseKeeper
 from autotune.study.patience import Patience
 from autotune.study.spool import SPOOL, Spool, SpooledResult
@@ -83,6 +83,11 @@ class SharedStudy:
         """Numbers of the trials that other workers are at."""
         self.lost_too_often: set[int] = set()
         """Numbers of the trials that are left to a later search."""
+        self.deadly: set[int] = set()
+        """Numbers of the trials at which more workers died than one is tried again: their turn comes last.
+
+        What ends a whole container, as its host running out of memory does, leaves nobody to say that it was lost.
+        """
 
     def __enter__(self) -> "SharedStudy":
         try:
@@ -112,6 +117,11 @@ class SharedStudy:
                 self.unfinished[record.number] = record
         losses = self._patiently(lambda: self._attempts.losses(self._study, self.unfinished))
         self.lost_too_often = {number for number, (count, _) in losses.items() if count > MOST_RETRIES}
+        deaths = self._patiently(lambda: self._attempts.deaths(self._study, self.unfinished))
+        for number, count in deaths.items():
+            if count > MOST_RETRIES and number not in self.deadly:
+                self.deadly.add(number)
+                self._listener(ComesLast(number=number, deaths=count))
         return [record for record in changes.records if record.is_finished]
 
     # -- this worker's attempt ---------------------------------------------------------------------------------

@@ -26,9 +26,10 @@ JUDGED_BY_THE_STUDY = ("parity", "parity_message")
 """What the study adds to what the trial's process said."""
 
 _NEXT_STATES = {
-    "running": {"running", "finished", "lost", "given_up", "given_back", "late"},
+    "running": {"running", "finished", "lost", "forgiven", "given_up", "given_back", "late"},
     "finished": {"finished"},
-    "lost": {"lost", "given_up", "late"},  # given_up: forgiven by a later search
+    "lost": {"lost", "forgiven", "late"},
+    "forgiven": {"forgiven", "late"},
     "given_up": {"given_up", "late"},
     "given_back": {"given_back", "late"},
     "late": {"late"},

@@ -2,10 +2,10 @@
 
 import pytest
 from sqlalchemy import select, update
-from sqlalchemy.exc import IntegrityError
 from study_building import config, definition, keep, measured, open_store
 
 from autotune.attempt import LEASE_SECONDS, MOST_RETRIES, new_attempt_id
+from autotune.storage.refusals import Conflict
 from autotune.storage.tables import ATTEMPTS
 
 MOST = 5
@@ -87,14 +87,14 @@ def test_a_claim_in_vain_changes_nothing(store):
 def test_the_database_itself_refuses_a_second_retry_of_one_attempt(store):
     first = claim(store)
     copy = row_of(store, first)._mapping
-    with pytest.raises(IntegrityError), store._database.writing() as connection:
+    with pytest.raises(Conflict), store._database.writing() as connection:
         connection.execute(ATTEMPTS.insert().values({**copy, "id": new_attempt_id(), "state": "given_up"}))
 
 
 def test_the_database_itself_refuses_two_running_attempts_at_one_trial(store):
     first = claim(store)
     copy = row_of(store, first)._mapping
-    with pytest.raises(IntegrityError), store._database.writing() as connection:
+    with pytest.raises(Conflict), store._database.writing() as connection:
         connection.execute(ATTEMPTS.insert().values({**copy, "id": new_attempt_id(), "ordinal": 2}))
 
 
@@ -221,6 +221,20 @@ def test_losses_can_be_forgiven(store):
     lose(store, MOST_RETRIES + 1)
     store.attempts.forgive_losses("by-hand")
     assert claim(store).ordinal == MOST_RETRIES + 2
+
+
+def test_what_was_forgiven_is_still_told_from_what_was_given_up(store):
+    attempt = claim(store)
+    store.attempts.end(attempt.id, "lost", cause="the device is gone")
+    store.attempts.forgive_losses("by-hand")
+    assert (row_of(store, attempt).state, row_of(store, attempt).cause) == ("forgiven", "the device is gone")
+
+
+def test_only_the_attempts_that_were_given_up_count_as_deaths_of_workers(store):
+    for state in ("given_up", "given_back", "lost", "given_up"):
+        store.attempts.end(claim(store).id, state, cause="because")
+    claim(store, 1)
+    assert store.attempts.deaths("by-hand", [0, 1]) == {0: 2}
 
 
 def test_what_was_stopped_or_given_up_counts_as_no_loss(store):

@@ -203,7 +203,7 @@ class Sharing(RuleBasedStateMachine):
     def forgive(self):
         self.store.attempts.forgive_losses(STUDY)
         for one in self.model.tries.values():
-            one.state = "given_up" if one.state == "lost" else one.state
+            one.state = "forgiven" if one.state == "lost" else one.state
 
     def _end(self, attempt_id, state):
         one = self.model.tries.get(attempt_id)

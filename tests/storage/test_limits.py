@@ -3,9 +3,10 @@
 import math
 
 import pytest
+from sqlalchemy import event
 from study_building import config, definition, keep, measured, open_store
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, StorageAway
 from autotune.prediction import Forecast
 from autotune.study import SearchRequest
 
@@ -53,3 +54,19 @@ def test_more_trials_than_a_database_can_count_are_refused_with_the_largest_numb
     with pytest.raises(InvalidInput, match="2147483648 trials") as raised:
         SearchRequest(trials=2**31)
     assert "to 1000000" in raised.value.hint
+
+
+def test_a_full_disk_is_said_and_what_was_kept_before_stays(tmp_path):
+    """SQLite's own limit of pages ends a file where a full disk does, with the same words."""
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    with open_store(url) as store:
+        store.create_study(definition(), trials_wanted=8)
+        store._database.engine.dispose()
+        event.listen(store._database.engine, "connect", lambda one, _: one.execute("PRAGMA max_page_count = 40"))
+        keep(store, config(0), measured(message="short"))
+        with pytest.raises(StorageAway, match=r"^the disk of sqlite:.*studies\.db is full$") as raised:
+            keep(store, config(1), measured(message="x" * 40 * 4096))
+        assert raised.value.hint == "free some space"
+    with open_store(url) as store:
+        before, _ = store.trials("by-hand")
+        assert (before.message, before.is_finished) == ("short", True)

@@ -5,12 +5,15 @@ import signal
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from autotune.attempt import MOST_RETRIES
+from autotune.attempt import MOST_RETRIES, new_attempt_id
+from autotune.definition import DEFAULT_STORAGE
 from autotune.executors.local import LocalExecutor
+from autotune.storage import StudyStore
 from autotune.study import SearchRequest, search
 from autotune.study.events import AttemptLost, TrialBegan, TrialEnded
 
@@ -113,6 +116,26 @@ def test_a_later_search_tries_it_again(always):
     again = search(SearchRequest(name="always", predict=False), listener=killer, make_executor=killer.make_executor)
     assert [event.number for event in killer.of(TrialBegan)] == [1]
     assert all(trial.is_finished for trial in again.trials)
+
+
+def test_a_trial_at_which_too_many_workers_died_comes_last(folder):
+    """What ends the whole container, worker and all, leaves nobody who could count it."""
+    killer = Killer(0, times=0)
+    run(killer, name="deadly", trials=1)
+    with closing(StudyStore(DEFAULT_STORAGE)) as store:
+        definition, _ = store.definition("deadly")
+        [known] = store.trials("deadly")
+        config = next(one for one in definition.legal_space().configurations() if one != known.config)
+        for _ in range(MOST_RETRIES + 1):
+            attempt = store.attempts.claim(
+                "deadly", config, worker="dead", attempt_id=new_attempt_id(), most_trials=2, name=None
+            )
+            store.attempts.end(attempt.id, "given_up", cause="its worker has ended")
+    result = search(
+        SearchRequest(name="deadly", predict=False, trials=4), listener=killer, make_executor=killer.make_executor
+    )
+    assert [event.number for event in killer.of(TrialBegan)] == [0, 2, 3, 1]
+    assert all(trial.is_finished for trial in result.trials)
 
 
 def test_who_joins_a_study_removes_what_a_killed_search_had_prepared(always, folder):
