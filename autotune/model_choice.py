@@ -1,6 +1,7 @@
 """Which model is meant: a built-in name, a Hugging Face config, a function of the user's own, or a training script."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidInput
@@ -9,8 +10,10 @@ from autotune.model_file import (
     fetch_model_config,
     is_hub_name,
     model_name,
+    no_weights,
     read_model_config,
     source_of,
+    weight_files,
 )
 from autotune.user_code import SCRIPT, check_function, check_script, is_function_reference
 from autotune.user_paths import is_there
@@ -52,4 +55,9 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     replaced = {**settings, "model": model_name(content), "model_config": content}
     if settings.get("tokenizer") == "model":
         replaced["tokenizer"] = source_of(model)
-    return {**replaced, "model_source": source_of(model)} if settings.get("pretrained") else replaced
+    if not settings.get("pretrained"):
+        return replaced
+    source = source_of(model)
+    if exists and not weight_files(Path(source)):
+        raise no_weights(source)
+    return {**replaced, "model_source": source}

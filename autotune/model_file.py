@@ -22,6 +22,8 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),
 }
 """A workload's sizes and what config files call them."""
+WEIGHT_FILES = ("*.safetensors", "*.bin")
+"""Kinds of files that hold weights, the preferred one first."""
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -87,6 +89,15 @@ def source_of(model: str) -> str:
     if not is_there(model):
         return model
     return str((path if path.is_dir() else path.parent).absolute())
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Files of trained weights in a folder, all of one kind; empty where there are none."""
+    return next((files for kind in WEIGHT_FILES if (files := sorted(folder.glob(kind)))), [])
+
+
+def no_weights(source: str) -> InvalidInput:
+    return InvalidInput(f"there are no weights in {source}", hint="name a folder with model.safetensors in it")
 
 
 def _refuse_constant(constant: str) -> None:

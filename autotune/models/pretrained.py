@@ -7,12 +7,10 @@ import hashlib
 from pathlib import Path
 
 from autotune.errors import InvalidInput
+from autotune.model_file import WEIGHT_FILES, no_weights, weight_files
 from autotune.models import hugging_face
 from autotune.user_code import sha256_of
 from autotune.workload import Workload
-
-_KINDS = ("*.safetensors", "*.bin")
-"""Files of weights, the kind that is preferred first."""
 
 
 def read_pretrained(workload: Workload) -> hugging_face.HuggingFaceModel:
@@ -22,7 +20,7 @@ def read_pretrained(workload: Workload) -> hugging_face.HuggingFaceModel:
 
 def weights_sha256(workload: Workload) -> str:
     """Of the files of weights, in the order of their names. Raises InvalidInput."""
-    digests = (sha256_of(file) for file in _weight_files(_folder(workload)))
+    digests = (sha256_of(file) for file in weight_files(_folder(workload)))
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
@@ -31,22 +29,16 @@ def _folder(workload: Workload) -> Path:
     assert workload.model_source is not None
     local = Path(workload.model_source)
     folder = local if local.is_dir() else _fetched(workload.model_source)
-    if not _weight_files(folder):
-        raise InvalidInput(
-            f"there are no weights in {workload.model_source}", hint="name a folder with model.safetensors in it"
-        )
+    if not weight_files(folder):
+        raise no_weights(workload.model_source)
     return folder
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    return next((files for kind in _KINDS if (files := sorted(folder.glob(kind)))), [])
 
 
 def _fetched(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        for kind in _KINDS:
+        for kind in WEIGHT_FILES:
             folder = Path(snapshot_download(name, allow_patterns=["*.json", kind]))
             if any(folder.glob(kind)):
                 break

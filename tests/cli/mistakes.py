@@ -73,6 +73,7 @@ COMMAND_LINES = {
         --model LONG | --model llama --width 64 | --model llama --feed-forward-width 64 | --model llama --seq-len 4096
         --model llama --vocab-size 300 | --model no_layers.json | --model minus.json | --model nan.json
         --model deep.json
+        --model llama --pretrained
         --model llama --pretrained --layers 3 | --pretrained | --pretrained --model deep-one | --pretrained=yes
         --model own.py | --model own.py: | --model :build | --model own.py:build.it | --model missing.py:build
         --model broken.py:build | --model binary.py:build | --model pipe.py:build | --model folder.py:build
@@ -203,7 +204,7 @@ COMMAND_LINES = {
 LATE = {
     "search": r"""
         --device cuda:99 | --model own.py:build | --model raising.py:build | --model nothing.py:build
-        --model nonesuch_module:build | --model nosuch.json | --model llama --pretrained | --script ends.py
+        --model nonesuch_module:build | --model nosuch.json | --script ends.py
     """,
 }
 """What only torch can tell: refused before anything is compiled or trained, but not within a second."""

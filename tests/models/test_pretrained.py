@@ -69,10 +69,17 @@ def test_a_built_in_model_has_no_trained_weights(model):
         make_workload("cpu", {"model": model, "pretrained": True})
 
 
-def test_a_folder_without_weights_is_refused(folder, workload_of, tmp_path):
+def test_a_folder_without_weights_is_refused_at_once(folder, workload_of):
     (folder / "model.safetensors").unlink()
     with pytest.raises(InvalidInput, match="there are no weights in"):
-        draw_weights(workload_of(), file=tmp_path / "weights.pt")
+        workload_of()
+
+
+def test_a_folder_whose_weights_are_gone_since_is_refused(folder, workload_of, tmp_path):
+    workload = workload_of()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InvalidInput, match="there are no weights in"):
+        draw_weights(workload, file=tmp_path / "weights.pt")
 
 
 def test_weights_of_another_model_are_refused(folder, workload_of, tmp_path):
