@@ -51,7 +51,7 @@ SAMPLER_FACTORIES: Mapping[Sampler, Callable[[int], BaseSampler]] = {
 _STATIC = ("gp",)
 """Samplers that see a fixed space only."""
 
-RESULTS_SEEN: Mapping[Sampler, int] = {"tpe": 1000, "gp": 200, "nsga2": 200}
+RESULTS_SEEN: Mapping[Sampler, int] = {"tpe": 500, "gp": 200, "nsga2": 200}
 """How many results a sampler is told of at most, so that a suggestion takes no longer after 10,000 trials than after
 these; the others need none."""
 
@@ -77,6 +77,8 @@ class OptunaStudy:
         self._told: list[tuple[TrainingConfig, Observation]] = []
         self._study = _empty_study()
         self._first_shown, self._shown = 0, 0
+        self._front: list[int] = []
+        """Of the results before `_first_shown`, as Optuna sees it: their indices."""
 
     def tell(self, config: TrainingConfig, observation: Observation) -> None:
         """One of the space's own configurations; others say nothing about it."""
@@ -117,9 +119,11 @@ class OptunaStudy:
             return
         first = _first_of_window(len(self._told), most=most)
         if first != self._first_shown:
-            self._study, self._first_shown, self._shown = _empty_study(), first, 0
-            self._add(_representative(self._told[:first], count=most))
-            self._shown = first
+            # The front of all is that of the front before and what came since: no need to look at all again.
+            self._front = _front_of(self._told, [*self._front, *range(self._first_shown, first)])
+            chosen = dict.fromkeys([*self._front[-most // 4 :], *range(first - 1, -1, -1)])
+            self._study, self._first_shown, self._shown = _empty_study(), first, first
+            self._add(self._told[index] for index in sorted(list(chosen)[: most // 2]))
         self._add(self._told[self._shown :])
         self._shown = len(self._told)
 
@@ -180,17 +184,15 @@ def _empty_study(name: str | None = None) -> optuna.Study:
 
 
 def _first_of_window(told: int, *, most: int) -> int:
-    """Index of the first result that is shown for its own sake; those before it, by a choice of `_representative`."""
+    """Index of the first result that is shown for its own sake; those before it, by their front and the latest."""
     step = most // 4
     return 0 if told <= most + step else most + (told - most) // step * step - most // 2
 
 
-def _representative(
-    results: list[tuple[TrainingConfig, Observation]], *, count: int
-) -> list[tuple[TrainingConfig, Observation]]:
-    """At most half of `count`, in their order: the front as Optuna sees it, and the latest."""
+def _front_of(results: list[tuple[TrainingConfig, Observation]], indices: list[int]) -> list[int]:
     study = _empty_study()
-    for index, (_, observation) in enumerate(results):
+    for index in indices:
+        _, observation = results[index]
         study.add_trial(
             create_trial(
                 values=list(observation.values),
@@ -199,6 +201,4 @@ def _representative(
             )
         )
     front: list[FrozenTrial] = study.best_trials
-    latest = range(len(results) - 1, -1, -1)
-    chosen = list(dict.fromkeys([*(trial.user_attrs["index"] for trial in front[-count // 4 :]), *latest]))
-    return [results[index] for index in sorted(chosen[: count // 2])]
+    return [trial.user_attrs["index"] for trial in front]
