@@ -10,8 +10,10 @@ from autotune.cli.tables import make_console, print_trials
 from autotune.recommendation.front import Rivals, Tolerance
 from autotune.recommendation.matches import find_matches
 from autotune.study import result_of, surrogate
+from autotune.study.observation import Observer
 from autotune.study.ranking import MOST_CANDIDATES, Ranking
 from autotune.study.relevance import MOST_LATEST, MOST_NEAR, Relevance
+from autotune.study.sampling import RESULTS_SEEN, OptunaStudy
 from autotune.study.surrogate import MOST_SEEN
 
 STUDY = Path(__file__).parents[2] / "studies" / "reliability"
@@ -95,6 +97,19 @@ def test_what_is_seen_stands_once_and_is_bounded(made):
 
 def test_a_study_of_usual_size_is_seen_whole(made):
     assert [*Relevance().places([r.config for r in made.records[:MOST_SEEN]])] == [*range(MOST_SEEN)]
+
+
+@pytest.mark.parametrize("sampler", sorted({*RESULTS_SEEN} - {"gp"}))
+def test_with_more_results_than_a_sampler_sees_a_continued_study_goes_on_the_same(study, made, sampler):
+    observer = Observer(cap_bytes=study.cap_bytes, vocab_size=study.workload.vocab_size)
+    all_through, later = (OptunaStudy(legal=study.legal_space(), sampler=sampler, seed=0) for _ in range(2))
+    for record in made.records:
+        for one in (all_through, later):
+            one.tell(record.config, observer.observe(record))
+        if record.number % 50 == 0:
+            all_through.ask()
+    assert all_through.ask() == later.ask()
+    assert len(later._study.trials) - 1 < RESULTS_SEEN[sampler] * 1.25 < TRIALS
 
 
 def test_a_large_study_is_shown_a_line_a_trial(result, tmp_path):
