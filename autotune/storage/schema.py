@@ -31,8 +31,8 @@ def open_studies(database: Database, *, create: bool) -> None:
     Raises StorageUnavailable for all that is no whole database of this autotune or an earlier one.
     """
     with database.engine.connect() as connection:
+        revision = revision_of(connection)  # first: another process may make the tables, all at once, just now
         there = tables_of(connection)
-        revision = revision_of(connection)
         if not create and not there & {*METADATA.tables, VERSION_TABLE}:
             raise UnknownStudy(f"there are no studies in {database.url}", hint="begin one with: autotune search")
         if revision == REVISION:

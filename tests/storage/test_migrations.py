@@ -21,6 +21,8 @@ from study_building import config, keep, measured, open_store
 
 from autotune.config import TrainingConfig
 from autotune.errors import StorageUnavailable
+from autotune.storage import schema
+from autotune.storage.database import Database
 from autotune.storage.schema import MIGRATIONS
 from autotune.storage.tables import METADATA, REVISION, VERSION_TABLE
 from autotune.study.checking import check_studies
@@ -214,6 +216,21 @@ def test_several_processes_that_open_an_old_database_at_once_upgrade_it_once(old
         process.stdin.close()
     assert len(backups(tmp_path) + backups(tmp_path / "studies")) == 1
     assert check_studies(old).findings == ()
+
+
+@pytest.mark.parametrize("look", ["revision_of", "tables_of"])
+def test_tables_that_another_process_makes_between_two_looks_are_taken_as_they_are(store_url, monkeypatch, look):
+    looked = getattr(schema, look)
+
+    def made_just_before(connection):
+        monkeypatch.undo()
+        with open_store(store_url):
+            return looked(connection)
+
+    Database(store_url, create=True).close()
+    monkeypatch.setattr(schema, look, made_just_before)
+    with open_store(store_url) as store:
+        assert store.names() == []
 
 
 @pytest.mark.parametrize("point", ["schema backed up", "schema upgraded, not committed"])
