@@ -108,11 +108,13 @@ class Ranking:
         knowledge = Knowledge(
             records, forecasts, cap_bytes=self._cap_bytes, points=[*map(_point, on_front)], relevance=relevance
         )
-        best: Choice | None = None
-        for places in self._batches(left, near, forecasts, trials=len(records), draw=draw):
+        best, looked_at = None, 0
+        for places in self._batches(left, near, forecasts, draw=draw):
             choice = _best_of(self._candidates(places), knowledge, draw=draw)
             best = max(filter(None, (best, choice)), key=lambda one: one.relative_gain, default=None)
-            if best is not None and best.relative_gain >= CONVERGED_GAIN:
+            looked_at += len(places)
+            is_enough = len(records) > MANY_TRIALS and looked_at >= MOST_LOOKED_AT
+            if best is not None and (is_enough or best.relative_gain >= CONVERGED_GAIN):
                 return best
         return best
 
@@ -122,7 +124,6 @@ class Ranking:
         near: Iterable[int],
         forecasts: Sequence[Forecast],
         *,
-        trials: int,
         draw: random.Random,
     ) -> Iterator[list[int]]:
         """All of a small space at once. Of a large one first what is known best, with a sample; then the others."""
@@ -135,8 +136,7 @@ class Ranking:
         draw.shuffle(left)
         first = [*known[-MOST_CANDIDATES:], *(place for place in near if place in among), *left[:MOST_CANDIDATES]]
         yield list(dict.fromkeys(first))
-        most = len(left) if trials <= MANY_TRIALS else min(len(left), MOST_LOOKED_AT)
-        for start in range(MOST_CANDIDATES, most, MOST_CANDIDATES):
+        for start in range(MOST_CANDIDATES, len(left), MOST_CANDIDATES):
             yield left[start : start + MOST_CANDIDATES]
 
     def _candidates(self, places: Sequence[int]) -> Candidates:

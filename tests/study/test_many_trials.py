@@ -11,7 +11,7 @@ from autotune.recommendation.front import Rivals, Tolerance
 from autotune.recommendation.matches import find_matches
 from autotune.study import result_of, surrogate
 from autotune.study.observation import Observer
-from autotune.study.ranking import MOST_CANDIDATES, Ranking
+from autotune.study.ranking import MOST_CANDIDATES, Knowledge, Ranking
 from autotune.study.relevance import MOST_LATEST, MOST_NEAR, Relevance
 from autotune.study.sampling import RESULTS_SEEN, OptunaStudy
 from autotune.study.surrogate import MOST_SEEN
@@ -75,6 +75,20 @@ def test_scales_are_found_once_a_choice_however_many_configurations_are_looked_a
     all_but_three_batches = {*list(legal.configurations())[3 * MOST_CANDIDATES :]}
     Ranking(legal, cap_bytes=study.cap_bytes).choose(made.records, (), excluded=all_but_three_batches, seed=1)
     assert len(inverted) <= 2 * 64  # two sets of fields that differ, where a batch happens to miss a value
+
+
+def test_nothing_is_left_only_after_all_of_the_space_was_looked_at(study, made, monkeypatch):
+    looked_at = []
+
+    def no_gain(knowledge, candidates):
+        looked_at.extend(config.fingerprint for config in candidates.configs)
+        return numpy.zeros(len(candidates.configs))
+
+    monkeypatch.setattr(Knowledge, "gains", no_gain)
+    legal = study.legal_space()
+    tried = {record.config for record in made.records}
+    assert Ranking(legal, cap_bytes=study.cap_bytes).choose(made.records, (), excluded=tried, seed=1) is None
+    assert {*looked_at} == {config.fingerprint for config in legal.configurations() if config not in tried}
 
 
 def test_what_is_near_the_front_is_seen_however_long_ago_it_was_tried(made):
