@@ -108,7 +108,7 @@ def _hold_turn(file: str) -> None:
 def _limit_host_memory() -> None:
     """Lets this process take what is available now and no more, so that it fails instead of the machine."""
     sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(errors="replace").splitlines())
     available_kib, data_kib = (int(text.split()[0]) for text in (sizes["MemAvailable"], status["VmData"]))
     limit = (available_kib + data_kib) * 1024
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

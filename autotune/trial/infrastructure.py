@@ -145,6 +145,6 @@ def _kills_in(file: Path) -> int | None:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text()
+        return file.read_text(errors="surrogateescape")
     except OSError:
         return ""

@@ -36,10 +36,10 @@ def _children_by_parent() -> dict[int, list[int]]:
 def _parent_of(pid: int) -> int | None:
     """None for a process that has ended, whether or not somebody has noticed."""
     try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:2]
     except OSError:
         return None
-    return None if state in "ZX" else int(parent)
+    return None if state in (b"Z", b"X") else int(parent)
 
 
 def started_under(mark: str) -> list[int]:

@@ -3,6 +3,8 @@
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -179,6 +181,14 @@ def test_what_a_finished_trial_left_behind_is_ended_and_another_trials_is_not(ru
     server.cancel(other)
     assert outcome_of(other) == "interrupted"
     assert descendants(server.pid) == []
+
+
+def test_a_process_of_anybody_may_have_a_name_in_any_encoding():
+    named = "import sys; open('/proc/self/comm', 'wb').write(b'caf\\xe9 \\xd0)'); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", named], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert b"\xd0" in Path(f"/proc/{process.pid}/stat").read_bytes()
+        assert process.pid in descendants(os.getpid())
 
 
 @pytest.mark.slow
