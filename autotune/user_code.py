@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, StudyMismatch
 from autotune.user_paths import expanded, is_plain_file, is_there
 
 SCRIPT = "script"
@@ -163,8 +163,8 @@ def script_sha256(script: str) -> str:
         ) from None
 
 
-def changed_since(what: str) -> InvalidInput:
+def changed_since(what: str) -> StudyMismatch:
     """The refusal of code that is no longer the one a study was begun with."""
-    return InvalidInput(
+    return StudyMismatch(
         f"{what} is no longer what the study was begun with", hint="bring the old content back, or begin another study"
     )

@@ -219,6 +219,8 @@ def continue_command(study: str, request: "SearchRequest", *, trials: int | None
     limit = request.trial_time_limit_seconds
     words += ["--until-converged"] if request.until_converged else []
     words += ["--full-trainings"] if request.full_trainings else []
+    words += [] if request.predict else ["--no-predict"]
+    words += ["--memory-snapshot"] if request.memory_snapshot else []
     words += ["--workers", str(request.workers)] if request.workers > 1 else []
     if request.trials_per_device > 1:
         words += ["--trials-per-device", str(request.trials_per_device)]

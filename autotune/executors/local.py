@@ -21,6 +21,9 @@ from autotune.trial.client import SERVER_COMMAND, Reply
 from autotune.trial.limits import TimeLimits, time_limits
 from autotune.workload import Workload
 
+_PREDICTION_SECONDS = 1800.0
+"""A model may hang before anything is trained of it, too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedTrial:
@@ -87,7 +90,12 @@ class LocalExecutor(ServerTasks):
         log_file = folder / f"{config.fingerprint}.log"
         environment = compiler_cache(folder)
         return self._server.submit(
-            "predict", payload, log_file=log_file, environment=environment, turn_file=self._turn_file
+            "predict",
+            payload,
+            log_file=log_file,
+            limits=time_limits(_PREDICTION_SECONDS),
+            environment=environment,
+            turn_file=self._turn_file,
         )
 
     def submit(

@@ -52,9 +52,12 @@ class StudyStore:
         url: str = DEFAULT_STORAGE,
         *,
         create: bool = False,
+        was_reached: bool = False,
         busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
     ) -> None:
-        self._database = Database(url, create=create, busy_timeout_seconds=busy_timeout_seconds)
+        self._database = Database(
+            url, create=create, was_reached=was_reached, busy_timeout_seconds=busy_timeout_seconds
+        )
         self.url = self._database.url
         """The database's URL as it may be shown: without its password."""
         self.attempts = Attempts(self._database)

@@ -16,13 +16,13 @@ from autotune.errors import AutotuneError, StorageUnavailable, UnknownStudy
 from autotune.storage.check_attempts import attempt_findings, running_trials
 from autotune.storage.database import Database
 from autotune.storage.findings import Checked, Finding, RunningTrial
+from autotune.storage.refusals import COPY
 from autotune.storage.rows import definition_of, forecast_of, record_of
 from autotune.storage.schema import check_tables, revision_of, tables_of
 from autotune.storage.tables import ATTEMPTS, METADATA, PREDICTIONS, REVISION, SCHEMA_VERSION, STUDIES, TRIALS
 
 _ROWS_AT_A_TIME = 200
 
-COPY = "bring back a copy that is whole"
 SAVE = f"{COPY}, or save the studies that can be read with: autotune studies export"
 _DAMAGE = (AutotuneError, SQLAlchemyError, ValueError, TypeError, KeyError, AttributeError)
 _OLDER = "nothing: the next other command copies the database and then upgrades it"

@@ -15,8 +15,8 @@ from sqlalchemy.engine import make_url
 
 from autotune.errors import StorageAway, StorageUnavailable, UnknownStudy
 from autotune.storage.file_systems import refuse_network_file_system, refuse_without_write_ahead_log
-from autotune.storage.refusals import parsed_url, shown_url, storage_errors
-from autotune.storage.wholeness import make_file, refuse_damaged_file
+from autotune.storage.refusals import StorageBusy, parsed_url, shown_url, storage_errors
+from autotune.storage.wholeness import make_file, refuse_damaged_file, refuse_log_without_its_file
 
 BUSY_TIMEOUT_SECONDS = 60.0
 """How long SQLite waits for another process's lock."""
@@ -49,7 +49,10 @@ _opening = threading.Lock()
 
 
 class Database:
-    """Connections to one database. A file is only made with `create`; with `read_only` nothing in it changes."""
+    """Connections to one database. A file is only made with `create`; with `read_only` nothing in it changes.
+
+    Where this process has reached it before (`was_reached`), what cannot be reached now is away, and will come back.
+    """
 
     def __init__(
         self,
@@ -57,15 +60,17 @@ class Database:
         *,
         create: bool = False,
         read_only: bool = False,
+        was_reached: bool = False,
         busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
     ) -> None:
         self.url = shown_url(url)
         """As it may be shown: without its password."""
-        self.is_read_only = read_only
+        self.is_read_only, self._was_reached = read_only, was_reached
         self.file = sqlite_file(url)
         """None: not SQLite, or not a file."""
         self._place = None if self.file is None else self.file.resolve()
         self._is_frozen = read_only and self.file is not None and not _log_of(self.file).exists()
+        self._found = _state_of(self.file) if self._is_frozen else None
         with self.opening():
             if self.file is None:
                 self.engine = _server_engine(make_url(url))
@@ -86,7 +91,9 @@ class Database:
     @property
     def has_been_opened_meanwhile(self) -> bool:
         """Whether somebody writes into a file that nobody had open when it was opened here to be read."""
-        return self._is_frozen and self.file is not None and _log_of(self.file).exists()
+        if not self._is_frozen or self.file is None:
+            return False
+        return _log_of(self.file).exists() or _state_of(self.file) != self._found
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -94,7 +101,11 @@ class Database:
         try:
             with storage_errors(self.url):
                 yield
+        except StorageBusy:
+            raise
         except StorageAway as error:
+            if self._was_reached:
+                raise
             raise StorageUnavailable(error.message, hint=error.hint) from None
 
     @contextmanager
@@ -129,7 +140,8 @@ def sqlite_file(url: str) -> Path | None:
     name = (parsed.database or "").removeprefix("file:")  # with ?uri=true it is a URL of SQLite's own
     if parsed.get_backend_name() != "sqlite" or name in ("", ":memory:") or parsed.query.get("mode") == "memory":
         return None
-    return Path(name)
+    file = Path(name)
+    return file.resolve() if file.is_symlink() else file  # SQLite's log lies beside the file itself
 
 
 def _look_at_file(file: Path, url: str, *, create: bool) -> None:
@@ -138,6 +150,7 @@ def _look_at_file(file: Path, url: str, *, create: bool) -> None:
     Closing a file that SQLite has open in the same process would drop SQLite's locks on it.
     """
     refuse_network_file_system(file)
+    refuse_log_without_its_file(file, url)
     with _opening:
         if not _open_files[file.resolve()]:
             if create and not file.exists():
@@ -149,6 +162,15 @@ def _look_at_file(file: Path, url: str, *, create: bool) -> None:
             if file.is_file():
                 refuse_damaged_file(file, url)
         _open_files[file.resolve()] += 1
+
+
+def _state_of(file: Path | None) -> tuple[int, int] | None:
+    """Changes with every change of the file; None where it is not there."""
+    try:
+        found = None if file is None else file.stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_size, found.st_mtime_ns)
 
 
 def _log_of(file: Path) -> Path:

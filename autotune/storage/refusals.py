@@ -22,8 +22,19 @@ from autotune.definition import DEFAULT_STORAGE
 from autotune.errors import StorageAway, StorageUnavailable
 from autotune.storage.tables import SCHEMA_VERSION
 
+COPY = "bring back a copy that is whole"
+COPY_OF_FILE = f"{COPY}, without the -wal and -shm files of this one"
+"""SQLite would read the log of the damaged file into the copy."""
+
 # A SQLite database that answers so is not away: a statement that does not fit its tables, or damage.
 _BROKEN = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_FORMAT}
+
+_READ_ONLY = "25006"
+"""PostgreSQL's code for a server that is a standby until another one takes over."""
+
+
+class StorageBusy(StorageAway):
+    """Another process has locked the database for longer than one waits; it is there."""
 
 
 class Conflict(StorageUnavailable):
@@ -52,7 +63,8 @@ def storage_errors(url: str) -> Iterator[None]:
         ) from None
     except DBAPIError as error:
         message, hint = _refusal(url, error)
-        raise (StorageAway if _is_away(error) else StorageUnavailable)(message, hint=hint) from None
+        kind = StorageBusy if _is_busy(error) else StorageAway if _is_away(error) else StorageUnavailable
+        raise kind(message, hint=hint) from None
     except (SQLAlchemyError, ValueError, TypeError, KeyError, AttributeError) as error:  # of rows that are damaged
         raise StorageUnavailable(
             f"the studies database {shown_url(url)} cannot be used: {_first_line(error)}", hint=way_out_of_damage(url)
@@ -66,7 +78,8 @@ def storage_errors(url: str) -> Iterator[None]:
 
 def way_out_of_damage(url: str) -> str:
     storage = "" if url == DEFAULT_STORAGE else f" --storage {shlex.quote(shown_url(url))}"
-    return f"see all that is damaged with: autotune studies check{storage}; or bring back a copy that is whole"
+    copy = COPY_OF_FILE if url.startswith("sqlite") else COPY
+    return f"see all that is damaged with: autotune studies check{storage}; or {copy}"
 
 
 def refuse_other_schema(study: str, found: int, *, url: str) -> None:
@@ -78,7 +91,14 @@ def refuse_other_schema(study: str, found: int, *, url: str) -> None:
         )
 
 
+def _is_busy(error: DBAPIError) -> bool:
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return isinstance(code, int) and code & 0xFF == sqlite3.SQLITE_BUSY
+
+
 def _is_away(error: DBAPIError) -> bool:
+    if getattr(error.orig, "sqlstate", None) == _READ_ONLY:
+        return True
     if isinstance(error.orig, sqlite3.Error):
         return isinstance(error, OperationalError | InterfaceError) and not _is_broken(error.orig)
     return isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated

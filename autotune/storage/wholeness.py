@@ -15,14 +15,14 @@ import sqlalchemy
 from sqlalchemy import Connection
 
 from autotune.errors import StorageUnavailable
-from autotune.storage.refusals import way_out_of_damage
+from autotune.storage.refusals import COPY_OF_FILE, way_out_of_damage
 from autotune.storage.tables import METADATA, VERSION_TABLE
 
 _MAGIC = b"SQLite format 3\0"
 _OPTUNA = "version_info"
 """A table of Optuna's, which may keep its studies in the same file."""
 
-_WAY_OUT = "bring back a copy that is whole, or name another with --storage"
+_WAY_OUT = f"{COPY_OF_FILE}, or name another with --storage"
 
 
 # -- the file ----------------------------------------------------------------------------------------------------
@@ -43,13 +43,24 @@ def make_file(file: Path) -> None:
         unfinished.unlink(missing_ok=True)
 
 
+def refuse_log_without_its_file(file: Path, url: str) -> None:
+    """Raises StorageUnavailable where SQLite would read what was in a removed database into a new one."""
+    log = _beside(file, "-wal")
+    if not file.exists() and _has_content(log):
+        raise StorageUnavailable(
+            f"the studies database {url} is not there, but its write-ahead log {log} is",
+            hint=f"bring the file back; to begin anew, remove {log} and {_beside(file, '-shm')}",
+        )
+
+
 def refuse_damaged_file(file: Path, url: str) -> None:
     """Raises StorageUnavailable for a file that is empty or ends before its last page, or whose log is missing."""
     with file.open("rb") as opened:
         header = opened.read(100)
     if not header:
+        files = f"{file.name}, {file.name}-wal and {file.name}-shm"
         raise StorageUnavailable(
-            f"the studies database {url} is an empty file", hint=f"{_WAY_OUT}; to begin anew, remove it"
+            f"the studies database {url} is an empty file", hint=f"{_WAY_OUT}; to begin anew, remove {files}"
         )
     if len(header) < 100:  # SQLite takes such a file for an empty one
         raise StorageUnavailable(
@@ -97,7 +108,10 @@ def _beside(file: Path, suffix: str) -> Path:
 
 
 def _has_content(file: Path) -> bool:
-    return file.exists() and file.stat().st_size > 0
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 # -- the tables --------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def search(
             raise Stopped("the search was stopped", hint="the same command goes on from here")
 
     patiently = Patience(limit_seconds=request.database_wait_seconds, listener=listener, check_stop=check_stop)
-    stored = stored_study(request)
+    stored = patiently(lambda: stored_study(request))
     if stored is not None:
         check_same_study(request, stored)
         check_sampler(stored.sampler, until_converged=request.until_converged)
@@ -60,8 +60,8 @@ def search(
             reached("files prepared")
         name = request.name or "" if new is None else new.definition.name
         try:
-            with opened_store(request.storage) as store:  # not before: what is refused leaves no database
-                with alone(work / f"{name}.opening", check_stop):
+            with opened_store(request.storage, patiently) as store:  # not before: what is refused leaves no database
+                with alone(work / f".{name}.opening", check_stop):
                     opened = open_study(store, name, new, request, executor=executor, work=work, patiently=patiently)
                 with Workers(
                     request,

@@ -1,6 +1,7 @@
 """A look at studies with all that belongs to them: the database, and what waits beside it in the work folder."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,13 +52,15 @@ def _running(one: RunningTrial, workers: Path) -> Iterator[Finding]:
 
 def _waiting(study: str, folder: Path) -> Iterator[Finding]:
     where = f"study {study!r}"
-    waiting = sorted((folder / SPOOL).glob("*.json"))
-    if whole := [file for file in waiting if read_result(file) is not None]:
+    whole, damaged = list[Path](), list[Path]()
+    for file in sorted((folder / SPOOL).glob("*.json")):
+        with suppress(FileNotFoundError):  # delivered meanwhile
+            (damaged if read_result(file) is None else whole).append(file)
+    if whole:
         what = f"{len(whole)} finished results wait in {folder / SPOOL}" if len(whole) > 1 else _waits(whole[0])
         yield Finding(where=where, what=what, to_do=_goes_on(study, "delivers them"), is_fault=False)
-    for file in waiting:
-        if file not in whole:
-            yield Finding(where=where, what=f"{file} is no whole result", to_do="look at it, then remove it")
+    for file in damaged:
+        yield Finding(where=where, what=f"{file} is no whole result", to_do="look at it, then remove it")
     for file in Spool(folder / SPOOL).left_over():
         what = f"{file} is a result that could not be read, or of an attempt that the database does not know"
         yield Finding(where=where, what=what, to_do="look at it, then remove it", is_fault=False)

@@ -1,7 +1,7 @@
 """What must be the same when a study is continued: what was asked for, the device, the text and the model."""
 
-import os
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,11 @@ from autotune.executors.local import LocalExecutor
 from autotune.executors.server_tasks import PREPARED
 from autotune.result import DeviceInfo
 from autotune.space_file import load_space
-from autotune.study.request import WAITING, SearchRequest
+from autotune.study.request import SearchRequest
+from autotune.trial.prepared import is_made_of
 from autotune.workload_settings import option_of
+
+_AGAIN = ".prepared-again-"
 
 
 def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
@@ -76,10 +79,15 @@ def check_same_model(stored: StudyDefinition, *, executor: LocalExecutor) -> Non
 
 
 def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folder: Path) -> None:
-    """Makes the prepared files of a stored study where they are missing; the text must still be the same."""
-    if (folder / PREPARED).exists():
+    """Makes the prepared files of a stored study where they are missing, or another study's of that name.
+
+    Raises StudyMismatch where the text or the weights are no longer those of the study.
+    """
+    if is_made_of(folder / PREPARED, definition.workload):
         return
-    waiting = folder / f"{WAITING}{os.getpid()}"
+    for left in folder.glob(f"{_AGAIN}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    waiting = folder / f"{_AGAIN}{uuid.uuid4().hex}"
     prepared = executor.prepare(definition.workload, waiting)
     if prepared["text_sha256"] != definition.workload.text_sha256:
         shutil.rmtree(waiting)
@@ -95,4 +103,6 @@ def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folde
             "was begun with",
             hint="bring the old weights back, or begin another study with --name",
         )
+    for left in folder.glob(f"{PREPARED}*"):  # and the weights of other seeds
+        shutil.rmtree(left, ignore_errors=True)
     waiting.rename(folder / PREPARED)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, StorageAway
 from autotune.prediction import Forecast
 from autotune.quantities import format_size
 from autotune.result import DIRECTIONS, TrialRecord
@@ -55,6 +55,8 @@ def comparable_studies(store: StudyStore, new: StudyDefinition) -> Iterator[Earl
                 yield EarlierStudy(
                     definition=definition, records=tuple(store.trials(name)), forecasts=store.forecasts(name)
                 )
+        except StorageAway:
+            raise
         except (AutotuneError, TypeError, ValueError, KeyError):
             continue
 

@@ -24,7 +24,8 @@ from autotune.study.continuing import (
 )
 from autotune.study.earlier import TakenOver, take_over
 from autotune.study.patience import Patience
-from autotune.study.request import NewStudy, SearchRequest, check_snapshot, sweep
+from autotune.study.request import NewStudy, SearchRequest, check_snapshot
+from autotune.study.waiting_folder import sweep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +48,16 @@ def stored_study(request: SearchRequest) -> StudyDefinition | None:
 
 
 @contextmanager
-def opened_store(storage: str) -> Iterator[StudyStore]:
-    store = StudyStore(storage, create=True, busy_timeout_seconds=SHORT_BUSY_TIMEOUT_SECONDS)
+def opened_store(storage: str, patiently: Patience | None = None) -> Iterator[StudyStore]:
+    """`patiently`: the database has been reached before, and is waited for."""
+    file = sqlite_file(storage)
+    was_reached = patiently is not None and (file is None or file.exists())
+
+    def opened() -> StudyStore:
+        busy = SHORT_BUSY_TIMEOUT_SECONDS
+        return StudyStore(storage, create=True, was_reached=was_reached, busy_timeout_seconds=busy)
+
+    store = opened() if patiently is None else patiently(opened)
     try:
         yield store
     finally:

@@ -9,14 +9,15 @@ budget below 1 draws dropout's masks anew in the backward pass and gets the grad
 """
 
 import json
-import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 from autotune.config import TrainingConfig
 from autotune.parity import ParityTrace, largest_difference
+from autotune.storage.durable_file import durable_file
 
 
 class Tracer(Protocol):
@@ -113,13 +114,13 @@ class ParityGate:
         """The trace of a configuration that others are compared with; taken once a study, beyond the cap if need be."""
         name = config.fingerprint if dropout else f"{config.fingerprint}-without-dropout"
         file = self._folder / f"{name}.json"
-        if file.exists():
-            return ParityTrace.from_dict(json.loads(file.read_text()))
+        if known := _read(file):
+            return known
         if name not in self._failures:
             self._on_trace(config)
             trace = self._trace(config, dropout=dropout)
             if isinstance(trace, ParityTrace):
-                _write(file, json.dumps(trace.to_dict()))
+                _keep(file, trace)
                 return trace
             self._failures[name] = f"the plain training to compare with: {trace}"
         return self._failures[name]
@@ -130,9 +131,17 @@ def plain_form(config: TrainingConfig, *, micro_batch_size: int) -> TrainingConf
     return TrainingConfig(precision=config.precision, optimizer=config.optimizer, micro_batch_size=micro_batch_size)
 
 
-def _write(file: Path, text: str) -> None:
-    """Whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(f".{uuid.uuid4().hex}.unfinished")  # other workers may be at the same
-    unfinished.write_text(text)
-    unfinished.rename(file)
+def _read(file: Path) -> ParityTrace | None:
+    """None where there is none, or none that can be read: it is taken anew."""
+    try:
+        return ParityTrace.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _keep(file: Path, trace: ParityTrace) -> None:
+    """Where the disk is full, for this process alone."""
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with durable_file(file) as unfinished:
+            unfinished.write_text(json.dumps(trace.to_dict()), encoding="utf-8")

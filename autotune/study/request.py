@@ -4,10 +4,8 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +33,7 @@ from autotune.study.events import Listener, Preparing
 from autotune.study.forecast import on_some_device
 from autotune.study.patience import DEFAULT_PATIENCE_SECONDS
 from autotune.study.spool import SPOOL
+from autotune.study.waiting_folder import WaitingFolder, sweep
 from autotune.trial.limits import DEFAULT_TRIAL_SECONDS, time_limits
 from autotune.workload import Workload, make_workload
 
@@ -209,7 +208,7 @@ class NewStudy:
     """A study that could begin: its definition, and its prepared files in a folder that waits to be taken."""
 
     definition: StudyDefinition
-    waiting: Path
+    waiting: WaitingFolder
 
     def settle(self, study_folder: Path) -> None:
         """Moves the prepared files to the study's folder; what an earlier study of that name left there goes."""
@@ -217,11 +216,11 @@ class NewStudy:
             if left.name != SPOOL:  # results that no database took yet
                 shutil.rmtree(left, ignore_errors=True)
         study_folder.mkdir(parents=True, exist_ok=True)
-        self.waiting.rename(study_folder / PREPARED)
+        self.waiting.folder.rename(study_folder / PREPARED)
 
     def discard(self) -> None:
         """Removes the waiting files, if they still wait."""
-        shutil.rmtree(self.waiting, ignore_errors=True)
+        self.waiting.close()
 
 
 def new_definition(
@@ -255,23 +254,16 @@ def new_definition(
     definition.legal_space()  # refuses a space in which nothing works before anything is prepared
     if workload.script is None:
         listener(Preparing(what=f"reading {workload.dataset} and drawing the initial weights"))
-    waiting = work / f"{WAITING}{os.getpid()}-{uuid.uuid4().hex}"
-    prepared = executor.prepare(workload, waiting)
+    waiting = WaitingFolder(work)
+    try:
+        prepared = executor.prepare(workload, waiting.folder)
+    except BaseException:
+        waiting.close()
+        raise
     workload = dataclasses.replace(workload, text_sha256=prepared["text_sha256"], model_sha256=prepared["model_sha256"])
     definition = dataclasses.replace(definition, workload=workload)
     definition = dataclasses.replace(definition, name=request.name or default_name(definition))
     return NewStudy(definition=definition, waiting=waiting)
-
-
-WAITING = "waiting-"
-
-
-def sweep(work: Path) -> None:
-    """Removes prepared files that a killed search left waiting."""
-    for folder in work.glob(f"{WAITING}*"):
-        owner = folder.name.removeprefix(WAITING).partition("-")[0]
-        if not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def default_name(definition: StudyDefinition) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from autotune.crash_points import reached
 from autotune.result import Measurement
 from autotune.storage.attempts import Delivery
+from autotune.storage.typed import check_types
 
 SPOOL = "spool"
 """Folder of a study's results on their way."""
@@ -118,9 +119,12 @@ def read_result(file: Path) -> SpooledResult | None:
     """None for a file that is not a whole result."""
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
-        return SpooledResult(**{**stored, "measurement": Measurement(**stored["measurement"])})
-    except (ValueError, TypeError, KeyError):
+        result = SpooledResult(**{**stored, "measurement": Measurement(**stored["measurement"])})
+        check_types(result)
+        check_types(result.measurement)
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
+    return result if result.attempt_id == file.stem else None
 
 
 def _sync(folder: Path) -> None:

@@ -36,7 +36,7 @@ def place_of_work(storage: str) -> Path:
     """Where the folder is: beside a SQLite database, else in `studies/`."""
     file = sqlite_file(storage)
     # One folder a database: studies of one name in two databases are two studies.
-    own = hashlib.sha256(storage.encode()).hexdigest()[:12] if file is None else file.stem
+    own = hashlib.sha256(storage.encode()).hexdigest()[:12] if file is None else file.name.removesuffix(".db")
     return (RESULTS_FOLDER if file is None else file.parent) / "work" / own
 
 

@@ -4,14 +4,13 @@ A worker holds a lock on a file of its own for as long as its process lives; the
 process ends. On the same machine that tells the dead from the slow at once; of a worker elsewhere only its lease does.
 """
 
+import fcntl
 import os
 import socket
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-
-import filelock
 
 _ROOM_BYTES = 2**16
 """Kept on disk for one result, where the disk fills up while it is measured."""
@@ -22,25 +21,24 @@ class WorkerIdentity:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.name = f"{socket.gethostname()[:80]}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+        self.name = f"{_host()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
         folder.mkdir(parents=True, exist_ok=True)
         self._file = _lock_file(folder, self.name)
-        self._lock = filelock.FileLock(self._file)
-        self._lock.acquire(timeout=5)  # another worker may be sweeping
+        self._lock = new_lock(self._file)
         with suppress(OSError):
-            self._file.write_bytes(bytes(_ROOM_BYTES))
+            os.pwrite(self._lock, bytes(_ROOM_BYTES), 0)
 
     def close(self, *, leaves_attempts: bool = False) -> None:
         """`leaves_attempts`: others are to see that it is dead, and give up what it could not."""
         self.free_room()
-        self._lock.release()
+        os.close(self._lock)
         if not leaves_attempts:
             self._file.unlink(missing_ok=True)
 
     def free_room(self) -> None:
         """Gives the room that was kept for a result to whoever writes next."""
         with suppress(OSError):
-            os.truncate(self._file, 0)
+            os.ftruncate(self._lock, 0)
 
     def is_dead(self, worker: str) -> bool:
         """Whether that worker ran on this machine and has ended."""
@@ -52,7 +50,7 @@ class WorkerIdentity:
 
     def dead(self) -> set[Path]:
         """Lock files of the workers of this machine that have ended without a word."""
-        return {file for file in self._folder.glob("*.lock") if file != self._file and _is_free(file)}
+        return {file for file in self._folder.glob("*.lock") if file != self._file and is_free(file)}
 
     def sweep(self, dead: set[Path], *, but: Iterable[str]) -> None:
         """Removes these lock files, `but` not those of workers that something is left of."""
@@ -60,20 +58,41 @@ class WorkerIdentity:
             file.unlink(missing_ok=True)
 
 
-def _is_free(file: Path) -> bool:
-    lock = filelock.FileLock(file)
+def new_lock(file: Path) -> int:
+    """A lock file that nobody ever sees free, until the descriptor is closed or the process has ended."""
+    unlocked = file.with_name(f".{uuid.uuid4().hex}")
+    descriptor = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o644)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    unlocked.rename(file)
+    return descriptor
+
+
+def is_free(file: Path) -> bool:
+    """Whether no living process holds the lock. A file that is gone is no longer anybody's."""
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
+        descriptor = os.open(file, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
         return False
-    lock.release()
-    return True
+    finally:
+        os.close(descriptor)
 
 
 def is_dead(folder: Path, worker: str) -> bool:
-    """Whether a worker of another process ran on this machine and has ended."""
+    """Whether a worker of another process ran on this machine and has ended.
+
+    Of other machines nothing is said: not every file system that they share has locks that reach from one to another.
+    """
     file = _lock_file(folder, worker)
-    return file.exists() and _is_free(file)
+    return worker.startswith(f"{_host()}:") and file.exists() and is_free(file)
+
+
+def _host() -> str:
+    return socket.gethostname()[:80]
 
 
 def _lock_file(folder: Path, worker: str) -> Path:

@@ -38,7 +38,8 @@ class TrialServer:
         self._log_file = log_file
         self._futures: dict[int, Future[Reply]] = {}
         self._ids = itertools.count(1)
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        """Apart: a write may wait for a server that waits until its replies are read, which takes the other lock."""
         self._is_ready = self._is_lost = False
         self._mark = uuid.uuid4().hex
         with log_file.open("a") as log:
@@ -93,19 +94,20 @@ class TrialServer:
             "turn_file": None if turn_file is None else str(turn_file),
         }
         with self._lock:
-            if self._is_lost:
+            if is_lost := self._is_lost:
                 future.set_exception(self._loss())
             else:
                 self._futures[request_id] = future
-                self._send(request)
+        if not is_lost:
+            self._send(request)
         return future
 
     def cancel(self, future: "Future[Reply]") -> None:
         """Ends the process behind `future`; a training then has the outcome `interrupted`, within seconds."""
         with self._lock:
-            for request_id, known in self._futures.items():
-                if known is future:
-                    self._send({"cancel": request_id})
+            ids = [request_id for request_id, known in self._futures.items() if known is future]
+        for request_id in ids:
+            self._send({"cancel": request_id})
 
     def close(self) -> None:
         """Ends the server and everything it runs."""
@@ -132,33 +134,46 @@ class TrialServer:
     def _send(self, request: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            with self._writing:
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+                self._process.stdin.flush()
         except BrokenPipeError:
             pass  # the reader sees the end of the server and fails every future
 
     def _read_replies(self) -> None:
         assert self._process.stdout is not None
         replies: IO[bytes] = self._process.stdout
-        for line in replies:
-            reply = json.loads(line)
-            self._is_ready = True
-            if "id" in reply:
-                with self._lock:
-                    future = self._futures.pop(reply["id"])
-                _resolve(future, reply)
-        kill_all(lambda: started_under(self._mark), within_seconds=_LEFTOVER_SECONDS, between=self._process.poll)
-        with self._lock:
-            self._is_lost = True
-            lost, self._futures = list(self._futures.values()), {}
-        for future in lost:
-            future.set_exception(self._loss())
+        try:
+            for line in replies:
+                if (reply := _reply_in(line)) is None:
+                    continue
+                self._is_ready = True
+                if "id" in reply:
+                    with self._lock:
+                        future = self._futures.pop(reply["id"])
+                    _resolve(future, reply)
+            kill_all(lambda: started_under(self._mark), within_seconds=_LEFTOVER_SECONDS, between=self._process.poll)
+        finally:  # whatever goes wrong here, nobody waits for ever
+            with self._lock:
+                self._is_lost = True
+                lost, self._futures = list(self._futures.values()), {}
+            for future in lost:
+                future.set_exception(self._loss())
 
     def _loss(self) -> TrialServerLost:
         return TrialServerLost(
             "the process that starts the trials has ended",
             hint=f"see {self._log_file}; the same command goes on from here",
         )
+
+
+def _reply_in(line: bytes) -> dict[str, Any] | None:
+    """None for what is none: half a line of a server that was killed, or what the interpreter says before it begins."""
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        return None
+    return reply if isinstance(reply, dict) else None
 
 
 def _resolve(future: "Future[Reply]", reply: dict[str, Any]) -> None:

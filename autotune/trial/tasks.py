@@ -5,7 +5,6 @@ Each task takes and returns JSON-ready values.
 
 import os
 import platform
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -15,77 +14,14 @@ from typing import Any
 import torch
 
 from autotune.config import TrainingConfig
-from autotune.errors import InvalidInput, PredictionImpossible
+from autotune.errors import InvalidInput, PredictionImpossible, StudyMismatch
 from autotune.parity import ParityTrace
 from autotune.result import DeviceInfo, Measurement
 from autotune.rival import Rival
 from autotune.training_request import Progress, TrainingRequest, unwatched
 from autotune.trial.infrastructure import host_memory_kills
-from autotune.user_code import is_function_reference, script_sha256
+from autotune.trial.prepared import model_sha256, prepare, prepare_seed
 from autotune.workload import Workload
-
-
-def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Writes tokens and initial weights into `folder`; returns {"text_sha256", "model_sha256", "parameters"}.
-
-    The folder appears whole or not at all. Raises InvalidDataset, and InvalidInput for a model or a tokenizer.
-    """
-    from autotune.data.sources import read_documents
-    from autotune.data.tokens import write_tokens
-    from autotune.models.weights import draw_weights
-
-    wanted, target = Workload(**workload), Path(folder)
-    if wanted.script is not None:
-        target.mkdir(parents=True)  # a script reads its own text and draws its own weights
-        return {"text_sha256": "", "model_sha256": model_sha256(workload=workload), "parameters": None}
-    unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
-    unfinished.mkdir(parents=True)
-    try:
-        parts = read_documents(wanted, cache_folder=unfinished / "datasets")
-        text_sha256 = write_tokens(parts, wanted, folder=unfinished)
-        parameters = draw_weights(wanted, file=unfinished / "weights.pt")
-        shutil.rmtree(unfinished / "datasets", ignore_errors=True)
-        shutil.rmtree(target, ignore_errors=True)
-        unfinished.rename(target)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return {"text_sha256": text_sha256, "model_sha256": model_sha256(workload=workload), "parameters": parameters}
-
-
-def model_sha256(*, workload: dict[str, Any]) -> str:
-    """SHA-256 of what the model is made of beside its config.json: a Python file, trained weights; else empty.
-
-    Raises InvalidInput.
-    """
-    from autotune.models.own import code_sha256
-    from autotune.models.pretrained import weights_sha256
-
-    wanted = Workload(**workload)
-    if wanted.script is not None:
-        return script_sha256(wanted.script)
-    if wanted.pretrained:
-        return weights_sha256(wanted)
-    return code_sha256(wanted) if is_function_reference(wanted.model) else ""
-
-
-def prepare_seed(*, workload: dict[str, Any], prepared: str, folder: str) -> dict[str, Any]:
-    """Makes `folder` as `prepared` with the same text and the initial weights of the workload's own seed."""
-    from autotune.models.weights import draw_weights
-
-    source, target = Path(prepared), Path(folder)
-    unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
-    unfinished.mkdir(parents=True)
-    try:
-        wanted = Workload(**workload)
-        for file in source.iterdir():
-            if file.name != "weights.pt" or wanted.pretrained:  # another seed is then another order only
-                (unfinished / file.name).symlink_to(file.absolute())
-        if not wanted.pretrained:
-            draw_weights(wanted, file=unfinished / "weights.pt")
-        unfinished.rename(target)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return {}
 
 
 def probe(*, device: str | None, choices: dict[str, list[Any]]) -> dict[str, Any]:
@@ -136,7 +72,7 @@ def check_device(*, device: str) -> dict[str, Any]:
 def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
     """Trains one configuration; returns a Measurement, whatever happens short of the process's death.
 
-    Raises TrialLost for what the machine has done to it.
+    Raises TrialLost for what the machine has done to it, and StudyMismatch where what the study is made of has changed.
     """
     from autotune.script_trainer import train_script
     from autotune.trainer import train as run
@@ -146,6 +82,8 @@ def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
         training = _training_request(**request)
         train_one = run if training.workload.script is None else train_script
         return asdict(train_one(training, progress=progress))
+    except StudyMismatch:
+        raise
     except Exception as error:
         return asdict(_failed(error, device=request["device"], memory_kills=memory_kills))
 
@@ -163,6 +101,8 @@ def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> d
         training = _training_request(**request)
         first_steps = run if training.workload.script is None else trace_script
         return {"trace": first_steps(training, dropout=dropout, progress=progress).to_dict(), "failure": ""}
+    except StudyMismatch:
+        raise
     except Exception as error:
         failed = _failed(error, device=request["device"], memory_kills=memory_kills)
         return {"trace": None, "failure": failed.message}
@@ -192,6 +132,8 @@ def _training_request(
     snapshot_file: str | None = None,
     **options: Any,
 ) -> TrainingRequest:
+    if workload["script"] is None and not Path(folder).is_dir():
+        raise StudyMismatch(f"{folder} is gone, the text and the weights", hint="the same command prepares them again")
     return TrainingRequest(
         workload=Workload(**workload),
         config=TrainingConfig(**config),

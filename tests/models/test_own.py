@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, StudyMismatch
 from autotune.models import build_model
 from autotune.models.parts import next_token_loss
 from autotune.models.weights import draw_weights, load_model
@@ -324,5 +324,5 @@ def test_what_is_no_language_model_is_refused_in_one_sentence(function, named, w
 
 def test_a_file_that_changed_since_the_study_began_is_not_run(workload_of, tmp_path):
     workload = workload_of("Model", model_sha256="0" * 64)
-    with pytest.raises(InvalidInput, match="no longer what the study was begun with"):
+    with pytest.raises(StudyMismatch, match="no longer what the study was begun with"):
         build_model(workload)

@@ -13,8 +13,12 @@ from study_building import CAP_BYTES, config, definition, keep, measured, open_s
 from whole_study import run_command, write_whole_study
 
 import autotune
-from autotune.errors import AutotuneError, StorageUnavailable, UnknownStudy
+from autotune.errors import AutotuneError, StorageAway, StorageUnavailable, UnknownStudy
+from autotune.storage import StudyStore
+from autotune.storage.database import Database
+from autotune.storage.refusals import StorageBusy
 from autotune.study.checking import check_studies
+from autotune.study.work_folder import place_of_work
 
 COMMANDS = {
     "show": ("show", "by-hand"),
@@ -275,3 +279,57 @@ def test_two_that_make_a_database_at_once_make_one(tmp_path):
         one.create_study(definition(), trials_wanted=1)
         assert two.names() == ["by-hand"]
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["autotune.db"]
+
+
+def test_the_log_of_a_removed_database_is_not_read_into_a_new_one(tmp_path):
+    url, file = f"sqlite:///{tmp_path}/autotune.db", tmp_path / "autotune.db"
+    with open_store(url) as store:
+        store.create_study(definition("removed"), trials_wanted=3)
+        shutil.copy(f"{file}-wal", tmp_path / "kept")  # as after a kill
+    file.unlink()
+    shutil.copy(tmp_path / "kept", f"{file}-wal")
+    with pytest.raises(StorageUnavailable, match=r"is not there, but its write-ahead log .* is") as raised:
+        open_store(url).__enter__()
+    assert f"remove {file}-wal" in raised.value.hint
+
+
+def test_a_database_behind_a_link_is_the_one_it_leads_to(tmp_path):
+    (tmp_path / "link.db").symlink_to(tmp_path / "real.db")
+    with open_store(f"sqlite:///{tmp_path}/real.db") as store:
+        store.create_study(definition(), trials_wanted=3)
+        assert check_studies(f"sqlite:///{tmp_path}/link.db").studies == ("by-hand",)
+    assert place_of_work(f"sqlite:///{tmp_path}/link.db") == place_of_work(f"sqlite:///{tmp_path}/real.db")
+
+
+def test_databases_whose_names_differ_have_work_folders_of_their_own():
+    assert len({place_of_work(f"sqlite:///studies/{name}") for name in ("a", "a.sqlite", "a.sqlite3", "b.db")}) == 4
+
+
+def test_a_file_that_changes_while_it_is_read_as_nobodys_is_looked_at_again(file):
+    database = Database(f"sqlite:///{file}", read_only=True)
+    assert not database.has_been_opened_meanwhile
+    keep_another(file)
+    assert database.has_been_opened_meanwhile
+    database.close()
+
+
+def keep_another(file):
+    with open_store(f"sqlite:///{file}") as store:
+        store.create_study(definition("another"), trials_wanted=3)
+
+
+def test_a_database_that_another_process_has_locked_is_there_and_worth_waiting_for(tmp_path):
+    url = f"sqlite:///{tmp_path}/autotune.db"
+    Database(url, create=True).close()
+    with closing(sqlite3.connect(tmp_path / "autotune.db")) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StorageBusy):
+            StudyStore(url, create=True, busy_timeout_seconds=0.1)
+
+
+def test_a_database_that_was_reached_before_is_away_and_another_is_refused(postgres_url):
+    url = f"{postgres_url.rsplit('/', 1)[0]}/not-there"
+    for was_reached in (False, True):
+        with pytest.raises(StorageUnavailable) as raised:
+            StudyStore(url, create=True, was_reached=was_reached)
+        assert isinstance(raised.value, StorageAway) is was_reached

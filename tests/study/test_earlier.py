@@ -9,6 +9,7 @@ from building import out_of_memory, record
 from study_building import SPACE, config, definition, measured, open_store, write_study
 from view_building import predicted
 
+from autotune.errors import StorageAway
 from autotune.prediction import Forecast
 from autotune.result import DeviceInfo
 from autotune.search_space import SearchSpace
@@ -281,3 +282,16 @@ def test_a_study_that_cannot_be_read_is_passed_over(url):
         database.execute("UPDATE autotune_studies SET schema_version = 99 WHERE name = 'damaged'")
     with open_store(url) as store:
         assert take_over(store, NEW, NOTHING_SAID).counts == {"earlier": 1}
+
+
+def test_a_database_that_goes_away_meanwhile_is_waited_for_and_not_passed_over(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/autotune.db"
+    write_study(url, [measured()])
+
+    def away(*_):
+        raise StorageAway("the studies database is away")
+
+    with open_store(url) as store:
+        monkeypatch.setattr(store, "definition", away)
+        with pytest.raises(StorageAway):
+            take_over(store, NEW, NOTHING_SAID)

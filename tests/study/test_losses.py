@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -140,8 +141,11 @@ def test_a_trial_at_which_too_many_workers_died_comes_last(folder):
 
 def test_who_joins_a_study_removes_what_a_killed_search_had_prepared(always, folder):
     work = folder / "studies" / "work" / "autotune"
-    left = work / "waiting-4194999-0123"  # beyond the largest process number Linux gives
-    left.mkdir()
+    dies = "import os, sys, pathlib; from autotune.study.waiting_folder import WaitingFolder as One\n"
+    dies += "one = One(pathlib.Path(sys.argv[1])); one.folder.mkdir(); print(one.folder, flush=True); os._exit(1)"
+    died = subprocess.run([sys.executable, "-c", dies, str(work)], stdout=subprocess.PIPE, text=True, check=False)
+    left = Path(died.stdout.strip())
+    assert left.is_dir()
     killer = Killer(1, times=0)
     search(SearchRequest(name="always", predict=False), listener=killer, make_executor=killer.make_executor)
-    assert not left.exists()
+    assert not [*work.glob(f"{left.name}*")]

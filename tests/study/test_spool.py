@@ -1,5 +1,6 @@
 """Results on their way to the database: on disk before it is asked, delivered once, never silently dropped."""
 
+import json
 import os
 import signal
 import subprocess
@@ -72,6 +73,31 @@ def test_a_file_that_is_no_result_is_kept_aside_and_hides_no_other(spool, tmp_pa
     (tmp_path / "spool" / f"{'b' * 32}.json").write_text(content)
     assert list(spool.waiting()) == [result()]
     assert len(spool.left_over()) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": "long"},
+        {"number": "0"},
+        {"attempt_id": "c" * 32},
+        {"measurement": {"outcome": "ok", "peak_memory_bytes": "many"}},
+        {"measurement": {"outcome": "splendid"}},
+    ],
+    ids=str,
+)
+def test_a_result_with_values_of_another_kind_is_none(spool, tmp_path, change):
+    spool.put(result())
+    (file,) = (tmp_path / "spool").iterdir()
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    assert (list(spool.waiting()), len(spool.left_over())) == ([], 1)
+
+
+def test_a_file_nested_too_deeply_is_no_result(spool, tmp_path):
+    spool.put(result())
+    (file,) = (tmp_path / "spool").iterdir()
+    file.write_text("[" * 100_000)
+    assert (list(spool.waiting()), len(spool.left_over())) == ([], 1)
 
 
 def test_a_result_is_there_after_a_sigkill_right_after_it_was_put(tmp_path):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from autotune.study.worker_identity import WorkerIdentity
+from autotune.study.worker_identity import WorkerIdentity, is_free
 
 PROGRAM = """
 import sys, time
@@ -79,3 +79,18 @@ def test_locks_of_the_dead_are_swept_but_not_of_those_that_left_something_nor_of
     assert (me.is_dead(gone.name), me.is_dead(left.name), me.is_dead(alive.name)) == (False, True, False)
     assert len(list(tmp_path.iterdir())) == 3
     alive.close()
+
+
+def test_of_a_worker_on_another_machine_its_lock_says_nothing(me, tmp_path):
+    """Where a shared file system keeps locks to one machine, all of the others' would look free."""
+    (tmp_path / "0123456789ab.lock").touch()
+    assert not me.is_dead("elsewhere:17:0123456789ab")
+
+
+def test_a_lock_is_never_seen_free_while_it_is_made(tmp_path):
+    seen = []
+    for _ in range(200):
+        identity = WorkerIdentity(tmp_path)
+        seen += [is_free(file) for file in tmp_path.glob("*.lock")]
+        identity.close()
+    assert seen == [False] * 200

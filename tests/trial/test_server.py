@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autotune.config import TrainingConfig
-from autotune.errors import AutotuneError, InvalidInput, TrialLost, TrialServerLost
+from autotune.errors import AutotuneError, InvalidInput, StudyMismatch, TrialLost, TrialServerLost
 from autotune.result import Measurement
 from autotune.trial.limits import time_limits
 
@@ -39,12 +39,12 @@ def doomed_server(tmp_path):
 def train(server, workload, prepared, tmp_path):
     """train(steps=..., ...) is the future of a training in a process of its own."""
 
-    def submit(*, time_limit_seconds=None, cap_bytes=2**40, workload=workload, by=server, **choices):
+    def submit(*, time_limit_seconds=None, cap_bytes=2**40, workload=workload, by=server, folder=prepared, **choices):
         config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **choices})
         payload = {
             "workload": workload.to_dict(),
             "config": config.to_dict(),
-            "folder": str(prepared),
+            "folder": str(folder),
             "device": "cpu",
             "cap_bytes": cap_bytes,
             "requested_at": time.monotonic(),
@@ -228,6 +228,49 @@ def test_a_request_to_a_server_that_has_ended_fails_at_once(doomed_server, train
     doomed_server._reader.join(WAIT_SECONDS)
     with pytest.raises(TrialServerLost):
         train(by=doomed_server).result(WAIT_SECONDS)
+
+
+SERVER = "import runpy; runpy.run_module('autotune.trial.server', run_name='__main__')"
+
+
+def test_what_an_interpreter_says_before_the_server_begins_is_no_reply(tmp_path):
+    """As a line in sitecustomize or a .pth file does."""
+    from autotune.trial.client import TrialServer
+
+    command = (sys.executable, "-c", f"print('hello', flush=True); print('[1]', flush=True); {SERVER}")
+    with TrialServer(log_file=tmp_path / "server.log", command=command) as chatty:
+        devices = chatty.submit("devices", {}, log_file=tmp_path / "devices.log").result(WAIT_SECONDS)
+    assert devices.result[-1]["device"] == "cpu"
+
+
+def test_half_a_reply_of_a_server_that_was_killed_leaves_nobody_waiting(tmp_path):
+    from autotune.trial.client import TrialServer
+
+    half = "import sys; sys.stdin.readline(); print('{\"id\": 1, \"resu', end='', flush=True)"
+    with TrialServer(log_file=tmp_path / "server.log", command=(sys.executable, "-c", half)) as killed:
+        future = killed.submit("devices", {}, log_file=tmp_path / "devices.log")
+        with pytest.raises(TrialServerLost):
+            future.result(WAIT_SECONDS)
+
+
+def test_requests_and_replies_larger_than_the_pipes_pass_each_other(tmp_path):
+    from autotune.trial.client import TrialServer
+
+    echo = """
+        import json, sys
+        for line in sys.stdin:
+            request = json.loads(line)
+            print(json.dumps({"id": request["id"], "result": "x" * 100_000, "error": None, "seconds": 0.0}), flush=True)
+    """
+    with TrialServer(log_file=tmp_path / "server.log", command=(sys.executable, "-c", textwrap.dedent(echo))) as server:
+        futures = [server.submit("any", {"x": "y" * 100_000}, log_file=tmp_path / "any.log") for _ in range(30)]
+        assert {len(future.result(WAIT_SECONDS).result) for future in futures} == {100_000}
+
+
+def test_a_study_whose_prepared_files_are_gone_ends_and_no_configuration_is_charged(train):
+    future = train(folder="gone")
+    with pytest.raises(StudyMismatch, match="gone"):
+        future.result(WAIT_SECONDS)
 
 
 def test_nothing_outlives_a_caller_that_was_killed(workload, prepared, tmp_path):
