@@ -37,11 +37,13 @@ def main() -> int:
     parser.add_argument("--sampler", default="random")
     parser.add_argument("--every", type=int, default=EVERY)
     parser.add_argument("--filled", type=int, default=0, help="so many of the trials are written and not run")
+    parser.add_argument("--cap-mib", type=int, default=80, help="under 1000 nearly all fits, and ehvi finds no end")
     arguments = parser.parse_args()
+    options = ("--sampler", arguments.sampler, "--cap-mib", str(arguments.cap_mib))
     with quick_study(trials=arguments.trials) as study:
         if arguments.filled:
-            _fill(study, sampler=arguments.sampler, count=arguments.filled)
-        worker = study.start("--events", "--sampler", arguments.sampler, seconds=0.0)
+            _fill(study, options, count=arguments.filled)
+        worker = study.start("--events", *options, seconds=0.0)
         rows = _watched(study, worker, every=arguments.every)
         exit_code = worker.exit_code()
         seen = {
@@ -58,10 +60,10 @@ def main() -> int:
         return report(seen, study.violations() + ([] if exit_code == 0 else [str(worker.said[-3:])]))
 
 
-def _fill(study: QuickStudy, *, sampler: str, count: int) -> None:
+def _fill(study: QuickStudy, options: tuple[str, ...], *, count: int) -> None:
     """A study of so many results, each as its trial would have given it; it begins with a single trial."""
     few = QuickStudy(study.folder, trials=1)
-    assert few.start("--sampler", sampler).exit_code() == 0
+    assert few.start(*options).exit_code() == 0
     with closing(StudyStore(study.storage)) as store:
         definition, _ = store.definition("quick")
         (first,) = store.trials("quick")

@@ -30,6 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=None)
     parser.add_argument("--places", type=int, default=1, help="trials at a time on the device")
     parser.add_argument("--sampler", default="random")
+    parser.add_argument("--cap-mib", type=int, default=80)
     parser.add_argument("--database-wait", type=float, default=300.0)
     parser.add_argument("--time-limit", type=float, default=60.0)
     parser.add_argument("--events", action="store_true", help="say on stderr what happens")
@@ -51,7 +52,7 @@ def main(words: Sequence[str] | None = None) -> int:
         name=arguments.name,
         storage=arguments.storage,
         space=str(SPACE),
-        cap_bytes=80 * 1024**2,
+        cap_bytes=arguments.cap_mib * 2**20,
         device="cpu",
         sampler=arguments.sampler,
         trials=arguments.trials,
