@@ -70,10 +70,12 @@ def expected_gain(
     stairs_speeds = numpy.unique([reference.speed, *(point.speed for point in points)])
     improvements = _expected_improvement(speed_mean, speed_deviation, stairs_speeds)
     for level in _levels([*points, *(_at(reference, p) for p in numpy.unique(perplexity))], reference):
+        (there,) = numpy.nonzero(perplexity <= level.lower_end)
         stairs = _staircase(points, level.upper_end, reference)
-        width = numpy.clip(stairs.right[None, :] - numpy.maximum(stairs.left[None, :], memory[:, None]), 0.0, None)
-        improvement = improvements[:, numpy.searchsorted(stairs_speeds, stairs.speed)]
-        gain += numpy.where(perplexity <= level.lower_end, level.height * (width * improvement).sum(axis=1), 0.0)
+        left = numpy.maximum(stairs.left[None, :], memory[there, None])
+        width = numpy.clip(stairs.right[None, :] - left, 0.0, None)
+        improvement = improvements[numpy.ix_(there, numpy.searchsorted(stairs_speeds, stairs.speed))]
+        gain[there] += level.height * (width * improvement).sum(axis=1)
     return gain
 
 

@@ -33,3 +33,8 @@ def test_limits_that_follow_from_the_whole_are_not_repeated():
 def test_a_limit_that_cannot_be_is_refused(limits, said):
     with pytest.raises(InvalidInput, match=said):
         autotune.search(**limits)
+
+
+def test_the_command_that_goes_on_says_whether_trials_are_predicted_and_snapshots_kept():
+    request = SearchRequest(predict=False, memory_snapshot=True, device="cuda:0")
+    assert continue_command("mine", request) == "autotune search --name mine --no-predict --memory-snapshot"
