@@ -1,5 +1,6 @@
 """The database behind a URL: how it is opened, and its connections."""
 
+import os
 import sqlite3
 import threading
 from collections import Counter
@@ -141,7 +142,7 @@ def sqlite_file(url: str) -> Path | None:
     if parsed.get_backend_name() != "sqlite" or name in ("", ":memory:") or parsed.query.get("mode") == "memory":
         return None
     file = Path(name)
-    return file.resolve() if file.is_symlink() else file  # SQLite's log lies beside the file itself
+    return file.resolve() if os.path.islink(file) else file  # SQLite's log lies beside the file itself
 
 
 def _look_at_file(file: Path, url: str, *, create: bool) -> None:
