@@ -176,7 +176,7 @@ def violations_at_the_end(url: str, study: str, *, trials_wanted: int) -> list[s
     if now.states["running"]:
         found.append(f"{now.states['running']} attempts run for ever")
     work = place_of_work(url)
-    left = [*(work / study / SPOOL).glob("*"), *(work / study / WORKERS).glob("*"), *work.glob("waiting-*")]
+    left = [*(work / study / SPOOL).glob("*"), *(work / study / WORKERS).glob("*"), *work.glob(".waiting-*")]
     found += [f"left over: {file.relative_to(work)}" for file in left]
     if message := broken(url):
         found.append(f"the database is damaged: {message}")

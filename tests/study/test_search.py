@@ -236,7 +236,7 @@ def test_a_study_begun_again_after_its_database_was_deleted_is_prepared_afresh(f
 
 
 def test_nothing_waits_in_the_work_folder_after_a_search(result):
-    assert not list(Path("studies/work").rglob("waiting-*"))
+    assert not list(Path("studies/work").rglob(".waiting-*"))
 
 
 @pytest.mark.parametrize("cap", [0, -1, 8, 8e9, True])
