@@ -30,10 +30,10 @@ class WaitingFolder:
 
 
 def sweep(work: Path) -> None:
-    """Removes prepared files that a killed search left waiting."""
-    for lock in work.glob(f"{_WAITING}*{_LOCK}"):
+    """Removes prepared files that a killed search left waiting, and what its trial server still made of them then."""
+    for name in {file.name.partition(".unfinished")[0].removesuffix(_LOCK) for file in work.glob(f"{_WAITING}*")}:
+        lock = work / (name + _LOCK)
         if is_free(lock):
-            for left in work.glob(f"{lock.name.removesuffix(_LOCK)}*"):
-                if left != lock:
-                    shutil.rmtree(left, ignore_errors=True)
+            for left in (work / name, *work.glob(f"{name}.unfinished*")):
+                shutil.rmtree(left, ignore_errors=True)
             lock.unlink(missing_ok=True)

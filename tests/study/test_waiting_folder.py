@@ -22,3 +22,9 @@ def test_a_study_of_any_name_is_no_waiting_folder(tmp_path):
     (tmp_path / "waiting-room").mkdir()
     sweep(tmp_path)
     assert (tmp_path / "waiting-room").is_dir()
+
+
+def test_what_a_trial_server_makes_after_its_search_was_swept_goes_with_the_next(tmp_path):
+    (tmp_path / ".waiting-0123.unfinished-4567").mkdir()
+    sweep(tmp_path)
+    assert not [*tmp_path.iterdir()]
