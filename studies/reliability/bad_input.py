@@ -8,7 +8,6 @@ mistake that was not refused as it should be: exit code 2, one error, one hint, 
 """
 
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "cli")]
 
 from mistaken_files import write_files  # noqa: E402
 from mistakes import LATE, all_mistakes, mistakes  # noqa: E402
+from quick_study import provenance  # noqa: E402
 
 LIMIT_SECONDS = {"argument": 1.0, "data": 3.0}
 SHOWN = 120
@@ -78,7 +78,7 @@ def content_of(folder: Path) -> set[str]:
 
 
 def summary(results: list[dict[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {"cases": len(results), "load_average": [round(load, 2) for load in os.getloadavg()]}
+    found: dict[str, object] = {**provenance(), "cases": len(results)}
     for kind in ("argument", "data", "late"):
         seconds = sorted(float(str(one["seconds"])) for one in results if one["kind"] == kind)
         used = sorted(float(str(one["processor_seconds"])) for one in results if one["kind"] == kind)

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from quick_study import provenance
+
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
 from autotune.executors.local import FinishedTrial, LocalExecutor
@@ -237,7 +239,7 @@ def main() -> None:
         for hang in HANGS:
             future = run.submit(hang, seconds=limit_seconds)
             print(json.dumps(asdict(run.seen(hang, future, limit_seconds=limit_seconds))), flush=True)
-    print(json.dumps({"seconds": round(time.monotonic() - began, 1)}))
+    print(json.dumps({**provenance(), "seconds": round(time.monotonic() - began, 1)}))
 
 
 if __name__ == "__main__":

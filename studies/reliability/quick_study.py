@@ -182,24 +182,22 @@ def say(what: str) -> None:
 
 def report(seen: Any, found: list[str]) -> int:
     """Prints one JSON object; the exit code."""
-    print(
-        json.dumps(
-            {
-                "command": " ".join(["python", f"studies/reliability/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-                "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-                "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
-                "versions": {
-                    "python": platform.python_version(),
-                    **{name: version(name) for name in ("sqlalchemy", "optuna", "filelock", "psycopg")},
-                },
-                "load_average_at_the_end": round(os.getloadavg()[0], 1),
-                "seen": seen,
-                "violations": found,
-            },
-            indent=2,
-        )
-    )
+    print(json.dumps({**provenance(), "seen": seen, "violations": found}, indent=2))
     return 1 if found else 0
+
+
+def provenance() -> dict[str, Any]:
+    """Which command this is, when and where it ran."""
+    return {
+        "command": " ".join(["python", f"studies/reliability/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("sqlalchemy", "optuna", "filelock", "psycopg")},
+        },
+        "load_average_at_the_end": round(os.getloadavg()[0], 1),
+    }
 
 
 def _cpu() -> str:
