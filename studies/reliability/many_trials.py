@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import made_study
+from quick_study import provenance
 
 from autotune.recommendation.front import Tolerance, pareto_front
 from autotune.storage import StudyStore
@@ -137,7 +138,8 @@ def main() -> None:
         made_study.write(f"sqlite:///{folder / 'autotune.db'}", study, made)
         # A second one beside it, to compare with, in the same database; `studies` reads both.
         made_study.write(f"sqlite:///{folder / 'autotune.db'}", made_study.definition(COPY), made)
-        print(json.dumps({"trials": asked.trials, "database_bytes": (folder / "autotune.db").stat().st_size}))
+        database_bytes = (folder / "autotune.db").stat().st_size
+        print(json.dumps({**provenance(), "trials": asked.trials, "database_bytes": database_bytes}))
         for command in commands():
             if asked.only in (None, *command):
                 print(json.dumps(run(command, folder=folder)), flush=True)
