@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from quick_study import provenance
-
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
 from autotune.executors.local import FinishedTrial, LocalExecutor
@@ -231,6 +229,8 @@ def runner(folder: Path) -> Iterator[Runner]:
 
 
 def main() -> None:
+    from quick_study import provenance
+
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--step-seconds", type=float, default=2.0, help="the limit that ends each [default: 2]")
     limit_seconds = arguments.parse_args().step_seconds
