@@ -57,6 +57,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("search")
     os.chdir(folder)
     Path("small.toml").write_text(SPACE)
+    Path("tiny.toml").write_text(SPACE.replace('"divisors"', "[4]").replace(', "kernel", "backward"', ""))
     autotune.search(name="small", space="small.toml", max_mem=CAP_BYTES, trials=TRIALS, sampler="random")
     yield folder
     os.chdir(before)
@@ -156,7 +157,6 @@ def test_a_search_prints_nothing_but_json_when_asked_to(folder, result):
 
 
 def test_an_exhausted_space_ends_the_study(folder):
-    Path("tiny.toml").write_text(SPACE.replace('"divisors"', "[4]").replace(', "kernel", "backward"', ""))
     result = autotune.search(name="tiny", space="tiny.toml", trials=50)
     assert len(result.trials) == 3
 
