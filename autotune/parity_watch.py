@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -36,21 +36,34 @@ class ParityWatch:
         self._losses: list[float] = []
         self._is_wanted = is_trace or reference is not None  # a sketch takes its time
         self._gradients = GradientSketch(parameters_by_block)
+        self._updates: UpdateWatch | None = None
         self._draws_random_numbers = False
         self.difference: Difference | None = None
         """From the reference, once that is known."""
 
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Compares what updates use with the parameter groups and the state of `optimizer`."""
+        self._updates = UpdateWatch(optimizer)
+
     @contextmanager
-    def first_step(self) -> Iterator[None]:
-        """To be put around the first step."""
-        before = self._random_state()
-        with self._gradients.taken() if self._is_wanted else nullcontext():
+    def step(self) -> Iterator[None]:
+        """To be put around each step."""
+        is_first = not self._losses
+        before = self._random_state() if is_first else None
+        with ExitStack() as watches:
+            if is_first and self._is_wanted:
+                watches.enter_context(self._gradients.taken())
+            if self._updates is not None:
+                watches.enter_context(self._updates.step(len(self._losses) + 1))
             yield
-        self._draws_random_numbers = not torch.equal(before, self._random_state())
+        if before is not None:
+            self._draws_random_numbers = not torch.equal(before, self._random_state())
 
     def note(self, loss: float) -> None:
         """The mean token loss of one step after the other. Raises ParityFailed."""
         self._losses.append(loss)
+        if self._updates is not None and self._updates.error:
+            raise ParityFailed(self._updates.error)
         if len(self._losses) == PARITY_STEPS and self._reference is not None:
             self.difference = largest_difference(self.trace(), self._reference, precision=self._precision)
             if self.difference.is_outside:
@@ -77,6 +90,71 @@ class ParityWatch:
 
     def _random_state(self) -> Tensor:
         return torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else torch.get_rng_state()
+
+
+class UpdateWatch:
+    """Whether updates use the learning rates and the state of the optimizer that the training loop sees.
+
+    An update that runs elsewhere than in the optimizer's own `step`, as during the backward pass, might keep older
+    ones: then a learning-rate schedule or a state that was loaded is ignored, which losses hardly show. The first
+    steps are watched, and one after the learning rate has changed.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._first_rates: tuple[float, ...] | None = None
+        self._has_seen_change = False
+        self._used: dict[Tensor, float] = {}
+        """The learning rate that each update of this step used, by its parameter."""
+        self.error = ""
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Watches the updates of a step, counted from 1, where they are to be watched."""
+        if number > PARITY_STEPS and (self._has_seen_change or self._rates() == self._first_rates):
+            yield
+            return
+        groups = self._optimizer.param_groups
+        index_of = {parameter: i for i, group in enumerate(groups) for parameter in group["params"]}
+
+        def watch(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if stepping is self._optimizer:
+                self._compare(number, index_of)
+            else:
+                self._note_use(number, stepping, index_of)
+
+        self._used.clear()
+        handle = register_optimizer_step_pre_hook(watch)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _note_use(self, number: int, stepping: torch.optim.Optimizer, index_of: Mapping[Tensor, int]) -> None:
+        for group in stepping.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None or parameter not in index_of:
+                    continue  # the copy that an inner optimizer steps
+                self._used[parameter] = float(group["lr"])
+                if stepping.state.get(parameter) is not self._optimizer.state.get(parameter):
+                    self.error = f"the update of step {number} used another state than that of the optimizer"
+
+    def _compare(self, number: int, index_of: Mapping[Tensor, int]) -> None:
+        """At the loop's call of `step`, when the groups have the learning rates that it wants for this step."""
+        rates = self._rates()
+        for parameter, used in self._used.items():
+            wanted = rates[index_of[parameter]]
+            if used != wanted:
+                self.error = (
+                    f"an update of step {number} used a learning rate of {used:.6g}, and its parameter group has "
+                    f"{wanted:.6g} when the optimizer steps"
+                )
+        if self._first_rates is None:
+            self._first_rates = rates
+        self._has_seen_change |= rates != self._first_rates
+
+    def _rates(self) -> tuple[float, ...]:
+        return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
 
 
 class GradientSketch:

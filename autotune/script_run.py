@@ -1,9 +1,13 @@
 """Runs a training script of the user's own in this process, and watches its first steps."""
 
+import functools
+import inspect
+import math
 import os
 import random
 import runpy
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -73,10 +77,13 @@ class WatchedRun:
         self.config, self._progress = request.config, progress
         self._request, self._workload, self._device = request, request.workload, torch.device(request.device)
         self.parity: ParityWatch | None = None
-        self._first_step = ExitStack()
+        self._watched_step = ExitStack()
+        if self.config.optimizer_fusion == "backward":
+            _end_where_gradients_are_clipped()
 
-    def begin_to_watch(self, model: nn.Module) -> None:
-        """To be called before techniques wrap the model's parts."""
+    def apply_and_watch(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Applies the configuration; from here on steps are watched."""
+        # Before techniques wrap the model's parts.
         self.parity = ParityWatch(
             parts_of_own(model).parameters_by_block(),
             device=self._device,
@@ -84,17 +91,49 @@ class WatchedRun:
             reference=self._request.reference,
             is_trace=self.is_trace,
         )
-        self._first_step.enter_context(self.parity.first_step())
+        model, optimizer = apply_to_own(self.config, model, optimizer)
+        self.parity.follow(optimizer)
+        self._watched_step.enter_context(self.parity.step())
         self._progress("step")
+        return model, optimizer
 
     def note(self, loss: float) -> None:
         self._progress("step")
-        self._first_step.close()
+        if self.parity is None:
+            return
+        self._watched_step.close()
         try:
-            if self.parity is not None:
-                self.parity.note(loss)
+            self.parity.note(loss)
         except ParityFailed as error:
             raise ScriptEnd(error) from None
+        self._watched_step.enter_context(self.parity.step())
+
+
+def _end_where_gradients_are_clipped() -> None:
+    """Ends a script at its first call of torch's clipping, which would find no gradients and change nothing.
+
+    To be called before the script imports the functions. A limit of infinity only asks for the norm.
+    """
+
+    def guarded(clip: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(clip)
+
+        @functools.wraps(clip)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            _, limit, *_ = signature.bind(*args, **kwargs).arguments.values()
+            if math.isfinite(limit):
+                raise ScriptEnd(ParityFailed(_CLIPS))
+            return clip(*args, **kwargs)
+
+        return call
+
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        guard = guarded(getattr(nn.utils, name))
+        setattr(nn.utils, name, guard)
+        setattr(nn.utils.clip_grad, name, guard)
+
+
+_CLIPS = "the script clips gradients, which optimizer_fusion backward has used and freed before"
 
 
 class _ScriptTrace(WatchedRun):
@@ -108,11 +147,10 @@ class _ScriptTrace(WatchedRun):
         self._steps = 0
 
     def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        self.begin_to_watch(model)
         if not self._dropout:
             model.eval()
             model.train = lambda mode=True: model  # type: ignore[method-assign]  # the script would turn it on again
-        return apply_to_own(self.config, model, optimizer)
+        return self.apply_and_watch(model, optimizer)
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
         self.note(float(loss))

@@ -26,7 +26,7 @@ from autotune.script import begin
 from autotune.script_run import ScriptEnd, WatchedRun, choose_device, run_script, seed_everything
 from autotune.speed import TimedStep, measured_speed
 from autotune.techniques import before_the_device
-from autotune.techniques.own_training import apply_to_own, missing_in_own
+from autotune.techniques.own_training import missing_in_own
 from autotune.trainer import LARGEST_LOSS
 from autotune.training_request import Progress, TrainingRequest, unwatched
 from autotune.training_step import Diverged
@@ -118,8 +118,7 @@ class _ScriptTrial(WatchedRun):
     # -- what the script calls ---------------------------------------------------------------------------------
 
     def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        self.begin_to_watch(model)
-        self._model, self._optimizer = apply_to_own(self.config, model, optimizer)
+        self._model, self._optimizer = self.apply_and_watch(model, optimizer)
         self._startup_seconds = time.monotonic() - self._request.requested_at
         self._step_began = time.perf_counter()
         return self._model, self._optimizer

@@ -86,6 +86,7 @@ class Trainer:
             reference=request.reference,
             is_trace=is_trace,
         )
+        self.parity.follow(self.training.updater.optimizer)
         self._train, self._held_out = (
             TokenSequences(
                 request.folder / name, packing=self._workload.packing, sequence_length=self._workload.sequence_length
@@ -156,7 +157,7 @@ class Trainer:
 
     def take_step(self, step: int, batch: Batch) -> float:
         """One step of the training. Raises ParityFailed once its beginning is known not to be the reference's."""
-        with self.parity.first_step() if step == 0 else nullcontext():
+        with self.parity.step():
             loss = self.step(step, batch)
         self._progress("step")
         self.parity.note(loss)

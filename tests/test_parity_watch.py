@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from autotune.config import CHOICES, broken_rules
 from autotune.parity import PARITY_STEPS
-from autotune.parity_watch import ParityFailed, ParityWatch
+from autotune.parity_watch import ParityFailed, ParityWatch, UpdateWatch
+from autotune.techniques.step_in_backward import step_in_backward
 
 
 def watched(trainer, *, reference=None):
@@ -69,7 +71,7 @@ def test_a_model_without_dropout_draws_no_random_numbers(make_trainer):
 
 def test_drawing_random_numbers_is_seen():
     watch = ParityWatch({}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True)
-    with watch.first_step():
+    with watch.step():
         torch.rand(1)
     assert watch.trace().draws_random_numbers
 
@@ -92,7 +94,7 @@ def test_projections_estimate_how_far_two_gradients_are_apart():
         )
         optimizer = torch.optim.SGD([parameter], lr=0.0)
         parameter.grad = gradient
-        with watch.first_step():
+        with watch.step():
             optimizer.step()
         return watch.trace()
 
@@ -115,6 +117,105 @@ def test_a_sparse_gradient_is_left_out():
     )
     optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
     embedding(torch.tensor([1])).sum().backward()
-    with watch.first_step():
+    with watch.step():
         optimizer.step()
     assert watch.trace().gradient_norms == {}
+
+
+# -- the learning rates and the state that updates use ---------------------------------------------------------------
+
+
+class KeepsItsOwnGroups(torch.optim.AdamW):
+    """Steps in the backward pass with groups and state of its own, whatever becomes of those that the loop sees."""
+
+    def __init__(self, parameters, **settings):
+        super().__init__(parameters, **settings)
+        self.own = torch.optim.AdamW(self.param_groups[0]["params"], **settings)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.register_post_accumulate_grad_hook(self.update)
+
+    def update(self, parameter):
+        own = torch.optim.AdamW([parameter], lr=self.own.param_groups[0]["lr"])
+        own.state = self.own.state
+        own.step()
+        parameter.grad = None
+        self.state[parameter] = own.state[parameter]
+
+    def step(self, closure=None):
+        pass
+
+
+def losses_watched(optimizer_class, *, rates=(), steps, change=lambda optimizer: None):
+    """Trains under a watch; `rates`: (step, rate) set before the backward pass of that step, counted from 1."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = optimizer_class(model.parameters(), lr=0.01)
+    watch = ParityWatch({}, device=torch.device("cpu"), precision="fp32", reference=None)
+    watch.follow(optimizer)
+    change(optimizer)
+    for step in range(1, steps + 1):
+        for at, rate in rates:
+            if at == step:
+                optimizer.param_groups[0]["lr"] = rate
+        with watch.step():
+            loss = model(torch.ones(2, 4)).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        watch.note(loss.item())
+
+
+def in_backward(parameters, **settings):
+    return step_in_backward(torch.optim.AdamW(parameters, **settings))
+
+
+@pytest.mark.parametrize("changed_at", [2, 20])
+def test_an_update_that_ignores_a_changed_learning_rate_is_seen(changed_at):
+    with pytest.raises(ParityFailed, match=r"used a learning rate of 0\.01, and its parameter group has 0\.005"):
+        losses_watched(KeepsItsOwnGroups, rates=[(changed_at, 0.005)], steps=21)
+
+
+def test_an_update_that_ignores_a_state_that_was_loaded_is_seen():
+    def load(optimizer):
+        state = {
+            index: {"step": torch.tensor(9.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.ones_like(p)}
+            for index, p in enumerate(optimizer.param_groups[0]["params"])
+        }
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+    with pytest.raises(ParityFailed, match="used another state than that of the optimizer"):
+        losses_watched(KeepsItsOwnGroups, steps=1, change=load)
+
+
+@pytest.mark.parametrize("optimizer_class", [in_backward, torch.optim.AdamW])
+def test_updates_that_follow_their_groups_are_left_alone(optimizer_class):
+    losses_watched(optimizer_class, rates=[(2, 0.005), (20, 0.001)], steps=21)
+
+
+def test_a_learning_rate_that_is_set_only_after_the_backward_pass_is_seen():
+    model = torch.nn.Linear(4, 4)
+    optimizer = in_backward(model.parameters(), lr=0.01)
+    watch = ParityWatch({}, device=torch.device("cpu"), precision="fp32", reference=None)
+    watch.follow(optimizer)
+    with watch.step():
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.param_groups[0]["lr"] = 0.005
+        optimizer.step()
+    with pytest.raises(ParityFailed, match=r"an update of step 1 used a learning rate of 0\.01"):
+        watch.note(1.0)
+
+
+def test_steps_are_watched_only_until_a_changed_rate_was_seen():
+    """A hook on every update of a long training would make its steps slower."""
+    before = len(_global_optimizer_pre_hooks)
+    model = torch.nn.Linear(4, 4)
+    optimizer = in_backward(model.parameters(), lr=0.01)
+    watch = UpdateWatch(optimizer)
+    hooks = []
+    for step in range(1, 8):
+        optimizer.param_groups[0]["lr"] = 0.01 if step < 6 else 0.005
+        with watch.step(step):
+            hooks.append(len(_global_optimizer_pre_hooks) - before)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert hooks == [1, 1, 1, 0, 0, 1, 0]

@@ -129,6 +129,31 @@ def test_techniques_change_its_memory_and_not_its_loss(script, trial_of):
     assert fused["perplexity"] == pytest.approx(plain["perplexity"], rel=1e-4)
 
 
+def test_in_backward_it_follows_a_schedule_after_its_optimizers_state_was_loaded(script, trial_of):
+    """As accelerate loads the state of every optimizer that it prepares, which a schedule then belongs to."""
+    file = script()
+    loaded = "optimizer.load_state_dict(optimizer.state_dict())"
+    schedule = "schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=12)"
+    text = file.read_text().replace("tokens = torch.arange", f"{loaded}\n{schedule}\ntokens = torch.arange")
+    file.write_text(text.replace("    optimizer.zero_grad()", "    optimizer.zero_grad()\n    schedule.step()"))
+    plain, in_backward = trial_of(file), trial_of(file, optimizer_fusion="backward")
+    assert in_backward["final_loss"] == plain["final_loss"]
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm_(model.parameters(), max_norm=1.0)", "clip_grad_value_(w, 1.0)"])
+def test_in_backward_it_is_ended_where_it_clips_gradients_that_are_gone(clip, script, trial_of):
+    file = script()
+    text = file.read_text().replace(
+        "import sys", "import sys\nfrom torch.nn.utils import clip_grad_norm_, clip_grad_value_"
+    )
+    file.write_text(
+        text.replace("    optimizer.step()", f"    w = model.parameters()\n    {clip}\n    optimizer.step()")
+    )
+    found = trial_of(file, optimizer_fusion="backward")
+    assert found["outcome"] == "parity_failed"
+    assert "the script clips gradients, which optimizer_fusion backward has used" in found["message"]
+
+
 def test_memory_that_the_script_frees_before_the_steady_steps_does_not_count(script, trial_of):
     file = script()
     plain = trial_of(file)

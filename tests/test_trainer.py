@@ -154,8 +154,7 @@ def test_a_cosine_ends_near_a_tenth(request_for):
 def test_the_learning_rate_reaches_every_parameter_of_a_step_in_backward(make_trainer):
     trainer = make_trainer(optimizer_fusion="backward")
     trainer.training.updater.set_learning_rate(0.125)
-    optimizers = trainer.training.updater._optimizers.values()
-    assert {group["lr"] for optimizer in optimizers for group in optimizer.param_groups} == {0.125}
+    assert {group["lr"] for group in trainer.training.updater.optimizer.param_groups} == {0.125}
 
 
 @pytest.mark.gpu

@@ -8,6 +8,19 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 
+STOCHASTIC_ROUNDING = (
+    "MakeOptimizer",
+    "_BITS_DROPPED",
+    "round_to_bf16",
+    "StochasticallyRounded",
+    "_STEPS",
+    "_widened",
+    "_is_rounded",
+)
+"""What a file that rounds stochastically needs of `techniques.stochastic_rounding`."""
+STEP_IN_BACKWARD = ("SteppedInBackward", "step_in_backward")
+"""What a file that updates in the backward pass needs of `techniques.step_in_backward`."""
+
 
 def excerpt(module: str, *names: str) -> str:
     """The top-level definitions `names` of `module`, such as "techniques.fp8", in the order in which they stand there.

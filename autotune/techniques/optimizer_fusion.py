@@ -5,11 +5,10 @@
 | none | a loop over the parameters (`foreach=False`) | temporaries of one parameter |
 | foreach | batched over all parameters | temporaries up to the size of all parameters |
 | kernel | one kernel (`fused=True`), where the optimizer has it | no temporaries |
-| backward | in the hook of each gradient, which is freed at once | never all gradients together |
+| backward | in the backward pass, each gradient freed at once (`step_in_backward.py`) | never all gradients together |
 
 Gradients are clipped, where the workload says so, by the norm of all of them together (arXiv:1211.5063), which a step
 in backward never has.
-Source: https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,11 +21,16 @@ from torch import Tensor, nn
 from autotune.config import Optimizer, OptimizerFusion
 from autotune.techniques.fp8 import torchao_is_missing
 from autotune.techniques.optimizer import make_optimizer
+from autotune.techniques.step_in_backward import step_in_backward
 from autotune.techniques.stochastic_rounding import StochasticallyRounded
 
 
 class Updater(Protocol):
     """Updates the parameters once a global batch, whichever way."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Whose parameter groups and state the updates use."""
 
     def set_learning_rate(self, learning_rate: float) -> None: ...
 
@@ -48,12 +52,12 @@ class UpdateAfterBackward:
         *,
         gradient_clipping: float | None = None,
     ) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._scaler = scaler
         self._gradient_clipping = gradient_clipping
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        _set_learning_rate(self._optimizer, learning_rate)
+        _set_learning_rate(self.optimizer, learning_rate)
 
     def scale(self, loss: Tensor) -> Tensor:
         return loss if self._scaler is None else self._scaler.scale(loss)
@@ -62,48 +66,40 @@ class UpdateAfterBackward:
         if self._gradient_clipping is not None:
             self._clip(self._gradient_clipping)
         if self._scaler is None:
-            self._optimizer.step()
+            self.optimizer.step()
         else:
-            self._scaler.step(self._optimizer)
+            self._scaler.step(self.optimizer)
             self._scaler.update()
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _clip(self, largest_norm: float) -> None:
         if self._scaler is not None:
-            self._scaler.unscale_(self._optimizer)
-        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+            self._scaler.unscale_(self.optimizer)
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         # A loop, as the update without fusion: batched, it would hold as much as all gradients once more.
         nn.utils.clip_grad_norm_(parameters, largest_norm, foreach=False)
 
     def state(self) -> Iterator[Tensor]:
-        return _state_of([self._optimizer])
+        return _state_of(self.optimizer)
 
 
 class UpdateInBackward:
-    """One optimizer a parameter, stepped and its gradient freed as soon as that gradient is complete."""
+    """Each parameter is updated and its gradient freed as soon as that gradient is complete."""
 
-    def __init__(self, optimizers: dict[nn.Parameter, torch.optim.Optimizer]) -> None:
-        self._optimizers = optimizers
-        for parameter in optimizers:
-            parameter.register_post_accumulate_grad_hook(self._update)
-
-    def _update(self, parameter: Tensor) -> None:
-        assert isinstance(parameter, nn.Parameter)
-        self._optimizers[parameter].step()
-        self._optimizers[parameter].zero_grad(set_to_none=True)
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = step_in_backward(optimizer)
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        for optimizer in self._optimizers.values():
-            _set_learning_rate(optimizer, learning_rate)
+        _set_learning_rate(self.optimizer, learning_rate)
 
     def scale(self, loss: Tensor) -> Tensor:
         return loss
 
     def step(self) -> None:
-        pass
+        self.optimizer.step()
 
     def state(self) -> Iterator[Tensor]:
-        return _state_of(list(self._optimizers.values()))
+        return _state_of(self.optimizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,13 +113,10 @@ class UpdateRule:
     seed: int = 0
     """Of the noise of stochastic rounding."""
 
-    def of(self, parameters: Sequence[nn.Parameter], *, first_index: int = 0) -> torch.optim.Optimizer:
-        """`first_index`: the place of the first of them among the model's parameters."""
+    def of(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         if not self.rounds_stochastically:
             return self._plain(parameters)
-        return StochasticallyRounded(
-            parameters, self._plain, learning_rate=self.learning_rate, seed=self.seed, first_index=first_index
-        )
+        return StochasticallyRounded(parameters, self._plain, learning_rate=self.learning_rate, seed=self.seed)
 
     def _plain(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         return make_optimizer(parameters, self.optimizer, fusion=self.fusion, learning_rate=self.learning_rate)
@@ -139,7 +132,7 @@ def make_updater(
     """`gradient_clipping`: largest norm of all gradients together; not with a step in backward."""
     if rule.fusion == "backward":
         assert gradient_clipping is None
-        return UpdateInBackward({p: rule.of([p], first_index=index) for index, p in enumerate(parameters)})
+        return UpdateInBackward(rule.of(parameters))
     return UpdateAfterBackward(rule.of(parameters), scaler, gradient_clipping=gradient_clipping)
 
 
@@ -166,12 +159,11 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -
             group["lr"] = learning_rate
 
 
-def _state_of(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Tensor]:
-    for optimizer in optimizers:
-        for state in optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, Tensor):
-                    yield from _tensors_behind(value)
+def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, Tensor):
+                yield from _tensors_behind(value)
 
 
 def _tensors_behind(tensor: Tensor) -> Iterator[Tensor]:

@@ -35,8 +35,7 @@ class StochasticallyRounded(torch.optim.Optimizer):
     """Any optimizer over bf16 parameters, one at a time: computed in float32, then weight and state rounded.
 
     The noise has a generator of its own, so that dropout sees the same random numbers as without, and is seeded anew
-    for every parameter and step, so that it is the same in whatever order the parameters come. `first_index` is the
-    place of the first parameter among those of the model.
+    for every parameter and step, so that it is the same in whatever order the parameters come.
     """
 
     def __init__(
@@ -46,51 +45,68 @@ class StochasticallyRounded(torch.optim.Optimizer):
         *,
         learning_rate: float,
         seed: int,
-        first_index: int = 0,
     ) -> None:
+        self._index_of: dict[Tensor, int] = {}
         super().__init__(parameters, {"lr": learning_rate})
         self._inner = make_optimizer([nn.Parameter(torch.zeros(1))])
-        self._seed, self._first_index, self._steps = seed, first_index, 0
+        self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            self._index_of[parameter] = len(self._index_of)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
             self._inner.param_groups[0]["lr"] = group["lr"]
-            for index, parameter in enumerate(group["params"], start=self._first_index):
+            for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, index)
-        self._steps += 1
+                    self._update(parameter)
         return None
 
-    def _update(self, parameter: Tensor, index: int) -> None:
-        generator = self._seeded(parameter, index)
+    def _update(self, parameter: Tensor) -> None:
+        kept = self.state[parameter]
+        steps_before = kept.pop(_STEPS, 0)
+        generator = self._seeded(parameter, steps_before)
         exact = nn.Parameter(parameter.float())
         assert parameter.grad is not None
         exact.grad = parameter.grad.float()
         self._inner.param_groups[0]["params"] = [exact]
         self._inner.state.clear()
-        self._inner.state[exact] = {name: _widened(value) for name, value in self.state[parameter].items()}
+        self._inner.state[exact] = {name: _widened(value) for name, value in kept.items()}
         self._inner.step()
         state = self._inner.state.pop(exact)
         self._inner.param_groups[0]["params"] = []
         parameter.copy_(round_to_bf16(exact.detach(), generator=generator))
-        self.state[parameter] = {name: _narrowed(value, generator) for name, value in state.items()}
+        for name, value in state.items():
+            if not _is_rounded(value):
+                kept[name] = value
+            elif name in kept:
+                # In place, as torch's own optimizers do: whoever holds the state holds no second one.
+                kept[name].copy_(round_to_bf16(value, generator=generator))
+            else:
+                kept[name] = round_to_bf16(value, generator=generator)
+        kept[_STEPS] = steps_before + 1
 
-    def _seeded(self, parameter: Tensor, index: int) -> torch.Generator | None:
+    def _seeded(self, parameter: Tensor, steps_before: int) -> torch.Generator | None:
         if isinstance(parameter, FakeTensor):
             return None  # of a device that need not be there
         generator = self._generators.setdefault(parameter.device, torch.Generator(parameter.device))
         # Far apart for neighbours: a hash of the three numbers, the same in every process.
-        return generator.manual_seed(hash((self._seed, self._steps, index)) % 2**63)
+        return generator.manual_seed(hash((self._seed, steps_before, self._index_of[parameter])) % 2**63)
+
+
+_STEPS = "rounded_steps"
+"""In a parameter's state: how many updates were rounded, so that a training that is resumed goes on with the noise."""
 
 
 def _widened(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
 
 
-def _narrowed(value: Any, generator: torch.Generator | None) -> Any:
-    """Numbers, such as the count of steps, stay what they are."""
-    is_state = isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() > 0
-    return round_to_bf16(value, generator=generator) if is_state else value
+def _is_rounded(value: Any) -> bool:
+    """Whether it is kept in bf16. Numbers, such as the count of steps, stay what they are."""
+    return isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() > 0

@@ -36,8 +36,7 @@ def step(number):
     return loss, time.perf_counter() - started
 
 def resident():
-    optimizers = list(getattr(training.updater, "optimizers", {}).values()) or [training.updater.optimizer]
-    states = [value for one in optimizers for state in one.state.values() for value in state.values()]
+    states = [value for state in training.updater.optimizer.state.values() for value in state.values()]
     return [t for t in [*training.model.parameters(), *training.model.buffers(), *states] if torch.is_tensor(t)]
 
 WARMUP, MEASURED = 4, 2

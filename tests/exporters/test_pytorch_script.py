@@ -74,8 +74,7 @@ def trained_by_script(script, folder, *, global_batch=GLOBAL_BATCH):
 
 
 def resident(training):
-    optimizers = list(getattr(training.updater, "optimizers", {}).values()) or [training.updater.optimizer]
-    states = [value for one in optimizers for state in one.state.values() for value in state.values()]
+    states = [value for state in training.updater.optimizer.state.values() for value in state.values()]
     kept = [*training.model.parameters(), *training.model.buffers(), *states]
     return [tensor for tensor in kept if isinstance(tensor, torch.Tensor)]
 

@@ -190,5 +190,5 @@ def test_expandable_segments_are_expandable_in_a_process_forked_after_torch_was_
 @pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
 def test_adafactor_is_one_algorithm_in_every_precision(precision, make_trainer):
     """Left to itself torch takes eps from the dtype of the weights."""
-    optimizer = make_trainer(optimizer="adafactor", precision=precision).training.updater._optimizer
+    optimizer = make_trainer(optimizer="adafactor", precision=precision).training.updater.optimizer
     assert optimizer.defaults["eps"] == (torch.finfo(torch.float32).eps, 1e-3)

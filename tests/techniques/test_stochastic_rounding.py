@@ -64,12 +64,25 @@ def test_state_stays_in_bf16_and_counts_stay_numbers():
         weight.grad = torch.ones_like(weight)
         optimizer.step()
     (state,) = optimizer.state.values()
-    assert {name: value.dtype for name, value in state.items()} == {
+    assert {name: getattr(value, "dtype", value) for name, value in state.items()} == {
         "step": torch.float32,
         "exp_avg": torch.bfloat16,
         "exp_avg_sq": torch.bfloat16,
+        "rounded_steps": 3,
     }
     assert state["step"].item() == 3
+
+
+def test_state_is_written_in_place():
+    """Whoever holds the tensors of a state, as a checkpoint being written does, holds no second state."""
+    weight = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
+    optimizer = StochasticallyRounded([weight], adamw, learning_rate=1e-4, seed=0)
+    addresses = []
+    for _ in range(3):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        addresses.append([optimizer.state[weight][name].data_ptr() for name in ("exp_avg", "exp_avg_sq")])
+    assert addresses[0] == addresses[1] == addresses[2]
 
 
 def test_a_second_moment_that_bf16_would_freeze_goes_on_falling():

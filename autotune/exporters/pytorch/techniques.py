@@ -7,6 +7,7 @@ from autotune.config import TrainingConfig
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import optimizer_flags
+from autotune.exporters.source import STEP_IN_BACKWARD, STOCHASTIC_ROUNDING
 from autotune.model_choice import MODEL_NAMES
 
 _TORCH = ("import torch", "from torch import Tensor, nn")
@@ -146,9 +147,11 @@ def _optimizer(recipe: Recipe) -> list[Piece]:
     if config.optimizer == "adafactor-fixed-rate":
         pieces.append(_fixed_rate())
     if config.precision == "bf16-stochastic":
-        names = ("MakeOptimizer", "_BITS_DROPPED", "round_to_bf16", "StochasticallyRounded", "_widened", "_narrowed")
         imports = (*_TORCH, _ANY, _CALLABLE, "from torch._subclasses.fake_tensor import FakeTensor")
-        pieces.append(own_source("techniques.stochastic_rounding", *names, imports=imports))
+        pieces.append(own_source("techniques.stochastic_rounding", *STOCHASTIC_ROUNDING, imports=imports))
+    if config.optimizer_fusion == "backward":
+        imports = (*_TORCH, _ANY, "from collections import OrderedDict", "from collections.abc import Callable")
+        pieces.append(own_source("techniques.step_in_backward", *STEP_IN_BACKWARD, imports=imports))
     return [*pieces, _make_optimizer(recipe), _update(recipe)]
 
 
@@ -184,43 +187,30 @@ _CLASSES = {
 
 def _update(recipe: Recipe) -> Piece:
     rounded = recipe.config.precision == "bf16-stochastic"
-    if recipe.config.optimizer_fusion == "backward":
-        one = f"StochasticallyRounded([parameter], {_ROUNDING}, first_index=index)" if rounded else _PLAIN_ONE
-        loop = "for index, parameter in enumerate(parameters)" if rounded else "for parameter in parameters"
-        return piece(_IN_BACKWARD.replace("ONE", one).replace("LOOP", loop), *_TORCH)
     everything = f"StochasticallyRounded(parameters, {_ROUNDING})" if rounded else "make_optimizer(parameters)"
+    if recipe.config.optimizer_fusion == "backward":
+        return piece(_IN_BACKWARD.replace("EVERYTHING", everything), *_TORCH)
     scaler = "torch.amp.GradScaler(DEVICE)" if recipe.config.precision == "fp16-mixed" else ""
     clipping = recipe.workload.gradient_clipping
     return piece(_after_backward(everything, scaler=scaler, clipping=clipping), *_TORCH)
 
 
 _ROUNDING = "make_optimizer, learning_rate=LEARNING_RATE, seed=SEED"
-_PLAIN_ONE = "make_optimizer([parameter])"
 _IN_BACKWARD = '''
 class Updater:
-    """One optimizer a parameter, stepped and its gradient freed as soon as that gradient is complete."""
+    """Updates each parameter during the backward pass, as soon as its gradient is complete."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.optimizers = {
-            parameter: ONE
-            LOOP
-        }
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._update)
-
-    def _update(self, parameter: nn.Parameter) -> None:
-        self.optimizers[parameter].step()
-        self.optimizers[parameter].zero_grad(set_to_none=True)
+        self.optimizer = step_in_backward(EVERYTHING)
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        for optimizer in self.optimizers.values():
-            set_learning_rate(optimizer, learning_rate)
+        set_learning_rate(self.optimizer, learning_rate)
 
     def scale(self, loss: Tensor) -> Tensor:
         return loss
 
     def step(self) -> None:
-        pass
+        self.optimizer.step()
 '''
 
 

@@ -98,43 +98,6 @@ def lose_in_chunks(model: Any, token_loss: Callable[[Tensor, nn.Linear, Tensor],
     model.forward = forward
 
 
-class SteppedInBackward(torch.optim.Optimizer):
-    """One optimizer a parameter, stepped and its gradient freed as soon as that gradient is complete.
-
-    `step` has nothing left to do. Not with accumulation, clipping or several devices.
-    """
-
-    def __init__(
-        self, parameters: Iterable[nn.Parameter], make_optimizer: Callable[..., torch.optim.Optimizer]
-    ) -> None:
-        self._optimizers = {p: make_optimizer([p], first_index=index) for index, p in enumerate(parameters)}
-        super().__init__(list(self._optimizers), dict(next(iter(self._optimizers.values())).defaults))
-        for parameter in self._optimizers:
-            parameter.register_post_accumulate_grad_hook(self._update)
-
-    def _update(self, parameter: Tensor) -> None:
-        assert isinstance(parameter, nn.Parameter)
-        optimizer = self._optimizers[parameter]
-        for group in optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):  # torchao's: compiled code must not see a new number every step
-                group["lr"].fill_(self.param_groups[0]["lr"])
-            else:
-                group["lr"] = float(self.param_groups[0]["lr"])
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        pass
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "optimizers": [each.state_dict() for each in self._optimizers.values()]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for optimizer, state in zip(self._optimizers.values(), state_dict["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != "optimizers"})
-
-
 def share_of_rate(step: int, *, steps: int, warmup_steps: int, schedule: str) -> float:
     """Of the learning rate at a step, counted from 0: a linear rise, then constant or a cosine down to a tenth."""
     if step < warmup_steps:

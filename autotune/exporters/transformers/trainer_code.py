@@ -23,6 +23,7 @@ import functools
 import itertools
 import math
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -202,16 +203,16 @@ def _make_optimizer(recipe: Recipe) -> str:
     if config.precision == "bf16-stochastic":
         exact = returned.replace("\n", "\n    ")
         arguments = ("parameters", "exact", "learning_rate=learning_rate", f"seed={recipe.workload.seed}")
-        rounded = _call("StochasticallyRounded", *arguments, "first_index=first_index")
+        rounded = _call("StochasticallyRounded", *arguments)
         returned = f"""
     def exact(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     {exact}
 
     return {rounded}"""
     return f'''def make_optimizer(
-    parameters: Sequence[nn.Parameter], *, learning_rate: float, weight_decay: float, first_index: int = 0
+    parameters: Sequence[nn.Parameter], *, learning_rate: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """The trial's, for some of the parameters, the first of which has this place among those of the model."""
+    """Makes the trial's optimizer."""
 {imports}{returned}'''
 
 
@@ -248,9 +249,6 @@ _TRAINER = '''class AutotuneTrainer(Trainer):
         if self.optimizer is not None or self.args.optim != SETTINGS["optim"]:
             return super().create_optimizer(*args)
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        make = functools.partial(
-            make_optimizer, learning_rate=self.args.learning_rate, weight_decay=self.args.weight_decay
-        )
         {optimizer}
         return self.optimizer
 
@@ -273,11 +271,16 @@ _OFFLOAD = """
         return contexts"""
 
 
+_MAKE = """self.optimizer = make_optimizer(
+            parameters, learning_rate=self.args.learning_rate, weight_decay=self.args.weight_decay
+        )"""
+_MAKE_IN_BACKWARD = f"""\
+assert self.args.world_size * self.args.gradient_accumulation_steps == 1, "one device, no accumulation"
+        {_MAKE}
+        step_in_backward(self.optimizer)"""
+
+
 def _trainer(recipe: Recipe) -> str:
-    plain = "self.optimizer = make(parameters)"
-    in_backward = (
-        'assert self.args.world_size * self.args.gradient_accumulation_steps == 1, "one device, no accumulation"\n'
-        "        self.optimizer = SteppedInBackward(parameters, make)"
-    )
-    text = _TRAINER.replace("{optimizer}", in_backward if recipe.config.optimizer_fusion == "backward" else plain)
+    in_backward = recipe.config.optimizer_fusion == "backward"
+    text = _TRAINER.replace("{optimizer}", _MAKE_IN_BACKWARD if in_backward else _MAKE)
     return text + (_OFFLOAD if recipe.config.activation_offload == "cpu" else "")

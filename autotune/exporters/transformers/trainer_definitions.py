@@ -2,7 +2,7 @@
 
 from autotune.config import TrainingConfig
 from autotune.exporters.recipe import Recipe
-from autotune.exporters.source import excerpt
+from autotune.exporters.source import STEP_IN_BACKWARD, STOCHASTIC_ROUNDING, excerpt
 
 HERE = "exporters.transformers.inside_trainer"
 _CHECKPOINTING = "techniques.checkpointing"
@@ -62,8 +62,7 @@ def _optimizer_definitions(config: TrainingConfig) -> list[str]:
         names = (*settings, "AdafactorFixedRate", "_update", "_initial_state", "_inverse_root", "_blend")
         found.append(excerpt("techniques.adafactor_fixed_rate", *names))
     if config.precision == "bf16-stochastic":
-        rounding = ("MakeOptimizer", "_BITS_DROPPED", "round_to_bf16", "StochasticallyRounded", "_widened", "_narrowed")
-        found.append(excerpt("techniques.stochastic_rounding", *rounding))
+        found.append(excerpt("techniques.stochastic_rounding", *STOCHASTIC_ROUNDING))
     if config.optimizer_fusion == "backward":
-        found.append(excerpt(HERE, "SteppedInBackward"))
+        found.append(excerpt("techniques.step_in_backward", *STEP_IN_BACKWARD))
     return found

@@ -47,12 +47,12 @@ def read(export, version):
         training, observer = script.Training(), Observer()
         script.forward(observer, torch.zeros(1, 2), torch.zeros(1, 2))
         updater = training.updater
-        optimizers = list(getattr(updater, "optimizers", {}).values()) or [updater.optimizer]
-        inner = getattr(optimizers[0], "_inner", optimizers[0])
+        optimizer = getattr(updater.optimizer, "_single", updater.optimizer)
+        inner = getattr(optimizer, "_inner", optimizer)
         of_process = settings_of_this_process()
         return {
             **{name: of_process[name] for name in ("memory_budget", "attention", "allocator")},
-            "precision": _precision(training, observer, optimizers[0]),
+            "precision": _precision(training, observer, optimizer),
             "checkpointing": _checkpointing(script, training.model),
             "compile": _compiled(training.model),
             "optimizer": _OPTIMIZERS[type(inner).__name__],
@@ -114,7 +114,7 @@ def _compiled(model):
 
 
 def _fusion(updater, optimizer):
-    if hasattr(updater, "optimizers"):
+    if type(updater.optimizer).__name__ == "SteppedInBackward":
         return "backward"
     if optimizer.defaults.get("fused"):
         return "kernel"
@@ -139,8 +139,8 @@ def _clipping(script):
     updater = script.Updater([parameter])
     if hasattr(updater, "scaler"):
         parameter.grad *= updater.scale(torch.ones(())).item()
-    optimizer = getattr(updater, "optimizer", None)
-    if optimizer is None or type(optimizer).__name__ != "AdamW":
+    optimizer = updater.optimizer
+    if type(optimizer).__name__ != "AdamW":
         return None
     seen = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(parameter.grad.norm().item()))

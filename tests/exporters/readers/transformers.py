@@ -63,7 +63,7 @@ def _read_trainer(module):
 def optimizer_of(optimizer, *, adafactor="adafactor"):
     """Its name and how it steps, from what was made. Weight decay is that of every parameter."""
     in_backward = type(optimizer).__name__ == "SteppedInBackward"
-    inner = next(iter(optimizer._optimizers.values())) if in_backward else optimizer
+    inner = optimizer._single if in_backward else optimizer
     inner = inner._inner if type(inner).__name__ == "StochasticallyRounded" else inner
     [group] = inner.param_groups
     fusion = {(False, False): "none", (True, False): "foreach", (False, True): "kernel"}[
@@ -96,7 +96,7 @@ def precision_of(module, trainer):
     model, args, optimizer = trainer.model, trainer.args, trainer.optimizer
     by_autocast = autocast_by_arguments(args, next(model.parameters()).dtype)
     assert module.model_kwargs()["dtype"] == next(model.parameters()).dtype
-    inner = next(iter(getattr(optimizer, "_optimizers", {0: optimizer}).values()))
+    inner = getattr(optimizer, "_single", optimizer)
     if any(type(part).__name__ == "Float8Linear" for part in model.modules()):
         return "fp8" if by_autocast == "bf16-mixed" else f"fp8 of {by_autocast}"
     if type(inner).__name__ == "StochasticallyRounded":

@@ -1,0 +1,33 @@
+"""An exported Trainer that steps in the backward pass goes on from a checkpoint as if it had not stopped."""
+
+import torch
+from readers.hugging_face import imported, tiny_llama
+from recipes import recipe
+
+from autotune.config import TrainingConfig
+from autotune.exporters import transformers
+
+STEPS, SAVED_AT = 6, 3
+
+
+def trained(folder, *, fusion, resume=False):
+    """The weights after `STEPS` steps with a falling learning rate; `resume`: from the checkpoint in `folder`."""
+    config = TrainingConfig(micro_batch_size=8, optimizer_fusion=fusion)
+    export = transformers.TARGET.write(recipe(config, schedule="cosine", gradient_clipping=None), "5.23")
+    with imported(export.files["autotune_trainer.py"]) as module:
+        settings = {"use_cpu": True, "report_to": "none", "save_steps": SAVED_AT, "save_strategy": "steps"}
+        args = module.training_arguments(str(folder), max_steps=STEPS, disable_tqdm=True, **settings)
+        data = module.sequences(
+            [f"text number {n} of many " * 50 for n in range(99)], lambda text: [byte % 64 for byte in text.encode()]
+        )
+        torch.manual_seed(0)
+        trainer = module.AutotuneTrainer(model=tiny_llama(), args=args, train_dataset=data)
+        trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{SAVED_AT}") if resume else None)
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+def test_a_resumed_training_ends_with_the_weights_of_a_plain_one(tmp_path):
+    plain = trained(tmp_path / "plain", fusion="none")
+    assert torch.equal(trained(tmp_path / "backward", fusion="backward"), plain)
+    assert torch.equal(trained(tmp_path / "backward", fusion="backward", resume=True), plain)
+    assert torch.equal(trained(tmp_path / "plain", fusion="backward", resume=True), plain)
