@@ -20,6 +20,7 @@ from autotune.data.token_file import TextFacts
 from autotune.memory import MemoryMeter, MemoryReading, make_meter, resident_bytes
 from autotune.memory.attribution import bytes_by_category, find_peak
 from autotune.memory.history import StepHistory
+from autotune.models.parts import held_tensors
 from autotune.parity import PARITY_STEPS, ParityTrace
 from autotune.parity_watch import ParityWatch
 from autotune.quantities import format_size
@@ -125,7 +126,7 @@ class Trainer:
 
     def _measure_memory(self, batches: Iterator[Batch]) -> MemoryReading:
         first = self._workload.warmup_steps
-        with self._history_kept(), self._meter.measuring(self._resident_tensors()):
+        with self._history_kept(), self._meter.measuring(self._resident_tensors):
             for step in range(first, first + MEMORY_STEPS):
                 self.take_step(step, next(batches))
         return self._meter.reading()
@@ -186,7 +187,7 @@ class Trainer:
             with self._clocked("compilation"):
                 self._summed_loss(first)  # compiles the graph without gradients, outside every number
         with self._clocked("evaluation"):
-            with self._meter.measuring(self._resident_tensors()), self._meter.phase("evaluation"):
+            with self._meter.measuring(self._resident_tensors), self._meter.phase("evaluation"):
                 loss = self._summed_loss(first)
             if self._request.shares_perplexity:
                 return None
@@ -215,8 +216,9 @@ class Trainer:
 
     def _resident_tensors(self) -> list[Tensor]:
         model = self.training.parts.model
-        on_device = [*model.parameters(), *model.buffers(), *self.training.updater.state()]
-        return [tensor for tensor in on_device if tensor.device.type == self._device.type]
+        held = [tensor for module in model.modules() for _, tensor in held_tensors(module)]
+        resident = [*model.parameters(), *held, *self.training.updater.state()]
+        return [tensor for tensor in resident if tensor.device.type == self._device.type]
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

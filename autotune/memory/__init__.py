@@ -3,7 +3,7 @@
 `cpu.py` reads the allocator's own events, `cuda.py` the caching allocator's counters; both are a `MemoryMeter`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,8 +37,12 @@ class PhaseMarker(Protocol):
 
 
 class MemoryMeter(PhaseMarker, Protocol):
-    def measuring(self, resident: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """Measures the block it surrounds; `resident`: the tensors alive before and after. Readings accumulate."""
+    def measuring(self, resident: Callable[[], Iterable[Tensor]]) -> AbstractContextManager[None]:
+        """Measures the block it surrounds. Readings accumulate.
+
+        `resident` gives the tensors that are alive when the block begins. They are not kept: what the block replaces
+        of them is freed, as it is without a measurement.
+        """
 
     def kernels_have_run(self) -> None:
         """To be called once after the first step: the context now has its size, and the cap can be enforced."""

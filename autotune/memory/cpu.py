@@ -2,23 +2,23 @@
 
 torch's profiler records an event for every block the CPU allocator hands out or takes back, also those of code that
 torch.compile generated, which a dispatch mode would not see. Blocks born before the recording are not in it, and
-neither is their end: so the tensors alive at its start are counted and added, and must live until its end, as weights
-and optimizer state do.
+neither is their end. So the tensors that are alive when it begins (weights, optimizer state) are allocated once more
+inside it: then the end of those that a step replaces is seen, too.
 
 The events are read from `kineto_results`, which is private: the public list leaves out all events that happen inside
-an operator. `tests/memory/test_cpu.py` holds this to a peak known by hand.
+an operator. `tests/memory/test_cpu_meter.py` compares with peaks known by hand.
 """
 
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from autotune.memory import MemoryReading, resident_bytes
+from autotune.memory import MemoryReading
 
 _PHASE_PREFIX = "autotune::"
+_MEASURED = "autotune measured block"
 
 
 class CpuMeter:
@@ -30,13 +30,14 @@ class CpuMeter:
         self._is_measuring = False
 
     @contextmanager
-    def measuring(self, resident: Iterable[Tensor]) -> Iterator[None]:
-        resident_at_start = resident_bytes(resident)
-        self._is_measuring = True
+    def measuring(self, resident: Callable[[], Iterable[Tensor]]) -> Iterator[None]:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
-            yield
-        self._is_measuring = False
-        peak, phase = peak_of(recording, resident_at_start)
+            resident_at_start = _allocate_again(resident())
+            self._is_measuring = True
+            with record_function(_MEASURED):
+                yield
+            self._is_measuring = False
+        peak, phase = peak_of(recording, within=_MEASURED, alive_bytes=resident_at_start)
         if peak > self._peak_bytes:
             self._peak_bytes, self._peak_phase = peak, phase
 
@@ -55,8 +56,27 @@ class CpuMeter:
         )
 
 
-def peak_of(recording: profile, resident_at_start: int, *, within: str | None = None) -> tuple[int, str]:
-    """The largest number of live bytes and the phase it was reached in; with `within`, that inside this range only."""
+def _allocate_again(tensors: Iterable[Tensor]) -> int:
+    """Gives every storage behind `tensors` a new block with the same content; views go on sharing it.
+
+    Returns the bytes of all these storages. Those that torch cannot allocate, such as one mapped from a file, stay
+    where they are.
+    """
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+    for storage in storages.values():
+        if storage.resizable():
+            size_bytes, content = storage.nbytes(), storage.clone()
+            storage.resize_(0)
+            storage.resize_(size_bytes)
+            storage.copy_(content)
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def peak_of(recording: profile, *, within: str, alive_bytes: int | None = None) -> tuple[int, str]:
+    """Returns the largest number of bytes alive inside the range named `within`, and the phase it was reached in.
+
+    `alive_bytes`: how much is alive when the range begins; None: what was allocated in the recording until then.
+    """
     assert recording.profiler is not None
     assert recording.profiler.kineto_results is not None
     events = recording.profiler.kineto_results.events()
@@ -72,13 +92,15 @@ def peak_of(recording: profile, resident_at_start: int, *, within: str | None = 
         if event.name().startswith(_PHASE_PREFIX)
     ]
     first, last = next(
-        ((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events if event.name() == within),
-        (0, sys.maxsize),
+        (event.start_ns(), event.start_ns() + event.duration_ns()) for event in events if event.name() == within
     )
-    live = peak = resident_at_start
-    peak_at = changes[0][0] if changes else 0
+    if alive_bytes is None:
+        alive_bytes = sum(change_bytes for at, change_bytes in changes if at < first)
+    live = peak = alive_bytes
+    peak_at = first
     for at, change_bytes in changes:
-        live += change_bytes
-        if live > peak and first <= at <= last:
-            peak, peak_at = live, at
+        if first <= at <= last:
+            live += change_bytes
+            if live > peak:
+                peak, peak_at = live, at
     return peak, next((name for start, end, name in phases if start <= peak_at <= end), "between")

@@ -4,7 +4,7 @@ A cap means: this training would run on a GPU of that size. So the caching alloc
 the process holds outside it (the CUDA context and the loaded kernels), and what does not fit fails as it would there.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -40,7 +40,8 @@ class CudaMeter:
         self._limit_allocator(reserve_bytes=0)
 
     @contextmanager
-    def measuring(self, resident: Iterable[Tensor]) -> Iterator[None]:
+    def measuring(self, resident: Callable[[], Iterable[Tensor]]) -> Iterator[None]:
+        """The allocator knows what is resident: nothing asks for it."""
         if self._has_measured:
             self._keep_peak("training")  # of the timed steps since the last measured block
         self._has_measured = self._is_measuring = True

@@ -64,9 +64,9 @@ class StepHistory:
             self.gradients += [(p.grad.data_ptr(), now) for p in group["params"] if p.grad is not None]
 
     def recording(self, resident: Mapping[Category, Iterable[Tensor]]) -> Recording:
-        """`resident`: what was alive before and after."""
+        """Returns what was recorded; `resident`: what stays alive from step to step, as it is after the recording."""
         blocks = {
-            category: [tensor.untyped_storage().nbytes() for tensor in distinct(tensors)]
+            category: [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in distinct(tensors)]
             for category, tensors in resident.items()
         }
         return read_trace(self.trace, resident=blocks, phases=self.phases, gradients=self.gradients)
@@ -80,24 +80,22 @@ def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
 def read_trace(
     trace: Sequence[Mapping[str, Any]],
     *,
-    resident: Mapping[Category, Sequence[int]],
+    resident: Mapping[Category, Sequence[tuple[int, int]]],
     phases: Sequence[tuple[str, int, int]],
     gradients: Iterable[tuple[int, int]],
 ) -> Recording:
     """torch's list of allocations and frees as a recording.
 
-    `resident`: sizes in bytes of what was there before; `phases`: (name, began, ended) and `gradients`: (address,
-    time), in microseconds. What was freed without having been allocated here was there before, and is left out.
+    `resident`: (address, size in bytes) of what stays alive from step to step, at the end of the trace; `phases`:
+    (name, began, ended) and `gradients`: (address, time), in microseconds. What is freed without having been allocated
+    here was there before: if a block of the same size has taken its place, it had that block's category.
     """
     recording = Recording()
-    for category, sizes in resident.items():
-        recording.resident += [
-            Block(size_bytes=size, module="", operator=category, born=-1, resident=category) for size in sizes
-        ]
     alive: dict[int, Block] = {}
     moments: list[int] = []
     lives: list[tuple[int, int, Block]] = []
     scopes = [Scope() for _ in phases]
+    older: list[Block] = []
     for entry in trace:
         address, at = int(entry["addr"]), int(entry["time_us"])
         if entry["action"] == "alloc":
@@ -114,16 +112,45 @@ def read_trace(
             alive[address] = block
             lives.append((address, at, block))
             recording.events.append((+1, block))
-        elif entry["action"] == "free_requested" and address in alive:
-            block = alive.pop(address)
+        elif entry["action"] == "free_requested":
+            if address in alive:
+                block = alive.pop(address)
+            else:
+                block = Block(size_bytes=int(entry["size"]), module="", operator="", born=-1)
+                older.append(block)
             block.died = len(recording.events)
             recording.events.append((-1, block))
         else:
             continue
         moments.append(at)
+    _mark_resident(recording, resident, alive=alive, older=older)
     _mark_phases(recording, phases, scopes, moments)
     _mark_gradients(lives, gradients, moments)
     return recording
+
+
+def _mark_resident(
+    recording: Recording,
+    resident: Mapping[Category, Sequence[tuple[int, int]]],
+    *,
+    alive: Mapping[int, Block],
+    older: Sequence[Block],
+) -> None:
+    """`alive`: blocks allocated in the trace that are alive at its end, by address; `older`: what only died in it."""
+    replacing: dict[int, list[Category]] = {}
+    for category, blocks in resident.items():
+        for address, size_bytes in blocks:
+            if address in alive:
+                alive[address].resident = category
+                replacing.setdefault(alive[address].size_bytes, []).append(category)
+            else:
+                recording.resident.append(
+                    Block(size_bytes=size_bytes, module="", operator=category, born=-1, resident=category)
+                )
+    for block in older:
+        if categories := replacing.get(block.size_bytes):
+            block.resident = categories.pop()
+        recording.resident.append(block)
 
 
 def _mark_phases(

@@ -53,7 +53,7 @@ class _CpuRun:
     def end(self) -> None:
         self._steady.__exit__(None, None, None)
         self._recording.__exit__(None, None, None)
-        self._peak_bytes, _ = peak_of(self._recording, 0, within=_STEADY)
+        self._peak_bytes, _ = peak_of(self._recording, within=_STEADY)
 
     def reading(self) -> MemoryReading:
         return MemoryReading(peak_memory_bytes=self._peak_bytes, peak_phase="", peak_reserved_bytes=self._peak_bytes)
@@ -68,12 +68,12 @@ class _CudaRun:
         self._meter.kernels_have_run()
 
     def begin(self) -> None:
-        self._steady.enter_context(self._meter.measuring(()))
+        self._steady.enter_context(self._meter.measuring(tuple))
 
     def end(self) -> None:
         self._steady.close()
 
     def reading(self) -> MemoryReading:
-        with self._meter.measuring(()):  # keeps the peak since the last one
+        with self._meter.measuring(tuple):  # keeps the peak since the last one
             pass
         return self._meter.reading()

@@ -1,10 +1,11 @@
 """The small protocol every model is used through: where its parts are that techniques replace, and its loss."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 IGNORED_LABEL = -100
 
@@ -57,6 +58,17 @@ class ModelParts:
         """Makes the model compute its loss from the last hidden states and the head by `token_loss`."""
         assert self.head is not None, "a technique that needs the head was applied to a model without"
         self.model.token_loss = token_loss  # type: ignore[assignment]
+
+
+def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, tensor) of what the module itself keeps from step to step besides parameters.
+
+    These are its buffers and the tensors that it has as plain attributes, alone or in lists, tuples and dictionaries.
+    """
+    yield from module.named_buffers(recurse=False)
+    for name, value in vars(module).items():
+        if name not in ("_parameters", "_buffers", "_modules"):
+            yield from ((name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:

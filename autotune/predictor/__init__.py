@@ -15,7 +15,7 @@ Imported only in a trial's own process, which ends after one prediction: setting
 import gc
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,13 +34,14 @@ from autotune.data.batches import Batch
 from autotune.errors import PredictionImpossible
 from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
 from autotune.memory.recording import Recording
+from autotune.models.parts import held_tensors
 from autotune.prediction import Category, Prediction
 from autotune.predictor import cpu, cuda
 from autotune.predictor.accuracy import error_of
 from autotune.predictor.caching_allocator import count_pieces, round_up
 from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.generated_code import GeneratedPrograms, is_compiled
-from autotune.techniques import apply_techniques
+from autotune.techniques import Training, apply_techniques
 from autotune.techniques.checkpointing import Checkpointed
 from autotune.training_step import TrainingStep
 from autotune.workload import Workload
@@ -140,8 +141,7 @@ class _Rehearsal:
             step(0, self._batch())
             gc.collect()
             batch = self._batch()
-            resident = _resident(training.parts.model, list(training.updater.state()))
-            with self._watch.recording(resident) as recording:
+            with self._watch.recording(lambda: _resident(training)) as recording:
                 step(1, batch)
             return recording
 
@@ -233,17 +233,17 @@ def _number_of_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _resident(model: nn.Module, state: list[Tensor]) -> Mapping[Category, list[tuple[str, Tensor]]]:
-    modules = [(path, module) for path, module, _ in _modules_of(model)]
-
-    def named(tensors_of: Callable[[nn.Module], Iterable[tuple[str, Tensor]]]) -> list[tuple[str, Tensor]]:
-        return [(f"{path}.{name}", tensor) for path, module in modules for name, tensor in tensors_of(module)]
-
-    return {
-        "parameters": named(lambda module: module.named_parameters(recurse=False)),
-        "buffers": named(lambda module: module.named_buffers(recurse=False)),
-        "optimizer_state": [("optimizer state", tensor) for tensor in state],
-    }
+def _resident(training: Training) -> Iterator[tuple[Category, str, Tensor]]:
+    """What is alive between two steps, with its category and its name."""
+    modules = [(path, module) for path, module, _ in _modules_of(training.parts.model)]
+    for path, module in modules:
+        for name, parameter in module.named_parameters(recurse=False):
+            yield "parameters", f"{path}.{name}", parameter
+    for path, module in modules:
+        for name, tensor in held_tensors(module):
+            yield "buffers", f"{path}.{name}", tensor
+    for tensor in training.updater.state():
+        yield "optimizer_state", "optimizer state", tensor
 
 
 def _impossible(error: BaseException) -> PredictionImpossible:

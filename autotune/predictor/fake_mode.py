@@ -57,21 +57,27 @@ class StorageWatch:
     # -- recording ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def recording(self, resident: Mapping[Category, Iterable[tuple[str, Tensor]]]) -> Iterator[Recording]:
-        """Records the block it surrounds. `resident`: named tensors alive at its start; what else is, is not seen."""
+    def recording(self, resident: Callable[[], Iterable[tuple[Category, str, Tensor]]]) -> Iterator[Recording]:
+        """Records the block it surrounds.
+
+        `resident` gives category, name and tensor of what is alive at its start; what else is, is not seen. The
+        tensors are not kept: what the block replaces of them is freed.
+        """
         self._recording = recording = Recording()
-        for category, tensors in resident.items():
-            for name, tensor in tensors:
-                block = self._note_storage(tensor, module=name.rpartition(".")[0], operator=name.rpartition(".")[2])
-                if block is not None:
-                    block.born, block.resident = -1, category
-                    recording.resident.append(block)
-        recording.events.clear()
+        self._note_resident(resident(), recording)
         try:
             yield recording
         finally:
             self._recording = None
             self._blocks.clear()
+
+    def _note_resident(self, resident: Iterable[tuple[Category, str, Tensor]], recording: Recording) -> None:
+        for category, name, tensor in resident:
+            block = self._note_storage(tensor, module=name.rpartition(".")[0], operator=name.rpartition(".")[2])
+            if block is not None:
+                block.born, block.resident = -1, category
+                recording.resident.append(block)
+        recording.events.clear()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -42,7 +42,7 @@ def resident():
 WARMUP, MEASURED = 4, 2
 for number in range(WARMUP):
     step(number)
-with meter.measuring(resident()):
+with meter.measuring(resident):
     for number in range(WARMUP, WARMUP + MEASURED):
         step(number)
 timed = [step(number) for number in range(WARMUP + MEASURED, train.STEPS)]

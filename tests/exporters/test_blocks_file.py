@@ -33,7 +33,7 @@ def a_step(model):
     """Operators that ran, gradients by the order of parameters, and the peak of live bytes."""
     tokens = torch.arange(64).view(2, 32)
     meter = CpuMeter()
-    with meter.measuring(model.parameters()), OperatorCount() as counted:
+    with meter.measuring(model.parameters), OperatorCount() as counted:
         model(tokens, tokens).backward()
     return counted.count, [parameter.grad for parameter in model.parameters()], meter.reading().peak_memory_bytes
 

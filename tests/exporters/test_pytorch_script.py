@@ -53,7 +53,7 @@ def trained_by_trial(make_trainer, **choices):
     trainer, meter = make_trainer(**choices), CpuMeter()
     batches = trainer.batches()
     losses = [trainer.take_step(step, next(batches)) for step in range(STEPS - 2)]
-    with meter.measuring(trainer._resident_tensors()):
+    with meter.measuring(trainer._resident_tensors):
         losses += [trainer.take_step(step, next(batches)) for step in (STEPS - 2, STEPS - 1)]
     return losses, meter.reading().peak_memory_bytes
 
@@ -68,7 +68,7 @@ def trained_by_script(script, folder, *, global_batch=GLOBAL_BATCH):
         return script.train_step(training, train.batch(next(order)), rate=rate)
 
     losses = [step(number) for number in range(STEPS - 2)]
-    with meter.measuring(resident(training)):
+    with meter.measuring(lambda: resident(training)):
         losses += [step(number) for number in (STEPS - 2, STEPS - 1)]
     return losses, meter.reading().peak_memory_bytes
 

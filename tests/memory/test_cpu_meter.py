@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 from autotune.memory import resident_bytes
 from autotune.memory.cpu import CpuMeter
+from autotune.models.parts import held_tensors
 
 MIB = 2**20
 
@@ -15,7 +17,7 @@ def floats(mebibytes: float) -> torch.Tensor:
 
 def peak_of(block, resident=()) -> int:
     meter = CpuMeter()
-    with meter.measuring(resident):
+    with meter.measuring(lambda: resident):
         block()
     return meter.reading().peak_memory_bytes
 
@@ -56,14 +58,14 @@ def test_compiled_code_is_seen():
 def test_readings_accumulate_to_the_largest():
     meter = CpuMeter()
     for size in (3, 5, 2):
-        with meter.measuring([]):
+        with meter.measuring(list):
             floats(size)
     assert meter.reading().peak_memory_bytes == 5 * MIB
 
 
 def test_the_peak_knows_its_phase():
     meter = CpuMeter()
-    with meter.measuring([]):
+    with meter.measuring(list):
         with meter.phase("forward"):
             floats(1)
         with meter.phase("backward"):
@@ -80,7 +82,7 @@ def test_views_of_one_storage_count_once():
 
 def test_on_a_cpu_the_device_needs_the_peak_and_nothing_more():
     meter = CpuMeter()
-    with meter.measuring([]):
+    with meter.measuring(list):
         floats(3)
     assert meter.reading().device_bytes == 3 * MIB
 
@@ -102,3 +104,82 @@ def test_a_training_step_needs_what_arithmetic_says(make_trainer):
 def test_the_peak_of_a_configuration_is_the_same_every_time(make_trainer):
     peaks = {make_trainer(checkpointing="block").run().peak_memory_bytes for _ in range(3)}
     assert len(peaks) == 1
+
+
+# -- what is replaced ------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_that_is_replaced_stops_to_count_when_it_is_gone():
+    kept = {"state": floats(16)}
+
+    def replace():
+        kept["state"] = floats(10)  # both are there for a moment
+        floats(8)
+
+    meter = CpuMeter()
+    with meter.measuring(lambda: kept.values()):
+        replace()
+    assert meter.reading().peak_memory_bytes == 26 * MIB
+
+
+def test_after_a_replacement_only_the_new_tensor_counts():
+    kept = [floats(16)]
+    meter = CpuMeter()
+    with meter.measuring(lambda: kept):
+        kept.clear()
+        kept.append(floats(2))
+        floats(15)
+    assert meter.reading().peak_memory_bytes == 17 * MIB
+
+
+def test_measuring_changes_no_number_and_no_view():
+    whole = torch.arange(1000.0)
+    part = whole[10:20]
+    with CpuMeter().measuring(lambda: [whole, part]):
+        part += 1
+    expected = torch.arange(1000.0)
+    expected[10:20] += 1
+    assert torch.equal(whole, expected)
+
+
+def test_a_tensor_in_memory_that_torch_cannot_allocate_counts(tmp_path):
+    file = tmp_path / "weights.pt"
+    torch.save(floats(4), file)
+    mapped = torch.load(file, mmap=True)
+    assert peak_of(lambda: floats(1), resident=[mapped]) == 5 * MIB
+
+
+class Remembers(nn.Module):
+    """Keeps the hidden states of its last call: as a buffer, as an attribute, or in a list."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.scale = nn.Parameter(torch.ones(MIB // 4))  # 1 MiB
+        self.register_buffer("buffer", torch.zeros(1), persistent=False)
+        self.attribute, self.listed = torch.zeros(1), [torch.zeros(1)]
+
+    def forward(self, tokens, labels):
+        hidden = (self.scale.detach() * tokens.sum()).repeat(8)  # 8 MiB
+        match self.kind:
+            case "buffer":
+                self.buffer = hidden
+            case "attribute":
+                self.attribute = hidden
+            case "list":
+                self.listed[0] = hidden
+        return self.scale.sum() * 1e-6
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute", "list"])
+def test_a_model_that_replaces_what_it_keeps_has_the_peak_of_its_construction(kind):
+    """1 MiB of weights, the 8 MiB kept since the last step and, before they go, the next 8 with their factor."""
+    model = Remembers(kind)
+    tokens = torch.ones(2, 4)
+    meter = CpuMeter()
+    model(tokens, tokens)
+    with meter.measuring(lambda: [*model.parameters(), *(t for _, t in held_tensors(model))]):
+        for _ in range(3):
+            model(tokens, tokens)
+    small = meter.reading().peak_memory_bytes - 18 * MIB
+    assert 0 <= small < 4096

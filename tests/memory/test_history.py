@@ -10,8 +10,8 @@ def entry(action, address, size, at, **fields):
     return {"action": action, "addr": address, "size": size, "time_us": at, **fields}
 
 
-def recording_of(*entries, gradients=()):
-    return read_trace(entries, resident={"parameters": [100]}, phases=PHASES, gradients=gradients)
+def recording_of(*entries, gradients=(), resident=None):
+    return read_trace(entries, resident=resident or {"parameters": [(90_000, 100)]}, phases=PHASES, gradients=gradients)
 
 
 STEP = (
@@ -46,8 +46,22 @@ def test_an_address_used_again_is_another_block():
     assert [block.is_gradient for sign, block in recording.events if sign > 0] == [False, False, True, False]
 
 
-def test_the_end_of_what_was_there_before_is_no_event():
-    assert recording_of(entry("free_requested", 7, 9, 12)).events == []
+def test_what_was_there_before_counts_until_it_is_freed():
+    peak = find_peak(recording_of(entry("free_requested", 7, 9, 12), entry("alloc", 8, 5, 13)))
+    assert peak.size_bytes == 100 + 9
+    assert bytes_by_category(peak.blocks)["inputs"] == 9
+
+
+def test_state_that_a_step_replaces_counts_once_and_as_state():
+    """Both are alive for a moment: the new one is allocated before the old one is freed."""
+    recording = recording_of(
+        entry("alloc", 5000, 60, 32),
+        entry("free_requested", 4000, 60, 33),
+        resident={"parameters": [(90_000, 100)], "optimizer_state": [(5000, 60)]},
+    )
+    peak = find_peak(recording)
+    assert peak.size_bytes == 100 + 60 + 60
+    assert bytes_by_category(peak.blocks)["optimizer_state"] == 120
 
 
 def test_a_block_is_named_by_its_innermost_frame():

@@ -51,7 +51,7 @@ def measured_bytes(trainer: Trainer, workload: Workload) -> int:
     batches = trainer.batches()
     for step in range(workload.warmup_steps):
         trainer.step(step, next(batches))
-    with trainer._meter.measuring(trainer._resident_tensors()):
+    with trainer._meter.measuring(trainer._resident_tensors):
         trainer.step(workload.warmup_steps, next(batches))
     return trainer._meter.reading().peak_memory_bytes
 
