@@ -15,7 +15,15 @@ from autotune.config import TrainingConfig
 from autotune.crash_points import reached
 from autotune.result import Measurement
 from autotune.storage.database import Database
-from autotune.storage.rows import LONGEST_NAME, LONGEST_REASON, finite_seconds, kept_name, kept_text, measurement_values
+from autotune.storage.rows import (
+    LONGEST_NAME,
+    LONGEST_REASON,
+    DamagedRow,
+    finite_seconds,
+    kept_name,
+    kept_text,
+    measurement_values,
+)
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS, DatabaseNow
 
 Delivery = Literal["kept", "known", "late", "unknown"]
@@ -55,6 +63,8 @@ class Attempts:
                         connection, study_id, config, revision=revision, most_trials=most_trials, name=name
                     )
                 _check_free(connection, trial, attempt_id)
+                if type(trial.number) is not int:  # it names the trial's log; SQLite holds texts in any column
+                    raise DamagedRow(f"trial {trial.number!r:.60} has no number")
                 ordinal = _begin(connection, trial.id, attempt_id, worker=worker)
                 attempt = Attempt(id=attempt_id, study=study, number=trial.number, name=trial.name, ordinal=ordinal)
                 reached("trial claimed, not committed")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition
+from autotune.definition import StudyDefinition, check_study_name
 from autotune.errors import InvalidInput
 from autotune.prediction import Forecast, Prediction
 from autotune.result import DIRECTIONS, DeviceInfo, Measurement, TrialRecord
@@ -86,6 +86,7 @@ def definition_row(definition: StudyDefinition, *, trials_wanted: int) -> dict[s
 def definition_of(row: Any) -> StudyDefinition:
     """Raises DamagedRow."""
     with _reading(f"study {row.name!r}"):
+        check_study_name(row.name)  # it names a folder and files
         definition = StudyDefinition(
             name=row.name,
             workload=Workload(**row.workload),

@@ -5,7 +5,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.errors import StorageUnavailable
+from autotune.definition import check_study_name
+from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.storage.check import check_database
 from autotune.storage.database import Database
 from autotune.storage.findings import Checked, Finding, RunningTrial
@@ -19,9 +20,24 @@ def check_studies(storage: str, studies: Sequence[str] = ()) -> Checked:
     """All studies of a database, or those named; nothing is changed. Raises UnknownStudy and StorageUnavailable."""
     checked = _looked_at(storage, studies)
     work = place_of_work(storage)
-    beside = [finding for name in checked.studies for finding in _waiting(name, work / name)]
-    running = [finding for one in checked.running for finding in _running(one, work / one.study / WORKERS)]
+    folders = {name: work / name for name in checked.studies if _names_a_folder(name)}
+    beside = [finding for name, folder in folders.items() for finding in _waiting(name, folder)]
+    running = [
+        finding
+        for one in checked.running
+        if one.study in folders
+        for finding in _running(one, folders[one.study] / WORKERS)
+    ]
     return replace(checked, findings=(*checked.findings, *running, *beside))
+
+
+def _names_a_folder(study: str) -> bool:
+    """What cannot be a study's name is a finding of the database's check already."""
+    try:
+        check_study_name(study)
+    except InvalidInput:
+        return False
+    return True
 
 
 def _looked_at(storage: str, studies: Sequence[str]) -> Checked:

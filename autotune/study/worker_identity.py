@@ -2,10 +2,13 @@
 
 A worker holds a lock on a file of its own for as long as its process lives; the kernel lets go of it however the
 process ends. On the same machine that tells the dead from the slow at once; of a worker elsewhere only its lease does.
+
+The names of other workers come from the database, which others may write to: one that is not like ours names no file.
 """
 
 import fcntl
 import os
+import re
 import socket
 import uuid
 from collections.abc import Iterable
@@ -16,6 +19,10 @@ _ROOM_BYTES = 2**16
 """Kept on disk for one result, where the disk fills up while it is measured."""
 
 
+_NAME = re.compile(r".*:[0-9]+:(?P<id>[0-9a-f]{12})", re.ASCII | re.DOTALL)
+"""`host:17:0123456789ab`; the last part names the worker's lock file, and nothing else is to become part of a path."""
+
+
 class WorkerIdentity:
     """This worker's name, and its lock in `folder`, held from `__init__` to `close` or the process's end."""
 
@@ -23,7 +30,7 @@ class WorkerIdentity:
         self._folder = folder
         self.name = f"{_host()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = _lock_file(folder, self.name)
+        self._file = folder / f"{self.name.rpartition(':')[2]}.lock"
         self._lock = new_lock(self._file)
         with suppress(OSError):
             os.pwrite(self._lock, bytes(_ROOM_BYTES), 0)
@@ -46,7 +53,9 @@ class WorkerIdentity:
 
     def forget(self, worker: str) -> None:
         """Removes the lock file of a dead worker, once nothing of its is left."""
-        _lock_file(self._folder, worker).unlink(missing_ok=True)
+        file = _lock_file(self._folder, worker)
+        if file is not None:
+            file.unlink(missing_ok=True)
 
     def dead(self) -> set[Path]:
         """Lock files of the workers of this machine that have ended without a word."""
@@ -86,14 +95,17 @@ def is_dead(folder: Path, worker: str) -> bool:
     """Whether a worker of another process ran on this machine and has ended.
 
     Of other machines nothing is said: not every file system that they share has locks that reach from one to another.
+    Nor of a name that is not like a worker's: only its lease says whether it still lives.
     """
     file = _lock_file(folder, worker)
-    return worker.startswith(f"{_host()}:") and file.exists() and is_free(file)
+    return file is not None and worker.startswith(f"{_host()}:") and file.exists() and is_free(file)
 
 
 def _host() -> str:
     return socket.gethostname()[:80]
 
 
-def _lock_file(folder: Path, worker: str) -> Path:
-    return folder / f"{worker.rpartition(':')[2]}.lock"
+def _lock_file(folder: Path, worker: str) -> Path | None:
+    """None for what is no worker's name."""
+    name = _NAME.fullmatch(worker)
+    return None if name is None else folder / f"{name['id']}.lock"

@@ -75,6 +75,17 @@ def test_looking_writes_nothing_while_a_search_has_the_database_open(file):
         assert (file.read_bytes(), log.read_bytes()) == before
 
 
+def test_a_study_that_is_called_by_a_path_is_found_and_nothing_is_looked_at_there(file):
+    waiting = file.parent / "outside" / SPOOL / "secret.json"
+    waiting.parent.mkdir(parents=True)
+    waiting.write_text("{")
+    (file.parent / "work" / "autotune").mkdir(parents=True)
+    change(file, "UPDATE autotune_studies SET name = '../../outside'")
+    found = findings(file)
+    assert [one for one in found if "'../../outside' cannot be a study's name" in one]
+    assert [one for one in found if "secret" in one] == []
+
+
 def test_a_study_that_is_not_there_cannot_be_looked_at(file):
     with pytest.raises(UnknownStudy, match="no study 'nope'"):
         check_studies(f"sqlite:///{file}", ["nope"])

@@ -3,6 +3,7 @@
 What a command prints of a damaged database is what it prints of the whole one: nothing else is ever loaded in silence.
 """
 
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -188,6 +189,25 @@ def test_damage_is_refused_with_a_sentence_that_names_the_file_and_the_way_out(f
     if out:
         assert command in ("check", "export")  # what was found; lines without an end, which no import takes
         assert '"kind": "end"' not in out
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/any/project", "..", ".waiting-1", "a b"])
+def test_a_study_whose_name_could_not_be_that_of_a_folder_is_refused(file, name):
+    by_hand(f"UPDATE autotune_studies SET name = '{name}'")(file)
+    with open_store(f"sqlite:///{file}", create=False) as store, pytest.raises(StorageUnavailable) as refused:
+        store.definition(name)
+    assert f"study {name!r} cannot be read: {name!r} cannot be a study's name" in refused.value.message
+
+
+def test_a_trial_whose_number_is_a_path_is_not_taken(file):
+    """Its log would be named by it; SQLite holds texts in columns of numbers."""
+    with open_store(f"sqlite:///{file}", create=False) as store:
+        keep(store, config(6))
+        by_hand("DELETE FROM autotune_attempts WHERE state = 'running'")(file)
+        which = f"fingerprint = '{config(6).fingerprint}'"
+        by_hand(f"UPDATE autotune_trials SET number = '../../outside' WHERE {which}")(file)
+        with pytest.raises(StorageUnavailable, match=re.escape("trial '../../outside' has no number")):
+            keep(store, config(6))
 
 
 @pytest.fixture(scope="module")

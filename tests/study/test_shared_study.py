@@ -1,5 +1,6 @@
 """A study among its workers: whose a trial is, when it is taken from a worker, and what becomes of every result."""
 
+import socket
 import sqlite3
 import time
 from contextlib import ExitStack, closing
@@ -129,6 +130,30 @@ def test_the_attempt_of_a_worker_that_has_ended_here_is_given_up_at_once(machine
     machines.dead_worker_with_an_attempt()
     machines.worker()
     assert machines.states() == ["given_up"]
+
+
+@pytest.fixture
+def worker_called_as_a_file(machines, tmp_path):
+    """The lock file of another program, of which a row of the database says that it is a worker's."""
+    lock = tmp_path / "project" / "poetry.lock"
+    lock.parent.mkdir()
+    lock.touch()
+    machines.dead_worker_with_an_attempt()
+    machines._set(worker=f"{socket.gethostname()[:80]}:1:{lock.with_suffix('')}")
+    return lock
+
+
+def test_no_file_goes_for_a_row_that_calls_a_worker_by_its_path(machines, worker_called_as_a_file):
+    machines.worker().refresh()
+    assert worker_called_as_a_file.exists()
+
+
+def test_of_a_worker_that_a_row_calls_by_a_path_only_the_lease_says_whether_it_lives(machines, worker_called_as_a_file):
+    worker = machines.worker()
+    before = machines.states()
+    machines.expire()
+    machines.look(worker, seconds=LEASE_SECONDS)
+    assert (before, machines.states()) == (["running"], ["given_up"])
 
 
 def test_the_attempt_of_a_worker_that_has_ended_elsewhere_runs_until_its_lease_is_over(machines):

@@ -87,6 +87,53 @@ def test_of_a_worker_on_another_machine_its_lock_says_nothing(me, tmp_path):
     assert not me.is_dead("elsewhere:17:0123456789ab")
 
 
+NO_WORKERS = {
+    "a path": "{host}:1:{folder}/poetry",
+    "a path from here": "{host}:1:../poetry",
+    "no digits": "{host}:1:poetry",
+    "one digit more": "{host}:1:0123456789abc",
+    "capitals": "{host}:1:0123456789AB",
+    "a line more": "{host}:1:0123456789ab\n",
+    "digits of another script": "{host}:1:٠١٢٣٤٥٦٧٨٩٠١",
+    "no host": "0123456789ab",
+    "nothing": "",
+}
+"""What a row of a shared database may say in the place of a worker's name."""
+
+
+@pytest.fixture(params=NO_WORKERS.values(), ids=NO_WORKERS)
+def no_worker(request, me, tmp_path):
+    """A name like no worker's, and the files that it could be taken for, which nobody has locked."""
+    project = tmp_path / "project"
+    project.mkdir()
+    name = request.param.format(host=me.name.split(":")[0], folder=project)
+    ending = name.rpartition(":")[2]
+    files = [project / "poetry.lock", tmp_path / "poetry.lock", tmp_path.parent / "poetry.lock", tmp_path / ".lock"]
+    files += [tmp_path / f"{ending}.lock"] if "/" not in ending else []
+    for file in files:
+        file.touch()
+    yield name, files
+    (tmp_path.parent / "poetry.lock").unlink(missing_ok=True)
+
+
+def test_of_what_is_no_name_of_a_worker_nothing_is_known(me, no_worker):
+    name, _ = no_worker
+    assert not me.is_dead(name)
+
+
+def test_no_file_goes_for_what_is_no_name_of_a_worker(me, no_worker):
+    name, files = no_worker
+    me.forget(name)
+    assert [file for file in files if not file.exists()] == []
+
+
+def test_a_name_that_is_no_workers_keeps_no_dead_lock_from_being_swept(me, tmp_path):
+    gone = WorkerIdentity(tmp_path)
+    gone.close(leaves_attempts=True)
+    me.sweep(me.dead(), but={"somebody", "../else"})
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_lock_is_never_seen_free_while_it_is_made(tmp_path):
     seen = []
     for _ in range(200):
