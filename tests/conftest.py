@@ -1,7 +1,6 @@
 """Fixtures shared by all tests: a small prepared workload, a trial server and a database server."""
 
 import os
-import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -28,8 +27,7 @@ def _compiler_cache(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def _device_of_its_own(tmp_path_factory):
     """Searches of two test processes do not wait for each other's turn on the CPU: their locks are in here."""
-    os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("tmp"))
-    tempfile.tempdir = None
+    os.environ["AUTOTUNE_LOCK_FOLDER"] = str(tmp_path_factory.mktemp("locks"))
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ from autotune.study.events import (
     ComesLast,
     Converged,
     Event,
+    Notice,
     Preparing,
     ResultRefused,
     SameProgram,
@@ -70,13 +71,15 @@ class PlainDisplay:
 
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress, self._console = progress, console
-        self._said_waiting: set[Event] = set()
+        self._said_waiting: set[str | tuple[int, ...]] = set()
 
     def __call__(self, event: Event) -> None:
         self._progress.note(event)
         match event:
             case Preparing(what=what):
                 self._say(f"{what[0].upper()}{what[1:]} ...")
+            case Notice(message=message):
+                self._say(f"Note: {message}.")
             case StudyOpened():
                 self._say(headline(event))
                 if line := left_out_line(event):
@@ -101,8 +104,10 @@ class PlainDisplay:
                 )
             case BudgetSpent(trials=trials, trials_wanted=wanted):
                 self._say(f"The time budget is spent: {trials} of {wanted} trials.")
-            case WaitingForDevice() | WaitingForOthers() if event not in self._said_waiting:
-                self._said_waiting.add(event)  # once, however often it has to
+            case WaitingForDevice(device=waited_for) | WaitingForOthers(numbers=waited_for):
+                if waited_for in self._said_waiting:
+                    return  # once, however often it has to, and whoever has it
+                self._said_waiting.add(waited_for)
                 self._say(f"{self._progress.meanwhile[0].upper()}{self._progress.meanwhile[1:]}.")
             case AttemptLost(number=number, cause=cause, attempts_left=left):
                 then = f"tried again, {left} attempts left" if left else "left for a later search"
@@ -131,6 +136,7 @@ class PlainDisplay:
 
 
 _STAYS_ABOVE = (
+    Notice,
     StudyOpened,
     SameProgram,
     SpaceExhausted,

@@ -55,8 +55,10 @@ class Progress:
                 self.meanwhile = f"first steps of {config.describe()}, to compare"
             case SameProgram():
                 self.meanwhile = ""
-            case WaitingForDevice(device=device):
+            case WaitingForDevice(device=device, holder=holder):
                 self.meanwhile = f"waiting for {device}, where another trial has its turn"
+                if holder:
+                    self.meanwhile += f" ({holder})"
             case WaitingForOthers(numbers=numbers):
                 self.meanwhile = f"waiting for {_trials(numbers)} of other workers"
             case WaitingForStorage(message=message):

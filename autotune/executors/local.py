@@ -11,9 +11,8 @@ from typing import Any
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
-from autotune.executors.compiler_cache import compiler_cache
 from autotune.executors.device_turn import DeviceTurns
-from autotune.executors.server_tasks import POLL_SECONDS, ServerTasks, prepared_folder
+from autotune.executors.server_tasks import POLL_SECONDS, ServerTasks, prepared_folder, warn
 from autotune.parity import ParityTrace
 from autotune.result import Measurement
 from autotune.rival import Rival
@@ -41,28 +40,33 @@ class LocalExecutor(ServerTasks):
         *,
         should_stop: Callable[[], bool] = lambda: False,
         server_command: Sequence[str] = SERVER_COMMAND,
+        note: Callable[[str], None] = warn,
     ) -> None:
-        super().__init__(folder, should_stop=should_stop, server_command=server_command)
+        super().__init__(folder, should_stop=should_stop, server_command=server_command, note=note)
         self._replies: dict[Future[FinishedTrial], Future[Reply]] = {}
-        self._turn_file: Path | None = None
+        self._turn: str | None = None
 
     @contextmanager
-    def turn(self, turns: DeviceTurns, *, on_wait: Callable[[], None]) -> Iterator[None]:
+    def turn(self, turns: DeviceTurns, *, on_wait: Callable[[str], None]) -> Iterator[None]:
         """Waits until it is this search's turn on the device; what it runs until the end of the block holds it.
 
-        Calls `on_wait` once where it has to wait. Raises Stopped when asked to stop meanwhile.
+        Calls `on_wait` once where it has to wait, with the holder of the turn where it is known. Raises Stopped when
+        asked to stop meanwhile.
         """
-        say_once = iter([on_wait])
+        was_said = False
 
         def pause() -> None:
-            next(say_once, lambda: None)()
+            nonlocal was_said
+            if not was_said:
+                was_said = True
+                on_wait(turns.holder())
             self._pause()
 
-        with turns.turn(pause) as self._turn_file:
+        with turns.turn(pause) as self._turn:
             try:
                 yield
             finally:
-                self._turn_file = None
+                self._turn = None
 
     def _pause(self) -> None:
         if self._should_stop():
@@ -88,14 +92,14 @@ class LocalExecutor(ServerTasks):
         }
         folder = self._folder / "predictions"
         log_file = folder / f"{config.fingerprint}.log"
-        environment = compiler_cache(folder)
+        environment = self._caches.environment(folder)
         return self._server.submit(
             "predict",
             payload,
             log_file=log_file,
             limits=time_limits(_PREDICTION_SECONDS),
             environment=environment,
-            turn_file=self._turn_file,
+            turn=self._turn,
         )
 
     def submit(
@@ -211,9 +215,9 @@ class LocalExecutor(ServerTasks):
             payload,
             log_file=study_folder / "logs" / f"{log_name}.log",
             limits=limits,
-            environment=compiler_cache(study_folder),
+            environment=self._caches.environment(study_folder),
             limit_host_memory=definition.device.type == "cpu",
-            turn_file=self._turn_file,
+            turn=self._turn,
         )
 
     def cancel(self, future: "Future[FinishedTrial]") -> None:

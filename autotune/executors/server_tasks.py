@@ -1,5 +1,6 @@
 """What is asked of the trial server beside trainings: the device, the model, a study's files. Ends with the search."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
@@ -9,7 +10,7 @@ from typing import Any, Self
 
 from autotune.definition import StudyDefinition
 from autotune.errors import AutotuneError, Stopped, TrialLost
-from autotune.executors.compiler_cache import compiler_cache
+from autotune.executors.compiler_cache import CompilerCaches
 from autotune.result import DeviceInfo
 from autotune.trial.client import SERVER_COMMAND, Reply, TrialServer
 from autotune.trial.limits import time_limits
@@ -30,8 +31,15 @@ def prepared_folder(of_study: Workload, workload: Workload) -> str:
     return PREPARED if workload.seed == of_study.seed else f"{PREPARED}-seed-{workload.seed}"
 
 
+def warn(sentence: str) -> None:
+    warnings.warn(sentence, stacklevel=2)
+
+
 class ServerTasks:
-    """A trial server, started when it is first needed. `folder` keeps logs and the compiler's cache of the probe."""
+    """A trial server, started when it is first needed. `folder` keeps logs and the compiler's cache of the probe.
+
+    `note` takes a sentence that the user should read, where something could not be done as usual.
+    """
 
     def __init__(
         self,
@@ -39,8 +47,10 @@ class ServerTasks:
         *,
         should_stop: Callable[[], bool] = lambda: False,
         server_command: Sequence[str] = SERVER_COMMAND,
+        note: Callable[[str], None] = warn,
     ) -> None:
         self._folder = folder
+        self._caches = CompilerCaches(note)
         self._server_command = server_command
         self._should_stop = should_stop
         self._started: TrialServer | None = None
@@ -51,7 +61,9 @@ class ServerTasks:
         """Started when it is first needed, for what is refused before costs no start; and again when it was lost."""
         if self._started is None or (self._started.is_lost and not self._is_shut_down):
             log_file = self._folder / "logs" / "server.log"
-            self._started = TrialServer(log_file=log_file, command=self._server_command)
+            # For tasks without a cache of their own: torch's default is in a folder that anybody can have made.
+            environment = self._caches.environment(self._folder)
+            self._started = TrialServer(log_file=log_file, command=self._server_command, environment=environment)
         return self._started
 
     @property
@@ -67,7 +79,7 @@ class ServerTasks:
         """
         cache = self._folder / f"probe-{version('torch')}"
         payload = {"device": device, "choices": {technique: list(values) for technique, values in choices.items()}}
-        found = self._call("probe", payload, environment=compiler_cache(cache))
+        found = self._call("probe", payload, environment=self._caches.environment(cache))
         return DeviceInfo(**found["device"]), found["unavailable"]
 
     def examine(
@@ -135,6 +147,7 @@ class ServerTasks:
         self._is_shut_down = True
         if self._started is not None:
             self._started.close()
+        self._caches.close()
 
     def __enter__(self) -> Self:
         return self

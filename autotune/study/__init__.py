@@ -8,7 +8,7 @@ from pathlib import Path
 from autotune.crash_points import reached
 from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
-from autotune.executors.device_turn import DeviceTurns
+from autotune.executors.device_turn import DeviceTurns, device_node
 from autotune.executors.local import LocalExecutor
 from autotune.recommendation.front import pareto_front
 from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences, choose
@@ -16,7 +16,7 @@ from autotune.reporting.study_view import StudyView
 from autotune.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.storage import StudyStore
 from autotune.study.continuing import check_same_study
-from autotune.study.events import Listener, StudyOpened
+from autotune.study.events import Listener, Notice, StudyOpened
 from autotune.study.forecast import Forecaster
 from autotune.study.foresight import Foresight
 from autotune.study.measuring import Manner
@@ -53,7 +53,12 @@ def search(
         check_same_study(request, stored)
         check_sampler(stored.sampler, until_converged=request.until_converged)
     space = space_of(request) if stored is None else None
-    with work_folder(request.storage) as work, make_executor(work, should_stop=should_stop) as executor:
+    with (
+        work_folder(request.storage) as work,
+        make_executor(
+            work, should_stop=should_stop, note=lambda sentence: listener(Notice(message=sentence))
+        ) as executor,
+    ):
         new = None
         if space is not None:
             new = new_definition(request, space=space, executor=executor, work=work, listener=listener)
@@ -98,7 +103,14 @@ def _run(
     deadline = None if budget is None else time.monotonic() + budget
     with (
         SharedStudy(definition, store=store, folder=folder, listener=listener, patiently=patiently) as shared,
-        closing(DeviceTurns(definition.device, places=request.trials_per_device)) as turns,
+        closing(
+            DeviceTurns(
+                definition.device,
+                places=request.trials_per_device,
+                node=device_node(definition.device),
+                note=lambda sentence: listener(Notice(message=sentence)),
+            )
+        ) as turns,
     ):
         listener(
             StudyOpened(

@@ -17,6 +17,13 @@ class Preparing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something on this machine is not as it should be; the search goes on without it."""
+
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudyOpened:
     definition: StudyDefinition
     legal: LegalSpace
@@ -129,6 +136,8 @@ class WaitingForDevice:
     """Another search, or another worker of this one, has its turn on the device."""
 
     device: str
+    holder: str = ""
+    """Which process of which user, where that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +158,7 @@ class WorkerEnded:
 
 Event = (
     Preparing
+    | Notice
     | StudyOpened
     | TrialBegan
     | TrialEnded

@@ -16,7 +16,7 @@ from autotune.result import Measurement
 from autotune.search_space import LegalSpace
 from autotune.storage import StudyStore
 from autotune.study.earlier import TakenOver, take_over
-from autotune.study.events import Listener, Preparing
+from autotune.study.events import Listener, Notice, Preparing
 from autotune.study.measuring import representative
 from autotune.study.request import SearchRequest, new_definition, space_of
 from autotune.study.work_folder import work_folder
@@ -73,7 +73,10 @@ def plan(request: SearchRequest, *, listener: Listener = lambda event: None) -> 
     space = space_of(request)
     with suppress(UnknownStudy):  # no database yet
         StudyStore(request.storage).close()
-    with work_folder(request.storage) as work, LocalExecutor(work) as executor:
+    with (
+        work_folder(request.storage) as work,
+        LocalExecutor(work, note=lambda sentence: listener(Notice(message=sentence))) as executor,
+    ):
         named = replace(request, name=f"plan-{time.time_ns()}")
         new = new_definition(named, space=space, executor=executor, work=work, listener=listener)
         folder = work / new.definition.name

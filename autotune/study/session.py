@@ -123,8 +123,10 @@ class StudySession:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        waiting = WaitingForDevice(device=self._definition.device.device)
-        with self._executor.turn(self._turns, on_wait=lambda: self._listener(waiting)):
+        def say(holder: str) -> None:
+            self._listener(WaitingForDevice(device=self._definition.device.device, holder=holder))
+
+        with self._executor.turn(self._turns, on_wait=say):
             reached("device taken")
             yield
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 from autotune.definition import RESULTS_FOLDER
 from autotune.errors import InvalidInput, StorageUnavailable
+from autotune.executors.compiler_cache import CACHE
 from autotune.storage.database import sqlite_file
 
 
 @contextmanager
 def work_folder(storage: str) -> Iterator[Path]:
-    """The folder, made. Where there was none, what is refused leaves none: logs go, and folders that are then empty.
+    """The folder, made. Where there was none, what is refused leaves none. Raises StorageUnavailable.
 
-    Raises StorageUnavailable.
+    Logs and the trial server's own compiler cache go, and folders that are then empty.
     """
     folder = place_of_work(storage)
     made = [one for one in (folder, *folder.parents) if not one.exists()]
@@ -25,7 +26,8 @@ def work_folder(storage: str) -> Iterator[Path]:
         yield folder
     except InvalidInput:
         if made:
-            shutil.rmtree(folder / "logs", ignore_errors=True)
+            for left in ("logs", CACHE):
+                shutil.rmtree(folder / left, ignore_errors=True)
         for one in made:
             with suppress(OSError):  # another search uses it
                 one.rmdir()

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.errors import AutotuneError
+from autotune.trial import socket_lock
 from autotune.trial.child_process import TRAININGS
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """By which a terminal or a batch system ends all processes at once."""
+
+HOLDERS_OF_A_TURN = 8
+"""Processes that may hold one turn at a time: a trial, and those before it that could not be ended."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -73,8 +77,8 @@ def _run(request: dict[str, Any], *, result_pipe: int) -> dict[str, Any]:
 def _settle(request: dict[str, Any]) -> None:
     _redirect_output(Path(request["log_file"]))
     os.environ.update(request.get("environment") or {})
-    if request.get("turn_file"):
-        _hold_turn(request["turn_file"])
+    if request.get("turn"):
+        _hold_turn(request["turn"])
     if request.get("limit_host_memory"):
         _limit_host_memory()
 
@@ -100,9 +104,18 @@ def _die_with(server_pid: int) -> None:
         os._exit(1)
 
 
-def _hold_turn(file: str) -> None:
-    """Shares the lock of the device's turn until this process, and all that it forks, have ended."""
-    fcntl.flock(os.open(file, os.O_RDWR), fcntl.LOCK_SH)
+def _hold_turn(turn: str) -> None:
+    """Holds the device's turn until this process, and all that it forks, have ended.
+
+    `turn` is a lock file, which is shared with the search's other processes, or `@` and the beginning of the names of
+    abstract sockets, each of which one process takes.
+    """
+    if not turn.startswith("@"):
+        fcntl.flock(os.open(turn, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_SH)
+        return
+    for number in range(HOLDERS_OF_A_TURN):
+        if socket_lock.take(f"{turn[1:]}.{number}") is not None:  # never closed
+            return
 
 
 def _limit_host_memory() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,9 +31,18 @@ class Reply:
 
 
 class TrialServer:
-    """One server process and the futures of what it was asked to do. Use as a context manager, or `close` it."""
+    """One server process and the futures of what it was asked to do. Use as a context manager, or `close` it.
 
-    def __init__(self, *, log_file: Path, command: Sequence[str] = SERVER_COMMAND) -> None:
+    `environment` has variables of all its processes, which those of a task override.
+    """
+
+    def __init__(
+        self,
+        *,
+        log_file: Path,
+        command: Sequence[str] = SERVER_COMMAND,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_file = log_file
         self._futures: dict[int, Future[Reply]] = {}
@@ -49,7 +58,7 @@ class TrialServer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C at the terminal reaches the search only
-                env=_environment_of_trials(self._mark),
+                env={**_environment_of_trials(self._mark), **(environment or {})},
             )
         self._reader = threading.Thread(target=self._read_replies, name="trial replies", daemon=True)
         self._reader.start()
@@ -72,11 +81,11 @@ class TrialServer:
         limits: TimeLimits | None = None,
         environment: dict[str, str] | None = None,
         limit_host_memory: bool = False,
-        turn_file: Path | None = None,
+        turn: str | None = None,
     ) -> "Future[Reply]":
         """Runs `task` of `autotune/trial/tasks.py` in a process of its own.
 
-        The process and all that it forks share the lock of `turn_file` (`executors/device_turn.py`).
+        The process and all that it forks hold `turn`, a turn on a device (`executors/device_turn.py`).
 
         The future's exception is the AutotuneError the task raised, TrialLost where the machine ended it, or
         PreparationFailed.
@@ -91,7 +100,7 @@ class TrialServer:
             "limits": None if limits is None else asdict(limits),
             "environment": environment,
             "limit_host_memory": limit_host_memory,
-            "turn_file": None if turn_file is None else str(turn_file),
+            "turn": turn,
         }
         with self._lock:
             if is_lost := self._is_lost:

@@ -135,7 +135,7 @@ def _be_the_search(url: str, folder: Path, crash_point: str, point: Point | None
     exit_code = 70
     try:
         os.chdir(folder)
-        os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
+        os.environ["AUTOTUNE_LOCK_FOLDER"] = str(folder)
         if crash_point:
             os.environ["AUTOTUNE_CRASH_POINT"] = crash_point
         begin(url, point)

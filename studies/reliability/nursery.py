@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -44,7 +43,7 @@ def start_command(words: Sequence[str], *, folder: Path, environment: Mapping[st
             stdout=log,
             stderr=log,
             cwd=folder,
-            env={**os.environ, "TMPDIR": str(folder), **(environment or {})},
+            env={**os.environ, "AUTOTUNE_LOCK_FOLDER": str(folder), **(environment or {})},
         )
     process.returncode = 0  # who started it waits for it by its id, as for the forked ones
     return process.pid
@@ -55,8 +54,7 @@ def _be_the_child(words: Sequence[str], folder: Path, environment: Mapping[str, 
     try:
         os.closerange(3, 4096)
         os.chdir(folder)
-        os.environ.update({"TMPDIR": str(folder), **environment})
-        tempfile.tempdir = None
+        os.environ.update({"AUTOTUNE_LOCK_FOLDER": str(folder), **environment})
         _write_to(folder / "workers.log")
         _start_servers_by_fork()
         exit_code = worker.main(words)

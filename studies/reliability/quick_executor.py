@@ -3,7 +3,6 @@
 For proofs about the study itself, a hundred times quicker: it opens, prepares, claims, keeps and ends as always.
 """
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,8 @@ CPU = DeviceInfo(device="cpu", name="a stand-in", total_memory_bytes=2**40, vers
 class QuickExecutor(LocalExecutor):
     """`lost`: so many of its first trials are lost by the machine's fault. `hangs`: trials end when cancelled only."""
 
-    def __init__(
-        self, folder: Path, *, should_stop: Callable[[], bool] = lambda: False, lost: int = 0, hangs: bool = False
-    ) -> None:
-        super().__init__(folder, should_stop=should_stop)
+    def __init__(self, folder: Path, *, lost: int = 0, hangs: bool = False, **options: Any) -> None:
+        super().__init__(folder, **options)
         self._lost, self._hangs = lost, hangs
 
     def probe(self, device: str | None, choices: object) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:

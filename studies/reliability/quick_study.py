@@ -76,7 +76,7 @@ class QuickStudy:
         known = {
             MARK: self.mark,
             "OMP_NUM_THREADS": "1",
-            "TMPDIR": str(self.folder / "turns"),  # other searches on this machine have other turns
+            "AUTOTUNE_LOCK_FOLDER": str(self.folder / "turns"),  # other searches on this machine have other turns
         }
         worker = Worker(
             list(command),

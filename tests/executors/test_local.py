@@ -10,11 +10,13 @@ from autotune.executors.local import LocalExecutor
 
 
 @pytest.mark.slow
-def test_torch_compile_works_from_a_folder_with_a_space_in_its_name(tmp_path):
+def test_torch_compile_works_from_a_folder_with_a_space_in_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "my studies"
     with LocalExecutor(folder) as executor:
         _, unavailable = executor.probe("cpu", {"compile": ["block"]})
     assert unavailable == {}
+    assert list((tmp_path / "cache" / "autotune" / "inductor").glob("*/*")) != []
 
 
 @pytest.fixture(scope="module")
