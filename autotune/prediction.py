@@ -54,7 +54,7 @@ class Prediction:
     device: str
     """The kind of device the prediction is for: cpu or cuda."""
     fake_device: str
-    """The device of the fake tensors: cpu on a torch built without CUDA, also where the prediction is for CUDA."""
+    """The device of the fake tensors: in a prediction for CUDA it is cpu if torch cannot use a GPU."""
     peak_memory_bytes: int
     upper_bound_bytes: int
     """What no measured peak of the accuracy study exceeded, relative to its prediction (`predictor/accuracy.py`)."""

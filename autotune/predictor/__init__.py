@@ -78,7 +78,7 @@ class _Rehearsal:
     def __init__(self, request: PredictionRequest) -> None:
         self._request = request
         self._is_cuda = request.device == "cuda"
-        self._fake_device = torch.device("cuda" if self._is_cuda and torch.version.cuda else "cpu")
+        self._fake_device = cuda.choose_fake_device() if self._is_cuda else torch.device("cpu")
         self._watch = StorageWatch(round_up=round_up) if self._is_cuda else StorageWatch(scratch=cpu.scratch_bytes)
         self._programs = GeneratedPrograms(self._watch)
         self._parameters = 0
@@ -215,6 +215,7 @@ class _Rehearsal:
         if self._is_cuda:
             config = self._request.config
             yield from cuda.assumptions(
+                fake_device=self._fake_device,
                 compiled=config.compile != "none",
                 autocast=config.precision.endswith("mixed") or config.precision == "fp8",
                 torch_version=self._request.torch_version,

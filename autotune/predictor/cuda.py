@@ -1,6 +1,6 @@
-"""What a CUDA device does to memory that fake tensors on a CPU build of torch do not show, each with its source.
+"""What a CUDA device does to memory that fake tensors on a CPU do not show, each with its source.
 
-On a torch built with CUDA the fake device is cuda, torch chooses its operators itself, and only workspaces are added
+Where torch can use a GPU the fake device is cuda, torch chooses its operators itself, and only workspaces are added
 here. What the allocator makes of every request is in `caching_allocator.py`.
 """
 
@@ -29,21 +29,34 @@ FLASH_HEAD_SIZE = 256
 """Largest head of the flash kernel: check_head_dim_size_flash in aten/.../transformers/cuda/sdp_utils.cpp."""
 
 
+def choose_fake_device() -> torch.device:
+    """Return the device of the fake tensors in a prediction for CUDA: cuda if torch can use a GPU.
+
+    Otherwise it is cpu. A torch built with CUDA is not enough: autograd asks the CUDA driver for the
+    context of a tensor's device, even if the tensor is fake.
+    """
+    if torch.version.cuda and torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("cpu")
+
+
 def workspaces() -> list[int]:
     """Bytes of what cuBLAS keeps allocated, one a handle: for the GPU there is, else for one before Hopper."""
     hopper = (nvml.compute_capability() or (0, 0))[0] >= 9
     return _HANDLES * [_HOPPER_WORKSPACE_BYTES if hopper else _WORKSPACE_BYTES]
 
 
-def assumptions(*, compiled: bool, autocast: bool, torch_version: str | None) -> Iterator[str]:
+def assumptions(
+    *, fake_device: torch.device, compiled: bool, autocast: bool, torch_version: str | None
+) -> Iterator[str]:
     """What a prediction for CUDA takes for granted, in words."""
     yield "the CUDA context and what the allocator holds in reserve come on top"
-    if torch.version.cuda:
+    if fake_device.type == "cuda":
         return
     release = f" of torch {torch_version}" if torch_version else ""
     yield f"attention and RMSNorm as by the CUDA kernels{release}; cuBLAS workspaces as before Hopper"
     if autocast:
-        yield "autocast by the CPU's list of operators, since this torch was built without CUDA"
+        yield "autocast by the CPU's list of operators, since torch cannot use a GPU here"
     if compiled:
         yield "buffers of compiled code as inductor lays them out for a CPU"
 
