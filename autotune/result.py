@@ -31,6 +31,9 @@ DIRECTIONS: Mapping[str, Literal["minimize", "maximize"]] = {
 
 JSON_SCHEMA = 1
 
+NOT_AFTER_THE_LAST_STEP = "as its evaluation does not follow the last step"
+"""What the source of a perplexity says of a script whose evaluation decides nothing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
@@ -81,8 +84,8 @@ class Measurement:
     perplexity_spread: float | None = None
     """Standard deviation over the seeds; None where there was one."""
     perplexity_source: str | None = None
-    """`measured`, with the number of seeds where there were several, `shared with trial 3`, which may be one "of study
-    'x'", or what loss a script's own is made of."""
+    """`measured`, with the number of seeds where there were several; `shared with trial 3`, which may be one "of study
+    'x'"; of a script `evaluation loss of step 20` or `training loss of the last 5 steps`, and why."""
     parity: Literal["same", "failed", "not compared"] | None = None
     """Whether its first steps are those of a plain training of the same numerics; None: that was never asked."""
     parity_message: str | None = None

@@ -1,8 +1,13 @@
-"""A training script of the user's own as a trial: run in this process, measured from its reports.
+"""A user's training script as a trial: run in this process, measured from its reports.
 
 The script keeps its loop. Its first `warmup_steps` reports warm up, the next ones bound the steps whose memory is
-measured, the others are timed; with the report of the workload's last step the script is ended. Evaluation belongs to
-the script too: where it reports no evaluation loss, the perplexity is that of its last training losses, and says so.
+measured, the others are timed; with the report of the workload's last step the script is ended. On a CPU it is ended
+after a few timed steps where its perplexity is shared; on CUDA its own evaluation may set the peak of the device, so
+that it goes on to the end.
+
+Evaluation belongs to the script, too. The perplexity is that of the evaluation loss that it reports with its last step.
+Where there is none, or the model ran without gradients last before that step's update, it is that of the last training
+losses, and its source says so.
 """
 
 import math
@@ -21,16 +26,17 @@ from autotune.errors import InvalidInput
 from autotune.memory import resident_bytes
 from autotune.memory.whole_run import make_whole_run_meter
 from autotune.quantities import format_size
-from autotune.result import Measurement
+from autotune.result import NOT_AFTER_THE_LAST_STEP, Measurement, Outcome
+from autotune.rival import SETTLED_STEPS, Rival, beaten_by
 from autotune.script import begin
 from autotune.script_run import ScriptEnd, WatchedRun, choose_device, run_script, seed_everything
 from autotune.speed import TimedStep, measured_speed
 from autotune.techniques import before_the_device
-from autotune.techniques.own_training import missing_in_own
+from autotune.techniques.own_training import missing_in_own, note_evaluations
 from autotune.trainer import LARGEST_LOSS
 from autotune.training_request import Progress, TrainingRequest, unwatched
 from autotune.training_step import Diverged
-from autotune.workload import MEMORY_STEPS, Workload
+from autotune.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 
 _HOW_TO_REPORT = "after each optimizer step it must call autotune.report(tokens=..., loss=...)"
 
@@ -40,6 +46,8 @@ class _Step(TimedStep):
     """One optimizer step as it was reported."""
 
     evaluation_loss: float | None
+    is_evaluated_after_update: bool
+    """Whether the evaluation was of the weights that this step has left."""
 
 
 def train_script(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
@@ -106,6 +114,14 @@ class _ScriptTrial(WatchedRun):
         super().__init__(request, progress=progress)
         self._steps: list[_Step] = []
         self._has_ended = False
+        self._last_step = request.workload.steps
+        if request.shares_perplexity and device.type == "cpu":
+            short = request.workload.warmup_steps + MEMORY_STEPS + SHORT_TIMED_STEPS
+            self._last_step = min(self._last_step, short)
+        self._rival: Rival | None = None
+        self._updates = 0
+        self._updates_evaluated: int | None = None
+        """After how many updates the model ran without gradients last; None: it never did."""
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
         began = time.monotonic()
@@ -119,6 +135,8 @@ class _ScriptTrial(WatchedRun):
 
     def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         self._model, self._optimizer = self.apply_and_watch(model, optimizer)
+        self._optimizer.register_step_post_hook(self._count_update)
+        note_evaluations(self._model, self._note_evaluation)
         self._startup_seconds = time.monotonic() - self._request.requested_at
         self._step_began = time.perf_counter()
         return self._model, self._optimizer
@@ -137,9 +155,24 @@ class _ScriptTrial(WatchedRun):
             self._meter.end()
             if self._is_over_cap:
                 self._end()  # nothing that follows could bring it back under the cap
-        if done == self._workload.steps:
+        if self._is_beaten() or done == self._last_step:
             self._end()
         self._step_began = time.perf_counter()
+
+    def _count_update(self, *_: Any) -> None:
+        self._updates += 1
+
+    def _note_evaluation(self) -> None:
+        self._updates_evaluated = self._updates
+
+    def _is_beaten(self) -> bool:
+        """Whether a trial of the same numerics needs no more memory and is faster, asked once speed has settled."""
+        timed = self._timed_steps()
+        if self._request.rivals and len(timed) == SETTLED_STEPS:
+            speed = statistics.median(step.tokens / step.seconds for step in timed)
+            peak_bytes = self._meter.reading().peak_memory_bytes
+            self._rival = beaten_by(self._request.rivals, peak_memory_bytes=peak_bytes, tokens_per_second=speed)
+        return self._rival is not None
 
     def _end(self) -> None:
         self._has_ended = True
@@ -155,7 +188,13 @@ class _ScriptTrial(WatchedRun):
             raise ScriptEnd(Diverged(f"the loss became {loss} at step {len(self._steps) + 1}"))
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
             raise ScriptEnd(ValueError(f"autotune.report got tokens={tokens!r}, which is no number of tokens"))
-        return _Step(seconds=seconds, tokens=tokens, loss=loss, evaluation_loss=evaluated)
+        return _Step(
+            seconds=seconds,
+            tokens=tokens,
+            loss=loss,
+            evaluation_loss=evaluated,
+            is_evaluated_after_update=self._updates_evaluated in (None, self._updates),
+        )
 
     @property
     def _is_over_cap(self) -> bool:
@@ -174,11 +213,16 @@ class _ScriptTrial(WatchedRun):
 
     def measurement(self) -> Measurement:
         memory, cap_bytes = self._meter.reading(), self._request.cap_bytes
-        is_over = memory.device_bytes > cap_bytes
-        finished = len(self._steps) == self._workload.steps
+        outcome: Outcome = "ok"
+        message = ""
+        if memory.device_bytes > cap_bytes:
+            outcome, message = "over_cap", f"needs {format_size(memory.device_bytes)} of {format_size(cap_bytes)}"
+        elif self._rival is not None:
+            outcome = "dominated"
+            message = f"trial {self._rival.number} trains the same faster in no more memory"
         return Measurement(
-            outcome="over_cap" if is_over else "ok",
-            message=f"needs {format_size(memory.device_bytes)} of {format_size(cap_bytes)}" if is_over else "",
+            outcome=outcome,
+            message=message,
             peak_memory_bytes=memory.peak_memory_bytes,
             peak_reserved_bytes=memory.peak_reserved_bytes,
             device_bytes=memory.device_bytes,
@@ -188,7 +232,8 @@ class _ScriptTrial(WatchedRun):
             **({} if self.parity is None else self.parity.verdict()),
             startup_seconds=self._startup_seconds,
             device_startup_seconds=self._device_startup_seconds,
-            **(self._speed() | self._perplexity() if finished else {}),
+            **self._speed(),
+            **self._perplexity(),
         )
 
     def _bytes_by_kind(self) -> dict[str, int] | None:
@@ -201,25 +246,31 @@ class _ScriptTrial(WatchedRun):
             "optimizer_state": resident_bytes(value for value in state if isinstance(value, torch.Tensor)),
         }
 
-    def _speed(self) -> dict[str, Any]:
-        """Of the timed steps, those left out in which the script has evaluated, where two others remain."""
-        warmup, timed = self._steps[: self._workload.warmup_steps], self._steps[self._workload.warmup_steps :]
-        timed = timed[MEMORY_STEPS:]
+    def _timed_steps(self) -> list[_Step]:
+        """The steps after those of the warm-up and of memory; without those that evaluate, where two others remain."""
+        timed = self._steps[self._workload.warmup_steps + MEMORY_STEPS :]
         plain = [step for step in timed if step.evaluation_loss is None]
-        timed = plain if len(plain) > 1 else timed
-        speed = measured_speed(warmup, timed, compiled=self.config.compile != "none")
-        return {**speed, "final_loss": self._steps[-1].loss}
+        return plain if len(plain) > 1 else timed
+
+    def _speed(self) -> dict[str, Any]:
+        """Nothing where the script was ended for its memory."""
+        if len(self._steps) < self._last_step and self._rival is None:
+            return {}
+        warmup = self._steps[: self._workload.warmup_steps]
+        return measured_speed(warmup, self._timed_steps(), compiled=self.config.compile != "none")
 
     def _perplexity(self) -> dict[str, Any]:
-        evaluated = [(n, step.evaluation_loss) for n, step in enumerate(self._steps, 1) if step.evaluation_loss]
-        last = self._steps[-max(1, len(self._steps) // 4) :]
-        loss = evaluated[-1][1] if evaluated else statistics.fmean(step.loss for step in last)
-        assert loss is not None
+        """Nothing where perplexity is shared, or the script did not come to its end."""
+        if self._request.shares_perplexity or len(self._steps) < self._workload.steps:
+            return {}
+        last, latest = self._steps[-1], self._steps[-max(1, len(self._steps) // 4) :]
+        if last.evaluation_loss is not None and last.is_evaluated_after_update:
+            loss, source = last.evaluation_loss, f"evaluation loss of step {len(self._steps)}"
+        else:
+            loss = statistics.fmean(step.loss for step in latest)
+            source = f"training loss of the last {len(latest)} steps"
+            if any(step.evaluation_loss is not None for step in self._steps):
+                source += f", {NOT_AFTER_THE_LAST_STEP}"
         if not loss < LARGEST_LOSS:
             raise Diverged(f"the loss is {loss} after {self._workload.steps} steps")
-        source = (
-            f"evaluation loss of step {evaluated[-1][0]}"
-            if evaluated
-            else f"training loss of the last {len(last)} steps"
-        )
-        return {"perplexity": math.exp(loss), "perplexity_source": source}
+        return {"perplexity": math.exp(loss), "perplexity_source": source, "final_loss": last.loss}

@@ -87,8 +87,8 @@ def server(tmp_path_factory):
 def trial_of(server, tmp_path):
     """trial_of(script, checkpointing="block") is the measurement of one trial, in a process of its own."""
 
-    def run(file, *, cap_bytes=2**40, **choices):
-        workload = make_workload("cpu", {"script": str(file), "global_batch": 4, "steps": 12})
+    def run(file, *, cap_bytes=2**40, steps=12, shares_perplexity=False, rivals=(), **choices):
+        workload = make_workload("cpu", {"script": str(file), "global_batch": 4, "steps": steps})
         payload = {
             "workload": workload.to_dict(),
             "config": TrainingConfig(micro_batch_size=4, **choices).to_dict(),
@@ -96,6 +96,8 @@ def trial_of(server, tmp_path):
             "device": "cpu",
             "cap_bytes": cap_bytes,
             "requested_at": time.monotonic(),
+            "shares_perplexity": shares_perplexity,
+            "rivals": list(rivals),
         }
         return server.submit("train", payload, log_file=tmp_path / "trial.log").result(timeout=120).result
 
@@ -166,12 +168,60 @@ def test_over_the_cap_it_is_ended_at_once(script, trial_of):
     assert (found["outcome"], found["tokens_per_second"]) == ("over_cap", None)
 
 
-def test_a_reported_evaluation_is_the_perplexity(script, trial_of):
-    file = script()
-    file.write_text(file.read_text().replace("loss=loss)", "loss=loss, evaluation_loss=1.5 if step == 9 else None)"))
-    found = trial_of(file)
+def with_evaluation(file, *, before="", after="", condition="True"):
+    """Evaluates in each step before its update or after it; what `evaluated` then is, is reported where `condition`."""
+    text = file.read_text().replace("    loss = F", f"    {before}\n    loss = F")
+    text = text.replace("    optimizer.zero_grad()", f"    optimizer.zero_grad()\n    {after}")
+    report = f"loss=loss, evaluation_loss=evaluated if {condition} else None)"
+    file.write_text(text.replace("loss=loss)", report))
+    return file
+
+
+EVALUATE = "with torch.no_grad(): evaluated = 1.5 + 0 * model(tokens).sum()"
+
+
+def test_an_evaluation_after_the_last_step_is_the_perplexity(script, trial_of):
+    found = trial_of(with_evaluation(script(), after=EVALUATE))
     assert found["perplexity"] == pytest.approx(math.exp(1.5))
-    assert found["perplexity_source"] == "evaluation loss of step 10"
+    assert found["perplexity_source"] == "evaluation loss of step 12"
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"after": EVALUATE, "condition": "step == 9"},
+        {"before": EVALUATE},
+        {"before": EVALUATE, "condition": "step == 0"},
+    ],
+    ids=["only after an earlier step", "before each update", "before training"],
+)
+def test_an_evaluation_that_does_not_follow_the_last_step_decides_nothing(where, script, trial_of):
+    found = trial_of(with_evaluation(script(), **where))
+    assert found["perplexity"] == trial_of(script())["perplexity"]
+    says = "training loss of the last 3 steps, as its evaluation does not follow the last step"
+    assert found["perplexity_source"] == says
+
+
+def test_an_evaluation_is_seen_of_a_compiled_model_too(script, trial_of):
+    found = trial_of(with_evaluation(script(), before=EVALUATE), compile="model")
+    assert "does not follow the last step" in found["perplexity_source"]
+
+
+def test_an_evaluation_of_loss_0_is_one(script, trial_of):
+    found = trial_of(with_evaluation(script(), after="evaluated = 0.0"))
+    assert (found["perplexity"], found["perplexity_source"]) == (1.0, "evaluation loss of step 12")
+
+
+def test_where_perplexity_is_shared_it_is_ended_once_speed_and_memory_are_known(script, trial_of):
+    found = trial_of(script(), steps=50, shares_perplexity=True)
+    assert (found["outcome"], found["perplexity"], found["final_loss"]) == ("ok", None, None)
+    assert found["tokens_per_second"] > 0
+
+
+def test_a_trial_that_its_numerics_class_beats_is_ended_as_dominated(script, trial_of):
+    rival = {"number": 7, "peak_memory_bytes": 1, "tokens_per_second": 1e12}
+    found = trial_of(script(), steps=50, shares_perplexity=True, rivals=[rival])
+    assert (found["outcome"], found["message"]) == ("dominated", "trial 7 trains the same faster in no more memory")
 
 
 @pytest.mark.parametrize(

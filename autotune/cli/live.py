@@ -17,6 +17,7 @@ from autotune.cli.tables import describe, make_console, speed
 from autotune.quantities import format_duration, format_size
 from autotune.recommendation.pick import Preferences
 from autotune.reporting.outcomes import OUTCOME_WORDS
+from autotune.reporting.trial_text import perplexity_source_words, perplexity_words
 from autotune.result import TrialRecord
 from autotune.study.events import (
     AttemptLost,
@@ -209,7 +210,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 
 def _live_row(record: TrialRecord) -> list[Text | str]:
     size = "-" if record.peak_memory_bytes is None else format_size(record.peak_memory_bytes)
-    perplexity = "-" if record.perplexity is None else f"{record.perplexity:.2f}"
+    perplexity = perplexity_words(record) or "-"
     outcome = OUTCOME_WORDS[record.outcome] + (f", {record.reused_from}" if record.reused_from else "")
     return [str(record.number), describe(record), size, speed(record), perplexity, Text(outcome)]
 
@@ -221,7 +222,8 @@ def _one_line(record: TrialRecord) -> str:
     if record.tokens_per_second is not None:
         words.append(f"{speed(record)} tokens/s")
     if record.perplexity is not None:
-        words.append(f"perplexity {record.perplexity:.2f}")
+        source = perplexity_source_words(record)
+        words.append(f"perplexity {record.perplexity:.2f}" + (f" ({source})" if source else ""))
     if record.outcome != "ok":
         words.append(OUTCOME_WORDS[record.outcome] + (f" ({record.message})" if record.message else ""))
     return " ".join(words)

@@ -19,6 +19,7 @@ from autotune.reporting.trial_text import (
     described,
     is_shared,
     no_answer,
+    perplexity_source_words,
     perplexity_words,
     speed_words,
 )
@@ -135,6 +136,8 @@ def _remark(result: StudyResult, record: TrialRecord) -> str:
         marks.append(f"compiled in {record.compile_seconds:.0f} s")
     if record.reused_from:
         marks.append(f"from {record.reused_from}")
+    if source := perplexity_source_words(record):
+        marks.append(f"perplexity: {source}")
     return ", ".join(marks)
 
 

@@ -12,7 +12,14 @@ from autotune.quantities import format_size
 from autotune.recommendation.beside_reference import Beside
 from autotune.reporting import reference_table
 from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
-from autotune.reporting.trial_text import SHARED_MARK_SAYS, is_shared, no_answer, perplexity_words, speed_words
+from autotune.reporting.trial_text import (
+    SHARED_MARK_SAYS,
+    is_shared,
+    no_answer,
+    perplexity_source_words,
+    perplexity_words,
+    speed_words,
+)
 from autotune.result import StudyResult, TrialRecord
 
 _NESTED = ("config", "bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
@@ -118,6 +125,7 @@ def _cells(result: StudyResult, record: TrialRecord, is_cuda: bool) -> list[str]
     marks = [name for name, holds in _marks(result, record).items() if holds]
     marks += [] if record.outcome == "ok" else [OUTCOME_WORDS[record.outcome]]
     marks += [f"from {_plain(record.reused_from)}"] if record.reused_from else []
+    marks += [f"perplexity: {_plain(source)}"] if (source := perplexity_source_words(record)) else []
     return [
         str(record.number),
         _words(record),

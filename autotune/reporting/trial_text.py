@@ -31,6 +31,16 @@ def is_shared(record: TrialRecord) -> bool:
     return (record.perplexity_source or "").startswith("shared")
 
 
+def perplexity_source_words(record: TrialRecord) -> str:
+    """Where its perplexity comes from, for a table; empty where the trial measured it on the held-out text itself."""
+    source = record.perplexity_source or ""
+    if record.perplexity is None or source in ("", "measured"):
+        return ""
+    if is_shared(record):
+        return f"of {source.removeprefix('shared with ')}"
+    return source.removeprefix("measured, ")
+
+
 SHARED_MARK = "="
 SHARED_MARK_SAYS = "= is the perplexity of the trial that was trained to the end for all its numerics"
 """What a table with such marks has below or above it."""

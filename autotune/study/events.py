@@ -18,7 +18,7 @@ class Preparing:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Something on this machine is not as it should be; the search goes on without it."""
+    """Something of this machine or of the user's script is not as it should be; the search goes on without it."""
 
     message: str
 

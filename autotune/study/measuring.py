@@ -2,6 +2,10 @@
 
 Perplexity belongs to a numerics class: the first trial of a class is trained to the end, with `seeds` more than once,
 and stands for the others, which are trained for memory and speed only. `full_trainings` trains every one to the end.
+
+That holds for a training script, too. Its own evaluation may read other text with another micro batch; compared
+between configurations that compute the same numbers, that is noise. But whether another micro batch is the same
+training, the script decides: `ParityGate.updates_alike`.
 """
 
 import math
@@ -20,9 +24,9 @@ from autotune.errors import PreparationFailed
 from autotune.executors.local import FinishedTrial, LocalExecutor
 from autotune.executors.server_tasks import POLL_SECONDS
 from autotune.parity import ParityTrace
-from autotune.result import Measurement, TrialRecord
+from autotune.result import NOT_AFTER_THE_LAST_STEP, Measurement, TrialRecord
 from autotune.rival import Rival
-from autotune.study.events import Comparing, Listener
+from autotune.study.events import Comparing, Listener, Notice
 from autotune.study.foresight import Foresight
 from autotune.study.parity_gate import ParityGate, Verdict
 from autotune.user_code import is_function_reference
@@ -68,7 +72,9 @@ class Measuring:
         self._check_stop = check_stop
         self._clock = clock
         workload = definition.workload
-        # A model or a script of one's own may have a loss that is no sum over the sequences of the global batch.
+        self._listener = listener
+        self._was_evaluation_noted = False
+        # A model or a script of the user's may have a loss that is no sum over the sequences of the global batch.
         self._any_micro_batch = workload.script is None and not is_function_reference(workload.model)
         self._gate = ParityGate(
             self._trace,
@@ -110,11 +116,10 @@ class Measuring:
             config,
             log_name=log_name,
             reference=verdict.reference,
-            rivals=None
-            if stands_for_it is None
-            else rivals(config, records, same_micro_batch=not self._any_micro_batch),
+            rivals=None if stands_for_it is None else rivals(config, records, is_same=self._is_same_training),
         )
         measurement = _with_verdict(finished.measurement, verdict)
+        self._note_evaluation(measurement)
         if stands_for_it is not None:
             measurement = _with_perplexity_of(stands_for_it, measurement)
         elif self._representative(config, records) is None:
@@ -122,8 +127,26 @@ class Measuring:
         return FinishedTrial(measurement=measurement, seconds=self._clock() - began)
 
     def _representative(self, config: TrainingConfig, records: Iterable[TrialRecord]) -> TrialRecord | None:
-        same_micro_batch = not self._any_micro_batch
-        return representative(config, records, same_micro_batch=same_micro_batch)
+        steps = self._definition.workload.steps
+        return representative(config, records, steps=steps, is_same=self._is_same_training)
+
+    def _is_same_training(self, config: TrainingConfig, other: TrainingConfig) -> bool:
+        """Whether two configurations of one numerics class train alike, whatever their micro batches."""
+        if self._any_micro_batch or config.micro_batch_size == other.micro_batch_size:
+            return True
+        return self._definition.workload.script is not None and self._gate.updates_alike(config, other)
+
+    def _note_evaluation(self, measurement: Measurement) -> None:
+        """Says once that the evaluation of a script decides nothing."""
+        if NOT_AFTER_THE_LAST_STEP in (measurement.perplexity_source or "") and not self._was_evaluation_noted:
+            self._was_evaluation_noted = True
+            steps = self._definition.workload.steps
+            self._listener(
+                Notice(
+                    message=f"perplexity is that of the {measurement.perplexity_source}: evaluate after the update of "
+                    f"step {steps}, the last, and give the loss to autotune.report(..., evaluation_loss=...)"
+                )
+            )
 
     def _repeated(self, config: TrainingConfig, first: Measurement, *, log_name: str) -> Measurement:
         """With the mean and the spread of perplexity over the seeds wanted."""
@@ -238,24 +261,45 @@ class Measuring:
             return error.message
 
 
+IsSameTraining = Callable[[TrainingConfig, TrainingConfig], bool]
+
+
+def _always_same(config: TrainingConfig, other: TrainingConfig) -> bool:
+    return True
+
+
 def representative(
-    config: TrainingConfig, records: Iterable[TrialRecord], *, same_micro_batch: bool = False
+    config: TrainingConfig,
+    records: Iterable[TrialRecord],
+    *,
+    steps: int,
+    is_same: IsSameTraining = _always_same,
 ) -> TrialRecord | None:
-    """The first trial of the same numerics class whose perplexity was measured, and which is the same training."""
+    """The first trial of the same numerics class that was trained all `steps`, and is the same training.
+
+    `is_same` says whether two configurations of a numerics class are one training.
+    """
     alike = (
         record
         for record in records
         if record.parity == "same"
         and record.perplexity is not None
-        and (record.perplexity_source or "").startswith("measured")
-        and (not same_micro_batch or record.config.micro_batch_size == config.micro_batch_size)
+        and _is_of_its_whole_training(record.perplexity_source or "", steps=steps)
         and record.config.numerics_class == config.numerics_class
     )
-    return min(alike, key=lambda record: record.number, default=None)
+    for record in sorted(alike, key=lambda record: record.number):
+        if is_same(config, record.config):
+            return record
+    return None
+
+
+def _is_of_its_whole_training(source: str, *, steps: int) -> bool:
+    """Whether a perplexity says what the trial itself has learned in all its steps."""
+    return source.startswith(("measured", "training loss")) or source == f"evaluation loss of step {steps}"
 
 
 def rivals(
-    config: TrainingConfig, records: Iterable[TrialRecord], *, same_micro_batch: bool = False
+    config: TrainingConfig, records: Iterable[TrialRecord], *, is_same: IsSameTraining = _always_same
 ) -> tuple[Rival, ...]:
     """The feasible trials that are the same training: one that is better in memory and speed ends this one.
 
@@ -267,10 +311,10 @@ def rivals(
         if r.feasible
         and r.parity == "same"
         and r.reused_from is None
-        and (not same_micro_batch or r.config.micro_batch_size == config.micro_batch_size)
         and r.config.numerics_class == config.numerics_class
         and r.peak_memory_bytes is not None
         and r.tokens_per_second is not None
+        and is_same(config, r.config)
     )
 
 

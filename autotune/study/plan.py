@@ -140,7 +140,8 @@ def _plan(
     known = {record.config.fingerprint for record in taken.records}
     left = {c.fingerprint: c for c in [baseline, *configurations.values()] if c.fingerprint not in known}
     wanted = min(request.new_trials, len(left))
-    represented = {one.config.numerics_class for one in taken.records if representative(one.config, [one])}
+    steps = definition.workload.steps
+    represented = {one.config.numerics_class for one in taken.records if representative(one.config, [one], steps=steps)}
     classes = len({config.numerics_class for config in left.values()} - represented)
     named = [("baseline", baseline), *legal.named.items()]
     first = {c.fingerprint: (name, c) for name, c in named if c.fingerprint not in known}
@@ -155,8 +156,7 @@ def _plan(
         shared_seconds_by_precision={
             precision: _shared_seconds(definition, one) for precision, one in finished.items()
         },
-        # A script's perplexity is its own, and never shared.
-        full_trainings=wanted if request.full_trainings or definition.workload.script else min(wanted, classes),
+        full_trainings=wanted if request.full_trainings else min(wanted, classes),
         compile_seconds=short_training(compiled[0]).compile_seconds if compiled else None,
         share_by_precision={precision: count / len(configurations) for precision, count in precisions.items()},
         compiled_share=len(compiled) / len(configurations),

@@ -117,17 +117,40 @@ def _offload_around_forward(model: nn.Module, place: ActivationOffload) -> None:
     """Outside what is compiled: the hooks see what a compiled region keeps, not what is inside it."""
     if place == "none":
         return
-    compiled = model._compiled_call_impl
-    inner: Callable[..., Any] = model.forward if compiled is None else compiled
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with activation_offload.offloaded(place, model=model):
+    def around(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with activation_offload.offloaded(place, model=model):
+                return inner(*args, **kwargs)
+
+        return call
+
+    _wrap_calls(model, around)
+
+
+def note_evaluations(model: nn.Module, note: Callable[[], None]) -> None:
+    """Calls `note` whenever the model begins to run without gradients, as in an evaluation."""
+    # Where the script compiles the model itself, no graph depends on what `note` changes.
+    noted = torch.compiler.disable(note)
+
+    def around(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                noted()
             return inner(*args, **kwargs)
 
+        return call
+
+    _wrap_calls(model, around)
+
+
+def _wrap_calls(model: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts what `around` makes of the model's call in its place, outside what is compiled of it."""
+    compiled = model._compiled_call_impl
     if compiled is None:
-        model.forward = call
+        model.forward = around(model.forward)
     else:
-        model._compiled_call_impl = call
+        model._compiled_call_impl = around(compiled)
 
 
 def _widened(value: Any) -> Any:

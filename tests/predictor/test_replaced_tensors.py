@@ -69,7 +69,7 @@ def request_of(request, tmp_path):
 
 
 def test_what_is_measured_is_what_lives_at_once(request_of):
-    """Weights, two moments and gradients; for a moment the kept tensor and its successor; a little for small batches."""
+    """Weights, two moments, gradients; for a moment the kept tensor and its successor; a little for small batches."""
     peak_bytes = Trainer(request_of).run().peak_memory_bytes
     assert 0 < peak_bytes - (4 * WEIGHT_BYTES + 2 * KEPT_BYTES) < 200_000
 

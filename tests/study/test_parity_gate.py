@@ -124,3 +124,22 @@ def test_a_budget_is_held_against_the_same_code_without_it_more_strictly_than_ag
     assert gate(Traces(RANDOM).answer(BUDGET, a_little_off)).judge(BUDGET).kind == "failed"
     without_budget = replace(BUDGET, memory_budget=1.0)
     assert gate(Traces(RANDOM).answer(without_budget, a_little_off)).judge(without_budget).kind == "same"
+
+
+@pytest.mark.parametrize(("factor", "alike"), [(0.75, True), (1.36, True), (0.5, False), (4.0, False)])
+def test_two_micro_batches_train_alike_where_their_gradients_are_of_one_size(factor, alike, gate):
+    """A loss that is not divided by the number of micro batches makes them larger by that factor."""
+    config, other = (TrainingConfig(micro_batch_size=size) for size in (4, 2))
+    norms = {"block 0": 3.0, "rest": 4.0}
+    scaled = {block: factor * norm for block, norm in norms.items()}
+    traces = Traces(replace(SAME, gradient_norms=norms)).answer(other, replace(SAME, gradient_norms=scaled))
+    judged = gate(traces)
+    assert [judged.updates_alike(config, other), judged.updates_alike(other, config)] == [alike, alike]
+
+
+def test_a_micro_batch_whose_plain_training_fails_is_alike_to_none(gate):
+    config, other = (TrainingConfig(micro_batch_size=size) for size in (4, 2))
+    traces = Traces(SAME)
+    for plain in (other, replace(other, checkpointing="block")):
+        traces.answer(plain, "out of memory")
+    assert not gate(traces).updates_alike(config, other)

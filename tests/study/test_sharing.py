@@ -102,7 +102,7 @@ def test_every_trial_was_held_against_a_plain_training(shared):
 
 def test_another_precision_is_represented_by_none_of_ours():
     known = [record(0, config=TrainingConfig(precision="bf16-mixed"), **MEASURED)]
-    assert representative(CHECKPOINTED, known) is None
+    assert representative(CHECKPOINTED, known, steps=30) is None
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_another_precision_is_represented_by_none_of_ours():
     ids=["shared itself", "not compared", "not measured"],
 )
 def test_a_trial_whose_perplexity_is_not_its_own_represents_nothing(changes):
-    assert representative(CHECKPOINTED, [record(0, **{**MEASURED, **changes})]) is None
+    assert representative(CHECKPOINTED, [record(0, **{**MEASURED, **changes})], steps=30) is None
 
 
 def test_the_baseline_represents_its_class_also_over_the_cap():
     baseline = replace(record(0, outcome="over_cap", **MEASURED), feasible=False)
-    assert representative(CHECKPOINTED, [baseline]) == baseline
+    assert representative(CHECKPOINTED, [baseline], steps=30) == baseline

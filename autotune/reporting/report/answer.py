@@ -6,7 +6,7 @@ from autotune.quantities import format_size
 from autotune.recommendation.pick import closest_miss, needed_bytes, savings
 from autotune.reporting.outcomes import OUTCOME_WORDS
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import described, is_shared, no_answer, speed_words
+from autotune.reporting.trial_text import described, no_answer, perplexity_source_words, speed_words
 from autotune.result import StudyResult, TrialRecord
 
 
@@ -77,7 +77,7 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
         Tile(
             label="perplexity",
             value=f"{pick.perplexity:.2f}",
-            change="; ".join(filter(None, (_perplexity_change(pick, baseline), _shared_words(pick)))),
+            change="; ".join(filter(None, (_perplexity_change(pick, baseline), _source_of_perplexity(pick)))),
         ),
     ]
     cap = format_size(view.result.cap_bytes)
@@ -100,9 +100,9 @@ def _perplexity_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
     return _against(pick.perplexity or 0.0, None if baseline is None else baseline.perplexity, ".2f")
 
 
-def _shared_words(pick: TrialRecord) -> str:
-    """Which trial was trained to the end for this number."""
-    return (pick.perplexity_source or "") if is_shared(pick) else ""
+def _source_of_perplexity(pick: TrialRecord) -> str:
+    """Which trial was trained to the end for this number, or what else it is made of; empty where it was measured."""
+    return (pick.perplexity_source or "") if perplexity_source_words(pick) else ""
 
 
 def _against(value: float, before: float | None, form: str) -> str:

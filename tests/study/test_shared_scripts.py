@@ -1,0 +1,64 @@
+"""A script's perplexity is shared, too: the noise of its own evaluation decides nothing between equal trainings."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+import autotune
+
+SCRIPT = """
+import torch, autotune
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64))
+model, optimizer = autotune.apply(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+micro_batch = autotune.current_config(global_batch=4).micro_batch_size
+tokens = torch.arange(4 * 17).view(4, 17) % 64
+for step in range(1, 100):
+    for part in tokens.split(micro_batch):
+        loss = F.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten()) / DIVISOR
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        evaluated = 3.0 + 0.1 * micro_batch + 0 * model(tokens).sum().item()  # a small batch seems to do better
+    autotune.report(tokens=64, loss=loss.item(), evaluation_loss=evaluated if step % 12 == 0 else None)
+"""
+SPACE = """
+[techniques]
+micro_batch_size = [4, 2, 1]
+"""
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """searched(divisor) is the result of a search over the micro batches of a script that divides its losses so."""
+    before = os.getcwd()
+    os.chdir(tmp_path_factory.mktemp("scripts"))
+
+    def search(divisor):
+        Path("train.py").write_text(SCRIPT.replace("DIVISOR", divisor))
+        Path("space.toml").write_text(SPACE)
+        settings = {"space": "space.toml", "max_mem": "1GiB", "trials": 3}
+        workload = {"script": "train.py", "global_batch": 4, "steps": 12}
+        result = autotune.search(name=f"divided-{len(divisor)}", **settings, **workload)
+        return {trial.config.micro_batch_size: trial for trial in result.trials}
+
+    yield search
+    os.chdir(before)
+
+
+def test_micro_batches_of_one_training_share_the_perplexity_of_one_evaluation(searched):
+    trials = searched("(4 / len(part))")
+    assert {trial.perplexity for trial in trials.values()} == {math.exp(3.4)}
+    assert trials[4].perplexity_source == "evaluation loss of step 12"
+    assert trials[1].perplexity_source == trials[2].perplexity_source == "shared with trial 0"
+
+
+def test_a_script_that_does_not_divide_its_loss_shares_with_no_other_micro_batch(searched):
+    trials = searched("1")
+    assert [trials[size].perplexity_source for size in (4, 2, 1)] == ["evaluation loss of step 12"] * 3
