@@ -182,7 +182,13 @@ def _at_speed(training: Training, tokens_per_second: float) -> Training:
     parts = dict(training.measurement.seconds_by_part or {})
     saved = parts["training"] * (1 - old / tokens_per_second)
     parts["training"] -= saved
-    measured = replace(training.measurement, tokens_per_second=tokens_per_second, seconds_by_part=parts)
+    spread = training.measurement.tokens_per_second_spread
+    measured = replace(
+        training.measurement,
+        tokens_per_second=tokens_per_second,
+        tokens_per_second_spread=None if spread is None else spread * tokens_per_second / old,
+        seconds_by_part=parts,
+    )
     return Training(measurement=measured, seconds=training.seconds - saved)
 
 
@@ -196,9 +202,11 @@ class ReplayExecutor:
         self.seconds_by_part = dict.fromkeys(("prediction", "comparison", *PARTS), 0.0)
         self.trainings = 0
         self.over_cap = 0
-        self.ended_early = self.ended_wrongly = 0
-        """Trials that a rival ended, and those of them that were faster than it thought."""
-        self._noise = random.Random(seed)
+        self.ended_early = 0
+        """Trainings that ended with the outcome `dominated`."""
+        self.ended_wrongly = 0
+        """Those of them that by the table no rival dominates: their first steps were slow by chance."""
+        self._seed = seed
 
     def clock(self) -> float:
         return self.seconds
@@ -262,24 +270,33 @@ class ReplayExecutor:
         rivals: Sequence[Rival],
     ) -> Measurement:
         workload = self._table.workload
+        parts = full.seconds_by_part or {}
         if full.tokens_per_second is None or full.device_bytes is None or full.peak_memory_bytes is None:
-            self._spend("training", (full.seconds_by_part or {}).get("training", 0.0))
+            self._spend("training", parts.get("training", 0.0))
             return full
         step_seconds = workload.tokens_per_step / full.tokens_per_second
-        before_timing = (full.seconds_by_part or {})["training"] - step_seconds * (
-            workload.steps - workload.warmup_steps - MEMORY_STEPS
-        )
+        before_timing = parts["training"] - step_seconds * (workload.steps - workload.warmup_steps - MEMORY_STEPS)
         self._spend("training", max(0.0, before_timing))
         if cap_bytes is not None and full.device_bytes > cap_bytes:
             self.over_cap += 1
             return _without_speed(full, cap_bytes)
-        rival = beaten_by(rivals, peak_memory_bytes=full.peak_memory_bytes, tokens_per_second=full.tokens_per_second)
+        speed_so_far = self._speed_of_a_few_steps(full, config)
+        rival = beaten_by(rivals, peak_memory_bytes=full.peak_memory_bytes, tokens_per_second=speed_so_far)
         if rival is not None:
             self._spend("training", SETTLED_STEPS * step_seconds)
+            self.ended_early += 1
+            if not _is_dominated(full, rivals):
+                self.ended_wrongly += 1
             return replace(
-                full, outcome="dominated", message="", perplexity=None, perplexity_source=None, final_loss=None
+                full,
+                outcome="dominated",
+                message="",
+                tokens_per_second=speed_so_far,
+                perplexity=None,
+                perplexity_source=None,
+                final_loss=None,
             )
-        evaluation = (full.seconds_by_part or {})["evaluation"]
+        evaluation = parts["evaluation"]
         left = workload.steps - workload.warmup_steps - MEMORY_STEPS
         if shares_perplexity:
             self._spend("training", min(left, SHORT_TIMED_STEPS) * step_seconds)
@@ -289,16 +306,34 @@ class ReplayExecutor:
         self._spend("evaluation", evaluation)
         return full
 
-    def _speed_of_a_few_steps(self, full: Measurement) -> float:
-        """Median of so many draws from the spread that was recorded between the steps of this very training."""
+    def _speed_of_a_few_steps(self, full: Measurement, config: TrainingConfig) -> float:
+        """Returns the tokens per second that the trainer would see when it looks for a rival.
+
+        This is the median of SETTLED_STEPS draws from a normal distribution around the training's
+        speed. The recorded spread is half the interquartile range of its steps, which is 0.674
+        standard deviations. The draws belong to the seed and the configuration, so that a search
+        that is continued sees what an uninterrupted one sees.
+        """
         assert full.tokens_per_second is not None
         deviation = (full.tokens_per_second_spread or 0.0) / statistics.NormalDist().inv_cdf(0.75)
-        draws = [self._noise.gauss(full.tokens_per_second, deviation) for _ in range(SETTLED_STEPS)]
+        noise = random.Random(f"{self._seed} {config.fingerprint}")
+        draws = [noise.gauss(full.tokens_per_second, deviation) for _ in range(SETTLED_STEPS)]
         return max(1.0, statistics.median(draws))
 
     def _spend(self, part: str, seconds: float) -> None:
         self.seconds += seconds
         self.seconds_by_part[part] += seconds
+
+
+def _is_dominated(full: Measurement, rivals: Sequence[Rival]) -> bool:
+    """Whether by the table a rival is faster, by whatever little, in no more memory."""
+    assert full.peak_memory_bytes is not None
+    assert full.tokens_per_second is not None
+    for rival in rivals:
+        is_faster = rival.tokens_per_second > full.tokens_per_second
+        if is_faster and rival.peak_memory_bytes <= full.peak_memory_bytes:
+            return True
+    return False
 
 
 def _without_speed(full: Measurement, cap_bytes: int) -> Measurement:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.result import Measurement
+from autotune.rival import Rival
+
 STUDY = Path(__file__).parents[2] / "studies" / "search_efficiency"
 
 
@@ -64,3 +67,120 @@ def test_a_time_budget_is_kept_to_within_one_trial(replay):
 def test_every_sampler_of_optunas_searches_it(replay, sampler):
     found = replay.run_ours(replay.cap_of("loose"), sampler=sampler, seed=0, most=14)
     assert found["trials"] == 14
+
+
+# -- a hand-made table of one training, and its rivals -----------------------------------------------------------
+
+
+@pytest.fixture
+def one_training(replay):
+    """Makes a table of one training: a second each for the start, 20 steps and the evaluation."""
+    from table import Training
+
+    recorded = replay.the_table()
+    baseline = recorded.definition(cap_bytes=1).baseline_config()
+
+    def make(*, config=baseline, spread=0.0):
+        tokens_per_second = float(recorded.workload.tokens_per_step)
+        parts = {"startup": 1.0, "compilation": 0.0, "training": 20.0, "evaluation": 1.0}
+        measurement = Measurement(
+            outcome="ok",
+            peak_memory_bytes=1000,
+            device_bytes=1000,
+            tokens_per_second=tokens_per_second,
+            tokens_per_second_spread=spread * tokens_per_second,
+            perplexity=20.0,
+            seconds_by_part=parts,
+        )
+        training = Training(measurement=measurement, seconds=sum(parts.values()))
+        return replay.Table(
+            workload=recorded.workload,
+            device=recorded.device,
+            unavailable={},
+            configs={config.fingerprint: config},
+            trainings={config.fingerprint: training},
+            predictions=recorded.predictions,
+        )
+
+    return make
+
+
+def train(replay, table, *, faster=None, peak_memory_bytes=1000, seed=0, cap_bytes=2000):
+    """Runs the table's training, with a rival that is `faster` by this factor.
+
+    Returns the executor and the measurement.
+    """
+    [config] = table.configs.values()
+    rivals = ()
+    if faster is not None:
+        speed = faster * table.workload.tokens_per_step
+        rivals = (Rival(number=0, peak_memory_bytes=peak_memory_bytes, tokens_per_second=speed),)
+    executor = replay.ReplayExecutor(table, seed=seed)
+    definition = replay.the_table().definition(cap_bytes=cap_bytes)
+    future = executor.submit(definition, config, enforce_cap=True, shares_perplexity=True, rivals=rivals)
+    return executor, future.result().measurement
+
+
+def counters(replay, table, *, seeds=40, **rival):
+    """(ended early, ended wrongly), summed over the seeds of the noise."""
+    executors = [train(replay, table, seed=seed, **rival)[0] for seed in range(seeds)]
+    return sum(one.ended_early for one in executors), sum(one.ended_wrongly for one in executors)
+
+
+def test_a_dominated_training_is_ended_and_counted(replay, one_training):
+    executor, measured = train(replay, one_training(), faster=2.0)
+    assert (measured.outcome, executor.ended_early, executor.ended_wrongly) == ("dominated", 1, 0)
+
+
+def test_a_training_that_is_ended_costs_what_was_spent_until_then(replay, one_training):
+    executor, _ = train(replay, one_training(), faster=2.0)
+    # The start, four steps of warm-up, two for memory and three that are timed.
+    assert executor.seconds == pytest.approx(1 + 4 + 2 + 3)
+
+
+def test_noise_ends_a_training_wrongly_and_is_counted(replay, one_training):
+    early, wrongly = counters(replay, one_training(spread=0.3), faster=0.99)
+    assert early == wrongly > 0
+
+
+def test_noise_that_ends_a_dominated_training_is_not_wrong(replay, one_training):
+    early, wrongly = counters(replay, one_training(spread=0.3), faster=1.05)
+    assert (early > 0, wrongly) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    "rival",
+    [
+        {},
+        {"faster": 1.05},  # less than the margin
+        {"faster": 0.99},
+        {"faster": 2.0, "peak_memory_bytes": 1001},
+    ],
+)
+def test_counters_of_a_training_that_no_rival_ends_stay_at_zero(replay, one_training, rival):
+    assert counters(replay, one_training(), **rival) == (0, 0)
+
+
+def test_a_training_over_the_cap_is_not_counted_as_dominated(replay, one_training):
+    executor, _ = train(replay, one_training(), faster=2.0, cap_bytes=999)
+    assert (executor.over_cap, executor.ended_early) == (1, 0)
+
+
+def test_the_speed_seen_early_does_not_depend_on_what_was_trained_before(replay):
+    table = replay.the_table()
+    first, second = list(table.configs.values())[:2]
+    fast = (Rival(number=0, peak_memory_bytes=0, tokens_per_second=1e9),)
+    definition = table.definition(cap_bytes=2**40)
+
+    def speed_seen(*before):
+        executor = replay.ReplayExecutor(table, seed=3)
+        for config in (*before, second):
+            future = executor.submit(definition, config, enforce_cap=True, shares_perplexity=True, rivals=fast)
+        return future.result().measurement.tokens_per_second
+
+    assert speed_seen(first) == speed_seen()
+
+
+def test_a_search_over_the_recorded_table_ends_dominated_trainings(replay):
+    found = replay.run_ours(replay.cap_of("loose"), sampler="random", seed=0, most=40)
+    assert found["trainings"] > found["ended_early"] > 0
