@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.config import TrainingConfig
 from autotune.result import Measurement
 from autotune.rival import Rival
 
@@ -80,9 +81,9 @@ def one_training(replay):
     recorded = replay.the_table()
     baseline = recorded.definition(cap_bytes=1).baseline_config()
 
-    def make(*, config=baseline, spread=0.0):
+    def make(*, config=baseline, spread=0.0, compilation=0.0, compile_seconds=None):
         tokens_per_second = float(recorded.workload.tokens_per_step)
-        parts = {"startup": 1.0, "compilation": 0.0, "training": 20.0, "evaluation": 1.0}
+        parts = {"startup": 1.0, "compilation": compilation, "training": 20.0, "evaluation": 1.0}
         measurement = Measurement(
             outcome="ok",
             peak_memory_bytes=1000,
@@ -90,6 +91,7 @@ def one_training(replay):
             tokens_per_second=tokens_per_second,
             tokens_per_second_spread=spread * tokens_per_second,
             perplexity=20.0,
+            compile_seconds=compile_seconds,
             seconds_by_part=parts,
         )
         training = Training(measurement=measurement, seconds=sum(parts.values()))
@@ -159,6 +161,17 @@ def test_noise_that_ends_a_dominated_training_is_not_wrong(replay, one_training)
 )
 def test_counters_of_a_training_that_no_rival_ends_stay_at_zero(replay, one_training, rival):
     assert counters(replay, one_training(), **rival) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "compilation"),
+    [({"faster": 2.0}, 30.0), ({"cap_bytes": 999}, 30.0), ({}, 40.0)],
+)
+def test_only_a_training_that_is_evaluated_compiles_its_evaluation(replay, one_training, ended_by, compilation):
+    config = TrainingConfig(compile="block", optimizer_fusion="kernel", micro_batch_size=8)
+    table = one_training(config=config, compilation=40.0, compile_seconds=30.0)
+    executor, _ = train(replay, table, **ended_by)
+    assert executor.seconds_by_part["compilation"] == pytest.approx(compilation)
 
 
 def test_a_training_over_the_cap_is_not_counted_as_dominated(replay, one_training):
