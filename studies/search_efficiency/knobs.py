@@ -31,6 +31,25 @@ PLAIN = {
     "micro_batch_size": 8,
     "loss": "full",
 }
+IN_THE_README = (
+    ("checkpointing block", "checkpointing", "block"),
+    ("checkpointing sqrt", "checkpointing", "sqrt"),
+    ("checkpointing every-2", "checkpointing", "every-2"),
+    ("checkpointing selective", "checkpointing", "selective"),
+    ("checkpointing attention", "checkpointing", "attention"),
+    ("budget 0.5", "memory_budget", 0.5),
+    ("budget 0.1", "memory_budget", 0.1),
+    ("budget 0.0", "memory_budget", 0.0),
+    ("bf16-mixed", "precision", "bf16-mixed"),
+    ("bf16-true", "precision", "bf16-true"),
+    ("bf16-stochastic", "precision", "bf16-stochastic"),
+    ("compile block", "compile", "block"),
+    ("micro-batch 2 of 8", "micro_batch_size", 2),
+    ("step in backward", "optimizer_fusion", "backward"),
+    ("fused update", "optimizer_fusion", "kernel"),
+    ("loss in chunks", "loss", "chunked"),
+)
+"""Name, field and value of the techniques in the README's table, the first half on its left."""
 Pair = tuple[TrainingConfig, TrainingConfig]
 
 
@@ -74,6 +93,19 @@ def effects() -> None:
             if found:
                 cells = " | ".join(shown(ratios(found, objective)) for objective in OBJECTIVES)
                 print(f"| {field} | {value} | {len(found)} | {cells} |")
+
+
+def table_of_the_readme() -> None:
+    """The medians alone, two techniques a line."""
+    print("| technique | peak memory | speed | | technique | peak memory | speed |\n|---|---|---|---|---|---|---|")
+    cells = []
+    for name, field, value in IN_THE_README:
+        found = list(pairs(field, value))
+        memory, speed = (statistics.median(ratios(found, objective)) for objective in ("memory", "speed"))
+        cells.append(f"{name} | {memory:.2f} | {speed:.2f}")
+    half = len(cells) // 2
+    for left, right in zip(cells[:half], cells[half:], strict=True):
+        print(f"| {left} | | {right} |")
 
 
 def explained() -> None:
@@ -178,6 +210,8 @@ def _deviation(values: Sequence[float]) -> float:
 def main() -> None:
     print("## Noise\n")
     noise()
+    print("\n## The table of the README\n")
+    table_of_the_readme()
     print("\n## Effects, as ratios to the plain value\n")
     effects()
     print("\n## Variance explained\n")

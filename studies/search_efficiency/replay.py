@@ -1,6 +1,7 @@
 """Search strategies against the recorded table: how much of the exhaustive front for how much of its cost.
 
-    python studies/search_efficiency/replay.py [--seeds 30] [--only ehvi,random] > studies/search_efficiency/replay.json
+    OMP_NUM_THREADS=1 python studies/search_efficiency/replay.py > studies/search_efficiency/replay.json
+    ... replay.py --seeds 2 --only ehvi,random     # for a quick trial
 
 autotune's samplers run through the real study code, with the table in place of the training (`table.py`). The plain
 Optuna samplers run the objective that Optuna's documentation of constraints leads to, on the same legal space, with
@@ -46,6 +47,9 @@ from autotune.study.shared_study import SharedStudy
 
 CAPS = {"loose": 1.0, "middle": 0.5, "tight": 0.05}
 """The cap fits this share of the table's configurations."""
+MORE_CAPS = {"75 %": 0.75, "35 %": 0.35, "25 %": 0.25, "12 %": 0.12}
+"""Caps at which only the default sampler is asked how many of its trainings are over them."""
+AT_MORE_CAPS = ("ehvi", "until converged")
 OURS = ("ehvi", "tpe", "nsga2", "random")
 WITHOUT = "ehvi without "
 ABLATIONS = ("predictions", "sharing", "first configurations")
@@ -129,7 +133,8 @@ def exhaustive_volume(cap_bytes: int) -> float:
 
 def cap_of(name: str) -> int:
     sizes = sorted(p.memory for config in the_table().configs.values() if (p := point_of(the_table(), config)))
-    return int(sizes[max(0, round(CAPS[name] * len(sizes)) - 1)]) + 1
+    share = {**CAPS, **MORE_CAPS}[name]
+    return int(sizes[max(0, round(share * len(sizes)) - 1)]) + 1
 
 
 # -- strategies --------------------------------------------------------------------------------------------------
@@ -339,7 +344,7 @@ def run(job: tuple[str, str, int]) -> dict[str, Any]:
 
 def jobs(strategies: list[str], seeds: int) -> Iterator[tuple[str, str, int]]:
     for strategy in strategies:
-        for cap in CAPS:
+        for cap in (*CAPS, *MORE_CAPS) if strategy in AT_MORE_CAPS else CAPS:
             limit = min(seeds, FEWER_SEEDS.get(strategy, seeds))
             for seed in range(limit):
                 yield strategy, cap, seed
@@ -364,9 +369,22 @@ def main() -> None:
         "configurations": len(the_table().trainings),
         "exhaustive_seconds": the_table().exhaustive_seconds(),
         "caps_bytes": {name: cap_of(name) for name in CAPS},
+        "more_caps_bytes": {name: cap_of(name) for name in MORE_CAPS},
+        "share_of_configurations": {**CAPS, **MORE_CAPS},
         "runs": sorted(runs, key=lambda one: (one["cap"], one["strategy"], one["seed"])),
     }
-    print(json.dumps(said))
+    print(json.dumps(rounded(said)))
+
+
+def rounded(value: Any) -> Any:
+    """Returns `value` with all floats at six decimals: half the size of the file."""
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(one) for one in value]
+    return value
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Whole searches over the recorded table of `studies/search_efficiency/`: the real study code, no training."""
 
+import collections
+import importlib
 import sys
 from pathlib import Path
 
@@ -197,3 +199,46 @@ def test_the_speed_seen_early_does_not_depend_on_what_was_trained_before(replay)
 def test_a_search_over_the_recorded_table_ends_dominated_trainings(replay):
     found = replay.run_ours(replay.cap_of("loose"), sampler="random", seed=0, most=40)
     assert found["trainings"] > found["ended_early"] > 0
+
+
+# -- how often a training is over the cap ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def summary(replay):
+    return importlib.import_module("summary")
+
+
+@pytest.mark.parametrize("cap", ["loose", "75 %", "middle", "35 %", "25 %", "12 %", "tight"])
+def test_a_cap_fits_its_share_of_the_configurations(replay, cap):
+    share = {**replay.CAPS, **replay.MORE_CAPS}[cap]
+    trainings = replay.the_table().trainings.values()
+    fitting = [one for one in trainings if one.measurement.device_bytes <= replay.cap_of(cap)]
+    assert len(fitting) / len(trainings) == pytest.approx(share, abs=0.01)
+
+
+@pytest.mark.parametrize(("strategy", "count"), [("ehvi", 7), ("until converged", 7), ("random", 3), ("optuna TPE", 3)])
+def test_the_default_sampler_is_replayed_at_more_caps(replay, strategy, count):
+    assert len({cap for _, cap, _ in replay.jobs([strategy], seeds=1)}) == count
+
+
+def replayed(*, cap, over_cap, trainings=100):
+    return {"cap": cap, "strategy": "ehvi", "over_cap": over_cap, "trainings": trainings}
+
+
+def test_the_summary_names_the_cap_at_which_most_trainings_are_over(summary, capsys):
+    said = {
+        "caps_bytes": {"loose": 400, "tight": 100},
+        "more_caps_bytes": {"12 %": 200},
+        "share_of_configurations": {"loose": 1.0, "tight": 0.05, "12 %": 0.12},
+    }
+    groups = collections.defaultdict(list)
+    for run in (
+        replayed(cap="loose", over_cap=0),
+        replayed(cap="12 %", over_cap=9),
+        replayed(cap="12 %", over_cap=0, trainings=200),
+        replayed(cap="tight", over_cap=1),
+    ):
+        groups[run["cap"], run["strategy"]].append(run)
+    summary.more_caps(said, groups)
+    assert "at most 3.0 % of the trainings: ehvi at the cap that 12 %" in capsys.readouterr().out
