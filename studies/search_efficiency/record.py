@@ -5,8 +5,14 @@
 Goes on where it was stopped. One line is one part of one trial: its prediction, the first steps of a plain training
 that others are compared with, or its training to the end. The order is shuffled; a sample is trained four times more,
 to its memory and speed only, scattered over the run, so that the spread holds whatever drifts on the machine.
+
+    ... record.py --only precision=bf16-stochastic
+
+measures the configurations with this value again and replaces their predictions and trainings,
+each in its line.
 """
 
+import argparse
 import dataclasses
 import json
 import os
@@ -34,6 +40,9 @@ TIME_LIMIT_SECONDS = 600.0
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", type=Only.read, metavar="FIELD=VALUE", help="measure these again")
+    only = parser.parse_args().only
     request = SearchRequest(name="record", storage="sqlite:///record.db", space=str(SPACE), predict=False)
     with work_folder(request.storage) as work, LocalExecutor(work) as executor:
         new = new_definition(request, space=space_of(request), executor=executor, work=work, listener=print)
@@ -44,7 +53,62 @@ def main() -> None:
             new.settle(folder)
         if not ENVIRONMENT.exists():
             write_environment(new.definition)
+        before = _rows()
+        if only is not None:
+            _write(without(before, only))
         Recorder(new.definition, executor=executor, folder=folder).run()
+        if only is not None:
+            _write(in_order_of(before, _rows()))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Only:
+    """The configurations that have one value of one technique: what `--only` asks for."""
+
+    field: str
+    value: str
+
+    @classmethod
+    def read(cls, text: str) -> "Only":
+        """Raises argparse's error where `text` names no field of the configuration and value."""
+        field, _, value = text.partition("=")
+        if not value or field not in TrainingConfig.__dataclass_fields__:
+            fields = ", ".join(TrainingConfig.__dataclass_fields__)
+            raise argparse.ArgumentTypeError(f"{text!r}. Give FIELD=VALUE, a field of {fields}.")
+        return cls(field=field, value=value)
+
+    def holds(self, row: dict[str, Any]) -> bool:
+        return str(row["config"][self.field]) == self.value
+
+
+def without(rows: list[dict[str, Any]], only: Only) -> list[dict[str, Any]]:
+    """Returns the table without the predictions and trainings that are to be measured again.
+
+    First steps stay: the parity gate finds them in the work folder and does not measure them again.
+    """
+    return [row for row in rows if row["part"] == "trace" or not only.holds(row)]
+
+
+def in_order_of(before: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns `rows` in the lines that they had, new ones last.
+
+    `speeds.py` draws its sample by this order.
+    """
+    places = {_key(row): place for place, row in enumerate(before)}
+    return sorted(rows, key=lambda row: places.get(_key(row), len(places)))
+
+
+def _rows() -> list[dict[str, Any]]:
+    lines = TABLE.read_text().splitlines() if TABLE.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def _write(rows: list[dict[str, Any]]) -> None:
+    TABLE.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _key(row: dict[str, Any]) -> tuple[str, str, int]:
+    return row["part"], TrainingConfig(**row["config"]).fingerprint, row.get("repeat", 0)
 
 
 def write_environment(definition: StudyDefinition) -> None:
@@ -78,9 +142,7 @@ class Recorder:
         self._definition = definition
         self._executor = executor
         self._folder = folder
-        lines = TABLE.read_text().splitlines() if TABLE.exists() else []
-        rows = [json.loads(line) for line in lines]
-        self._done = {(row["part"], TrainingConfig(**row["config"]).fingerprint, row.get("repeat", 0)) for row in rows}
+        self._done = {_key(row) for row in _rows()}
         self._gate = ParityGate(self._trace, folder=folder / "parity", on_trace=lambda config: None)
 
     def run(self) -> None:
@@ -129,7 +191,8 @@ class Recorder:
             dropout=dropout,
             time_limit_seconds=TIME_LIMIT_SECONDS,
         )
-        if isinstance(trace, ParityTrace):
+        is_recorded = ("trace", config.fingerprint, 0) in self._done
+        if isinstance(trace, ParityTrace) and not is_recorded:
             self._keep("trace", config, seconds=time.perf_counter() - began, result=trace.to_dict())
         return trace
 

@@ -7,6 +7,8 @@ of luck. So each configuration trains in a process that also holds the baseline,
 other, and its speed is that of the baseline times the ratio of the two, each the mean of the faster half of its steps.
 One process a core, each with one thread. Goes on where it was stopped; a sample is measured three times, and
 `--disturbed 0.25` measures once more where the steps of either spread by more; the least disturbed counts.
+`--only precision=bf16-stochastic` drops the speeds of the configurations with this value and
+measures them again.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+from record import Only
 from table import SPEEDS, Table, disturbance, undisturbed
 
 from autotune.config import TrainingConfig
@@ -44,7 +47,12 @@ def main() -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str((STUDY / "inductor").absolute())
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--disturbed", type=float, metavar="SPREAD")
-    todo = list(_jobs(Table.read(with_speeds=False), disturbed=parser.parse_args().disturbed))
+    parser.add_argument("--only", type=Only.read, metavar="FIELD=VALUE", help="measure these again")
+    arguments = parser.parse_args()
+    if arguments.only is not None:
+        others = [row for row in _rows() if not arguments.only.holds(row)]
+        SPEEDS.write_text("".join(json.dumps(row) + "\n" for row in others))
+    todo = list(_jobs(Table.read(with_speeds=False), disturbed=arguments.disturbed))
     context = multiprocessing.get_context("fork")
     cores = context.Queue()
     for core in sorted(os.sched_getaffinity(0)):
@@ -58,14 +66,18 @@ def main() -> None:
             print(f"{count}/{len(todo)} {ratio:.2f} {TrainingConfig(**row['config']).describe()}", flush=True)
 
 
+def _rows() -> list[dict[str, Any]]:
+    lines = SPEEDS.read_text().splitlines() if SPEEDS.exists() else []
+    return [json.loads(line) for line in lines]
+
+
 def _jobs(table: Table, *, disturbed: float | None) -> Iterator[Job]:
     draw = random.Random(1)
     configs = list(table.configs.values())
     order = [(config, 0) for config in configs]
     order += [(config, repeat) for config in draw.sample(configs, SAMPLE) for repeat in range(1, REPEATS)]
     draw.shuffle(order)
-    lines = SPEEDS.read_text().splitlines() if SPEEDS.exists() else []
-    rows = [json.loads(line) for line in lines]
+    rows = _rows()
     done = {(TrainingConfig(**row["config"]).fingerprint, row["repeat"]) for row in rows}
     if disturbed is not None:
         spreads = {TrainingConfig(**row["config"]): disturbance(row) for row in rows}

@@ -1,5 +1,6 @@
 """Whole searches over the recorded table of `studies/search_efficiency/`: the real study code, no training."""
 
+import argparse
 import collections
 import importlib
 import sys
@@ -242,3 +243,47 @@ def test_the_summary_names_the_cap_at_which_most_trainings_are_over(summary, cap
         groups[run["cap"], run["strategy"]].append(run)
     summary.more_caps(said, groups)
     assert "at most 3.0 % of the trainings: ehvi at the cap that 12 %" in capsys.readouterr().out
+
+
+# -- measuring a part of the table again -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def record(replay):
+    return importlib.import_module("record")
+
+
+def row(part, precision, *, repeat=None):
+    config = TrainingConfig(precision=precision, micro_batch_size=8).to_dict()
+    return {"part": part, "config": config} | ({} if repeat is None else {"repeat": repeat})
+
+
+BEFORE = [
+    row("prediction", "bf16-true"),
+    row("training", "bf16-true", repeat=0),
+    row("trace", "fp32"),
+    row("prediction", "fp32"),
+    row("training", "fp32", repeat=0),
+    row("training", "bf16-true", repeat=1),
+]
+
+
+def test_only_the_chosen_predictions_and_trainings_are_measured_again(record):
+    left = record.without(BEFORE, record.Only.read("precision=bf16-true"))
+    assert left == [row("trace", "fp32"), row("prediction", "fp32"), row("training", "fp32", repeat=0)]
+
+
+def test_first_steps_are_not_measured_again(record):
+    assert record.without(BEFORE, record.Only.read("precision=fp32"))[2] == row("trace", "fp32")
+
+
+def test_what_was_measured_again_takes_its_old_lines(record):
+    left = record.without(BEFORE, record.Only.read("precision=bf16-true"))
+    again = [BEFORE[5], BEFORE[0], BEFORE[1]]
+    assert record.in_order_of(BEFORE, left + again) == BEFORE
+
+
+@pytest.mark.parametrize("text", ["bf16-true", "precision=", "=bf16-true", "precisions=bf16-true"])
+def test_what_names_no_field_and_value_is_refused(record, text):
+    with pytest.raises(argparse.ArgumentTypeError, match="Give FIELD=VALUE"):
+        record.Only.read(text)
