@@ -171,6 +171,7 @@ def sentences(said: dict[str, Any], groups: Groups) -> None:
     )
     if ehvi:
         print(f"- **Early ends**: {ended(ehvi)} trainings of `ehvi` ended as dominated under the three caps.")
+        cost_of_early_ends(said, groups)
         where_the_time_goes(ehvi)
     if converged:
         until_converged(said, {cap: groups[cap, "until converged"] for cap in caps})
@@ -180,6 +181,18 @@ def sentences(said: dict[str, Any], groups: Groups) -> None:
             shares = [100 * run["seconds_in_sampler"] / (run["seconds"] + run["seconds_in_sampler"]) for run in runs]
             print(f"- **Time in the sampler**, up to {max(run['trials'] for run in runs)} trials: "
                   f"{statistics.median(shares):.2f} % in the median, {max(shares):.2f} % at most.")  # fmt: skip
+
+
+def cost_of_early_ends(said: dict[str, Any], groups: Groups) -> None:
+    """Compares searches of the same seed with and without early ends: the cost of 99 %."""
+    costlier, cheaper = [], []
+    for cap in said["caps_bytes"]:
+        without = {run["seed"]: seconds_to(run, 0.99) for run in groups[cap, "ehvi without early ends"]}
+        pairs = [(seconds_to(run, 0.99), without[run["seed"]]) for run in groups[cap, "ehvi"] if run["seed"] in without]
+        costlier.append(str(sum(ours > other for ours, other in pairs)))
+        cheaper.append(str(sum(ours < other for ours, other in pairs)))
+    print(f"  99 % is costlier with early ends on {_listed(costlier)} seeds, "
+          f"cheaper on {_listed(cheaper)}.")  # fmt: skip
 
 
 def where_the_time_goes(runs: list[Run]) -> None:

@@ -203,8 +203,9 @@ def _at_speed(training: Training, tokens_per_second: float) -> Training:
 class ReplayExecutor:
     """Stands for the executor of a study on the table's workload and device; `seconds` is its clock."""
 
-    def __init__(self, table: Table, *, seed: int = 0) -> None:
+    def __init__(self, table: Table, *, seed: int = 0, ends_early: bool = True) -> None:
         self._table = table
+        self._ends_early = ends_early
         self._compiled: set[str] = set()
         self.seconds = 0.0
         self.seconds_by_part = dict.fromkeys(("prediction", "comparison", *PARTS), 0.0)
@@ -292,7 +293,7 @@ class ReplayExecutor:
             return _without_speed(full, cap_bytes)
         speed_so_far = self._speed_of_a_few_steps(full, config)
         rival = beaten_by(rivals, peak_memory_bytes=full.peak_memory_bytes, tokens_per_second=speed_so_far)
-        if rival is not None:
+        if rival is not None and self._ends_early:
             self._spend("training", SETTLED_STEPS * step_seconds)
             self.ended_early += 1
             if not _is_dominated(full, rivals):

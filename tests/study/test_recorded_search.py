@@ -202,6 +202,11 @@ def test_a_search_over_the_recorded_table_ends_dominated_trainings(replay):
     assert found["trainings"] > found["ended_early"] > 0
 
 
+def test_a_search_without_early_ends_ends_none(replay):
+    found = replay.run_ours(replay.cap_of("loose"), sampler="random", seed=0, most=40, without="early ends")
+    assert found["ended_early"] == 0
+
+
 # -- how often a training is over the cap ------------------------------------------------------------------------
 
 
