@@ -3,6 +3,7 @@
 import argparse
 import collections
 import importlib
+import statistics
 import sys
 from pathlib import Path
 
@@ -27,9 +28,10 @@ def replay():
 
 
 @pytest.fixture(scope="module")
-def middle(replay):
-    """A search under the middle cap, until it has found nearly all there is."""
-    return replay.run_ours(replay.cap_of("middle"), sampler="ehvi", seed=0, enough=0.95)
+def searches(replay):
+    """Searches under the middle cap, until each has found nearly all there is."""
+    cap_bytes = replay.cap_of("middle")
+    return [replay.run_ours(cap_bytes, sampler="ehvi", seed=seed, enough=0.95) for seed in range(5)]
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +39,16 @@ def converged(replay):
     return replay.run_ours(replay.cap_of("tight"), sampler="ehvi", seed=0, enough=2.0, until_converged=True)
 
 
-def test_it_finds_nearly_all_of_the_exhaustive_front_at_a_tenth_of_its_cost(replay, middle):
-    seconds, _, reached = middle["steps"][-1]
-    assert (reached >= 0.95, seconds <= 0.1 * replay.the_table().exhaustive_seconds()) == (True, True)
+def test_most_find_nearly_all_of_the_exhaustive_front_at_a_tenth_of_its_cost(replay, searches):
+    a_tenth = 0.1 * replay.the_table().exhaustive_seconds()
+    ends = [search["steps"][-1] for search in searches]
+    assert [reached >= 0.95 for _, _, reached in ends] == [True] * 5
+    assert statistics.median(seconds for seconds, _, _ in ends) <= a_tenth
 
 
-def test_hardly_a_training_is_over_the_cap(middle):
-    assert middle["over_cap"] <= 0.05 * middle["trainings"]
+def test_hardly_a_training_is_over_the_cap(searches):
+    over_cap, trainings = (sum(search[count] for search in searches) for count in ("over_cap", "trainings"))
+    assert over_cap <= 0.05 * trainings
 
 
 def test_it_ends_once_nothing_is_likely_to_get_better(converged):
