@@ -32,6 +32,8 @@ class ParityTrace:
     """Its projections on `PROJECTIONS` vectors of random signs, the same ones for every configuration."""
     draws_random_numbers: bool
     """Whether a step draws random numbers, as dropout does."""
+    tokens: int | None = None
+    """Tokens of the first step as a script has reported them; None where the workload says how many they are."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

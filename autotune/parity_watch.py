@@ -34,6 +34,7 @@ class ParityWatch:
     ) -> None:
         self._device, self._precision, self._reference = device, precision, reference
         self._losses: list[float] = []
+        self._tokens: int | None = None
         self._is_wanted = is_trace or reference is not None  # a sketch takes its time
         self._gradients = GradientSketch(parameters_by_block)
         self._updates: UpdateWatch | None = None
@@ -59,9 +60,14 @@ class ParityWatch:
         if before is not None:
             self._draws_random_numbers = not torch.equal(before, self._random_state())
 
-    def note(self, loss: float) -> None:
-        """The mean token loss of one step after the other. Raises ParityFailed."""
+    def note(self, loss: float, *, tokens: int | None = None) -> None:
+        """Takes the mean token loss of one step after the other, and its tokens as a script reports them.
+
+        Raises ParityFailed.
+        """
         self._losses.append(loss)
+        if len(self._losses) == 1:
+            self._tokens = tokens
         if self._updates is not None and self._updates.error:
             raise ParityFailed(self._updates.error)
         if len(self._losses) == PARITY_STEPS and self._reference is not None:
@@ -75,6 +81,7 @@ class ParityWatch:
             gradient_norms=self._gradients.norms(),
             gradient_projections=self._gradients.projections(),
             draws_random_numbers=self._draws_random_numbers,
+            tokens=self._tokens,
         )
 
     @property
@@ -102,7 +109,7 @@ class UpdateWatch:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._first_rates: tuple[float, ...] | None = None
+        self._first_rates: tuple[float | None, ...] | None = None
         self._has_seen_change = False
         self._used: dict[Tensor, float] = {}
         """The learning rate that each update of this step used, by its parameter."""
@@ -135,7 +142,9 @@ class UpdateWatch:
             for parameter in group["params"]:
                 if parameter.grad is None or parameter not in index_of:
                     continue  # the copy that an inner optimizer steps
-                self._used[parameter] = float(group["lr"])
+                rate = _rate_of(group)
+                if rate is not None:
+                    self._used[parameter] = rate
                 if stepping.state.get(parameter) is not self._optimizer.state.get(parameter):
                     self.error = f"the update of step {number} used another state than that of the optimizer"
 
@@ -147,14 +156,21 @@ class UpdateWatch:
             if used != wanted:
                 self.error = (
                     f"an update of step {number} used a learning rate of {used:.6g}, and its parameter group has "
-                    f"{wanted:.6g} when the optimizer steps"
+                    f"{wanted if wanted is None else format(wanted, '.6g')} when the optimizer steps"
                 )
+        self._used.clear()  # there may be several updates in what the script reports as one step
         if self._first_rates is None:
             self._first_rates = rates
         self._has_seen_change |= rates != self._first_rates
 
-    def _rates(self) -> tuple[float, ...]:
-        return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
+    def _rates(self) -> tuple[float | None, ...]:
+        return tuple(map(_rate_of, self._optimizer.param_groups))
+
+
+def _rate_of(group: Mapping[str, Any]) -> float | None:
+    """The learning rate of a parameter group; None for an optimizer that finds its own."""
+    rate = group.get("lr")
+    return float(rate) if isinstance(rate, int | float | Tensor) else None
 
 
 class GradientSketch:

@@ -31,7 +31,10 @@ DIRECTIONS: Mapping[str, Literal["minimize", "maximize"]] = {
 
 JSON_SCHEMA = 1
 
-NOT_AFTER_THE_LAST_STEP = "as its evaluation does not follow the last step"
+AFTER_STEP = "evaluation loss after step"
+"""How the source of a perplexity begins that a script has evaluated after the update of its last step. Until this was
+checked it began with "evaluation loss of step"."""
+NOT_AFTER_THE_LAST_STEP = "as no evaluation was seen after the last step"
 """What the source of a perplexity says of a script whose evaluation decides nothing."""
 
 
@@ -85,7 +88,7 @@ class Measurement:
     """Standard deviation over the seeds; None where there was one."""
     perplexity_source: str | None = None
     """`measured`, with the number of seeds where there were several; `shared with trial 3`, which may be one "of study
-    'x'"; of a script `evaluation loss of step 20` or `training loss of the last 5 steps`, and why."""
+    'x'"; of a script `evaluation loss after step 20` or `training loss of the last 5 steps`, and why."""
     parity: Literal["same", "failed", "not compared"] | None = None
     """Whether its first steps are those of a plain training of the same numerics; None: that was never asked."""
     parity_message: str | None = None

@@ -97,13 +97,13 @@ class WatchedRun:
         self._progress("step")
         return model, optimizer
 
-    def note(self, loss: float) -> None:
+    def note(self, loss: float, *, tokens: int) -> None:
         self._progress("step")
         if self.parity is None:
             return
         self._watched_step.close()
         try:
-            self.parity.note(loss)
+            self.parity.note(loss, tokens=tokens)
         except ParityFailed as error:
             raise ScriptEnd(error) from None
         self._watched_step.enter_context(self.parity.step())
@@ -127,7 +127,7 @@ def _end_where_gradients_are_clipped() -> None:
 
         return call
 
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
+    for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
         guard = guarded(getattr(nn.utils, name))
         setattr(nn.utils, name, guard)
         setattr(nn.utils.clip_grad, name, guard)
@@ -153,7 +153,7 @@ class _ScriptTrace(WatchedRun):
         return self.apply_and_watch(model, optimizer)
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
-        self.note(float(loss))
+        self.note(float(loss), tokens=tokens)
         self._steps += 1
         if self._steps == PARITY_STEPS:
             raise ScriptEnd

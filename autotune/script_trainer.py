@@ -6,14 +6,15 @@ after a few timed steps where its perplexity is shared; on CUDA its own evaluati
 that it goes on to the end.
 
 Evaluation belongs to the script, too. The perplexity is that of the evaluation loss that it reports with its last step.
-Where there is none, or the model ran without gradients last before that step's update, it is that of the last training
-losses, and its source says so.
+Where there is none, or the model was put in evaluation mode last before that step's update, it is that of the last
+training losses, and its source says so. A script that evaluates without `model.eval()` is taken at its word.
 """
 
+import functools
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +27,13 @@ from autotune.errors import InvalidInput
 from autotune.memory import resident_bytes
 from autotune.memory.whole_run import make_whole_run_meter
 from autotune.quantities import format_size
-from autotune.result import NOT_AFTER_THE_LAST_STEP, Measurement, Outcome
+from autotune.result import AFTER_STEP, NOT_AFTER_THE_LAST_STEP, Measurement, Outcome
 from autotune.rival import SETTLED_STEPS, Rival, beaten_by
 from autotune.script import begin
 from autotune.script_run import ScriptEnd, WatchedRun, choose_device, run_script, seed_everything
 from autotune.speed import TimedStep, measured_speed
 from autotune.techniques import before_the_device
-from autotune.techniques.own_training import missing_in_own, note_evaluations
+from autotune.techniques.own_training import missing_in_own
 from autotune.trainer import LARGEST_LOSS
 from autotune.training_request import Progress, TrainingRequest, unwatched
 from autotune.training_step import Diverged
@@ -121,7 +122,7 @@ class _ScriptTrial(WatchedRun):
         self._rival: Rival | None = None
         self._updates = 0
         self._updates_evaluated: int | None = None
-        """After how many updates the model ran without gradients last; None: it never did."""
+        """After how many updates the model was put in evaluation mode last; None: it never was."""
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
         began = time.monotonic()
@@ -136,7 +137,7 @@ class _ScriptTrial(WatchedRun):
     def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         self._model, self._optimizer = self.apply_and_watch(model, optimizer)
         self._optimizer.register_step_post_hook(self._count_update)
-        note_evaluations(self._model, self._note_evaluation)
+        _watch_mode(self._model, self._note_mode)
         self._startup_seconds = time.monotonic() - self._request.requested_at
         self._step_began = time.perf_counter()
         return self._model, self._optimizer
@@ -145,7 +146,7 @@ class _ScriptTrial(WatchedRun):
         if self._has_ended:  # the script reports from a `finally`, on its way out
             return
         self._steps.append(self._step(tokens, loss, evaluation_loss))
-        self.note(self._steps[-1].loss)
+        self.note(self._steps[-1].loss, tokens=tokens)
         done, steady_from = len(self._steps), self._workload.warmup_steps
         if done == 1:
             self._meter.kernels_have_run()
@@ -162,8 +163,9 @@ class _ScriptTrial(WatchedRun):
     def _count_update(self, *_: Any) -> None:
         self._updates += 1
 
-    def _note_evaluation(self) -> None:
-        self._updates_evaluated = self._updates
+    def _note_mode(self, is_training: bool) -> None:
+        if not is_training:
+            self._updates_evaluated = self._updates
 
     def _is_beaten(self) -> bool:
         """Whether a trial of the same numerics needs no more memory and is faster, asked once speed has settled."""
@@ -265,7 +267,7 @@ class _ScriptTrial(WatchedRun):
             return {}
         last, latest = self._steps[-1], self._steps[-max(1, len(self._steps) // 4) :]
         if last.evaluation_loss is not None and last.is_evaluated_after_update:
-            loss, source = last.evaluation_loss, f"evaluation loss of step {len(self._steps)}"
+            loss, source = last.evaluation_loss, f"{AFTER_STEP} {len(self._steps)}"
         else:
             loss = statistics.fmean(step.loss for step in latest)
             source = f"training loss of the last {len(latest)} steps"
@@ -274,3 +276,19 @@ class _ScriptTrial(WatchedRun):
         if not loss < LARGEST_LOSS:
             raise Diverged(f"the loss is {loss} after {self._workload.steps} steps")
         return {"perplexity": math.exp(loss), "perplexity_source": source, "final_loss": last.loss}
+
+
+def _watch_mode(model: nn.Module, note: Callable[[bool], None]) -> None:
+    """Tells `note` of every `model.train()` and `model.eval()`.
+
+    By the method of all modules: the model itself, which the script may copy, save and compile, stays as it is.
+    """
+    set_mode = nn.Module.train
+
+    @functools.wraps(set_mode)
+    def train(self: nn.Module, mode: bool = True) -> nn.Module:
+        if self is model:
+            note(mode)
+        return set_mode(self, mode)
+
+    nn.Module.train = train  # type: ignore[assignment, method-assign]

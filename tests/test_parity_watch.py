@@ -205,6 +205,19 @@ def test_a_learning_rate_that_is_set_only_after_the_backward_pass_is_seen():
         watch.note(1.0)
 
 
+def test_several_updates_in_one_reported_step_are_each_compared_with_the_rate_of_their_time():
+    one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    optimizer = in_backward([*one.parameters(), *other.parameters()], lr=0.01)
+    watch = ParityWatch({}, device=torch.device("cpu"), precision="fp32", reference=None)
+    watch.follow(optimizer)
+    with watch.step():
+        for model, rate in ((one, 0.01), (other, 0.005)):
+            optimizer.param_groups[0]["lr"] = rate
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    watch.note(1.0)
+
+
 def test_steps_are_watched_only_until_a_changed_rate_was_seen():
     """A hook on every update of a long training would make its steps slower."""
     before = len(_global_optimizer_pre_hooks)

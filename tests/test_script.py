@@ -142,11 +142,18 @@ def test_in_backward_it_follows_a_schedule_after_its_optimizers_state_was_loaded
     assert in_backward["final_loss"] == plain["final_loss"]
 
 
-@pytest.mark.parametrize("clip", ["clip_grad_norm_(model.parameters(), max_norm=1.0)", "clip_grad_value_(w, 1.0)"])
+@pytest.mark.parametrize(
+    "clip",
+    [
+        "clip_grad_norm_(model.parameters(), max_norm=1.0)",
+        "clip_grad_value_(w, 1.0)",
+        "clip_grads_with_norm_(w, 1.0, torch.tensor(2.0))",
+    ],
+)
 def test_in_backward_it_is_ended_where_it_clips_gradients_that_are_gone(clip, script, trial_of):
     file = script()
     text = file.read_text().replace(
-        "import sys", "import sys\nfrom torch.nn.utils import clip_grad_norm_, clip_grad_value_"
+        "import sys", "import sys\nfrom torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_"
     )
     file.write_text(
         text.replace("    optimizer.step()", f"    w = model.parameters()\n    {clip}\n    optimizer.step()")
@@ -177,13 +184,13 @@ def with_evaluation(file, *, before="", after="", condition="True"):
     return file
 
 
-EVALUATE = "with torch.no_grad(): evaluated = 1.5 + 0 * model(tokens).sum()"
+EVALUATE = "model.eval(); evaluated = 1.5; model.train()"
 
 
 def test_an_evaluation_after_the_last_step_is_the_perplexity(script, trial_of):
     found = trial_of(with_evaluation(script(), after=EVALUATE))
     assert found["perplexity"] == pytest.approx(math.exp(1.5))
-    assert found["perplexity_source"] == "evaluation loss of step 12"
+    assert found["perplexity_source"] == "evaluation loss after step 12"
 
 
 @pytest.mark.parametrize(
@@ -198,18 +205,69 @@ def test_an_evaluation_after_the_last_step_is_the_perplexity(script, trial_of):
 def test_an_evaluation_that_does_not_follow_the_last_step_decides_nothing(where, script, trial_of):
     found = trial_of(with_evaluation(script(), **where))
     assert found["perplexity"] == trial_of(script())["perplexity"]
-    says = "training loss of the last 3 steps, as its evaluation does not follow the last step"
+    says = "training loss of the last 3 steps, as no evaluation was seen after the last step"
     assert found["perplexity_source"] == says
 
 
-def test_an_evaluation_is_seen_of_a_compiled_model_too(script, trial_of):
-    found = trial_of(with_evaluation(script(), before=EVALUATE), compile="model")
-    assert "does not follow the last step" in found["perplexity_source"]
+@pytest.mark.parametrize("by", ["autotune", "the script"])
+def test_an_evaluation_is_seen_of_a_compiled_model_too(by, script, trial_of):
+    file = with_evaluation(script(), before=EVALUATE)
+    if by == "the script":
+        file.write_text(file.read_text().replace("tokens = torch", "model = torch.compile(model)\ntokens = torch"))
+    found = trial_of(file, compile="model" if by == "autotune" else "none")
+    assert "no evaluation was seen after the last step" in found["perplexity_source"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_a_copy_of_the_model_has_weights_of_its_own(precision, script, trial_of):
+    """As averaged weights, or the frozen reference of a preference loss."""
+    file = script()
+    text = file.read_text().replace(
+        "tokens = torch.arange", "import copy\nfrozen = copy.deepcopy(model)\ntokens = torch.arange"
+    )
+    compute = "F.cross_entropy(frozen(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()"
+    file.write_text(text.replace("loss=loss)", f"loss=loss, evaluation_loss={compute})"))
+    untrained, found = math.log(256), trial_of(file, precision=precision)
+    assert math.log(found["perplexity"]) == pytest.approx(untrained, rel=0.1)
+    assert found["final_loss"] < 0.9 * untrained
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_the_signature_of_its_models_forward_stays_what_it_was(precision, script, trial_of):
+    """By which a Trainer chooses the columns of a dataset."""
+    file = script(after="")
+    check = "import inspect; assert list(inspect.signature(model.forward).parameters) == ['tokens']"
+    file.write_text(file.read_text().replace("tokens = torch.arange", f"{check}\ntokens = torch.arange"))
+    assert trial_of(file, precision=precision)["outcome"] == "ok"
+
+
+def test_its_model_can_be_saved_whole(script, trial_of):
+    file = script()
+    save = "import io; torch.save(model, io.BytesIO())"
+    file.write_text(file.read_text().replace("tokens = torch.arange", f"{save}\ntokens = torch.arange"))
+    assert trial_of(file)["outcome"] == "ok"
+
+
+def test_an_optimizer_without_a_learning_rate_trains(script, trial_of):
+    file = script()
+    text = file.read_text().replace("torch.optim.AdamW(model.parameters(), lr=1e-3)", "Own(model.parameters())")
+    own = """
+class Own(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"scale": 0.01})
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= group["scale"] * parameter.grad
+"""
+    file.write_text(text.replace("torch.manual_seed(0)", f"{own}\ntorch.manual_seed(0)"))
+    assert [trial_of(file, optimizer_fusion=fusion)["outcome"] for fusion in ("none", "backward")] == ["ok", "ok"]
 
 
 def test_an_evaluation_of_loss_0_is_one(script, trial_of):
     found = trial_of(with_evaluation(script(), after="evaluated = 0.0"))
-    assert (found["perplexity"], found["perplexity_source"]) == (1.0, "evaluation loss of step 12")
+    assert (found["perplexity"], found["perplexity_source"]) == (1.0, "evaluation loss after step 12")
 
 
 def test_where_perplexity_is_shared_it_is_ended_once_speed_and_memory_are_known(script, trial_of):

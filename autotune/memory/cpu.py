@@ -12,7 +12,8 @@ an operator. `tests/memory/test_cpu_meter.py` compares with peaks known by hand.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from torch import Tensor
+import torch
+from torch import Tensor, UntypedStorage
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from autotune.memory import MemoryReading
@@ -59,17 +60,35 @@ class CpuMeter:
 def _allocate_again(tensors: Iterable[Tensor]) -> int:
     """Gives every storage behind `tensors` a new block with the same content; views go on sharing it.
 
-    Returns the bytes of all these storages. Those that torch cannot allocate, such as one mapped from a file, stay
-    where they are.
+    Returns the bytes of all these storages. Those that are not torch's alone, such as memory that is mapped from a
+    file or shared with another process, stay where they are.
     """
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+    storages = {storage._cdata: storage for tensor in tensors for storage in _storages_of(tensor)}
     for storage in storages.values():
-        if storage.resizable():
+        if storage.resizable() and not storage.is_shared():
             size_bytes, content = storage.nbytes(), storage.clone()
             storage.resize_(0)
             storage.resize_(size_bytes)
             storage.copy_(content)
     return sum(storage.nbytes() for storage in storages.values())
+
+
+def _storages_of(tensor: Tensor) -> Iterator[UntypedStorage]:
+    """The storages of a tensor, of the tensors that a subclass is made of, and of the parts of a sparse one.
+
+    None of a tensor whose memory torch does not show, such as oneDNN's.
+    """
+    if tensor.layout == torch.sparse_coo:
+        yield from (part.untyped_storage() for part in (tensor._indices(), tensor._values()))
+        return
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _storages_of(getattr(tensor, name))
+        return
+    try:
+        yield tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return
 
 
 def peak_of(recording: profile, *, within: str, alive_bytes: int | None = None) -> tuple[int, str]:

@@ -24,7 +24,7 @@ from autotune.errors import PreparationFailed
 from autotune.executors.local import FinishedTrial, LocalExecutor
 from autotune.executors.server_tasks import POLL_SECONDS
 from autotune.parity import ParityTrace
-from autotune.result import NOT_AFTER_THE_LAST_STEP, Measurement, TrialRecord
+from autotune.result import AFTER_STEP, NOT_AFTER_THE_LAST_STEP, Measurement, TrialRecord
 from autotune.rival import Rival
 from autotune.study.events import Comparing, Listener, Notice
 from autotune.study.foresight import Foresight
@@ -143,8 +143,8 @@ class Measuring:
             steps = self._definition.workload.steps
             self._listener(
                 Notice(
-                    message=f"perplexity is that of the {measurement.perplexity_source}: evaluate after the update of "
-                    f"step {steps}, the last, and give the loss to autotune.report(..., evaluation_loss=...)"
+                    message=f"from here on perplexity is that of the {measurement.perplexity_source}: evaluate after "
+                    f"the update of step {steps} and give the loss to autotune.report(..., evaluation_loss=...)"
                 )
             )
 
@@ -295,7 +295,7 @@ def representative(
 
 def _is_of_its_whole_training(source: str, *, steps: int) -> bool:
     """Whether a perplexity says what the trial itself has learned in all its steps."""
-    return source.startswith(("measured", "training loss")) or source == f"evaluation loss of step {steps}"
+    return source.startswith(("measured", "training loss")) or source == f"{AFTER_STEP} {steps}"
 
 
 def rivals(

@@ -74,11 +74,12 @@ class ParityGate:
         return self._judge_random(config)
 
     def updates_alike(self, config: TrainingConfig, other: TrainingConfig) -> bool:
-        """Whether the plain trainings at the micro batches of two configurations make updates of the same size.
+        """Whether the plain trainings at the micro batches of two configurations make updates alike.
 
         A script may draw other text for another micro batch, so that neither losses nor gradients repeat. But one
         that accumulates its gradients as it should has gradients of about the same norm at every micro batch; one
-        that forgets to divide its loss has them larger by the number of micro batches.
+        that forgets to divide its loss has them larger by the number of micro batches, and one that does not
+        accumulate reports fewer tokens.
         """
         plain = [plain_form(each, micro_batch_size=each.micro_batch_size) for each in (config, other)]
         pair = (plain[0].fingerprint, plain[1].fingerprint)
@@ -87,6 +88,7 @@ class ParityGate:
             self._alike[pair] = (
                 isinstance(one, ParityTrace)
                 and isinstance(another, ParityTrace)
+                and one.tokens == another.tokens
                 and _are_of_one_size(one.gradient_norms, another.gradient_norms)
             )
         return self._alike[pair]

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from autotune.config import OptimizerFusion
 from autotune.errors import IllegalConfiguration
-from autotune.techniques.step_in_backward import step_in_backward
+from autotune.techniques.step_in_backward import SteppedInBackward, step_in_backward
 
 _FLAGS = {"foreach": "foreach", "kernel": "fused"}
 
@@ -40,18 +40,33 @@ def with_fusion(optimizer: Optimizer, fusion: OptimizerFusion) -> Optimizer:
 
 
 def _check_steps_in_backward(optimizer: Optimizer) -> None:
-    """Takes one such step with a small parameter. Raises IllegalConfiguration."""
-    group = optimizer.param_groups[0]
-    small = nn.Parameter(torch.ones_like(group["params"][0].flatten()[:1]))
+    """Takes two such steps with a small parameter. Raises IllegalConfiguration."""
+    group = next(group for group in optimizer.param_groups if group["params"])
+    like = group["params"][0].detach()
+    small = nn.Parameter(like.new_ones([min(2, size) for size in like.shape]))
     stepped = step_in_backward(_made_again(optimizer, [{**group, "params": [small]}], None))
-    small.grad = torch.ones_like(small)
+    assert isinstance(stepped, SteppedInBackward)
+    name = type(optimizer).__name__
     try:
-        stepped.step()
+        kept = []
+        for _ in range(2):
+            small.grad = torch.ones_like(small)
+            stepped.step()
+            kept.append(dict(vars(stepped._single)))
     except (RuntimeError, TypeError, ValueError) as error:
         raise IllegalConfiguration(
-            f"{type(optimizer).__name__} cannot step in the backward pass: {str(error).splitlines()[0]}",
+            f"{name} cannot step in the backward pass: {str(error).splitlines()[0]}",
             hint="use another optimizer_fusion",
         ) from error
+    # What it says of itself once is well; what it counts at each step it would count for each parameter.
+    ours = ("state", "param_groups")
+    counted = [each for each, value in kept[1].items() if each not in ours and value is not kept[0].get(each)]
+    if counted:
+        raise IllegalConfiguration(
+            f"{name} cannot step in the backward pass: it changes {', '.join(counted)} at each step, for all "
+            "parameters together",
+            hint="use another optimizer_fusion",
+        )
 
 
 def _settings_of(optimizer: Optimizer) -> set[str]:

@@ -4,6 +4,7 @@ The script keeps its own loop: it calls the model, computes the loss, calls back
 loss cannot be scaled (fp16-mixed) nor made in chunks, and the optimizer is the script's own, made for its own layers.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -103,14 +104,16 @@ def _cast_around_forward(model: nn.Module, name: Precision) -> None:
     if name in ("fp32", "tf32"):
         return
     device = next(model.parameters()).device
-    inner = model.forward
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        with precision.autocast(name, device=device):
-            output = inner(*args, **kwargs)
-        return tree_map(_widened, output)
+    def around(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with precision.autocast(name, device=device):
+                output = inner(*args, **kwargs)
+            return tree_map(_widened, output)
 
-    model.forward = forward
+        return forward
+
+    _wrap_forward(model, around)
 
 
 def _offload_around_forward(model: nn.Module, place: ActivationOffload) -> None:
@@ -125,32 +128,24 @@ def _offload_around_forward(model: nn.Module, place: ActivationOffload) -> None:
 
         return call
 
-    _wrap_calls(model, around)
-
-
-def note_evaluations(model: nn.Module, note: Callable[[], None]) -> None:
-    """Calls `note` whenever the model begins to run without gradients, as in an evaluation."""
-    # Where the script compiles the model itself, no graph depends on what `note` changes.
-    noted = torch.compiler.disable(note)
-
-    def around(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
-                noted()
-            return inner(*args, **kwargs)
-
-        return call
-
-    _wrap_calls(model, around)
-
-
-def _wrap_calls(model: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Puts what `around` makes of the model's call in its place, outside what is compiled of it."""
-    compiled = model._compiled_call_impl
-    if compiled is None:
-        model.forward = around(model.forward)
+    if model._compiled_call_impl is None:
+        _wrap_forward(model, around)
     else:
-        model._compiled_call_impl = around(compiled)
+        model._compiled_call_impl = around(model._compiled_call_impl)
+
+
+def _wrap_forward(model: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts what `around` makes of the model's forward in its place.
+
+    In a class of the same name: a copy of the model, such as an average of its weights, then computes with its own
+    weights, and the signature of forward stays what others read it for.
+    """
+    if "forward" in vars(model):  # somebody has given this very object a forward of its own
+        model.forward = functools.wraps(model.forward)(around(model.forward))
+        return
+    kind = type(model)
+    forward = functools.wraps(kind.forward)(around(kind.forward))
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 def _widened(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """An exported Trainer that steps in the backward pass goes on from a checkpoint as if it had not stopped."""
 
+import pytest
 import torch
 from readers.hugging_face import imported, tiny_llama
 from recipes import recipe
@@ -31,3 +32,12 @@ def test_a_resumed_training_ends_with_the_weights_of_a_plain_one(tmp_path):
     assert torch.equal(trained(tmp_path / "backward", fusion="backward"), plain)
     assert torch.equal(trained(tmp_path / "backward", fusion="backward", resume=True), plain)
     assert torch.equal(trained(tmp_path / "plain", fusion="backward", resume=True), plain)
+
+
+def test_clipping_that_would_find_no_gradients_is_refused(tmp_path):
+    config = TrainingConfig(micro_batch_size=8, optimizer_fusion="backward")
+    export = transformers.TARGET.write(recipe(config), "5.23")
+    with imported(export.files["autotune_trainer.py"]) as module:
+        args = module.training_arguments(str(tmp_path), use_cpu=True, report_to="none", max_grad_norm=1.0)
+        with pytest.raises(AssertionError, match="no clipping"):
+            module.AutotuneTrainer(model=tiny_llama(), args=args).create_optimizer()

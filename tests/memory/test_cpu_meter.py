@@ -149,6 +149,40 @@ def test_a_tensor_in_memory_that_torch_cannot_allocate_counts(tmp_path):
     assert peak_of(lambda: floats(1), resident=[mapped]) == 5 * MIB
 
 
+class Pair(torch.Tensor):
+    """A tensor that is made of two others, as quantized ones are of codes and scales."""
+
+    @staticmethod
+    def __new__(cls, codes, scales):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=codes.dtype)
+
+    def __init__(self, codes, scales):
+        self.codes, self.scales = codes, scales
+
+    def __tensor_flatten__(self):
+        return ["codes", "scales"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
+@pytest.mark.parametrize(
+    ("make", "mebibytes"),
+    [
+        (lambda: floats(4).share_memory_(), 4),
+        (lambda: torch.sparse_coo_tensor(torch.zeros(1, MIB // 8, dtype=torch.int64), floats(0.5), (1,)), 1.5),
+        (lambda: Pair(floats(2), floats(1)), 3),
+        (lambda: floats(0), 0),
+        (lambda: torch.ones(4).to_mkldnn(), 0),
+    ],
+    ids=["shared", "sparse", "of two tensors", "empty", "of oneDNN"],
+)
+def test_a_tensor_of_another_kind_counts_with_the_memory_that_torch_shows(make, mebibytes):
+    kept = make()
+    assert peak_of(lambda: floats(1), resident=[kept]) == (1 + mebibytes) * MIB
+
+
 class Remembers(nn.Module):
     """Keeps the hidden states of its last call: as a buffer, as an attribute, or in a list."""
 

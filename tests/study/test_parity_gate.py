@@ -131,10 +131,16 @@ def test_two_micro_batches_train_alike_where_their_gradients_are_of_one_size(fac
     """A loss that is not divided by the number of micro batches makes them larger by that factor."""
     config, other = (TrainingConfig(micro_batch_size=size) for size in (4, 2))
     norms = {"block 0": 3.0, "rest": 4.0}
-    scaled = {block: factor * norm for block, norm in norms.items()}
+    scaled = {"block 0": 0.0, "rest": 5.0 * factor}  # of all blocks together
     traces = Traces(replace(SAME, gradient_norms=norms)).answer(other, replace(SAME, gradient_norms=scaled))
     judged = gate(traces)
     assert [judged.updates_alike(config, other), judged.updates_alike(other, config)] == [alike, alike]
+
+
+def test_two_micro_batches_of_different_numbers_of_tokens_do_not_train_alike(gate):
+    config, other = (TrainingConfig(micro_batch_size=size) for size in (4, 2))
+    traces = Traces(replace(SAME, tokens=128)).answer(other, replace(SAME, tokens=64))
+    assert not gate(traces).updates_alike(config, other)
 
 
 def test_a_micro_batch_whose_plain_training_fails_is_alike_to_none(gate):

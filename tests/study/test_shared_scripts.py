@@ -5,8 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+from building import record
 
 import autotune
+from autotune.study.measuring import representative
 
 SCRIPT = """
 import torch, autotune
@@ -19,14 +21,13 @@ model, optimizer = autotune.apply(model, torch.optim.AdamW(model.parameters(), l
 micro_batch = autotune.current_config(global_batch=4).micro_batch_size
 tokens = torch.arange(4 * 17).view(4, 17) % 64
 for step in range(1, 100):
-    for part in tokens.split(micro_batch):
+    for part in tokens.split(micro_batch)[:PARTS]:
         loss = F.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten()) / DIVISOR
         loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    with torch.no_grad():
-        evaluated = 3.0 + 0.1 * micro_batch + 0 * model(tokens).sum().item()  # a small batch seems to do better
-    autotune.report(tokens=64, loss=loss.item(), evaluation_loss=evaluated if step % 12 == 0 else None)
+    evaluated = 3.0 + 0.1 * micro_batch  # a small batch seems to do better
+    autotune.report(tokens=TOKENS, loss=loss.item(), evaluation_loss=evaluated if step % 12 == 0 else None)
 """
 SPACE = """
 [techniques]
@@ -36,16 +37,17 @@ micro_batch_size = [4, 2, 1]
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
-    """searched(divisor) is the result of a search over the micro batches of a script that divides its losses so."""
+    """searched(name) is the result of a search over the micro batches of a script that accumulates, as its trials."""
     before = os.getcwd()
     os.chdir(tmp_path_factory.mktemp("scripts"))
 
-    def search(divisor):
-        Path("train.py").write_text(SCRIPT.replace("DIVISOR", divisor))
+    def search(name, *, divisor="(4 / len(part))", parts="4", tokens="64"):
+        text = SCRIPT.replace("DIVISOR", divisor).replace("PARTS", parts).replace("TOKENS", tokens)
+        Path("train.py").write_text(text)
         Path("space.toml").write_text(SPACE)
         settings = {"space": "space.toml", "max_mem": "1GiB", "trials": 3}
         workload = {"script": "train.py", "global_batch": 4, "steps": 12}
-        result = autotune.search(name=f"divided-{len(divisor)}", **settings, **workload)
+        result = autotune.search(name=name, **settings, **workload)
         return {trial.config.micro_batch_size: trial for trial in result.trials}
 
     yield search
@@ -53,12 +55,25 @@ def searched(tmp_path_factory):
 
 
 def test_micro_batches_of_one_training_share_the_perplexity_of_one_evaluation(searched):
-    trials = searched("(4 / len(part))")
+    trials = searched("accumulates")
     assert {trial.perplexity for trial in trials.values()} == {math.exp(3.4)}
-    assert trials[4].perplexity_source == "evaluation loss of step 12"
+    assert trials[4].perplexity_source == "evaluation loss after step 12"
     assert trials[1].perplexity_source == trials[2].perplexity_source == "shared with trial 0"
 
 
 def test_a_script_that_does_not_divide_its_loss_shares_with_no_other_micro_batch(searched):
-    trials = searched("1")
-    assert [trials[size].perplexity_source for size in (4, 2, 1)] == ["evaluation loss of step 12"] * 3
+    trials = searched("does-not-divide", divisor="1")
+    assert [trials[size].perplexity_source for size in (4, 2, 1)] == ["evaluation loss after step 12"] * 3
+
+
+def test_a_script_that_does_not_accumulate_shares_with_no_other_micro_batch(searched):
+    """It trains on fewer tokens a step, whatever the size of its gradients."""
+    trials = searched("does-not-accumulate", divisor="1", parts="1", tokens="16 * micro_batch")
+    assert [trials[size].perplexity_source for size in (4, 2, 1)] == ["evaluation loss after step 12"] * 3
+
+
+def test_an_evaluation_of_a_time_when_its_order_was_not_checked_stands_for_no_other_trial():
+    before = record(0, parity="same", perplexity_source="evaluation loss of step 12")
+    checked = record(1, parity="same", perplexity_source="evaluation loss after step 12")
+    assert representative(before.config, [before], steps=12) is None
+    assert representative(before.config, [before, checked], steps=12) == checked

@@ -156,6 +156,37 @@ def test_an_optimizer_that_counts_its_steps_for_all_parameters_is_refused():
         with_fusion(CountsInItsGroups(small_model().parameters(), lr=0.1), "backward")
 
 
+class CountsInItself(torch.optim.SGD):
+    updates = 0
+
+    def step(self, closure=None):
+        self.updates += 1
+        return super().step(closure)
+
+
+def test_an_optimizer_that_counts_its_steps_in_itself_is_refused():
+    with pytest.raises(IllegalConfiguration, match=r"CountsInItself .* changes updates at each step"):
+        with_fusion(CountsInItself(small_model().parameters(), lr=0.1), "backward")
+
+
+def test_an_optimizer_for_matrices_only_is_tried_with_a_matrix():
+    weight = nn.Parameter(torch.ones(4, 4))
+    assert with_fusion(torch.optim.Muon([weight], lr=0.1), "backward").param_groups[0]["params"] == [weight]
+
+
+def test_a_group_without_parameters_is_no_obstacle():
+    groups = [{"params": []}, {"params": small_model().parameters()}]
+    assert len(with_fusion(torch.optim.AdamW(groups, lr=0.1), "backward").param_groups) == 2
+
+
+@pytest.mark.parametrize("fusion", ["none", "foreach", "kernel", "backward"])
+def test_every_group_gets_the_flags_of_the_fusion(fusion):
+    groups = [{"params": part.parameters(), "foreach": True} for part in small_model()[::2]]
+    made = with_fusion(torch.optim.AdamW(groups, lr=0.1), fusion)
+    flags = [(group["foreach"], group["fused"]) for group in made.param_groups]
+    assert flags == [(fusion == "foreach", fusion == "kernel")] * 2
+
+
 def test_an_optimizer_that_calls_the_loss_itself_is_refused():
     with pytest.raises(IllegalConfiguration, match="LBFGS"):
         with_fusion(torch.optim.LBFGS(small_model().parameters()), "backward")

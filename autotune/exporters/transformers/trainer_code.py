@@ -276,6 +276,7 @@ _MAKE = """self.optimizer = make_optimizer(
         )"""
 _MAKE_IN_BACKWARD = f"""\
 assert self.args.world_size * self.args.gradient_accumulation_steps == 1, "one device, no accumulation"
+        assert not self.args.max_grad_norm, "no clipping: each gradient is used before the norm of all is known"
         {_MAKE}
         step_in_backward(self.optimizer)"""
 
