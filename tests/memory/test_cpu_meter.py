@@ -132,6 +132,18 @@ def test_after_a_replacement_only_the_new_tensor_counts():
     assert meter.reading().peak_memory_bytes == 17 * MIB
 
 
+def test_what_an_earlier_measurement_has_left_does_not_count_when_it_is_gone():
+    meter, left = CpuMeter(), []
+    with meter.measuring(list):
+        left.append(floats(4))
+
+    def block():
+        left.clear()
+        floats(6)
+
+    assert peak_of(block) == 6 * MIB
+
+
 def test_measuring_changes_no_number_and_no_view():
     whole = torch.arange(1000.0)
     part = whole[10:20]
