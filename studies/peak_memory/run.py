@@ -42,7 +42,8 @@ class Run:
 
     def all(self) -> bool:
         """Whether everything is done; else the same command goes on."""
-        done = self._search(ROWS, "--space", "peak_memory")
+        # Each row is trained to its end, as it was for the table.
+        done = self._search(ROWS, "--space", "peak_memory", "--full-trainings")
         for name, cap in self._searches.items():
             options = ("--trials", str(self._trials), *(("--max-mem", cap) if cap else ()))
             done = done and self._search(name, "--space", "peak_memory_search", *options)
