@@ -209,6 +209,7 @@ def test_an_evaluation_that_does_not_follow_the_last_step_decides_nothing(where,
     assert found["perplexity_source"] == says
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["autotune", "the script"])
 def test_an_evaluation_is_seen_of_a_compiled_model_too(by, script, trial_of):
     file = with_evaluation(script(), before=EVALUATE)
