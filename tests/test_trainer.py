@@ -217,12 +217,13 @@ def test_evaluation_never_sets_the_peak_of_a_compiled_training(precision, worklo
 
 
 @pytest.mark.gpu
-def test_the_allocation_history_adds_up_to_the_measured_peak(workload, prepared, tmp_path):
+@pytest.mark.parametrize("choices", [{"checkpointing": "block"}, {"loss": "chunked"}], ids=str)
+def test_the_allocation_history_adds_up_to_the_measured_peak(choices, workload, prepared, tmp_path):
     from autotune.trial.tasks import devices
 
     request = TrainingRequest(
         workload=workload,
-        config=TrainingConfig(micro_batch_size=workload.global_batch, checkpointing="block"),
+        config=TrainingConfig(micro_batch_size=workload.global_batch, **choices),
         folder=prepared,
         device="cuda:0",
         device_uuid=devices()[0]["uuid"],

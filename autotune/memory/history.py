@@ -47,7 +47,9 @@ class StepHistory:
         self.phases.clear()
         handle = register_optimizer_step_pre_hook(self._note_gradients)
         torch.cuda.synchronize(device)
-        torch.cuda.memory._record_memory_history(max_entries=MOST_ENTRIES, stacks="python")
+        # Frames of allocations only. A block is also freed while an exception unwinds the stack, as when a checkpoint
+        # stops early, and collecting Python frames there loses that exception: the training would crash.
+        torch.cuda.memory._record_memory_history(max_entries=MOST_ENTRIES, stacks="python", context="alloc")
         try:
             yield
             torch.cuda.synchronize(device)

@@ -1,7 +1,14 @@
 """torch's allocation history on CUDA, read from entries in its form written by hand."""
 
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
 from autotune.memory.attribution import bytes_by_category, find_peak
-from autotune.memory.history import read_trace
+from autotune.memory.cpu import CpuMeter
+from autotune.memory.history import StepHistory, read_trace
 
 PHASES = [("forward", 10, 20), ("backward", 21, 30), ("step", 31, 40)]
 
@@ -68,3 +75,24 @@ def test_a_block_is_named_by_its_innermost_frame():
     frames = [{"name": "forward", "filename": "/somewhere/model.py", "line": 7}, {"name": "step"}]
     recording = recording_of(entry("alloc", 1, 1, 12, frames=frames))
     assert recording.events[0][1].operator == "forward (model.py:7)"
+
+
+@pytest.mark.gpu
+def test_a_checkpoint_that_stops_early_is_recorded_and_not_disturbed(tmp_path):
+    """The exception by which it stops passes through code that frees blocks."""
+    device = torch.device("cuda:0")
+    head = nn.Linear(64, 256, bias=False, device=device, dtype=torch.bfloat16)
+    hidden = torch.randn(8, 256, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.zeros(8 * 256, device=device, dtype=torch.int64)
+
+    def loss_of(hidden):
+        return F.cross_entropy(head(hidden).flatten(0, 1).float(), labels, reduction="sum")
+
+    history = StepHistory(marker=CpuMeter())
+    with history.recorded(device, snapshot_file=tmp_path / "snapshot.pickle"):
+        for _ in range(20):
+            checkpoint(loss_of, hidden, use_reentrant=False, preserve_rng_state=False).backward()
+    actions = [entry["action"] for entry in history.trace]
+    assert actions.count("alloc") > 20
+    assert actions.count("free_requested") > 20
+    assert "loss_of" in {frame["name"] for entry in history.trace for frame in entry.get("frames", ())}
