@@ -171,6 +171,12 @@ class Circumstances:
 
     global_batch: int
     clips_gradients: bool = False
+    sequence_length: int | None = None
+    """None where it is not known, as in a user's script."""
+
+
+FP8_MULTIPLE = 16
+"""What a product in fp8 wants the sides of its matrices to be multiples of."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,10 @@ class Rule:
     fields: tuple[str, ...]
     broken: Callable[[Mapping[str, Any], Circumstances], bool]
     why: str
+
+    def sentence(self, chosen: Mapping[str, Any], at: Circumstances) -> str:
+        """Returns `why` with the values of `chosen` and of the circumstances in it."""
+        return self.why.format_map({**vars(at), **chosen})
 
 
 RULES = (
@@ -253,22 +263,33 @@ RULES = (
         "attention {attention} is a kernel for 16-bit numbers, precision {precision} has 32: "
         "use attention auto or efficient, or precision bf16-mixed",
     ),
+    Rule(
+        ("precision", "micro_batch_size"),
+        # The gradient of a weight is a product along the tokens of a micro batch; every micro batch is a full one.
+        lambda c, at: (
+            c["precision"] == "fp8"
+            and at.sequence_length is not None
+            and c["micro_batch_size"] * at.sequence_length % FP8_MULTIPLE != 0
+        ),
+        "precision fp8 needs micro batches whose number of tokens is a multiple of 16, and micro_batch_size "
+        "{micro_batch_size} has sequences of {sequence_length} tokens: use a sequence length that is a multiple of 16, "
+        "another micro_batch_size, or precision bf16-mixed",
+    ),
 )
 
 
-def broken_rules(chosen: Mapping[str, Any], *, global_batch: int, clips_gradients: bool = False) -> list[str]:
+def broken_rules(chosen: Mapping[str, Any], at: Circumstances) -> list[str]:
     """Why `chosen` (a configuration or the beginning of one) is illegal: one sentence a broken rule."""
-    at = Circumstances(global_batch=global_batch, clips_gradients=clips_gradients)
     return [
-        rule.why.format(global_batch=global_batch, **chosen)
+        rule.sentence(chosen, at)
         for rule in RULES
         if all(field in chosen for field in rule.fields) and rule.broken(chosen, at)
     ]
 
 
-def check_legal(config: TrainingConfig, *, global_batch: int, clips_gradients: bool = False) -> None:
-    """Raises IllegalConfiguration with the first reason why `config` cannot be trained at `global_batch`."""
-    if reasons := broken_rules(config.to_dict(), global_batch=global_batch, clips_gradients=clips_gradients):
+def check_legal(config: TrainingConfig, at: Circumstances) -> None:
+    """Raises IllegalConfiguration with the first reason why `config` cannot be trained in these circumstances."""
+    if reasons := broken_rules(config.to_dict(), at):
         message, _, hint = reasons[0].partition(": ")
         raise IllegalConfiguration(message, hint=hint)
 

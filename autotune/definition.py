@@ -34,12 +34,7 @@ class StudyDefinition:
     sampler: Sampler
 
     def legal_space(self) -> LegalSpace:
-        return bind_space(
-            self.space,
-            global_batch=self.workload.global_batch,
-            clips_gradients=self.workload.clips_gradients,
-            unavailable=self.unavailable,
-        )
+        return bind_space(self.space, self.workload.circumstances, unavailable=self.unavailable)
 
     def baseline_config(self) -> TrainingConfig:
         """The study's denominator, with the first optimizer its space trains with."""

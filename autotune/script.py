@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
-from autotune.config import TrainingConfig, check_legal
+from autotune.config import Circumstances, TrainingConfig, check_legal
 from autotune.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _applied_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.
 
 def _check_applicable(config: TrainingConfig) -> None:
     """Raises IllegalConfiguration; warns of what a process has settled before it has a model."""
-    check_legal(config, global_batch=config.micro_batch_size)
+    check_legal(config, Circumstances(global_batch=config.micro_batch_size))
     said = f"{os.environ.get('PYTORCH_ALLOC_CONF')} {os.environ.get('PYTORCH_CUDA_ALLOC_CONF')}"
     if config.allocator == "expandable" and "expandable_segments:True" not in said:
         warnings.warn(

@@ -116,8 +116,7 @@ class LegalSpace:
 
     values: Mapping[str, tuple[Any, ...]]
     conditions: tuple[Condition, ...]
-    global_batch: int
-    clips_gradients: bool = False
+    at: Circumstances
     named: Mapping[str, TrainingConfig]
     """The file's named configurations that work here, in its order."""
     left_out: tuple[str, ...]
@@ -143,8 +142,7 @@ class LegalSpace:
         return bool(self.values) and all(chosen[f] in self.values[f] for f in FIELD_ORDER) and self._allows(chosen)
 
     def _allows(self, chosen: Mapping[str, Any]) -> bool:
-        broken = broken_rules(chosen, global_batch=self.global_batch, clips_gradients=self.clips_gradients)
-        return not broken and all(condition.allows(chosen) for condition in self.conditions)
+        return not broken_rules(chosen, self.at) and all(condition.allows(chosen) for condition in self.conditions)
 
     @cached_property
     def _can_be_completed(self) -> Callable[[tuple[Any, ...]], bool]:
@@ -170,14 +168,10 @@ class LegalSpace:
         rules, conditions = self._decided_with[field]
         for value in self.values[field]:
             longer = {**chosen, field: value}
-            if not any(rule.broken(longer, self._circumstances) for rule in rules) and all(
+            if not any(rule.broken(longer, self.at) for rule in rules) and all(
                 condition.allows(longer) for condition in conditions
             ):
                 yield from self._completions_of_legal(longer)
-
-    @cached_property
-    def _circumstances(self) -> Circumstances:
-        return Circumstances(global_batch=self.global_batch, clips_gradients=self.clips_gradients)
 
     @cached_property
     def _decided_with(self) -> dict[str, tuple[list[Rule], list[Condition]]]:
@@ -201,34 +195,15 @@ def _frozen(values: Any) -> tuple[Any, ...] | str:
 # -- binding to a workload and a device --------------------------------------------------------------------------
 
 
-def bind_space(
-    space: SearchSpace,
-    *,
-    global_batch: int,
-    clips_gradients: bool = False,
-    unavailable: Mapping[str, Mapping[str, str]],
-) -> LegalSpace:
-    """What of `space` can be trained at `global_batch` on a device where `unavailable` does not work.
+def bind_space(space: SearchSpace, at: Circumstances, *, unavailable: Mapping[str, Mapping[str, str]]) -> LegalSpace:
+    """What of `space` can be trained in these circumstances on a device where `unavailable` does not work.
 
     Raises InvalidSpace when nothing is left.
     """
     left_out: list[str] = []
-    values = _values_that_work(space, global_batch=global_batch, unavailable=unavailable, left_out=left_out)
-    named = _named_that_work(
-        space,
-        global_batch=global_batch,
-        clips_gradients=clips_gradients,
-        unavailable=unavailable,
-        left_out=left_out,
-    )
-    legal = LegalSpace(
-        values=values,
-        conditions=space.conditions,
-        global_batch=global_batch,
-        clips_gradients=clips_gradients,
-        named=named,
-        left_out=tuple(left_out),
-    )
+    values = _values_that_work(space, at.global_batch, unavailable=unavailable, left_out=left_out)
+    named = _named_that_work(space, at, unavailable=unavailable, left_out=left_out)
+    legal = LegalSpace(values=values, conditions=space.conditions, at=at, named=named, left_out=tuple(left_out))
     if not named and next(legal.configurations(), None) is None:
         raise InvalidSpace(
             f"no configuration of search space {space.name!r} is legal here: "
@@ -239,7 +214,7 @@ def bind_space(
 
 
 def _values_that_work(
-    space: SearchSpace, *, global_batch: int, unavailable: Mapping[str, Mapping[str, str]], left_out: list[str]
+    space: SearchSpace, global_batch: int, *, unavailable: Mapping[str, Mapping[str, str]], left_out: list[str]
 ) -> dict[str, tuple[Any, ...]]:
     if not space.techniques:
         return {}
@@ -262,22 +237,18 @@ def _values_that_work(
 
 
 def _named_that_work(
-    space: SearchSpace,
-    *,
-    global_batch: int,
-    clips_gradients: bool,
-    unavailable: Mapping[str, Mapping[str, str]],
-    left_out: list[str],
+    space: SearchSpace, at: Circumstances, *, unavailable: Mapping[str, Mapping[str, str]], left_out: list[str]
 ) -> dict[str, TrainingConfig]:
     named = {}
+    plain = {field: _default(field, at.global_batch) for field in FIELD_ORDER}
     for given in space.configurations:
-        chosen = {field: _default(field, global_batch) for field in FIELD_ORDER} | dict(space.defaults) | dict(given)
+        chosen = plain | dict(space.defaults) | dict(given)
         name = chosen.pop("name")
         reasons = [
             f"{field} {value}: {unavailable[field][str(value)]}"
             for field, value in chosen.items()
             if str(value) in unavailable.get(field, {})
-        ] or broken_rules(chosen, global_batch=global_batch, clips_gradients=clips_gradients)
+        ] or broken_rules(chosen, at)
         if reasons:
             left_out.append(f"configuration {name!r}: {reasons[0]}")
         else:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.config import Circumstances
 from autotune.errors import InvalidInput
 from autotune.model_choice import HOW_TO_NAME, MODEL_NAMES, no_model, with_model_config
 from autotune.model_file import FILE_NAME, largest_sequence_length, model_name, sizes_of
@@ -207,8 +208,13 @@ class Workload:
         return f"{self.model} of {self.layers} layers, width {self.width}" + (", pretrained" if self.pretrained else "")
 
     @property
-    def clips_gradients(self) -> bool:
-        return self.gradient_clipping is not None
+    def circumstances(self) -> Circumstances:
+        """What decides which configurations can train it."""
+        return Circumstances(
+            global_batch=self.global_batch,
+            clips_gradients=self.gradient_clipping is not None,
+            sequence_length=self.sequence_length if self.script is None else None,
+        )
 
     def learning_rate_of(self, optimizer: str) -> float:
         """AdamW in 8 bits has AdamW's rate unless one of its own is said; older studies know fewer optimizers."""

@@ -1,6 +1,6 @@
 """Plain values for tests: records of trials, legal spaces and study results. Nothing here starts a process."""
 
-from autotune.config import TrainingConfig
+from autotune.config import Circumstances, TrainingConfig
 from autotune.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.search_space import LegalSpace, bind_space
 from autotune.space_file import load_space
@@ -41,7 +41,7 @@ def out_of_memory(number, **fields):
 
 def bound(name, *, global_batch=8, unavailable=None) -> LegalSpace:
     """The shipped or written space `name`, on a device that can do everything not in `unavailable`."""
-    return bind_space(load_space(str(name)), global_batch=global_batch, unavailable=unavailable or {})
+    return bind_space(load_space(str(name)), Circumstances(global_batch=global_batch), unavailable=unavailable or {})
 
 
 def study_result(trials=(), *, study="study", front=(), pick=None, baseline=None, cap_bytes=256 * MIB, device="cpu"):

@@ -18,6 +18,7 @@ from autotune.config import (
 from autotune.errors import IllegalConfiguration, InvalidInput
 
 GLOBAL_BATCH = 8
+PLAIN = Circumstances(global_batch=GLOBAL_BATCH)
 
 # For each rule, in their order, a configuration that breaks this one and no other.
 BREAKING = (
@@ -33,6 +34,7 @@ BREAKING = (
     {"precision": "bf16-stochastic", "optimizer_fusion": "foreach"},
     {"precision": "bf16-stochastic", "optimizer": "adamw-8bit"},
     {"precision": "tf32", "attention": "flash"},
+    {"precision": "fp8", "micro_batch_size": 4, "sequence_length": 6},
 )
 EVERY_RULE = pytest.mark.parametrize(
     ("rule", "example"),
@@ -41,17 +43,18 @@ EVERY_RULE = pytest.mark.parametrize(
 
 
 def breaking_config(example):
-    choices = {name: value for name, value in example.items() if name != "clips_gradients"}
+    choices = {name: value for name, value in example.items() if name in FIELD_ORDER}
     return TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})
 
 
 def circumstances(example):
-    return {"global_batch": GLOBAL_BATCH, "clips_gradients": example.get("clips_gradients", False)}
+    at = {name: value for name, value in example.items() if name not in FIELD_ORDER}
+    return Circumstances(**{"global_batch": GLOBAL_BATCH, **at})
 
 
-def reason_of(config, **at):
+def reason_of(config, at=PLAIN):
     with pytest.raises(IllegalConfiguration) as refused:
-        check_legal(config, **{"global_batch": GLOBAL_BATCH, **at})
+        check_legal(config, at)
     return refused.value
 
 
@@ -205,13 +208,13 @@ def test_compiled_and_eager_are_two_classes_only_in_16_bit(precision, classes):
 @EVERY_RULE
 def test_a_rule_is_broken_by_its_example_and_no_other_rule_is(rule, example):
     config = breaking_config(example)
-    at = Circumstances(**circumstances(example))
+    at = circumstances(example)
     assert [other for other in RULES if other.broken(config.to_dict(), at)] == [rule]
 
 
 @EVERY_RULE
 def test_a_rule_names_the_values_that_do_not_go_together(rule, example):
-    reason = reason_of(breaking_config(example), **circumstances(example))
+    reason = reason_of(breaking_config(example), circumstances(example))
     named = [str(example[field]) for field in rule.fields if field in example and example[field] != GLOBAL_BATCH]
     assert named
     assert all(value in reason.message.lower() for value in named)
@@ -219,27 +222,27 @@ def test_a_rule_names_the_values_that_do_not_go_together(rule, example):
 
 @EVERY_RULE
 def test_a_rule_says_what_to_change(rule, example):
-    reason = reason_of(breaking_config(example), **circumstances(example))
+    reason = reason_of(breaking_config(example), circumstances(example))
     assert re.match("(use|set) ", reason.hint)
 
 
 @EVERY_RULE
 def test_a_sentence_has_no_blank_left_to_fill(rule, example):
     config = breaking_config(example)
-    assert not any("{" in sentence for sentence in broken_rules(config.to_dict(), **circumstances(example)))
+    assert not any("{" in sentence for sentence in broken_rules(config.to_dict(), circumstances(example)))
 
 
 @EVERY_RULE
 def test_a_rule_waits_until_all_its_fields_are_chosen(rule, example):
     chosen = breaking_config(example).to_dict()
     del chosen[rule.fields[-1]]
-    assert broken_rules(chosen, **circumstances(example)) == []
+    assert broken_rules(chosen, circumstances(example)) == []
 
 
 @EVERY_RULE
 def test_a_rule_reads_only_the_fields_it_names(rule, example):
     config = breaking_config(example)
-    at = Circumstances(**circumstances(example))
+    at = circumstances(example)
     assert rule.broken({field: getattr(config, field) for field in rule.fields}, at)
 
 
@@ -247,9 +250,16 @@ def test_the_micro_batch_refusal_names_the_global_batch():
     assert str(GLOBAL_BATCH) in reason_of(TrainingConfig(micro_batch_size=3)).message
 
 
+def test_the_fp8_refusal_says_how_many_tokens_there_are():
+    at = Circumstances(global_batch=GLOBAL_BATCH, sequence_length=30)
+    reason = reason_of(TrainingConfig(precision="fp8", micro_batch_size=4), at)
+    assert "4 has sequences of 30 tokens" in reason.message
+    assert "sequence length that is a multiple of 16" in reason.hint
+
+
 def test_every_broken_rule_has_its_sentence():
     chosen = TrainingConfig(memory_budget=0.5, checkpointing="block", micro_batch_size=3).to_dict()
-    assert len(broken_rules(chosen, global_batch=GLOBAL_BATCH)) == 3
+    assert len(broken_rules(chosen, PLAIN)) == 3
 
 
 @pytest.mark.parametrize(
@@ -266,14 +276,14 @@ def test_every_broken_rule_has_its_sentence():
     ],
 )
 def test_a_legal_configuration_is_let_through(legal):
-    check_legal(TrainingConfig(**legal), global_batch=GLOBAL_BATCH)
+    check_legal(TrainingConfig(**legal), PLAIN)
 
 
 @pytest.mark.parametrize(
     ("optimizer", "global_batch"), list(itertools.product(CHOICES["optimizer"], [1, GLOBAL_BATCH]))
 )
 def test_the_baseline_is_always_legal(optimizer, global_batch):
-    check_legal(baseline_of(optimizer=optimizer, global_batch=global_batch), global_batch=global_batch)
+    check_legal(baseline_of(optimizer=optimizer, global_batch=global_batch), Circumstances(global_batch=global_batch))
 
 
 def test_the_baseline_uses_no_technique():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from autotune.config import CHOICES, broken_rules
+from autotune.config import CHOICES, Circumstances, broken_rules
 from autotune.parity import PARITY_STEPS
 from autotune.parity_watch import ParityFailed, ParityWatch, UpdateWatch
 from autotune.techniques.step_in_backward import step_in_backward
@@ -35,7 +35,7 @@ def trace_of(trainer, *, reference=None):
 @pytest.mark.parametrize("fusion", CHOICES["optimizer_fusion"])
 @pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
 def test_however_it_updates_the_gradients_are_those_of_every_block(fusion, optimizer, make_trainer, workload):
-    if broken_rules({"optimizer": optimizer, "optimizer_fusion": fusion}, global_batch=1):
+    if broken_rules({"optimizer": optimizer, "optimizer_fusion": fusion}, Circumstances(global_batch=1)):
         pytest.skip("an illegal configuration")
     plain = trace_of(make_trainer()).gradient_norms
     norms = trace_of(make_trainer(optimizer=optimizer, optimizer_fusion=fusion)).gradient_norms

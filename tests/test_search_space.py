@@ -6,7 +6,7 @@ import random
 import pytest
 from building import bound
 
-from autotune.config import FIELD_ORDER, TrainingConfig, broken_rules
+from autotune.config import FIELD_ORDER, Circumstances, TrainingConfig, broken_rules
 from autotune.errors import InvalidSpace
 from autotune.search_space import SearchSpace, bind_space
 from autotune.space_content import named_spaces
@@ -403,7 +403,7 @@ def brute_force(legal):
     return {
         TrainingConfig(**choice)
         for choice in chosen
-        if not broken_rules(choice, global_batch=legal.global_batch)
+        if not broken_rules(choice, Circumstances(global_batch=legal.at.global_batch))
         and all(kept(condition, choice) for condition in legal.conditions)
     }
 
@@ -495,12 +495,24 @@ def test_an_illegal_named_configuration_is_left_out_with_the_reason(write):
     assert "'a': memory_budget 0.5 needs torch.compile" in legal.left_out[0]
 
 
+def test_fp8_is_sampled_only_with_micro_batches_whose_tokens_it_can_multiply(write):
+    space = load_space(str(write('[techniques]\nprecision = ["fp32", "fp8"]\nmicro_batch_size = "divisors"')))
+
+    def sizes_for_fp8(**at):
+        legal = bind_space(space, Circumstances(global_batch=4, **at), unavailable={})
+        return [config.micro_batch_size for config in legal.configurations() if config.precision == "fp8"]
+
+    assert sizes_for_fp8(sequence_length=8) == [4, 2]
+    assert sizes_for_fp8(sequence_length=7) == []
+    assert sizes_for_fp8() == [4, 2, 1]
+
+
 def test_a_space_of_which_nothing_works_is_refused_with_the_reason():
     space = load_space("quick")
     with pytest.raises(InvalidSpace, match="no tensor cores") as refused:
         bind_space(
             space,
-            global_batch=8,
+            Circumstances(global_batch=8),
             unavailable={"precision": dict.fromkeys(space.techniques["precision"], "no tensor cores")},
         )
     assert "quick" in refused.value.message

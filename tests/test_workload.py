@@ -253,3 +253,11 @@ def test_a_workload_stored_before_there_was_a_setting_still_loads(name):
     stored = make_workload("cpu").to_dict()
     del stored[name]
     assert Workload(**stored) == make_workload("cpu")
+
+
+def test_the_length_of_a_scripts_sequences_decides_nothing(tmp_path):
+    """It has sequences of its own, which are not known."""
+    assert make_workload("cpu", {"sequence_length": 24}).circumstances.sequence_length == 24
+    (tmp_path / "train.py").touch()
+    script = make_workload("cpu", {"model": "script", "script": str(tmp_path / "train.py")})
+    assert script.circumstances.sequence_length is None

@@ -158,16 +158,14 @@ def _asked(
         config = _row(space, name, workload=workload)
     else:
         config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
-    check_legal(config, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients)
+    check_legal(config, workload.circumstances)
     return workload, config
 
 
 def _row(space: Any, name: str | None, *, workload: "Workload") -> TrainingConfig:
     from autotune.search_space import bind_space
 
-    rows = bind_space(
-        space, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients, unavailable={}
-    ).named
+    rows = bind_space(space, workload.circumstances, unavailable={}).named
     if name is None or name not in rows:
         there = f"it names {', '.join(rows)}" if rows else "it names none"
         raise InvalidInput(f"search space {space.name!r} has no legal configuration {name!r}", hint=there)

@@ -158,8 +158,7 @@ def _predict_reference(forecaster: "Forecaster", space: "SearchSpace", *, as_jso
 def _legal(forecaster: "Forecaster", space: "SearchSpace") -> "LegalSpace":
     from autotune.search_space import bind_space
 
-    at = forecaster.workload
-    return bind_space(space, global_batch=at.global_batch, clips_gradients=at.clips_gradients, unavailable={})
+    return bind_space(space, forecaster.workload.circumstances, unavailable={})
 
 
 def _with_progress(forecaster: "Forecaster", configs: list[TrainingConfig], *, quiet: bool) -> "list[Forecast]":
@@ -185,7 +184,7 @@ def _asked(
     workload = workload_of(device_type, settings, space=space)
     if space is None:
         config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
-        check_legal(config, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients)
+        check_legal(config, workload.circumstances)
     return workload
 
 

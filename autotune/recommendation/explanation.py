@@ -102,7 +102,7 @@ def explain(
         peak=peak_sentences(
             explained.prediction,
             explained.config,
-            global_batch=explained.global_batch,
+            global_batch=explained.at.global_batch,
             measured_bytes=None if explained.record is None else explained.record.peak_memory_bytes,
         ),
         in_use=tuple(_in_use(explained, v, pairs) for v in predicted if v.is_removal),
@@ -247,7 +247,7 @@ def _reason(explained: Explained, variant: Variant) -> str:
         config=without_it[0],
         prediction=without_it[1],
         prediction_with_it=with_it[1],
-        global_batch=explained.global_batch,
+        global_batch=explained.at.global_batch,
     )
 
 

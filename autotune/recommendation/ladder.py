@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from autotune.config import FIELD_ORDER, TrainingConfig, broken_rules
+from autotune.config import FIELD_ORDER, Circumstances, TrainingConfig, broken_rules
 from autotune.result import TrialRecord
 
 PredictedPeak = Callable[[TrainingConfig], int | None]
@@ -76,7 +76,7 @@ def ladder(
     plain: TrainingConfig,
     pick: TrialRecord | None,
     predicted_peak: PredictedPeak,
-    clips_gradients: bool = False,
+    at: Circumstances,
 ) -> tuple[Rung, ...]:
     """A rung for every value that was tried and is not that of `plain`, the baseline's configuration."""
     known, measured = _Known(records, predicted_peak), _Measured(records)
@@ -89,8 +89,7 @@ def ladder(
     }
 
     def legal(config: TrainingConfig) -> bool:
-        at = plain.micro_batch_size
-        return not broken_rules(config.to_dict(), global_batch=at, clips_gradients=clips_gradients)
+        return not broken_rules(config.to_dict(), at)
 
     return tuple(
         Rung(

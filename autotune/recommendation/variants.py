@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.config import FIELD_ORDER, TrainingConfig
+from autotune.config import FIELD_ORDER, Circumstances, TrainingConfig
 from autotune.prediction import Prediction
 from autotune.result import TrialRecord
 
@@ -51,8 +51,8 @@ class Explained:
 
     config: TrainingConfig
     prediction: Prediction
-    global_batch: int
-    clips_gradients: bool = False
+    at: Circumstances
+    """What of the workload decides which configurations are legal."""
     record: TrialRecord | None = None
     records: Sequence[TrialRecord] = ()
     """All trials of the study."""

@@ -58,7 +58,7 @@ def compute(view: StudyView) -> LadderFigure:
         plain=baseline,
         pick=view.pick,
         predicted_peak=_peaks_of(view),
-        clips_gradients=view.definition.workload.clips_gradients,
+        at=view.definition.workload.circumstances,
     )
     if not rungs:
         raise nothing_to_show(view, "uses a technique beside the baseline's")

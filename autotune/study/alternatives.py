@@ -41,22 +41,20 @@ def wanted_variants(
     config: TrainingConfig,
     prediction: Prediction,
     *,
-    global_batch: int,
-    clips_gradients: bool = False,
+    at: Circumstances,
     unavailable: Unavailable,
 ) -> Wanted:
     """Each technique taken out where it is in use, and changed to each of a handful of its other values."""
-    at = Circumstances(global_batch=global_batch, clips_gradients=clips_gradients)
     variants: list[Variant] = []
     impossible: dict[str, str] = {}
     for technique in FIELD_ORDER:
         if technique == "allocator":  # decides what is reserved, not what is allocated
             continue
-        without = without_technique(config, technique, global_batch=global_batch)
+        without = without_technique(config, technique, at)
         if without is not None:
             plain = getattr(without, technique)
             variants.append(Variant(technique=technique, value=plain, config=without, is_removal=True))
-        values = _values(technique, config, prediction, global_batch=global_batch, unavailable=unavailable)
+        values = _values(technique, config, prediction, global_batch=at.global_batch, unavailable=unavailable)
         reasons = {v: _why_not(config, technique, v, at, unavailable) for v in values}
         possible = [value for value, reason in reasons.items() if not reason]
         taken = [variant.config for variant in variants]
@@ -78,23 +76,21 @@ def wanted_pairs(explained: Explained, variants: Sequence[Variant], *, unavailab
         if partner is None or variant.config.numerics_class != explained.config.numerics_class:
             continue
         pair = _pair(explained, variant, partner)
-        if not broken_rules(
-            pair.together.to_dict(), global_batch=explained.global_batch, clips_gradients=explained.clips_gradients
-        ):
+        if not broken_rules(pair.together.to_dict(), explained.at):
             pairs.append(pair)
     return [*pairs, *_budget_beside_compilation(explained, variants, unavailable)]
 
 
-def without_technique(config: TrainingConfig, technique: str, *, global_batch: int) -> TrainingConfig | None:
+def without_technique(config: TrainingConfig, technique: str, at: Circumstances) -> TrainingConfig | None:
     """`config` as plain training has it in `technique`; None where it is so already, or where that is illegal."""
-    plain = TrainingConfig(micro_batch_size=global_batch)
+    plain = TrainingConfig(micro_batch_size=at.global_batch)
     if technique == "optimizer" or getattr(config, technique) == getattr(plain, technique):
         return None
     changes: dict[str, Any] = {technique: getattr(plain, technique)}
     if technique == "compile":
         changes["memory_budget"] = plain.memory_budget
     without = replace(config, **changes)
-    return None if broken_rules(without.to_dict(), global_batch=global_batch) else without
+    return None if broken_rules(without.to_dict(), at) else without
 
 
 def _values(
@@ -134,7 +130,7 @@ def _why_not(config: TrainingConfig, technique: str, value: Any, at: Circumstanc
     if reason := unavailable.get(technique, {}).get(str(value)):
         return f"{named(technique, value)} does not work on this device: {reason}"
     chosen = {**config.to_dict(), technique: value}
-    broken = broken_rules(chosen, global_batch=at.global_batch, clips_gradients=at.clips_gradients)
+    broken = broken_rules(chosen, at)
     return broken[0] if broken else ""
 
 

@@ -28,22 +28,19 @@ def explain_configuration(
 
     Raises PredictionImpossible and IllegalConfiguration.
     """
-    global_batch = forecaster.workload.global_batch
     predictions = _Predictions(forecaster, progress)
     prediction = predictions.of_the_explained(config)
     explained = Explained(
         config=config,
         prediction=prediction,
-        global_batch=global_batch,
-        clips_gradients=forecaster.workload.clips_gradients,
+        at=forecaster.workload.circumstances,
         record=record,
         records=records,
     )
     wanted = wanted_variants(
         config,
         prediction,
-        global_batch=global_batch,
-        clips_gradients=explained.clips_gradients,
+        at=explained.at,
         unavailable=unavailable or {},
     )
     predictions.make(variant.config for variant in wanted.variants)

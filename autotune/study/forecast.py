@@ -34,7 +34,7 @@ class Forecaster:
     def predict(self, config: TrainingConfig, *, with_timeline: bool = False) -> Prediction:
         """Raises PredictionImpossible and IllegalConfiguration."""
         workload = self.workload
-        check_legal(config, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients)
+        check_legal(config, workload.circumstances)
         future = self._submit(config, with_timeline=with_timeline)
         return self._result(future)
 

@@ -196,8 +196,7 @@ def _workload_somewhere(request: SearchRequest, space: SearchSpace) -> Workload:
 
     def made(device_type: str) -> Workload:
         workload = make_workload(device_type, space.workload, said)
-        clips = workload.clips_gradients
-        bind_space(space, global_batch=workload.global_batch, clips_gradients=clips, unavailable={})
+        bind_space(space, workload.circumstances, unavailable={})
         return workload
 
     return on_some_device(request.device, made)

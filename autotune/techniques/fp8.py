@@ -11,11 +11,8 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from autotune.config import Precision
+from autotune.config import FP8_MULTIPLE, Precision
 from autotune.models.parts import ModelParts
-
-MULTIPLE = 16
-"""What a product in fp8 wants the sides of its matrices to be multiples of."""
 
 
 def convert_blocks(parts: ModelParts, precision: Precision, *, emulate: bool = False) -> None:
@@ -38,7 +35,7 @@ def convert(module: nn.Module, *, emulate: bool = False) -> nn.Module:
 
 
 def can_be_fp8(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) and not (layer.in_features % MULTIPLE or layer.out_features % MULTIPLE)
+    return isinstance(layer, nn.Linear) and not (layer.in_features % FP8_MULTIPLE or layer.out_features % FP8_MULTIPLE)
 
 
 def torchao_is_missing() -> str | None:

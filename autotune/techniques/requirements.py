@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.config import TrainingConfig
+from autotune.config import FP8_MULTIPLE, TrainingConfig
 from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
 from autotune.techniques import attention
 from autotune.techniques.attention import AttentionCall, CallsOfAttention
-from autotune.techniques.fp8 import MULTIPLE, can_be_fp8
+from autotune.techniques.fp8 import can_be_fp8
 
 _EXAMINED_TOKENS = 8
 _CPU = torch.device("cpu")
@@ -79,7 +79,7 @@ def _part_lacking(parts: ModelParts, technique: str, value: Any) -> str | None:
         case ("checkpointing", "sqrt") if not parts.blocks_are_called_alike:
             return "it runs several blocks as one, and this model's take different arguments"
         case ("precision", "fp8") if not _can_be_fp8(parts):
-            return f"no torch.nn.Linear in the model's blocks has sides that are multiples of {MULTIPLE}"
+            return f"no torch.nn.Linear in the model's blocks has sides that are multiples of {FP8_MULTIPLE}"
         case ("loss", "chunked") if parts.head is None:
             return "the model has no linear head that makes its logits"
     return None

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autotune.config import CHOICES, RULES, Circumstances, TrainingConfig
+from autotune.config import CHOICES, RULES, Circumstances, Rule, TrainingConfig
 from autotune.models import build_model
 from autotune.models.parts import ModelParts
 from autotune.techniques import find_unavailable
@@ -39,6 +39,12 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 CPU = torch.device("cpu")
 TOKENS = 64
 OF_A_MODEL = ("precision", "checkpointing", "compile", "attention", "loss")
+CIRCUMSTANCES: tuple[tuple[Circumstances, Mapping[str, str]], ...] = (
+    (Circumstances(global_batch=8), {}),
+    (Circumstances(global_batch=8, clips_gradients=True), {"gradient_clipping": "set"}),
+    (Circumstances(global_batch=8, sequence_length=30), {"sequence_length": "30"}),
+)
+"""Those that the rules are shown in, the first that breaks a rule, and what of them is worth a word."""
 NOT_ALONE = {"memory_budget": 0.5, "compile": "block"}
 """What the rules that need a value of a technique without a list are shown by."""
 
@@ -65,24 +71,24 @@ def _rules() -> Iterator[str]:
     yield "| together | why not, and what to change |"
     yield "|---|---|"
     for rule in RULES:
-        chosen, words = next(iter(_broken_by(rule)))
-        yield f"| {words} | {rule.why.format(**{**chosen, 'global_batch': 8})} |"
+        sentence, words = _broken_by(rule)
+        yield f"| {words} | {sentence} |"
 
 
-def _broken_by(rule: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Choices that break the rule, and all of them in words."""
+def _broken_by(rule: Rule) -> tuple[str, str]:
+    """The rule's sentence for the first choices that break it, and all that do in words."""
     plain = {**TrainingConfig(micro_batch_size=8).to_dict()}
     values: dict[str, Any] = {**CHOICES, "micro_batch_size": (8, 4, 3), "memory_budget": (1.0, 0.5)}
     found: list[dict[str, Any]] = []
-    for clips in (False, True):
-        at = Circumstances(global_batch=8, clips_gradients=clips)
+    for at, said in CIRCUMSTANCES:
         for chosen in _products({field: values[field] for field in rule.fields}):
             if rule.broken({**plain, **chosen}, at):
-                found.append({**chosen, **({"gradient_clipping": "set"} if clips else {})})
+                found.append({**chosen, **said})
         if found:
             break
     each = {field: list(dict.fromkeys(str(one[field]) for one in found)) for field in found[0]}
-    yield {**plain, **found[0]}, " and ".join(f"{field} {', '.join(names)}" for field, names in each.items())
+    words = " and ".join(f"{field} {', '.join(names)}" for field, names in each.items())
+    return rule.sentence({**plain, **found[0]}, at), words
 
 
 def _products(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.config import TrainingConfig, broken_rules
+from autotune.config import Circumstances, TrainingConfig, broken_rules
 from autotune.definition import StudyDefinition
 from autotune.executors.local import LocalExecutor
 from autotune.executors.server_tasks import PREPARED
@@ -69,7 +69,7 @@ def configurations(name: str) -> list[TrainingConfig]:
         if "dropout 0." in name and (precision not in ("fp32", "bf16-mixed") or optimizer != "adamw"):
             continue
         config = TrainingConfig(**chosen)
-        if not broken_rules(config.to_dict(), global_batch=GLOBAL_BATCH):
+        if not broken_rules(config.to_dict(), Circumstances(global_batch=GLOBAL_BATCH)):
             made.append(config)
     return made
 

@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
-from autotune.config import CHOICES, TrainingConfig
+from autotune.config import CHOICES, Circumstances, TrainingConfig
 from autotune.definition import StudyDefinition
 from autotune.errors import AutotuneError
 from autotune.executors.local import LocalExecutor
@@ -113,7 +113,7 @@ def configurations(model: str, legal: LegalSpace, *, quick: bool) -> list[Traini
 
 
 def one_technique_each(legal: LegalSpace) -> Iterator[TrainingConfig]:
-    plain = TrainingConfig(micro_batch_size=legal.global_batch)
+    plain = TrainingConfig(micro_batch_size=legal.at.global_batch)
     yield plain
     for technique, values in legal.values.items():
         for value in values:
@@ -208,7 +208,7 @@ def measure(*, device: str, models: list[str], groups: list[str], quick: bool, f
         results = json.loads(file.read_text()) if file.exists() else empty
         results["runs"].append(run_now(info))
         benches: dict[str, Bench] = {}
-        legal = bind_space(SPACE, global_batch=SHORTEST["global_batch"], unavailable=unavailable)
+        legal = bind_space(SPACE, Circumstances(global_batch=SHORTEST["global_batch"]), unavailable=unavailable)
         jobs = [(model, config) for model in models for config in configurations(model, legal, quick=quick)]
         results["pairs"] = [row for row in results["pairs"] if row["predicted_bytes"]]
         known = {(row["model"], row["configuration"]) for row in results["pairs"]}

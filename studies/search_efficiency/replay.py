@@ -293,7 +293,7 @@ def recipe(legal: LegalSpace) -> Iterator[TrainingConfig]:
     """Their optimizer has no batched update; ours takes the plainest the table has, and the nearest budget."""
     table = the_table()
     for row in load_space("peak_memory").configurations:
-        chosen = {**row, "micro_batch_size": legal.global_batch, "optimizer": "adamw"}
+        chosen = {**row, "micro_batch_size": legal.at.global_batch, "optimizer": "adamw"}
         chosen.pop("name")
         chosen.setdefault("optimizer_fusion", "none" if len(chosen) == 2 else "kernel")
         if "memory_budget" in chosen:

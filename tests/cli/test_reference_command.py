@@ -129,9 +129,7 @@ def predicted_rows(text, tmp_path, *, refusal="no kernel"):
     file.write_text(text)
     space = load_space(str(file))
     workload = make_workload("cpu", space.workload)
-    named = bind_space(
-        space, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients, unavailable={}
-    ).named
+    named = bind_space(space, workload.circumstances, unavailable={}).named
     forecasts = [Forecast(config=config, refusal=refusal) for config in set(named.values())]
     answer = of_forecasts(space, workload, forecasts, named, about="")
     return {row.name: row for row in answer.rows}

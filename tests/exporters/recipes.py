@@ -1,6 +1,6 @@
 """Recipes for the contract of all exporters: every value of every technique, in a configuration where it is legal."""
 
-from autotune.config import CHOICES, TrainingConfig, broken_rules
+from autotune.config import CHOICES, Circumstances, TrainingConfig, broken_rules
 from autotune.exporters.recipe import Recipe
 from autotune.workload import make_workload
 
@@ -42,6 +42,7 @@ def configurations(global_batch=8):
             settings = {"micro_batch_size": global_batch, **NEEDED.get(technique, {}), technique: value}
             if technique == "memory_budget" and value == 1.0:
                 settings["compile"] = "none"
-            assert not broken_rules(TrainingConfig(**settings).to_dict(), global_batch=global_batch), settings
-            found[f"{technique}={value}"] = TrainingConfig(**settings)
+            config = TrainingConfig(**settings)
+            assert not broken_rules(config.to_dict(), Circumstances(global_batch=global_batch)), settings
+            found[f"{technique}={value}"] = config
     return found

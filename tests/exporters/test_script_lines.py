@@ -10,7 +10,7 @@ import yaml
 from readers.rates import trial_rates
 from recipes import recipe
 
-from autotune.config import TrainingConfig, broken_rules
+from autotune.config import Circumstances, TrainingConfig, broken_rules
 from autotune.exporters import TARGETS
 from autotune.exporters.script_lines import model_and_data, optimizer_line, write_schedule
 from autotune.workload import make_workload
@@ -36,7 +36,7 @@ def optimizers():
     for optimizer in ("adamw", "adafactor", "sgd"):
         for fusion in ("none", "foreach", "kernel"):
             config = TrainingConfig(optimizer=optimizer, optimizer_fusion=fusion, micro_batch_size=8)
-            if not broken_rules(config.to_dict(), global_batch=8):
+            if not broken_rules(config.to_dict(), Circumstances(global_batch=8)):
                 yield config
 
 

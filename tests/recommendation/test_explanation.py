@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from building import record
 
-from autotune.config import TrainingConfig
+from autotune.config import Circumstances, TrainingConfig
 from autotune.prediction import CATEGORIES, Holder, Prediction, Timeline
 from autotune.recommendation.explanation import explain
 from autotune.recommendation.peak import module_words, moment_of, peak_sentences
@@ -84,7 +84,7 @@ FUSION_WITH_CHECKPOINTING = Pair(
 
 
 def explained(config=PLAIN, predicted=BEFORE_GRADIENTS, **fields):
-    return Explained(config=config, prediction=predicted, global_batch=BATCH, **fields)
+    return Explained(config=config, prediction=predicted, at=Circumstances(global_batch=BATCH), **fields)
 
 
 def explanation(given, variants, pairs=(), impossible=None):

@@ -6,13 +6,20 @@ import pytest
 from building import MIB, out_of_memory, record
 from view_building import BASELINE, BF16, BLOCK, BOTH, config, four_trials
 
+from autotune.config import Circumstances
 from autotune.recommendation.ladder import Effect, ladder, without
 
 
 def rungs(trials=None, *, pick=3, peaks=None):
     trials = four_trials() if trials is None else trials
     picked = next((trial for trial in trials if trial.number == pick), None)
-    found = ladder(trials, plain=BASELINE, pick=picked, predicted_peak=lambda config: (peaks or {}).get(config))
+    found = ladder(
+        trials,
+        plain=BASELINE,
+        pick=picked,
+        at=Circumstances(global_batch=BASELINE.micro_batch_size),
+        predicted_peak=lambda config: (peaks or {}).get(config),
+    )
     return {(rung.technique, rung.value): rung for rung in found}
 
 

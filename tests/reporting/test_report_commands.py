@@ -9,7 +9,7 @@ from report_building import TARGETS, view_of
 from study_building import definition
 
 from autotune.cli import app
-from autotune.config import TrainingConfig
+from autotune.config import Circumstances, TrainingConfig
 from autotune.model_choice import with_model_config
 from autotune.model_file import model_name
 from autotune.recommendation.beside_reference import is_of_published_size
@@ -69,7 +69,7 @@ def settings_of(words):
 
 def test_a_rerun_is_of_the_one_configuration(tmp_path):
     _, space = rerun(definition(), tmp_path)
-    assert bind_space(space, global_batch=8, unavailable={}).named == {"trial 12": CONFIG}
+    assert bind_space(space, Circumstances(global_batch=8), unavailable={}).named == {"trial 12": CONFIG}
     assert not space.techniques
 
 

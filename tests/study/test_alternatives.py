@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.config import CHOICES, FIELD_ORDER, TrainingConfig, broken_rules
+from autotune.config import CHOICES, FIELD_ORDER, Circumstances, TrainingConfig, broken_rules
 from autotune.prediction import CATEGORIES, Prediction
 from autotune.recommendation.variants import Explained, Variant
 from autotune.study.alternatives import wanted_pairs, wanted_variants, without_technique
@@ -30,7 +30,9 @@ def prediction(peak=100, **sizes):
 
 
 def wanted(config=PLAIN, *, unavailable=None, **sizes):
-    return wanted_variants(config, prediction(**sizes), global_batch=BATCH, unavailable=unavailable or {})
+    return wanted_variants(
+        config, prediction(**sizes), at=Circumstances(global_batch=BATCH), unavailable=unavailable or {}
+    )
 
 
 def values(found, technique):
@@ -49,7 +51,7 @@ CONFIGS = [
 @pytest.mark.parametrize("config", CONFIGS, ids=TrainingConfig.describe)
 def test_every_variant_is_legal_and_another_configuration(config):
     found = [one.config for one in wanted(config).variants]
-    assert [c for c in found if broken_rules(c.to_dict(), global_batch=BATCH) or c == config] == []
+    assert [c for c in found if broken_rules(c.to_dict(), Circumstances(global_batch=BATCH)) or c == config] == []
     assert len(set(found)) == len(found)
 
 
@@ -76,7 +78,7 @@ def test_every_technique_in_use_is_taken_out_once():
 
 def test_taking_compilation_out_takes_its_budget_with_it():
     config = replace(PLAIN, compile="model", memory_budget=0.5)
-    assert without_technique(config, "compile", global_batch=BATCH) == PLAIN
+    assert without_technique(config, "compile", Circumstances(global_batch=BATCH)) == PLAIN
 
 
 def test_what_does_not_work_on_the_device_is_not_wanted():
@@ -122,7 +124,7 @@ BY_BLOCK = Variant(
 
 
 def pairs(variants, config=PLAIN, unavailable=None):
-    given = Explained(config=config, prediction=prediction(), global_batch=BATCH)
+    given = Explained(config=config, prediction=prediction(), at=Circumstances(global_batch=BATCH))
     return wanted_pairs(given, variants, unavailable=unavailable or {})
 
 

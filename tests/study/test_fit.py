@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from autotune.config import CHOICES, TrainingConfig, broken_rules
+from autotune.config import CHOICES, Circumstances, TrainingConfig, broken_rules
 from autotune.errors import InvalidInput
 from autotune.study.fit import FitRequest
 from autotune.study.fit.ladder import ladder
@@ -70,6 +70,20 @@ def test_a_step_in_backward_leaves_only_the_whole_global_batch():
     assert list(varying("micro-batch", keeps_global_batch=True).legal_values(config)[0]) == [8]
 
 
+def test_fp8_is_tried_only_with_micro_batches_whose_tokens_it_can_multiply():
+    config = TrainingConfig(precision="fp8", micro_batch_size=1)
+    assert varying("seq-len").legal_values(config)[0][:3] == [16, 32, 48]
+    short = make_workload("cpu", {"sequence_length": 24})
+    assert varying("micro-batch", short).legal_values(config)[0][:3] == [2, 4, 6]
+    assert varying("micro-batch", short, keeps_global_batch=True).legal_values(config)[0] == [2, 4, 8]
+
+
+def test_fp8_with_no_micro_batch_that_it_can_multiply_gets_the_reason():
+    odd = make_workload("cpu", {"sequence_length": 15, "global_batch": 8})
+    with pytest.raises(InvalidInput, match="number of tokens is a multiple of 16"):
+        varying("micro-batch", odd, keeps_global_batch=True).legal_values(TrainingConfig(precision="fp8"))
+
+
 def test_sequences_end_with_the_positions_of_the_model(llama):
     values, end = varying("seq-len", llama).legal_values(CONFIG)
     assert values[-1] == 200
@@ -93,7 +107,7 @@ def test_the_width_of_a_model_from_a_file_does_not(llama):
 def test_every_rung_is_legal(optimizer, micro_batch_size):
     base = TrainingConfig(optimizer=optimizer, micro_batch_size=micro_batch_size)
     for rung in ladder(base, accumulates=micro_batch_size != 8):
-        assert broken_rules(rung.config.to_dict(), global_batch=8) == [], rung.name
+        assert broken_rules(rung.config.to_dict(), Circumstances(global_batch=8)) == [], rung.name
 
 
 @pytest.mark.parametrize("optimizer", CHOICES["optimizer"])

@@ -13,7 +13,7 @@ from families import FAMILIES, GLOBAL_BATCH, LAYERS, RUN, workload_of
 from operators import OperatorCount
 from pairwise import pairwise
 
-from autotune.config import CHOICES, TrainingConfig, broken_rules
+from autotune.config import CHOICES, Circumstances, TrainingConfig, broken_rules
 from autotune.models import build_model
 from autotune.techniques import activation_offload, find_unavailable
 from autotune.techniques.requirements import missing_parts
@@ -59,7 +59,7 @@ def unavailable_here():
 def works(row, folder):
     lacking = left_out(row["family"], folder) if "family" in row else {}
     here = all(str(row[field]) not in lacking.get(field, {}) for field in row)
-    return here and not broken_rules(row, global_batch=GLOBAL_BATCH)
+    return here and not broken_rules(row, Circumstances(global_batch=GLOBAL_BATCH))
 
 
 def sampled(folder, *, compile_scopes):
@@ -224,7 +224,7 @@ def test_every_value_of_every_technique_alone(family, field, value, folder, trai
     row = {"family": family, **PLAIN.to_dict(), field: value}
     if reason := left_out(family, folder).get(field, {}).get(str(value)):
         pytest.skip(reason)
-    if broken := broken_rules(row, global_batch=GLOBAL_BATCH):
+    if broken := broken_rules(row, Circumstances(global_batch=GLOBAL_BATCH)):
         pytest.skip(broken[0])
     keeps_the_contract(row, trainer_of, losses_of_plain, moved)
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from autotune.config import CHOICES, broken_rules
+from autotune.config import CHOICES, Circumstances, broken_rules
 
 STEPS = 6
 BIT_EQUAL = 0.0
@@ -41,7 +41,7 @@ def test_checkpointing_leaves_every_loss_bit_equal(value, losses_of, reference):
 @pytest.mark.parametrize("value", CHOICES["optimizer_fusion"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_way_to_update_gives_the_same_losses(value, optimizer, losses_of):
-    if reasons := broken_rules({"optimizer": optimizer, "optimizer_fusion": value}, global_batch=1):
+    if reasons := broken_rules({"optimizer": optimizer, "optimizer_fusion": value}, Circumstances(global_batch=1)):
         pytest.skip(f"an illegal configuration: {reasons[0]}")
     plain = losses_of(steps=STEPS, optimizer=optimizer)
     assert losses_of(steps=STEPS, optimizer=optimizer, optimizer_fusion=value) == pytest.approx(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from autotune.config import RULES, Circumstances
+from autotune.config import RULES
 from autotune.definition import StudyDefinition
 from autotune.quantities import format_size
 from autotune.reporting.outcomes import OUTCOME_WORDS
@@ -65,14 +65,13 @@ def _never_asked(definition: StudyDefinition) -> Iterator[Group]:
 
 def _broken_rules(legal: LegalSpace) -> Iterator[str]:
     """One line for each rule that some combination of the space's values breaks."""
-    at = Circumstances(global_batch=legal.global_batch, clips_gradients=legal.clips_gradients)
     for rule in RULES:
         chosen = [
             dict(zip(rule.fields, values, strict=True))
             for values in product(*(legal.values.get(field, ()) for field in rule.fields))
         ]
-        if broken := [choice for choice in chosen if rule.broken(choice, at)]:
-            why = rule.why.format(global_batch=legal.global_batch, **broken[0])
+        if broken := [choice for choice in chosen if rule.broken(choice, legal.at)]:
+            why = rule.sentence(broken[0], legal.at)
             others = len(broken) - 1
             yield why + (f" (and {others} more combination{'s' if others > 1 else ''} like it)" if others else "")
 

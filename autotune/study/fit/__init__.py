@@ -128,12 +128,7 @@ class _Search:
         assert self.request.space is not None
         space, workload = self.request.space, self.varying.workload
         unavailable = {} if device is None else self.executor.probe(device.device, space.choices())[1]
-        legal = bind_space(
-            space,
-            global_batch=workload.global_batch,
-            clips_gradients=workload.clips_gradients,
-            unavailable=unavailable,
-        )
+        legal = bind_space(space, workload.circumstances, unavailable=unavailable)
         configs = [*legal.configurations(), *legal.named.values()]
         if self.varying.vary == "micro-batch":
             configs = [replace(config, micro_batch_size=workload.global_batch) for config in configs]
@@ -190,13 +185,7 @@ class _Search:
 
         workloads, chosen = zip(*(self.varying.at(value, config) for config in configs), strict=True)
         workload = workloads[0]
-        legal = [
-            c
-            for c in chosen
-            if not broken_rules(
-                c.to_dict(), global_batch=workload.global_batch, clips_gradients=workload.clips_gradients
-            )
-        ]
+        legal = [config for config in chosen if not broken_rules(config.to_dict(), workload.circumstances)]
         new = [c for c in legal if (workload.fingerprint, c.fingerprint) not in self._predicted]
         self._forecaster(workload).forecast_all(new, on_each=note)
         return [self._forecast(workload, config) for config in legal]

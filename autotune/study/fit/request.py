@@ -65,14 +65,13 @@ class FitRequest:
 
     def base(self, varying: Varying) -> TrainingConfig:
         """What the options say, on a plain fp32 training."""
-        global_batch = varying.workload.global_batch
-        config = TrainingConfig(**{"micro_batch_size": global_batch, **self.configuration})
-        check_legal(config, global_batch=global_batch, clips_gradients=varying.workload.clips_gradients)
+        config = TrainingConfig(**{"micro_batch_size": varying.workload.global_batch, **self.configuration})
+        check_legal(config, varying.workload.circumstances)
         return config
 
     def rungs(self, varying: Varying) -> list[Rung]:
         base = self.base(varying)
         if all(name in _BASE for name in self.configuration):
-            can_step_in_backward = not (varying.accumulates(base) or varying.workload.clips_gradients)
+            can_step_in_backward = not (varying.accumulates(base) or varying.workload.circumstances.clips_gradients)
             return list(ladder(base, accumulates=not can_step_in_backward))
         return [Rung(name="as given", config=base)]

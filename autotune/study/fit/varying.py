@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from autotune.config import TrainingConfig, check_legal
+from autotune.config import FP8_MULTIPLE, TrainingConfig, check_legal
 from autotune.errors import InvalidInput
 from autotune.user_code import takes_size
 from autotune.workload import Workload
@@ -50,20 +50,33 @@ class Varying:
         Raises InvalidInput where there is none.
         """
         if self._is_divisor:
-            return [size for size in self._values if not self._refusal(size, config)], "the whole global batch"
-        values = self._values
+            legal = [size for size in self._values if not self._refusal(size, config)]
+            if not legal:
+                self._check(self._values[-1], config)  # raises the reason
+            return legal, "the whole global batch"
+        values = self._values_that_fill_products(config)
         end = bisect_left(values, True, key=lambda value: bool(self._refusal(value, config)))
         if not end:
-            self.at(values[0], config)  # raises the reason
+            self._check(values[0], config)  # raises the reason
         return values[:end], self._refusal(values[end], config) if end < len(values) else "not looked beyond"
+
+    def _values_that_fill_products(self, config: TrainingConfig) -> Sequence[int]:
+        """The values, for fp8 without those whose number of tokens it cannot multiply: there are legal ones between."""
+        others = {"seq-len": config.micro_batch_size, "micro-batch": self.workload.sequence_length}
+        if config.precision != "fp8" or self.vary not in others:
+            return self._values
+        return [value for value in self._values if value * others[self.vary] % FP8_MULTIPLE == 0]
 
     def _refusal(self, value: int, config: TrainingConfig) -> str:
         try:
-            workload, chosen = self.at(value, config)
-            check_legal(chosen, global_batch=workload.global_batch, clips_gradients=workload.clips_gradients)
+            self._check(value, config)
         except InvalidInput as error:
             return error.message
         return ""
+
+    def _check(self, value: int, config: TrainingConfig) -> None:
+        workload, chosen = self.at(value, config)
+        check_legal(chosen, workload.circumstances)
 
     @property
     def _is_divisor(self) -> bool:
