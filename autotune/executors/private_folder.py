@@ -24,9 +24,8 @@ Every place outside the study's folder that this package or a process of a trial
 - a user's own training script, in the folder that the search was started in.
 - caches of the libraries, below the user's home unless their variables say otherwise; a home is
   nobody else's: `datasets`, `huggingface_hub` and `transformers` (HF_HOME, `~/.cache/huggingface`;
-  remote code is never loaded), Triton outside of inductor (TRITON_CACHE_DIR, `~/.triton`), CUDA
-  (CUDA_CACHE_PATH, `~/.nv`), torch's extensions and hub (`~/.cache/torch_extensions`,
-  `~/.cache/torch`).
+  remote code is never loaded), CUDA (CUDA_CACHE_PATH, `~/.nv`), torch's extensions and hub
+  (`~/.cache/torch_extensions`, `~/.cache/torch`).
 - temporary files of gcc, SQLite, kaleido and `datasets`: random names that are created, never
   found. Alembic, Optuna, plotly and tokenizers write none.
 - torch's debugging outputs (TORCH_COMPILE_DEBUG, TORCH_COMPILE_CPROFILE,

@@ -22,6 +22,8 @@ from autotune.config import Precision
 from autotune.techniques import fp8
 
 _AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16, "fp8": torch.bfloat16}
+FIRST_WITH_TF32 = (8, 0)
+"""Compute capability of NVIDIA's Ampere. Source: CUDA C++ Programming Guide, Compute Capabilities."""
 _BF16_WEIGHTS = ("bf16-true", "bf16-stochastic")
 
 
@@ -49,20 +51,26 @@ def unavailable(precision: Precision, *, device: torch.device) -> str | None:
     """Why `precision` does not work on `device`, found by a small product forward and backward; None if it does."""
     if precision == "fp8":
         return fp8.unavailable(device=device)
-    torch.manual_seed(0)
+    if precision == "tf32":
+        return _why_no_tf32(device)
     try:
         layer = nn.Linear(64, 64, bias=False, device=device, dtype=weights_dtype(precision))
         x = torch.randn(64, 64, device=device, dtype=weights_dtype(precision))
-        set_matmul_precision("fp32")
-        exact = layer(x)
-        set_matmul_precision(precision)
         with autocast(precision, device=device):
             product = layer(x)
         product.float().square().sum().backward()
     except (RuntimeError, NotImplementedError) as error:
         return str(error).splitlines()[0]
-    finally:
-        set_matmul_precision("fp32")
-    if precision == "tf32" and torch.equal(exact, product):
-        return "a float32 product is the same with TF32 allowed: this hardware has no TF32"
+    return None
+
+
+def _why_no_tf32(device: torch.device) -> str | None:
+    """By what the hardware is: whether a product uses TF32 depends on its size, so none shows that there is none."""
+    if device.type != "cuda":
+        return f"TF32 belongs to NVIDIA GPUs, the device is {device.type}"
+    if torch.version.hip is not None:
+        return "TF32 belongs to NVIDIA GPUs, and this torch is built for AMD's"
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < FIRST_WITH_TF32:
+        return f"TF32 needs compute capability {FIRST_WITH_TF32[0]}.{FIRST_WITH_TF32[1]}, this GPU has {major}.{minor}"
     return None

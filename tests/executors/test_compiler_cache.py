@@ -55,7 +55,8 @@ def plant(cache_home):
 
 
 def test_the_cache_is_in_the_folder_of_the_study(caches, tmp_path):
-    assert caches.environment(tmp_path / "one") == {VARIABLE: str(tmp_path / "one" / "inductor")}
+    cache = tmp_path / "one" / "inductor"
+    assert caches.environment(tmp_path / "one") == {VARIABLE: str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
 
 
 def test_a_study_with_a_space_in_its_path_has_a_cache_without_one(caches, spaced, cache_home):
@@ -110,10 +111,12 @@ def test_where_the_home_has_a_space_as_well_the_cache_is_temporary(monkeypatch, 
     assert len(notes) == 1
 
 
-def test_no_task_of_a_trial_server_uses_the_default_cache_of_torch(tmp_path):
+def test_no_task_of_a_trial_server_uses_the_default_cache_of_torch_or_the_users_of_triton(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "of all programs"))
     with LocalExecutor(tmp_path / "work", server_command=(sys.executable, str(STAND_IN))) as executor:
         environment = Path(f"/proc/{executor.server_pid}/environ").read_bytes().split(b"\0")
     assert f"{VARIABLE}={tmp_path / 'work' / 'inductor'}".encode() in environment
+    assert f"TRITON_CACHE_DIR={tmp_path / 'work' / 'inductor' / 'triton'}".encode() in environment
 
 
 def test_a_display_says_what_could_not_be_done_as_usual():

@@ -8,6 +8,7 @@ import torch
 from operators import operators_in_a_step
 
 from autotune.techniques import checkpointing
+from autotune.techniques.precision import unavailable
 
 LAYERS = 4
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -100,6 +101,16 @@ def test_tf32_is_allowed_only_for_tf32(make_trainer):
     allowed = torch.get_float32_matmul_precision()
     make_trainer(precision="fp32")
     assert (allowed, torch.get_float32_matmul_precision()) == ("high", "highest")
+
+
+def test_a_cpu_has_no_tf32():
+    assert unavailable("tf32", device=torch.device("cpu")) == "TF32 belongs to NVIDIA GPUs, the device is cpu"
+
+
+@pytest.mark.gpu
+def test_tf32_is_there_from_ampere_on_whatever_a_small_product_shows():
+    found = unavailable("tf32", device=torch.device("cuda:0"))
+    assert (found is None) == (torch.cuda.get_device_capability(0) >= (8, 0))
 
 
 def test_fp16_scales_its_loss(make_trainer):
