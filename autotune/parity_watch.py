@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.config import Precision
 from autotune.parity import PARITY_STEPS, PROJECTIONS, Difference, ParityTrace, largest_difference
+from autotune.training_request import Progress, unwatched
 
 
 class ParityFailed(Exception):
@@ -31,12 +32,14 @@ class ParityWatch:
         precision: Precision,
         reference: ParityTrace | None,
         is_trace: bool = False,
+        progress: Progress = unwatched,
     ) -> None:
         self._device, self._precision, self._reference = device, precision, reference
         self._losses: list[float] = []
+        self._steps_begun = 0  # the loss of a step may be known only when the next one has begun
         self._tokens: int | None = None
         self._is_wanted = is_trace or reference is not None  # a sketch takes its time
-        self._gradients = GradientSketch(parameters_by_block)
+        self._gradients = GradientSketch(parameters_by_block, progress=progress)
         self._updates: UpdateWatch | None = None
         self._draws_random_numbers = False
         self.difference: Difference | None = None
@@ -49,13 +52,14 @@ class ParityWatch:
     @contextmanager
     def step(self) -> Iterator[None]:
         """To be put around each step."""
-        is_first = not self._losses
+        is_first = self._steps_begun == 0
+        self._steps_begun += 1
         before = self._random_state() if is_first else None
         with ExitStack() as watches:
             if is_first and self._is_wanted:
                 watches.enter_context(self._gradients.taken())
             if self._updates is not None:
-                watches.enter_context(self._updates.step(len(self._losses) + 1))
+                watches.enter_context(self._updates.step(self._steps_begun))
             yield
         if before is not None:
             self._draws_random_numbers = not torch.equal(before, self._random_state())
@@ -86,7 +90,7 @@ class ParityWatch:
 
     @property
     def seconds(self) -> float:
-        """What reading the gradients took, which is no part of the first step's time."""
+        """What reading the gradients took, which is no part of the training's time: a second a billion parameters."""
         return self._gradients.seconds
 
     def verdict(self) -> dict[str, Any]:
@@ -176,7 +180,10 @@ def _rate_of(group: Mapping[str, Any]) -> float | None:
 class GradientSketch:
     """Norm and random projections of each block's gradient, read where every optimizer takes its gradients."""
 
-    def __init__(self, parameters_by_block: Mapping[str, Iterable[nn.Parameter]]) -> None:
+    def __init__(
+        self, parameters_by_block: Mapping[str, Iterable[nn.Parameter]], *, progress: Progress = unwatched
+    ) -> None:
+        self._progress = progress
         named = [(block, parameter) for block, group in parameters_by_block.items() for parameter in group]
         self._place_of = {parameter: (block, index) for index, (block, parameter) in enumerate(named)}
         self.seconds = 0.0
@@ -191,13 +198,23 @@ class GradientSketch:
         def take(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             # A fused update under a GradScaler divides by the scale itself, later than here.
             scale = getattr(optimizer, "grad_scale", None)
-            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-                gradient = parameter.grad
-                # An inner optimizer steps copies; a sparse gradient has no pieces.
-                if gradient is not None and parameter in self._place_of and gradient.layout == torch.strided:
-                    began = _now(gradient.device)
-                    self._take(gradient, *self._place_of[parameter], scale=scale)
-                    self.seconds += _now(gradient.device) - began
+            # An inner optimizer steps copies; a sparse gradient has no pieces.
+            taken = [
+                (self._place_of[parameter], parameter.grad)
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if parameter in self._place_of and parameter.grad is not None
+                if parameter.grad.layout == torch.strided
+            ]
+            if not taken:
+                return
+            device = taken[0][1].device
+            began = _now(device)  # what the device still computes is the step's
+            self._progress("parity")
+            for (block, index), gradient in taken:
+                self._take(gradient, block, index, scale=scale)
+            self.seconds += _now(device) - began
+            self._progress("step")
 
         handle = register_optimizer_step_pre_hook(take)
         try:

@@ -90,6 +90,7 @@ class WatchedRun:
             precision=self.config.precision,
             reference=self._request.reference,
             is_trace=self.is_trace,
+            progress=self._progress,
         )
         model, optimizer = apply_to_own(self.config, model, optimizer)
         self.parity.follow(optimizer)
@@ -97,16 +98,21 @@ class WatchedRun:
         self._progress("step")
         return model, optimizer
 
+    def watch_next_step(self) -> None:
+        """To be called where one step ends and the next begins."""
+        if self.parity is not None:
+            self._watched_step.close()
+            self._watched_step.enter_context(self.parity.step())
+
     def note(self, loss: float, *, tokens: int) -> None:
+        """Takes the loss of the earliest step whose loss it has not had. The device has finished that step."""
         self._progress("step")
         if self.parity is None:
             return
-        self._watched_step.close()
         try:
             self.parity.note(loss, tokens=tokens)
         except ParityFailed as error:
             raise ScriptEnd(error) from None
-        self._watched_step.enter_context(self.parity.step())
 
 
 def _end_where_gradients_are_clipped() -> None:
@@ -153,6 +159,7 @@ class _ScriptTrace(WatchedRun):
         return self.apply_and_watch(model, optimizer)
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+        self.watch_next_step()
         self.note(float(loss), tokens=tokens)
         self._steps += 1
         if self._steps == PARITY_STEPS:

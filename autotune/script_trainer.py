@@ -14,12 +14,13 @@ import functools
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotune.config import TrainingConfig
@@ -31,7 +32,7 @@ from autotune.result import AFTER_STEP, NOT_AFTER_THE_LAST_STEP, Measurement, Ou
 from autotune.rival import SETTLED_STEPS, Rival, beaten_by
 from autotune.script import begin
 from autotune.script_run import ScriptEnd, WatchedRun, choose_device, run_script, seed_everything
-from autotune.speed import TimedStep, measured_speed
+from autotune.speed import StepEnd, TimedStep, copied_to_host, make_clock, measured_speed
 from autotune.techniques import before_the_device
 from autotune.techniques.own_training import missing_in_own
 from autotune.trainer import LARGEST_LOSS
@@ -108,6 +109,19 @@ class _Examination:
         raise ScriptEnd
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Report:
+    """What the script has said of a step, which a CUDA device may not have finished."""
+
+    number: int
+    tokens: int
+    wait: StepEnd
+    evaluation_loss: Tensor | float | None
+    is_evaluated_after_update: bool
+    read_seconds: float
+    """Spent in the step on reading gradients for the comparison of parity."""
+
+
 class _ScriptTrial(WatchedRun):
     """One configuration, put to the test by the script's own steps."""
 
@@ -130,7 +144,11 @@ class _ScriptTrial(WatchedRun):
         self._meter = make_whole_run_meter(device, uuid=request.device_uuid, cap_bytes=cap_bytes)
         self._device_startup_seconds = time.monotonic() - began
         self._startup_seconds = 0.0
-        self._step_began = time.perf_counter()
+        self._clock = make_clock(device)
+        self._reports = 0
+        self._unfinished = deque[_Report]()
+        """Of steps that the device may not have finished."""
+        self._read_seconds = 0.0
 
     # -- what the script calls ---------------------------------------------------------------------------------
 
@@ -139,15 +157,18 @@ class _ScriptTrial(WatchedRun):
         self._optimizer.register_step_post_hook(self._count_update)
         _watch_mode(self._model, self._note_mode)
         self._startup_seconds = time.monotonic() - self._request.requested_at
-        self._step_began = time.perf_counter()
+        self._clock.restart()
         return self._model, self._optimizer
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
         if self._has_ended:  # the script reports from a `finally`, on its way out
             return
-        self._steps.append(self._step(tokens, loss, evaluation_loss))
-        self.note(self._steps[-1].loss, tokens=tokens)
-        done, steady_from = len(self._steps), self._workload.warmup_steps
+        self._unfinished.append(self._report_of_step(tokens, loss, evaluation_loss))
+        self.watch_next_step()
+        while len(self._unfinished) > self._most_unfinished:
+            self._steps.append(self._finished(self._unfinished.popleft()))
+            self.note(self._steps[-1].loss, tokens=self._steps[-1].tokens)
+        done, steady_from = self._reports, self._workload.warmup_steps
         if done == 1:
             self._meter.kernels_have_run()
         if done == steady_from:
@@ -158,7 +179,19 @@ class _ScriptTrial(WatchedRun):
                 self._end()  # nothing that follows could bring it back under the cap
         if self._is_beaten() or done == self._last_step:
             self._end()
-        self._step_began = time.perf_counter()
+        if not self._unfinished:
+            self._clock.restart()  # what was done here is no part of the next step
+
+    @property
+    def _most_unfinished(self) -> int:
+        """How many steps the script may go on without their having ended: one among the timed steps on CUDA.
+
+        A device that is waited for after each step is idle until the next one's first kernel arrives. With offloaded
+        activations it is waited for all the same: their memory of the host would be pinned once more for a step ahead.
+        """
+        is_timed = self._workload.warmup_steps + MEMORY_STEPS < self._reports < self._last_step
+        is_waited_for = self._device.type == "cpu" or self.config.activation_offload != "none"
+        return 1 if is_timed and not is_waited_for else 0
 
     def _count_update(self, *_: Any) -> None:
         self._updates += 1
@@ -180,22 +213,32 @@ class _ScriptTrial(WatchedRun):
         self._has_ended = True
         raise ScriptEnd
 
-    def _step(self, tokens: int, loss: Any, evaluation_loss: Any) -> _Step:
-        loss = float(loss)  # waits for the device
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        seconds = time.perf_counter() - self._step_began
-        evaluated = None if evaluation_loss is None else float(evaluation_loss)
-        if not math.isfinite(loss) or not math.isfinite(evaluated or 0.0):
-            raise ScriptEnd(Diverged(f"the loss became {loss} at step {len(self._steps) + 1}"))
+    def _report_of_step(self, tokens: int, loss: Any, evaluation_loss: Any) -> _Report:
+        wait = self._clock.step_ended(loss)
+        self._reports += 1
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
             raise ScriptEnd(ValueError(f"autotune.report got tokens={tokens!r}, which is no number of tokens"))
-        return _Step(
-            seconds=seconds,
+        read_before, self._read_seconds = self._read_seconds, 0.0 if self.parity is None else self.parity.seconds
+        return _Report(
+            number=self._reports,
             tokens=tokens,
+            wait=wait,
+            evaluation_loss=None if evaluation_loss is None else copied_to_host(evaluation_loss),
+            is_evaluated_after_update=self._updates_evaluated in (None, self._updates),
+            read_seconds=self._read_seconds - read_before,
+        )
+
+    def _finished(self, report: _Report) -> _Step:
+        seconds, loss = report.wait()
+        evaluated = None if report.evaluation_loss is None else float(report.evaluation_loss)
+        if not math.isfinite(loss) or not math.isfinite(evaluated or 0.0):
+            raise ScriptEnd(Diverged(f"the loss became {loss} at step {report.number}"))
+        return _Step(
+            seconds=seconds - report.read_seconds,
+            tokens=report.tokens,
             loss=loss,
             evaluation_loss=evaluated,
-            is_evaluated_after_update=self._updates_evaluated in (None, self._updates),
+            is_evaluated_after_update=report.is_evaluated_after_update,
         )
 
     @property
@@ -205,7 +248,7 @@ class _ScriptTrial(WatchedRun):
     # -- the result --------------------------------------------------------------------------------------------
 
     def premature(self) -> Measurement:
-        done = len(self._steps)
+        done = self._reports
         return Measurement(
             outcome="crashed",
             message=f"the script ended after {done} of {self._workload.steps} steps; {_HOW_TO_REPORT}"

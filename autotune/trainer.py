@@ -7,7 +7,8 @@ process around it turns them into outcomes (`autotune/trial/failures.py`).
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -26,10 +27,10 @@ from autotune.parity_watch import ParityWatch
 from autotune.quantities import format_size
 from autotune.result import Measurement, Outcome
 from autotune.rival import SETTLED_STEPS, Rival, beaten_by
-from autotune.speed import TimedStep, measured_speed
+from autotune.speed import DeviceClock, StepEnd, TimedStep, measured_speed
 from autotune.techniques import Training, apply_techniques, before_the_device
 from autotune.training_request import Progress, TrainingRequest, unwatched
-from autotune.training_step import Diverged, TrainingStep
+from autotune.training_step import Diverged, TrainingStep, finite
 from autotune.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
 
 LARGEST_LOSS = 700.0
@@ -86,6 +87,7 @@ class Trainer:
             precision=self._config.precision,
             reference=request.reference,
             is_trace=is_trace,
+            progress=progress,
         )
         self.parity.follow(self.training.updater.optimizer)
         self._train, self._held_out = (
@@ -110,8 +112,8 @@ class Trainer:
         last = min(workload.steps, timed_from + wanted)
         timed, rival = list[TimedStep](), None
         with self._clocked("training"):
-            for step in range(timed_from, last):
-                timed.append(self._timed_step(step, next(batches)))
+            for step in self._timed_steps(range(timed_from, last), batches):
+                timed.append(step)
                 if rival := self._rival(memory, timed):
                     break
         if rival is not None:
@@ -149,11 +151,39 @@ class Trainer:
     # -- one step ----------------------------------------------------------------------------------------------
 
     def _timed_step(self, step: int, batch: Batch) -> TimedStep:
+        """A step that begins on an idle device and is waited for."""
         self._synchronize()
-        started = time.perf_counter()
+        started, read_before = time.perf_counter(), self.parity.seconds
         loss = self.take_step(step, batch)
         self._synchronize()
-        seconds = time.perf_counter() - started - (self.parity.seconds if step == 0 else 0.0)
+        seconds = time.perf_counter() - started - (self.parity.seconds - read_before)
+        return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
+
+    def _timed_steps(self, steps: Iterable[int], batches: Iterator[Batch]) -> Iterator[TimedStep]:
+        """Takes `steps` one after the other; each is given out when it has ended, a CUDA device then has the next one.
+
+        So a loss that is no number, or a step that hangs, is noticed one step later. Raises as `take_step` does.
+        """
+        if self._device.type != "cuda":
+            yield from (self._timed_step(step, next(batches)) for step in steps)
+            return
+        clock, queued = DeviceClock(self._device), deque[tuple[int, StepEnd]]()
+        # The host's memory of offloaded activations is free again when the device is done with it: to be a step ahead
+        # would pin as much once more.
+        most_queued = 1 if self._config.activation_offload == "none" else 0
+        for step in steps:
+            with self.parity.step():
+                loss = self.step.launch(step, next(batches))
+            queued.append((step, clock.step_ended(loss)))
+            if len(queued) > most_queued:
+                yield self._ended(*queued.popleft())
+        for step, wait in queued:
+            yield self._ended(step, wait)
+
+    def _ended(self, step: int, wait: StepEnd) -> TimedStep:
+        seconds, loss = wait()
+        self._progress("step")
+        self.parity.note(finite(loss, step=step))
         return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
 
     def take_step(self, step: int, batch: Batch) -> float:
@@ -212,7 +242,11 @@ class Trainer:
         for indices in training_order(
             sequences=len(self._train), global_batch=self._workload.global_batch, seed=self._workload.seed
         ):
-            yield self._train.batch(indices)
+            batch = self._train.batch(indices)
+            if self._device.type == "cuda":
+                # From pinned memory it is copied while the device still computes; from any other the copy waits.
+                batch = Batch(*(part.contiguous().pin_memory() for part in batch))
+            yield batch
 
     def _resident_tensors(self) -> list[Tensor]:
         model = self.training.parts.model
@@ -265,10 +299,12 @@ class Trainer:
         )
 
     def _parts(self, *, compile_seconds: float) -> dict[str, float]:
-        """With what the first steps compiled counted where it belongs."""
+        """With what the first steps compiled counted where it belongs, and so what reading gradients took."""
         parts = {"startup": self._startup_seconds, "compilation": 0.0, "evaluation": 0.0, **self._seconds_by_part}
         parts["compilation"] += compile_seconds
-        parts["training"] -= compile_seconds
+        parts["training"] -= compile_seconds + self.parity.seconds
+        if self.parity.seconds:
+            parts["parity"] = self.parity.seconds
         return parts
 
     def _bits_per_byte(self, held_out_loss: float | None) -> float | None:

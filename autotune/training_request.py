@@ -10,9 +10,10 @@ from autotune.parity import ParityTrace
 from autotune.rival import Rival
 from autotune.workload import Workload
 
-Stage = Literal["step", "evaluation"]
+Stage = Literal["step", "evaluation", "parity"]
 Progress = Callable[[Stage], None]
-"""Told what begins now: the first step, and after each step or batch of evaluation the next."""
+"""Told what begins now: the first step, and after each step or batch of evaluation the next; within the first step also
+that gradients are read for the comparison of parity, which is no part of the training, and that the step goes on."""
 
 
 def unwatched(_: Stage) -> None:

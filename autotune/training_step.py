@@ -23,6 +23,13 @@ class Diverged(Exception):
     """The loss is no longer a number."""
 
 
+def finite(loss: float, *, step: int) -> float:
+    """Returns the loss of the step, counted from 0. Raises Diverged for one that is no number."""
+    if not math.isfinite(loss):
+        raise Diverged(f"the loss became {loss} at step {step + 1}")
+    return loss
+
+
 class TrainingStep:
     """A training with all techniques applied. `marker` is told the phases: forward, backward and step."""
 
@@ -41,15 +48,21 @@ class TrainingStep:
         self._marker = marker
 
     def __call__(self, step: int, batch: Batch) -> float:
-        """One optimizer step over the global batch; returns the mean token loss before it.
+        """One optimizer step over the global batch; returns the mean token loss before it. Raises Diverged."""
+        return finite(self.launch(step, batch).item(), step=step)
+
+    def launch(self, step: int, batch: Batch) -> Tensor:
+        """The same without waiting for the device: the loss that is returned may still have to be computed there.
 
         Each micro batch's summed loss is divided by the labels of the *global* batch, so that the gradients add up
-        to those of the global batch whatever the micro batch and wherever its padding is. Raises Diverged.
+        to those of the global batch whatever the micro batch and wherever its padding is.
         """
         self.training.updater.set_learning_rate(self.learning_rate(step))
         valid_labels = max(1, batch.valid_labels())
         total = torch.zeros((), device=self._device)
-        micro_batches = (part.to(self._device).split(self._config.micro_batch_size) for part in batch)
+        micro_batches = (
+            part.to(self._device, non_blocking=True).split(self._config.micro_batch_size) for part in batch
+        )
         for tokens, labels in zip(*micro_batches, strict=True):
             with self._marker.phase("forward"):
                 loss = self.forward(tokens.contiguous(), labels.contiguous()) / valid_labels
@@ -58,10 +71,7 @@ class TrainingStep:
             total += loss.detach()
         with self._marker.phase("step"):
             self.training.updater.step()
-        mean_loss = total.item()
-        if not math.isfinite(mean_loss):
-            raise Diverged(f"the loss became {mean_loss} at step {step + 1}")
-        return mean_loss
+        return total
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Summed token loss of a micro batch: tokens and labels [sequences, length]."""

@@ -22,6 +22,7 @@ from autotune.study.request import SearchRequest
 from autotune.techniques.own_optimizer import with_fusion
 from autotune.techniques.own_training import apply_to_own
 from autotune.trial.client import TrialServer
+from autotune.trial.tasks import devices
 from autotune.workload import make_workload
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "studies" / "your_script" / "train.py"
@@ -87,13 +88,15 @@ def server(tmp_path_factory):
 def trial_of(server, tmp_path):
     """trial_of(script, checkpointing="block") is the measurement of one trial, in a process of its own."""
 
-    def run(file, *, cap_bytes=2**40, steps=12, shares_perplexity=False, rivals=(), **choices):
+    def run(file, *, cap_bytes=2**40, steps=12, shares_perplexity=False, rivals=(), device="cpu", **choices):
+        uuid = None if device == "cpu" else devices()[0]["uuid"]
         workload = make_workload("cpu", {"script": str(file), "global_batch": 4, "steps": steps})
         payload = {
             "workload": workload.to_dict(),
             "config": TrainingConfig(micro_batch_size=4, **choices).to_dict(),
             "folder": str(tmp_path),
-            "device": "cpu",
+            "device": device,
+            "device_uuid": uuid,
             "cap_bytes": cap_bytes,
             "requested_at": time.monotonic(),
             "shares_perplexity": shares_perplexity,
@@ -115,6 +118,21 @@ def examine(server, tmp_path):
 
 
 # -- as a trial --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_on_cuda_its_timed_steps_are_not_waited_for(script, trial_of):
+    """It ends with an error where a report of a timed step makes a transfer that waits, such as that of its loss."""
+    file = script()
+    text = file.read_text().replace("Model()", "Model().cuda()").replace("% 256", "% 256).cuda()")
+    text = text.replace("tokens = torch", "tokens = (torch")
+    text = text.replace(
+        "    autotune.report(", "    if step == 7: torch.cuda.set_sync_debug_mode('error')\n    autotune.report("
+    )
+    file.write_text(text)
+    found = trial_of(file, device="cuda:0")
+    assert (found["outcome"], found["message"]) == ("ok", "")
+    assert found["tokens_per_second"] > 0
 
 
 def test_it_is_ended_after_the_workloads_steps_and_measured(script, trial_of):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from autotune.config import TrainingConfig
-from autotune.trainer import Trainer, train
+from autotune.parity_watch import GradientSketch
+from autotune.trainer import Trainer, trace, train
 from autotune.training_request import TrainingRequest
 from autotune.training_step import Diverged
 
@@ -120,6 +121,22 @@ def test_a_loss_that_is_no_number_ends_the_training(request_for):
         train(request_for(learning_rates={"adamw": 1e-3, "sgd": 1e6}, choices={"optimizer": "sgd"}))
 
 
+def test_reading_gradients_for_the_comparison_is_no_part_of_the_trainings_time(request_for, monkeypatch):
+    reference = trace(request_for(), dropout=True)
+    take = GradientSketch._take
+
+    def take_slowly(*args, **options):
+        time.sleep(0.1)
+        return take(*args, **options)
+
+    monkeypatch.setattr(GradientSketch, "_take", take_slowly)
+    began = time.monotonic()
+    request = dataclasses.replace(request_for(), reference=reference, requested_at=began)
+    parts = train(request).seconds_by_part
+    assert parts["parity"] > 0.1 * 4  # there are more parameters than blocks
+    assert sum(parts.values()) <= time.monotonic() - began
+
+
 def test_eager_code_reports_no_compilation(request_for):
     measurement = train(request_for())
     assert (measurement.compile_seconds, measurement.compile_cache) == (None, None)
@@ -164,6 +181,64 @@ def test_on_cuda_the_device_needs_more_than_the_allocated_peak(server, workload,
     assert measurement["context_bytes"] > 0
     assert measurement["device_bytes"] == measurement["peak_reserved_bytes"] + measurement["context_bytes"]
     assert measurement["peak_reserved_bytes"] >= measurement["peak_memory_bytes"]
+
+
+@pytest.fixture
+def on_cuda(request_for):
+    """on_cuda(steps=..., ...) is a Trainer on the first GPU, in this process, and its batches."""
+    from autotune.trial.tasks import devices
+
+    def make(**settings):
+        uuid = devices()[0]["uuid"]
+        request = dataclasses.replace(request_for(**settings), device="cuda:0", device_uuid=uuid)
+        trainer = Trainer(request)
+        return trainer, trainer.batches()
+
+    return make
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_device_between_timed_steps(on_cuda):
+    """A transfer that waits, such as that of a loss, is an error to torch here."""
+    trainer, batches = on_cuda()
+    trainer._warm_up(batches)
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        timed = list(trainer._timed_steps(range(4, 10), batches))
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert all(step.seconds > 0 for step in timed)
+    assert len(timed) == 6
+
+
+@pytest.mark.gpu
+def test_timed_steps_take_together_what_the_clock_says(on_cuda):
+    trainer, batches = on_cuda()
+    trainer._warm_up(batches)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    timed = list(trainer._timed_steps(range(4, 30), batches))
+    torch.cuda.synchronize()
+    taken = time.perf_counter() - began
+    assert 0.7 * taken < sum(step.seconds for step in timed) <= 1.01 * taken
+
+
+@pytest.mark.gpu
+def test_on_cuda_a_loss_that_is_no_number_ends_the_timed_steps_one_step_later(on_cuda):
+    trainer, batches = on_cuda()
+    launched = []
+
+    def launch(step, batch):
+        launched.append(step)
+        return torch.tensor(math.nan if step == 6 else 1.0)
+
+    trainer.step.launch = launch
+    steps = trainer._timed_steps(range(4, 12), batches)
+    assert [next(steps).loss, next(steps).loss] == [1.0, 1.0]
+    with pytest.raises(Diverged, match="the loss became nan at step 7"):
+        next(steps)
+    assert launched == [4, 5, 6, 7]
 
 
 @pytest.mark.gpu

@@ -55,6 +55,8 @@ class ChildProcess:
 
     def __post_init__(self) -> None:
         self._phase_began = self.started
+        self._outside_seconds = 0.0
+        """Spent in what is no part of the training, and so not under its limits."""
         self._unfinished = bytearray()
 
     # -- what it says ------------------------------------------------------------------------------------------
@@ -78,8 +80,11 @@ class ChildProcess:
             return
         if not isinstance(said, dict):
             return
-        if said.get("phase") in ("step", "evaluation", "compile"):
-            self.phase, self._phase_began = said["phase"], time.monotonic()
+        if said.get("phase") in ("step", "evaluation", "parity", "compile"):
+            now = time.monotonic()
+            if self.phase == "parity":
+                self._outside_seconds += now - self._phase_began
+            self.phase, self._phase_began = said["phase"], now
         elif {"result", "error"} <= said.keys() and not self.ended_because:
             # What comes later than that may be what the signal made of it.
             self.reply, self.ended_because = said, "has its result"
@@ -108,7 +113,11 @@ class ChildProcess:
     def _deadlines(self) -> dict[float, str]:
         assert self.limits is not None
         limits = self.limits
-        deadlines = {self.started + limits.trial_seconds: f"no result within {limits.trial_seconds:g} s"}
+        if self.phase == "parity":
+            words = f"reading the gradients took more than {limits.trial_seconds:g} s"
+            return {self._phase_began + limits.trial_seconds: words}
+        whole = self.started + self._outside_seconds + limits.trial_seconds
+        deadlines = {whole: f"no result within {limits.trial_seconds:g} s"}
         if self.phase == "compile":
             words = f"compilation took more than {limits.compile_seconds:g} s"
             deadlines[self._phase_began + limits.compile_seconds] = words

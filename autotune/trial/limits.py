@@ -2,7 +2,8 @@
 
 Starting (reading weights and text, the device's context, a script's own preparations) is under the limit of the
 whole only: how long a script reads its data says nothing about whether it hangs, and a hung start is rare enough to
-be waited for.
+be waited for. Reading gradients to compare trainings, about one second a billion parameters, is under no limit of the
+training's: the limit of the whole goes on when it has ended, and it may itself take no longer than that.
 """
 
 from dataclasses import dataclass

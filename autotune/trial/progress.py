@@ -13,7 +13,7 @@ import torch._dynamo.callback
 from autotune.training_request import Stage
 from autotune.trial.limits import REPORT_SECONDS
 
-_LINES = {phase: b'{"phase": "%s"}\n' % phase.encode() for phase in ("step", "evaluation", "compile")}
+_LINES = {phase: b'{"phase": "%s"}\n' % phase.encode() for phase in ("step", "evaluation", "parity", "compile")}
 
 
 class PipeProgress:

@@ -63,7 +63,7 @@ def test_a_training_says_so_before_its_first_step_and_after_each_one(request_to_
 def test_the_first_steps_alone_say_so_too(request_to_train):
     stages = []
     trace(request_to_train, dropout=True, progress=stages.append)
-    assert stages == ["step"] * 4
+    assert stages == ["step", "parity", "step", "step", "step", "step"]
 
 
 def test_a_hundred_quick_steps_are_a_handful_of_lines(pipe):
@@ -107,6 +107,8 @@ def test_what_is_compiled_before_the_first_step_belongs_to_the_start(pipe):
         ("compile", 51.0, "compilation took more than 50 s"),
         ("evaluation", 21.0, "no batch of evaluation ended within 20 s"),
         ("step", 101.0, "no step ended within 20 s"),
+        ("parity", 51.0, None),
+        ("parity", 101.0, "reading the gradients took more than 100 s"),
     ],
 )
 def test_each_phase_has_its_own_limit_beside_the_whole_trials(child, phase, seconds, words):
@@ -123,6 +125,20 @@ def test_a_finished_step_gives_the_next_one_its_own_time(child):
     time.sleep(0.01)
     child.receive(b'{"phase": "step"}\n')
     assert child.deadline() > first
+
+
+def test_reading_gradients_counts_for_no_limit_of_the_training(child, monkeypatch):
+    now = time.monotonic()
+    for phase, seconds in (("step", 1.0), ("parity", 2.0), ("step", 92.0)):
+        monkeypatch.setattr("time.monotonic", lambda seconds=seconds: now + seconds)
+        child.receive(b'{"phase": "%s"}\n' % phase.encode())
+    assert child.to_be_ended(now + 111.0) == ("", "")
+    assert "no step ended within 20 s" in child.to_be_ended(now + 113.0)[1]
+    child.receive(b'{"phase": "step"}\n')
+    monkeypatch.setattr("time.monotonic", lambda: now + 185.0)
+    child.receive(b'{"phase": "step"}\n')
+    assert child.to_be_ended(now + 189.0) == ("", "")
+    assert "no result within 100 s" in child.to_be_ended(now + 191.0)[1]
 
 
 def test_a_result_may_come_in_pieces_among_whatever_else_was_written(child):
