@@ -13,7 +13,8 @@
     ├── PredictionImpossible    a model that cannot run on fake tensors (exit 2)
     ├── PreparationFailed       the workload could not be built in its own process (exit 70)
     ├── TrialLost               the machine ended a trial: killed, device gone, disk full; to be continued (exit 75)
-    │   └── TrialServerLost         the process that starts the trials has ended
+    │   ├── TrialServerLost         the process that starts the trials has ended
+    │   └── DeviceDisturbed         another process began or ended on the device while a trial was measured
     └── Stopped                 the search was asked to stop; the search can be continued (exit 75)
 
 Expected failures of a trial (out of memory, timeout, crash) are not errors: they are outcomes (`result.py`).
@@ -83,6 +84,10 @@ class TrialLost(AutotuneError):
 
 
 class TrialServerLost(TrialLost):
+    pass
+
+
+class DeviceDisturbed(TrialLost):
     pass
 
 

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,14 +24,18 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def be_the_child(request: dict[str, Any], *, server_pid: int, result_pipe: int) -> None:
-    """Runs the request and leaves by os._exit: the parts of the server that were copied by the fork never run on."""
+def be_the_child(request: dict[str, Any], *, server_pid: int, result_pipe: int, begins: float) -> None:
+    """Runs the request and leaves by os._exit: the parts of the server that were copied by the fork never run on.
+
+    Waits until the monotonic clock says `begins`.
+    """
     exit_code = 1
     try:
         _take_signals_back()
         os.setsid()
         _die_with(server_pid)
         become_reaper()  # what it starts and loses stays its own, and goes when it goes
+        time.sleep(max(0.0, begins - time.monotonic()))
         write_line(result_pipe, _run(request, result_pipe=result_pipe))
         exit_code = 0
     except BaseException:

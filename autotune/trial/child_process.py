@@ -21,6 +21,11 @@ EXIT_SECONDS = 5.0
 """For a process to leave once its result is here."""
 LINGER_SECONDS = 30.0
 """A process that SIGKILL has not ended by then waits in the kernel for what does not answer."""
+ATTEMPTS_WHERE_DISTURBED = 3
+"""How often a trial is begun in all where another process disturbed what it measures of the device."""
+SECONDS_BETWEEN_ATTEMPTS = 1.0
+"""A program that begins takes its memory within about as much."""
+
 LARGEST_LINE_BYTES = 2**26
 """More is no result; whoever writes it without end must not fill the server's memory."""
 
@@ -40,6 +45,12 @@ class ChildProcess:
     log_file: Path
     limits: TimeLimits | None
     host_memory_kills: int
+    request: dict[str, Any] = field(default_factory=dict)
+    """What it was asked, to ask it again."""
+    attempt: int = 1
+    """Its number among the processes that were asked the same."""
+    may_be_repeated: bool = True
+    """False once it was to be ended from here."""
     started: float = field(default_factory=time.monotonic)
     phase: str = "start"
     ended_because: Ending = ""
@@ -137,6 +148,12 @@ class ChildProcess:
             self.give_up_at = min(self.give_up_at, now + linger_seconds)
 
     # -- how it ended ------------------------------------------------------------------------------------------
+
+    @property
+    def was_disturbed(self) -> bool:
+        """Whether it says that another process disturbed what it measured of the device."""
+        error = None if self.reply is None else self.reply["error"]
+        return isinstance(error, dict) and error.get("kind") == "DeviceDisturbed"
 
     def outcome(self) -> dict[str, Any]:
         """Its own reply, or what its end says where it left none."""

@@ -50,6 +50,7 @@ class TrialServer:
         self._lock, self._writing = threading.Lock(), threading.Lock()
         """Apart: a write may wait for a server that waits until its replies are read, which takes the other lock."""
         self._is_ready = self._is_lost = False
+        self._why_lost = ""
         self._mark = uuid.uuid4().hex
         with log_file.open("a") as log:
             self._process = subprocess.Popen(
@@ -156,6 +157,9 @@ class TrialServer:
             for line in replies:
                 if (reply := _reply_in(line)) is None:
                     continue
+                if "failed" in reply:
+                    self._why_lost = f": {reply['failed']}"
+                    continue
                 self._is_ready = True
                 if "id" in reply:
                     with self._lock:
@@ -171,7 +175,7 @@ class TrialServer:
 
     def _loss(self) -> TrialServerLost:
         return TrialServerLost(
-            "the process that starts the trials has ended",
+            f"the process that starts the trials has ended{self._why_lost}",
             hint=f"see {self._log_file}; the same command goes on from here",
         )
 

@@ -27,13 +27,16 @@ from typing import Any
 from autotune.errors import TrialLost
 from autotune.trial.child import END_SIGNALS, be_the_child, become_reaper, write_line
 from autotune.trial.child_process import (
+    ATTEMPTS_WHERE_DISTURBED,
     GRACE_SECONDS,
     LINGER_SECONDS,
+    SECONDS_BETWEEN_ATTEMPTS,
     TRAININGS,
     ChildProcess,
     Ending,
     failure_of,
 )
+from autotune.trial.clean_imports import CudaTouched, without_touching_cuda
 from autotune.trial.limits import TimeLimits
 from autotune.trial.process_tree import descendants, kill_all, send, send_to_group
 
@@ -92,36 +95,43 @@ class Server:
                 self._end(child, why="cancelled")
                 child.hurry(grace_seconds=_GRACE_SECONDS_IN_THE_END, linger_seconds=_LINGER_SECONDS_IN_THE_END)
 
-    def _start(self, request: dict[str, Any]) -> None:
+    def _start(self, request: dict[str, Any], *, attempt: int = 1) -> None:
         try:
-            self._fork(request)
+            self._fork(request, attempt=attempt)
         except OSError as error:  # no more processes, no more memory
             lost = TrialLost(f"no process could be started: {error}", hint="the same command goes on from here")
             self._send(failure_of(lost) | {"id": request["id"], "seconds": 0.0})
 
-    def _fork(self, request: dict[str, Any]) -> None:
+    def _fork(self, request: dict[str, Any], *, attempt: int) -> None:
         from autotune.trial.infrastructure import host_memory_kills
 
         read_end, write_end = os.pipe()
         memory_kills = host_memory_kills()
         with suppress(OSError):  # mostly there is none
             os.truncate(request["log_file"], 0)  # or an earlier one would count as this one's
+        begins = time.monotonic()
+        if attempt > 1:  # what disturbed the last one may still be at it
+            begins += SECONDS_BETWEEN_ATTEMPTS
+            request["payload"] = _asked_at(begins, request["payload"])
         server_pid, pid = os.getpid(), os.fork()
         if pid == 0:
             os.close(read_end)
             os.close(self._replies)  # or a process the trial leaves behind would keep the caller waiting
-            be_the_child(request, server_pid=server_pid, result_pipe=write_end)
+            be_the_child(request, server_pid=server_pid, result_pipe=write_end, begins=begins)
         os.close(write_end)
         os.set_blocking(read_end, False)
         limits = request.get("limits")
         child = ChildProcess(
             id=request["id"],
             task=request["task"],
+            request=request,
+            attempt=attempt,
             pid=pid,
             pipe=read_end,
             log_file=Path(request["log_file"]),
             limits=None if limits is None else TimeLimits(**limits),
             host_memory_kills=memory_kills,
+            started=begins,
         )
         self._children[child.id] = child
         self._selector.register(read_end, selectors.EVENT_READ, child)
@@ -165,7 +175,10 @@ class Server:
 
     def _end(self, child: ChildProcess | None, *, why: Ending, words: str = "stopped before its end") -> None:
         """Asks a process and all it started to end; one that was stopped goes on, so that it can."""
-        if child is None or child.ended_because:
+        if child is None:
+            return
+        child.may_be_repeated = False
+        if child.ended_because:
             return
         self._read_all_output(child)
         if child.reply is not None:  # in time after all
@@ -226,6 +239,9 @@ class Server:
         if child.pipe in self._selector.get_map():
             self._selector.unregister(child.pipe)
         os.close(child.pipe)
+        if child.was_disturbed and child.may_be_repeated and child.attempt < ATTEMPTS_WHERE_DISTURBED:
+            self._start(child.request, attempt=child.attempt + 1)
+            return
         self._send(child.outcome() | {"id": child.id, "seconds": time.monotonic() - child.started})
 
     def _send(self, reply: dict[str, Any]) -> None:
@@ -235,16 +251,25 @@ class Server:
             pass  # nobody is left to read it
 
 
-def _import_what_trials_need() -> None:
-    """Only imports: no kernel, no thread, no device, or the forked children would hang or share a CUDA context."""
-    import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401
+def _asked_at(moment: float, payload: dict[str, Any]) -> dict[str, Any]:
+    """The payload of a training whose start-up is counted from `moment`."""
+    return {**payload, "requested_at": moment} if "requested_at" in payload else payload
 
-    import autotune.predictor
-    import autotune.trainer
-    import autotune.trial.failures
-    import autotune.trial.progress
-    import autotune.trial.tasks  # noqa: F401
+
+def _import_what_trials_need() -> None:
+    """Only imports: no kernel, no thread, no device, or the forked children would hang or share a CUDA context.
+
+    Raises CudaTouched where an import has done so.
+    """
+    with without_touching_cuda():
+        import torch._dynamo
+        import torch._inductor.compile_fx  # noqa: F401
+
+        import autotune.predictor
+        import autotune.trainer
+        import autotune.trial.failures
+        import autotune.trial.progress
+        import autotune.trial.tasks  # noqa: F401
 
 
 def main() -> None:
@@ -255,7 +280,11 @@ def main() -> None:
     replies = os.dup(1)
     os.dup2(2, 1)
     become_reaper()
-    _import_what_trials_need()
+    try:
+        _import_what_trials_need()
+    except CudaTouched as error:
+        write_line(replies, {"failed": f"{error}, so that trials could not use it"})
+        raise
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the children
     write_line(replies, {"ready": os.getpid()})

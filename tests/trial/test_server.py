@@ -1,5 +1,6 @@
 """The trial server with real processes: what it runs, what it survives, and that nothing outlives it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from autotune.config import TrainingConfig
 from autotune.errors import AutotuneError, InvalidInput, StudyMismatch, TrialLost, TrialServerLost
 from autotune.result import Measurement
+from autotune.trial.child_process import SECONDS_BETWEEN_ATTEMPTS
 from autotune.trial.limits import time_limits
 
 WAIT_SECONDS = 60
@@ -230,6 +232,88 @@ def test_a_request_to_a_server_that_has_ended_fails_at_once(doomed_server, train
         train(by=doomed_server).result(WAIT_SECONDS)
 
 
+# -- trials that another process has disturbed -------------------------------------------------------------------
+
+DISTURBED = """
+    from pathlib import Path
+    from autotune.errors import DeviceDisturbed
+    from autotune.trial import server, tasks
+
+    def measure(*, folder, disturbed, requested_at):
+        attempts = Path(folder, "attempts")
+        attempts.write_text(attempts.read_text() + "x" if attempts.exists() else "x")
+        if len(attempts.read_text()) <= disturbed:
+            raise DeviceDisturbed("process 7 began on cuda:0", hint="end it")
+        return requested_at
+
+    tasks.TASKS = {"measure": measure}
+    server._import_what_trials_need = lambda: None
+    server.main()
+"""
+"""A server whose task is disturbed as often as it is told, and returns when it was asked."""
+
+
+@pytest.fixture(scope="module")
+def disturbed_server(tmp_path_factory):
+    from autotune.trial.client import TrialServer
+
+    command = (sys.executable, "-c", textwrap.dedent(DISTURBED))
+    with TrialServer(log_file=tmp_path_factory.mktemp("disturbed") / "server.log", command=command) as trial_server:
+        yield trial_server
+
+
+@pytest.fixture
+def measure(disturbed_server, tmp_path):
+    """measure(disturbed=2) is the future of the task; the file `attempts` gets a letter for each attempt."""
+
+    def submit(*, disturbed):
+        payload = {"folder": str(tmp_path), "disturbed": disturbed, "requested_at": time.monotonic()}
+        return disturbed_server.submit("measure", payload, log_file=tmp_path / "trial.log")
+
+    return submit
+
+
+def test_a_disturbed_trial_is_begun_again_and_counts_from_there(measure, tmp_path):
+    asked = time.monotonic()
+    assert measure(disturbed=2).result(WAIT_SECONDS).result > asked + SECONDS_BETWEEN_ATTEMPTS
+    assert (tmp_path / "attempts").read_text() == "xxx"
+
+
+def test_a_trial_disturbed_three_times_is_lost_and_says_by_what(measure, tmp_path):
+    with pytest.raises(TrialLost, match="process 7 began on cuda:0"):
+        measure(disturbed=99).result(WAIT_SECONDS)
+    assert (tmp_path / "attempts").read_text() == "xxx"
+
+
+def test_a_cancelled_trial_is_not_begun_again(disturbed_server, measure, tmp_path):
+    future = measure(disturbed=99)
+    assert wait_until((tmp_path / "attempts").exists)
+    disturbed_server.cancel(future)
+    with contextlib.suppress(AutotuneError):
+        future.result(WAIT_SECONDS)
+    assert len((tmp_path / "attempts").read_text()) < 3
+
+
+def test_a_server_that_cannot_fork_for_cuda_says_so(tmp_path):
+    from autotune.trial.client import TrialServer
+
+    program = """
+        from autotune.trial import server
+        from autotune.trial.clean_imports import CudaTouched
+
+        def touch():
+            raise CudaTouched("CUDA was initialized while modules were imported")
+
+        server._import_what_trials_need = touch
+        server.main()
+    """
+    command = (sys.executable, "-c", textwrap.dedent(program))
+    with TrialServer(log_file=tmp_path / "server.log", command=command) as server:
+        future = server.submit("devices", {}, log_file=tmp_path / "devices.log")
+        with pytest.raises(TrialServerLost, match="CUDA was initialized while modules were imported"):
+            future.result(WAIT_SECONDS)
+
+
 SERVER = "import runpy; runpy.run_module('autotune.trial.server', run_name='__main__')"
 
 
@@ -323,6 +407,22 @@ def test_the_server_stays_free_of_cuda(server, tmp_path):
     )
     assert result["device"]["device"] == "cuda:0"
     assert "nvidia" not in "".join(os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir())
+
+
+@pytest.mark.gpu
+def test_importing_touches_nothing_where_nvml_does_not_say_how_many_devices_there_are():
+    """As with CUDA_VISIBLE_DEVICES=MIG-...: torch then asks the CUDA runtime, and that process cannot fork any more."""
+    program = """
+        import os
+        from autotune.trial import server
+        server._import_what_trials_need()
+        import torch
+        if (pid := os.fork()) == 0:
+            os._exit(torch.cuda._is_in_bad_fork())
+        raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "MIG-0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment).returncode == 0
 
 
 def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module(tmp_path, monkeypatch):
