@@ -51,9 +51,23 @@ class DeviceInfo:
     versions: Mapping[str, str]
     """Versions of python, torch, autotune and, on CUDA, of CUDA and the driver: whatever a measurement depends on."""
     uuid: str | None = None
-    """Identity of a CUDA device, as NVML knows it."""
+    """Identity of a CUDA device: `GPU-...` or, for a slice of one, `MIG-...`. Names its turns."""
+    is_known_to_nvml: bool = False
+    """Whether NVML says, by that UUID, how much of its memory is in use."""
+    compute_capability: str | None = None
+    """Of a CUDA device, as `9.0`."""
+    compute_mode: str | None = None
+    """How many processes may use a CUDA device at a time: `default`, `exclusive-process` or `prohibited`; None: not
+    known."""
+    context_bytes: int | None = None
+    """What a new CUDA context takes of the device; None: not measured, or it could not be."""
     others: str = ""
     """What else was using the device when the study began, in words; empty when nothing was."""
+    notes: tuple[str, ...] = ()
+    """What is not known of the device, or is particular about it, a sentence each without its point."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "notes", tuple(self.notes))  # a list, as it comes from JSON
 
     @property
     def type(self) -> str:

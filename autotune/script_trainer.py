@@ -141,7 +141,13 @@ class _ScriptTrial(WatchedRun):
         self._optimizer: Optimizer | None = None
         began = time.monotonic()
         cap_bytes = request.cap_bytes if request.enforce_cap else None
-        self._meter = make_whole_run_meter(device, uuid=request.device_uuid, cap_bytes=cap_bytes)
+        self._meter = make_whole_run_meter(
+            device,
+            uuid=request.device_uuid,
+            cap_bytes=cap_bytes,
+            new_context_bytes=request.new_context_bytes,
+            shares_device=request.shares_device,
+        )
         self._device_startup_seconds = time.monotonic() - began
         self._startup_seconds = 0.0
         self._clock = make_clock(device)

@@ -69,7 +69,11 @@ class Trainer:
         torch.manual_seed(self._workload.seed)
         started = time.monotonic()
         self._meter: MemoryMeter = make_meter(
-            self._device, uuid=request.device_uuid, cap_bytes=request.cap_bytes if request.enforce_cap else None
+            self._device,
+            uuid=request.device_uuid,
+            cap_bytes=request.cap_bytes if request.enforce_cap else None,
+            new_context_bytes=request.new_context_bytes,
+            shares_device=request.shares_device,
         )
         self._device_startup_seconds = time.monotonic() - started
         self._startup_seconds = 0.0
@@ -214,7 +218,7 @@ class Trainer:
         self._progress("evaluation")
         first = next(batches)
         if self._config.compile != "none":
-            with self._clocked("compilation"):
+            with self._clocked("compilation"), self._meter.aside():
                 self._summed_loss(first)  # compiles the graph without gradients, outside every number
         with self._clocked("evaluation"):
             with self._meter.measuring(self._resident_tensors), self._meter.phase("evaluation"):

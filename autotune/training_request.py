@@ -29,6 +29,11 @@ class TrainingRequest:
     folder: Path
     device: str
     device_uuid: str | None = None
+    """What NVML calls the device, `GPU-...` or `MIG-...`; None: NVML does not know it."""
+    new_context_bytes: int | None = None
+    """What a new CUDA context takes of the device, as the probe found it; None: it could not be found."""
+    shares_device: bool = False
+    """Whether other trials run on the device at the same time, so that nothing can be told from what it has in use."""
     cap_bytes: int
     enforce_cap: bool = True
     """False for the baseline, which is measured beyond the cap where the device can hold it."""

@@ -76,6 +76,11 @@ class DeviceTurns:
         self._awaited: list[str] = []
         """The locks one of which is waited for; of the first that is held, the holder is told."""
 
+    @property
+    def places(self) -> int:
+        """How many trials may run at a time."""
+        return len(self._places)
+
     @contextmanager
     def turn(self, pause: Callable[[], None]) -> Iterator[str]:
         """Waits for a place, calling `pause` between two looks, and holds it.
@@ -133,13 +138,18 @@ def _wait_for(take: Callable[[], _Taken | None], pause: Callable[[], None]) -> _
     return taken
 
 
+def waiting_words(device: str, holder: str) -> str:
+    """What is said where a turn is waited for; `holder` is empty where it is not known."""
+    return f"waiting for {device}, where another trial has its turn" + (f" ({holder})" if holder else "")
+
+
 def device_node(device: DeviceInfo) -> Path | None:
     """`/dev/nvidiaN` of the GPU, by its UUID: N is neither CUDA's index nor NVML's. None where there is none.
 
     Nor is there one for a GPU that is cut into slices (MIG): two slices are two devices with one
     node.
     """
-    if device.uuid is None:
+    if device.uuid is None or device.uuid.startswith("MIG-"):
         return None
     import pynvml  # not for a CPU's search
 

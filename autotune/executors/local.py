@@ -1,18 +1,15 @@
 """Trials on a device of this machine, one at a time, each in a process of its own."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
-from autotune.errors import Stopped
-from autotune.executors.device_turn import DeviceTurns
-from autotune.executors.server_tasks import POLL_SECONDS, ServerTasks, prepared_folder, warn
+from autotune.executors.server_tasks import ServerTasks, prepared_folder, warn
 from autotune.parity import ParityTrace
 from autotune.result import Measurement
 from autotune.rival import Rival
@@ -44,34 +41,6 @@ class LocalExecutor(ServerTasks):
     ) -> None:
         super().__init__(folder, should_stop=should_stop, server_command=server_command, note=note)
         self._replies: dict[Future[FinishedTrial], Future[Reply]] = {}
-        self._turn: str | None = None
-
-    @contextmanager
-    def turn(self, turns: DeviceTurns, *, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Waits until it is this search's turn on the device; what it runs until the end of the block holds it.
-
-        Calls `on_wait` once where it has to wait, with the holder of the turn where it is known. Raises Stopped when
-        asked to stop meanwhile.
-        """
-        was_said = False
-
-        def pause() -> None:
-            nonlocal was_said
-            if not was_said:
-                was_said = True
-                on_wait(turns.holder())
-            self._pause()
-
-        with turns.turn(pause) as self._turn:
-            try:
-                yield
-            finally:
-                self._turn = None
-
-    def _pause(self) -> None:
-        if self._should_stop():
-            raise Stopped("the search was stopped", hint="the same command goes on from here")
-        time.sleep(POLL_SECONDS)
 
     def submit_prediction(
         self,
@@ -194,7 +163,9 @@ class LocalExecutor(ServerTasks):
             "config": config.to_dict(),
             "folder": str((study_folder / prepared_folder(definition.workload, workload)).absolute()),
             "device": definition.device.device,
-            "device_uuid": definition.device.uuid,
+            "device_uuid": definition.device.uuid if definition.device.is_known_to_nvml else None,
+            "new_context_bytes": definition.device.context_bytes,
+            "shares_device": self._shares_device,
             "cap_bytes": definition.cap_bytes,
             "enforce_cap": enforce_cap,
             "requested_at": time.monotonic(),

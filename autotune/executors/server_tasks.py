@@ -1,9 +1,11 @@
 """What is asked of the trial server beside trainings: the device, the model, a study's files. Ends with the search."""
 
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +13,7 @@ from typing import Any, Self
 from autotune.definition import StudyDefinition
 from autotune.errors import AutotuneError, Stopped, TrialLost
 from autotune.executors.compiler_cache import CompilerCaches
+from autotune.executors.device_turn import DeviceTurns, device_node, waiting_words
 from autotune.result import DeviceInfo
 from autotune.trial.client import SERVER_COMMAND, Reply, TrialServer
 from autotune.trial.limits import time_limits
@@ -53,8 +56,15 @@ class ServerTasks:
         self._caches = CompilerCaches(note)
         self._server_command = server_command
         self._should_stop = should_stop
+        self._note = note
         self._started: TrialServer | None = None
         self._is_shut_down = False
+        self._turn: str | None = None
+        """What processes hold while it is our turn on a device; None: it is not."""
+        self._shares_device = False
+        """Whether other trials run on the device in our turn."""
+        self._probed: dict[str, DeviceInfo] = {}
+        """The CUDA devices whose context was measured, by torch's name."""
 
     @property
     def _server(self) -> TrialServer:
@@ -70,15 +80,81 @@ class ServerTasks:
     def server_pid(self) -> int:
         return self._server.pid
 
+    # -- turns on a device -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def turn(self, turns: DeviceTurns, *, on_wait: Callable[[str], None]) -> Iterator[None]:
+        """Waits until it is this search's turn on the device; what it runs until the end of the block holds it.
+
+        Calls `on_wait` once where it has to wait, with the holder of the turn where it is known. Raises Stopped when
+        asked to stop meanwhile.
+        """
+        was_said = False
+
+        def pause() -> None:
+            nonlocal was_said
+            if not was_said:
+                was_said = True
+                on_wait(turns.holder())
+            self._pause()
+
+        with turns.turn(pause) as self._turn:
+            self._shares_device = turns.places > 1
+            try:
+                yield
+            finally:
+                self._turn, self._shares_device = None, False
+
+    @contextmanager
+    def turn_on(self, device: DeviceInfo, *, places: int = 1) -> Iterator[None]:
+        """As `turn`, for what needs the device once; nothing where it is our turn already. A wait is noted."""
+        if self._turn is not None:
+            yield
+            return
+        turns = DeviceTurns(device, places=places, node=device_node(device), note=self._note)
+
+        def say(holder: str) -> None:
+            self._note(waiting_words(device.device, holder))
+
+        with closing(turns), self.turn(turns, on_wait=say):
+            yield
+
+    def _pause(self) -> None:
+        if self._should_stop():
+            raise Stopped("the search was stopped", hint="the same command goes on from here")
+        time.sleep(POLL_SECONDS)
+
+    # -- what is asked -----------------------------------------------------------------------------------------
+
+    def identify(self, device: str | None) -> DeviceInfo:
+        """Returns what `device` is, without a CUDA context on it; None is the best there is. Raises InvalidInput."""
+        return DeviceInfo(**self._call("identify", {"device": device}))
+
     def probe(
         self, device: str | None, choices: Mapping[str, Sequence[Any]]
     ) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
         """The device, and which of `choices`, {technique: values}, do not work on it.
 
-        None is the best device there is. Raises InvalidInput.
+        None is the best device there is. A CUDA device is probed in its turn. Raises InvalidInput.
         """
+        info = self.identify(device)
+        if info.type == "cpu":
+            return self._probe(info, choices)
+        if not choices and info.device in self._probed:
+            return self._probed[info.device], {}
+        with self.turn_on(info):
+            found, unavailable = self._probe(info, choices)
+        return self._probed.setdefault(found.device, found), unavailable
+
+    def _probe(
+        self, info: DeviceInfo, choices: Mapping[str, Sequence[Any]]
+    ) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
+        payload = {
+            "device": info.device,
+            "choices": {technique: list(values) for technique, values in choices.items()},
+            "with_context": info.device not in self._probed,
+        }
         cache = self._folder / f"probe-{version('torch')}"
-        payload = {"device": device, "choices": {technique: list(values) for technique, values in choices.items()}}
         found = self._call("probe", payload, environment=self._caches.environment(cache))
         return DeviceInfo(**found["device"]), found["unavailable"]
 
@@ -90,7 +166,11 @@ class ServerTasks:
         Raises InvalidInput.
         """
         listed = {technique: list(values) for technique, values in choices.items()}
-        return dict(self._call("examine", {"workload": workload.to_dict(), "choices": listed, "device": device}))
+        payload = {"workload": workload.to_dict(), "choices": listed, "device": device}
+        if workload.script is None or not device.startswith("cuda"):
+            return dict(self._call("examine", payload))
+        with self.turn_on(self.identify(device)):  # the script runs there until it has its model
+            return dict(self._call("examine", payload))
 
     def model_sha256(self, workload: Workload) -> str:
         """SHA-256 of what the workload's model is made of today: Python file or weights. Raises InvalidInput."""
@@ -106,6 +186,7 @@ class ServerTasks:
             {"device": device},
             log_file=self._folder / "logs" / "check_device.log",
             limits=time_limits(_SECONDS_TO_ANSWER),
+            turn=self._turn,
         )
         try:
             self.wait_for(future)
@@ -130,7 +211,8 @@ class ServerTasks:
     def _call(self, task: str, payload: dict[str, Any], *, environment: dict[str, str] | None = None) -> Any:
         """Runs `task` and waits for what it returns. Raises Stopped when asked to stop meanwhile."""
         log_file = self._folder / "logs" / f"{task}.log"
-        return self.wait_for(self._server.submit(task, payload, log_file=log_file, environment=environment)).result
+        future = self._server.submit(task, payload, log_file=log_file, environment=environment, turn=self._turn)
+        return self.wait_for(future).result
 
     def wait_for(self, future: "Future[Reply]") -> Reply:
         """What a task returned. Raises the error it ended with, and Stopped when asked to stop meanwhile."""

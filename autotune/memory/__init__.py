@@ -22,6 +22,8 @@ class MemoryReading:
     peak_memory_bytes: int
     peak_phase: str
     peak_reserved_bytes: int
+    """What the allocator must be able to reserve: what it had at its fullest since the first step, and at least what
+    was allocated at once in that step or aside (`MemoryMeter.aside`)."""
     context_bytes: int = 0
     alloc_retries: int = 0
 
@@ -44,8 +46,11 @@ class MemoryMeter(PhaseMarker, Protocol):
         of them is freed, as it is without a measurement.
         """
 
+    def aside(self) -> AbstractContextManager[None]:
+        """What runs in the block is no part of the training: its peak counts for the device alone."""
+
     def kernels_have_run(self) -> None:
-        """To be called once after the first step: the context now has its size, and the cap can be enforced."""
+        """To be called once after the first step: the context now holds its kernels, the allocator gets the rest."""
 
     def reading(self) -> MemoryReading:
         """The peak over everything measured so far."""
@@ -57,13 +62,29 @@ def resident_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-def make_meter(device: torch.device, *, uuid: str | None, cap_bytes: int | None) -> MemoryMeter:
-    """The meter for `device`. On CUDA `cap_bytes` is enforced from here on; None leaves the device unlimited."""
+def make_meter(
+    device: torch.device,
+    *,
+    uuid: str | None,
+    cap_bytes: int | None,
+    new_context_bytes: int | None = None,
+    shares_device: bool = False,
+) -> MemoryMeter:
+    """The meter for `device`. On CUDA `cap_bytes` is enforced from here on; None leaves the device unlimited.
+
+    `uuid` is what NVML calls the device; None: NVML does not know it. `new_context_bytes` and `shares_device` are as in
+    `create_context`, and as there DeviceDisturbed is raised.
+    """
     if device.type == "cuda":
         from autotune.memory.cuda import CudaMeter
 
-        assert uuid is not None, "a CUDA device is known by its UUID"
-        return CudaMeter(device, uuid=uuid, cap_bytes=cap_bytes)
+        return CudaMeter(
+            device,
+            uuid=uuid,
+            cap_bytes=cap_bytes,
+            new_context_bytes=new_context_bytes,
+            shares_device=shares_device,
+        )
     from autotune.memory.cpu import CpuMeter
 
     return CpuMeter()

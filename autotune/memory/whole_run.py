@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from autotune.memory import MemoryReading, make_meter
+from autotune.memory import MemoryMeter, MemoryReading, make_meter
 from autotune.memory.cpu import peak_of
 
 _STEADY = "autotune steady steps"
@@ -31,9 +31,20 @@ class WholeRunMeter(Protocol):
         """On CUDA the peak since `begin`; on a CPU that between `begin` and `end`."""
 
 
-def make_whole_run_meter(device: torch.device, *, uuid: str | None, cap_bytes: int | None) -> WholeRunMeter:
+def make_whole_run_meter(
+    device: torch.device,
+    *,
+    uuid: str | None,
+    cap_bytes: int | None,
+    new_context_bytes: int | None = None,
+    shares_device: bool = False,
+) -> WholeRunMeter:
+    """As `make_meter`."""
     if device.type == "cuda":
-        return _CudaRun(device, uuid=uuid, cap_bytes=cap_bytes)
+        meter = make_meter(
+            device, uuid=uuid, cap_bytes=cap_bytes, new_context_bytes=new_context_bytes, shares_device=shares_device
+        )
+        return _CudaRun(meter)
     return _CpuRun()
 
 
@@ -60,8 +71,8 @@ class _CpuRun:
 
 
 class _CudaRun:
-    def __init__(self, device: torch.device, *, uuid: str | None, cap_bytes: int | None) -> None:
-        self._meter = make_meter(device, uuid=uuid, cap_bytes=cap_bytes)
+    def __init__(self, meter: MemoryMeter) -> None:
+        self._meter = meter
         self._steady = ExitStack()
 
     def kernels_have_run(self) -> None:

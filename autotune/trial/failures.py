@@ -35,8 +35,10 @@ _DEVICE_OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "Error [CUDA]: out of memory",
+    "NVML_SUCCESS == DriverAPI::get()->nvml",
 )
-"""Those of the allocator, the driver, cuBLAS, cuDNN, Triton and what wraps them."""
+"""Those of the allocator, the driver, cuBLAS, cuDNN, Triton and what wraps them. The last is all that the allocator
+says where NVML fails, whom it asks for the other processes while it writes its message."""
 
 _KILLED_HELPER = ("is killed by signal: Killed", "terminated abruptly")
 """A process of the trial's own, a DataLoader's worker or a compiler's, is gone; the kernel's count says why."""

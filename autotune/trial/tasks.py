@@ -3,38 +3,47 @@
 Each task takes and returns JSON-ready values.
 """
 
-import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from autotune.config import TrainingConfig
-from autotune.errors import InvalidInput, PredictionImpossible, StudyMismatch
+from autotune.errors import PredictionImpossible, StudyMismatch, TrialLost
 from autotune.parity import ParityTrace
 from autotune.result import DeviceInfo, Measurement
 from autotune.rival import Rival
 from autotune.training_request import Progress, TrainingRequest, unwatched
+from autotune.trial import device as device_tasks
+from autotune.trial.forked import in_a_fork
 from autotune.trial.infrastructure import host_memory_kills
 from autotune.trial.prepared import model_sha256, prepare, prepare_seed
 from autotune.workload import Workload
 
 
-def probe(*, device: str | None, choices: dict[str, list[Any]]) -> dict[str, Any]:
+def identify(*, device: str | None) -> dict[str, Any]:
+    """A DeviceInfo of `device`, without a CUDA context on it; None is the first CUDA device, else the CPU.
+
+    Raises InvalidInput.
+    """
+    return asdict(device_tasks.identify(device))
+
+
+def probe(*, device: str | None, choices: dict[str, list[Any]], with_context: bool = True) -> dict[str, Any]:
     """What `device` is and which of `choices`, {technique: values}, do not work on it.
 
     None is the first CUDA device, else the CPU. Returns {"device": DeviceInfo, "unavailable": {technique: {value:
-    reason}}}. Raises InvalidInput.
+    reason}}}; `with_context` measures the size of a new CUDA context, too. Raises InvalidInput.
     """
     from autotune.techniques import find_unavailable
 
-    chosen = torch.device(device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
-    info = _cuda_info(chosen) if chosen.type == "cuda" else _cpu_info()
-    return {"device": asdict(info), "unavailable": find_unavailable(choices, device=chosen)}
+    # In processes of their own: what comes after must find CUDA untouched.
+    info = DeviceInfo(**in_a_fork(lambda: identify(device=device)))
+    if info.type == "cuda" and with_context:
+        info = device_tasks.with_context_size(info)
+    return {"device": asdict(info), "unavailable": find_unavailable(choices, device=torch.device(info.device))}
 
 
 def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]], device: str) -> dict[str, dict[str, str]]:
@@ -56,9 +65,8 @@ def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]], device: 
 
 
 def devices() -> list[dict[str, Any]]:
-    """Every device this torch can use: the CUDA devices in order, then the CPU."""
-    cuda = [_cuda_info(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
-    return [asdict(info) for info in [*cuda, _cpu_info()]]
+    """A DeviceInfo of every device this torch can use, as `identify` makes them."""
+    return [asdict(info) for info in device_tasks.all_devices()]
 
 
 def check_device(*, device: str) -> dict[str, Any]:
@@ -82,7 +90,7 @@ def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
         training = _training_request(**request)
         train_one = run if training.workload.script is None else train_script
         return asdict(train_one(training, progress=progress))
-    except StudyMismatch:
+    except (StudyMismatch, TrialLost):
         raise
     except Exception as error:
         return asdict(_failed(error, device=request["device"], memory_kills=memory_kills))
@@ -101,7 +109,7 @@ def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> d
         training = _training_request(**request)
         first_steps = run if training.workload.script is None else trace_script
         return {"trace": first_steps(training, dropout=dropout, progress=progress).to_dict(), "failure": ""}
-    except StudyMismatch:
+    except (StudyMismatch, TrialLost):
         raise
     except Exception as error:
         failed = _failed(error, device=request["device"], memory_kills=memory_kills)
@@ -162,6 +170,7 @@ def predict(*, workload: dict[str, Any], config: dict[str, Any], device: str, **
 
 TASKS: Mapping[str, Callable[..., Any]] = {
     "prepare": prepare,
+    "identify": identify,
     "probe": probe,
     "examine": examine,
     "model_sha256": model_sha256,
@@ -172,69 +181,3 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "trace": trace,
     "prepare_seed": prepare_seed,
 }
-
-
-_MEASURED_WITH = ("autotune", "transformers", "torchao")
-"""Packages beside torch whose code a trial runs: another release may need other memory or run at another speed."""
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "system": platform.platform()}
-    for package in _MEASURED_WITH:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            pass  # an extra
-    return versions
-
-
-def _cpu_info() -> DeviceInfo:
-    return DeviceInfo(
-        device="cpu",
-        name=f"{_cpu_name()}, {torch.get_num_threads()} threads",
-        total_memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        versions=_versions(),
-    )
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _cuda_info(device: torch.device) -> DeviceInfo:
-    from autotune.memory import nvml
-
-    index = device.index or 0
-    if index >= torch.cuda.device_count():
-        found = ", ".join(f"cuda:{i}" for i in range(torch.cuda.device_count())) or "no CUDA device"
-        raise InvalidInput(f"there is no device cuda:{index}", hint=f"this torch sees {found}; cpu is always there")
-    properties = torch.cuda.get_device_properties(index)
-    uuid = f"GPU-{properties.uuid}"
-    return DeviceInfo(
-        device=f"cuda:{index}",
-        name=properties.name,
-        total_memory_bytes=properties.total_memory,
-        versions={**_versions(), "cuda": str(torch.version.cuda), "driver": nvml.driver_version()},
-        uuid=uuid,
-        others=_other_users(uuid, index),
-    )
-
-
-_IDLE_CUDA_BYTES = 1024**3
-"""A GPU with less memory in use than this, driver and our own probe's context included, counts as free."""
-
-
-def _other_users(uuid: str, index: int) -> str:
-    from autotune.memory import nvml
-    from autotune.quantities import format_size
-
-    free_bytes, total_bytes = torch.cuda.mem_get_info(index)
-    used_bytes, busy_percent = total_bytes - free_bytes, nvml.utilization_percent(uuid) or 0
-    if used_bytes < _IDLE_CUDA_BYTES and busy_percent < 10:
-        return ""
-    return f"{format_size(used_bytes)} of its memory and {busy_percent} % of its time are in use"

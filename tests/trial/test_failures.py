@@ -18,6 +18,10 @@ CPU_REFUSAL = (
 CUDA_REFUSAL = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.64 GiB"
 
 
+REFUSAL_WITHOUT_NVML = (
+    "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "
+    '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":1135, please report a bug to PyTorch. '
+)
 HOST, DEVICE = "the host ran out of memory", "out of device memory"
 
 
@@ -35,6 +39,7 @@ HOST, DEVICE = "the host ran out of memory", "out of device memory"
         pytest.param(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `c`"), DEVICE, id="cublas"),
         pytest.param(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), DEVICE, id="cudnn"),
         pytest.param(RuntimeError("Triton Error [CUDA]: out of memory"), DEVICE, id="triton"),
+        pytest.param(RuntimeError(REFUSAL_WITHOUT_NVML), DEVICE, id="where NVML fails"),
         pytest.param(torch.OutOfMemoryError("the CUDA context alone needs 0.6 GiB of the cap"), DEVICE, id="context"),
     ],
 )

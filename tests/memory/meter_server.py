@@ -1,0 +1,70 @@
+"""A trial server whose tasks use a `CudaMeter` as a trial does, each in a process of its own.
+
+python tests/memory/meter_server.py    # requests on stdin, replies on stdout, as autotune.trial.server
+"""
+
+from typing import Any
+
+MIB = 1024**2
+
+
+def make_meter(*, uuid: str | None, context_bytes: int | None, room_mib: int | None = None, **options: Any) -> Any:
+    """A meter whose cap, where `room_mib` says one, leaves so much to the allocator."""
+    import torch
+
+    from autotune.memory.cuda import CudaMeter
+
+    cap_bytes = None if room_mib is None else context_bytes + room_mib * MIB
+    return CudaMeter(torch.device("cuda:0"), uuid=uuid, cap_bytes=cap_bytes, new_context_bytes=context_bytes, **options)
+
+
+def reading(*, first_step_mib: int = 2, steady_mib: int = 2, aside_mib: int = 2, **options: Any) -> dict[str, int]:
+    """What a training measures whose phases allocate so much at once."""
+    meter = make_meter(**options)
+    _allocate(first_step_mib)
+    meter.kernels_have_run()
+    with meter.measuring(tuple), meter.phase("forward"):
+        _allocate(steady_mib)
+    with meter.aside():
+        _allocate(aside_mib)
+    with meter.measuring(tuple), meter.phase("evaluation"):
+        _allocate(2)
+    found = meter.reading()
+    return {
+        "peak": found.peak_memory_bytes,
+        "phase": found.peak_phase,
+        "reserved": found.peak_reserved_bytes,
+        "context": found.context_bytes,
+        "device": found.device_bytes,
+    }
+
+
+def growth_of_used_memory_by_identifying(*, uuid: str) -> int:
+    from autotune.memory.nvml import open_device
+    from autotune.trial.device import identify
+
+    device = open_device(uuid)
+    before = device.used_bytes()
+    identify("cuda:0")
+    return device.used_bytes() - before
+
+
+def _allocate(size_mib: int) -> None:
+    """In blocks of 2 MiB: the allocator reserves no more for them."""
+    import torch
+
+    blocks = [torch.empty(2 * MIB, dtype=torch.uint8, device="cuda") for _ in range(size_mib // 2)]
+    torch.cuda.synchronize()
+    del blocks
+
+
+def main() -> None:
+    from autotune.trial import server, tasks
+
+    own = {task.__name__: task for task in (reading, growth_of_used_memory_by_identifying)}
+    tasks.TASKS = {**tasks.TASKS, **own}
+    server.main()
+
+
+if __name__ == "__main__":
+    main()

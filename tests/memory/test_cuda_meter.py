@@ -1,0 +1,89 @@
+"""The meter on a real device: what the first step, an aside and the context count for, with a cap and without."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import DeviceDisturbed, PreparationFailed
+from autotune.memory.context import TOLERANCE_BYTES
+from autotune.trial.client import TrialServer
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1024**2
+SERVER = Path(__file__).with_name("meter_server.py")
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    """ask("reading", ...) is what a task of `meter_server.py` returns."""
+    folder = tmp_path_factory.mktemp("server")
+    with TrialServer(log_file=folder / "server.log", command=(sys.executable, str(SERVER))) as server:
+        yield lambda task, **payload: server.submit(task, payload, log_file=folder / "task.log").result(120).result
+
+
+@pytest.fixture(scope="module")
+def device(ask):
+    """What the probe says of the device."""
+    return ask("probe", device="cuda:0", choices={})["device"]
+
+
+@pytest.fixture
+def read(ask, device):
+    """read(first_step_mib=600) is what a training with such phases measures."""
+
+    def reading(**options):
+        uuid = device["uuid"] if device["is_known_to_nvml"] else None
+        return ask("reading", **{"uuid": uuid, "context_bytes": device["context_bytes"], **options})
+
+    return reading
+
+
+def test_a_device_is_identified_without_a_context_on_it(ask, device):
+    if not device["is_known_to_nvml"]:
+        pytest.skip("without NVML nobody sees it")
+    assert ask("growth_of_used_memory_by_identifying", uuid=device["uuid"]) < device["context_bytes"] / 4
+
+
+def test_a_trials_context_is_the_one_that_the_probe_has_measured(read, device):
+    assert read()["context"] == pytest.approx(device["context_bytes"], abs=TOLERANCE_BYTES)
+
+
+def test_a_context_of_another_size_than_the_probes_is_a_disturbance(read, device):
+    with pytest.raises(DeviceDisturbed, match="creating the CUDA context"):
+        read(context_bytes=device["context_bytes"] + 256 * MIB)
+
+
+def test_without_nvml_the_context_is_what_cuda_says_is_in_use(read, device):
+    assert read(uuid=None)["context"] == pytest.approx(device["context_bytes"], abs=TOLERANCE_BYTES)
+
+
+def test_on_a_shared_device_the_context_is_the_probes(read, device):
+    assert read(shares_device=True)["context"] == device["context_bytes"]
+
+
+def test_a_first_step_that_needs_more_than_the_cap_does_not_fit(read):
+    with pytest.raises(PreparationFailed, match="OutOfMemoryError"):
+        read(room_mib=256, first_step_mib=320)
+
+
+def test_without_a_cap_the_first_step_counts_for_the_device_but_not_as_the_peak(read):
+    found = read(first_step_mib=320, steady_mib=100)
+    assert 100 * MIB <= found["peak"] < 110 * MIB
+    assert found["device"] >= 320 * MIB + found["context"]
+
+
+def test_what_is_under_the_cap_fits_to_the_last_mebibytes(read):
+    """Nothing is set aside for kernels that may be loaded later: with a cap and without the same fits."""
+    assert read(room_mib=256, steady_mib=220)["peak"] >= 220 * MIB
+
+
+def test_what_runs_aside_is_no_peak_of_the_training(read):
+    found = read(steady_mib=100, aside_mib=320)
+    assert (found["phase"], 100 * MIB <= found["peak"] < 110 * MIB) == ("forward", True)
+
+
+def test_what_runs_aside_counts_for_the_device(read):
+    found = read(aside_mib=320)
+    assert found["device"] >= 320 * MIB + found["context"]
