@@ -9,6 +9,7 @@ def doctor(
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Only this device: cpu, cuda or cuda:1.")] = None,
 ) -> None:
     """List versions, devices, who else uses them, and every technique that was found not to work, with the reason."""
+    import sys
     from importlib.metadata import version
     from pathlib import Path
     from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ def doctor(
 
     from autotune.cli.tables import make_console
     from autotune.config import CHOICES
+    from autotune.errors import InvalidInput, TrialLost
     from autotune.executors.local import LocalExecutor
     from autotune.quantities import format_size
     from autotune.study.request import check_device
@@ -27,19 +29,35 @@ def doctor(
     def say(line: str) -> None:
         console.print(Text(line), soft_wrap=True)
 
+    def note(sentence: str) -> None:
+        make_console(sys.stderr).print(Text(f"{sentence[0].upper()}{sentence[1:]}."), soft_wrap=True)
+
     for package in ("autotune", "torch", "optuna", "datasets", "sqlalchemy"):
         say(f"{package} {version(package)}")
     # A question leaves nothing behind, and may be asked from a folder that cannot be written to.
-    with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
+    with TemporaryDirectory() as folder, LocalExecutor(Path(folder), note=note) as executor:
         names = [info.device for info in executor.devices()] if device is None else [device]
         for name in names:
-            info, unavailable = executor.probe(name, CHOICES)
+            try:
+                info, unavailable = executor.probe(name, CHOICES)
+            except (InvalidInput, TrialLost) as error:
+                if device is not None:
+                    raise
+                say("")
+                say(f"{name}: {error.message}; {error.hint}")
+                continue
             say("")
             say(f"{info.device}: {info.name}, {format_size(info.total_memory_bytes)}")
             for key, value in info.versions.items():
                 say(f"  {key} {value}")
+            if info.compute_capability:
+                say(f"  compute capability {info.compute_capability}")
+            if info.context_bytes is not None:
+                say(f"  a CUDA context takes {format_size(info.context_bytes)} of it")
             if info.others:
                 say(f"  in use by others: {info.others}")
+            for sentence in info.notes:
+                say(f"  note: {sentence}")
             for technique, values in CHOICES.items():
                 works = [value for value in values if value not in unavailable.get(technique, {})]
                 say(f"  {technique}: {', '.join(works)}")

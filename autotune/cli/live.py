@@ -89,6 +89,8 @@ class PlainDisplay:
                     self._say(line)
                 if event.definition.device.others:
                     self._say(f"Warning: {event.definition.device.device}: {event.definition.device.others}")
+                for note in event.definition.device.notes:
+                    self._say(f"Note: {note}.")
             case TrialEnded(record=record):
                 self._say(f"[{self._progress.status()}]  {_one_line(record)}")
             case SameProgram(config=config, number=number):

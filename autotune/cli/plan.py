@@ -28,6 +28,8 @@ def print_plan(request: SearchRequest, *, quiet: bool) -> None:
     say(f"Cap       {format_size(definition.cap_bytes)} on {definition.device.device} ({definition.device.name})")
     if definition.device.others:
         say(f"Warning   {definition.device.device}: {definition.device.others}")
+    for note in definition.device.notes:
+        say(f"Note      {note}")
     if line := taken_over_line(planned.taken_over):
         say(line)
     say(f"First     {planned.trials_wanted} trials wanted; the first are")

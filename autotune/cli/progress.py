@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from autotune.cli.tables import speed
+from autotune.executors.device_turn import waiting_words
 from autotune.quantities import format_duration, format_size
 from autotune.recommendation.front import pareto_front
 from autotune.recommendation.pick import Preferences, choose
@@ -56,9 +57,7 @@ class Progress:
             case SameProgram():
                 self.meanwhile = ""
             case WaitingForDevice(device=device, holder=holder):
-                self.meanwhile = f"waiting for {device}, where another trial has its turn"
-                if holder:
-                    self.meanwhile += f" ({holder})"
+                self.meanwhile = waiting_words(device, holder)
             case WaitingForOthers(numbers=numbers):
                 self.meanwhile = f"waiting for {_trials(numbers)} of other workers"
             case WaitingForStorage(message=message):

@@ -10,6 +10,7 @@ from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
 from autotune.executors.device_turn import DeviceTurns, device_node
 from autotune.executors.local import LocalExecutor
+from autotune.quantities import format_size
 from autotune.recommendation.front import pareto_front
 from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences, choose
 from autotune.reporting.study_view import StudyView
@@ -122,6 +123,8 @@ def _run(
                 taken_over={} if opened.taken_over is None else opened.taken_over.counts,
             )
         )
+        if request.trials_per_device > 1 and definition.device.context_bytes is not None:
+            listener(Notice(message=_shared_words(request.trials_per_device, definition.device)))
         session = StudySession(
             definition,
             shared=shared,
@@ -173,6 +176,14 @@ def view_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_PR
         forecasts=store.forecasts(study),
         begun_at=begun_at,
         last_result_at=last_result_at,
+    )
+
+
+def _shared_words(trials: int, device: DeviceInfo) -> str:
+    assert device.context_bytes is not None
+    return (
+        f"{trials} trials at a time share {device.device}: each counts {format_size(device.context_bytes)} for its "
+        "CUDA context, as of a new one, without the kernels that it loads, and they slow each other down"
     )
 
 

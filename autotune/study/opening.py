@@ -24,7 +24,7 @@ from autotune.study.continuing import (
 )
 from autotune.study.earlier import TakenOver, take_over
 from autotune.study.patience import Patience
-from autotune.study.request import NewStudy, SearchRequest, check_snapshot
+from autotune.study.request import NewStudy, SearchRequest, check_snapshot, check_trials_per_device
 from autotune.study.waiting_folder import sweep
 
 
@@ -90,6 +90,7 @@ def open_study(
     device, _ = executor.probe(request.device or stored.device.device, {})
     check_same_device(stored, device)
     check_snapshot(request.memory_snapshot, device.device)
+    check_trials_per_device(request.trials_per_device, device)
     check_same_model(stored, executor=executor)
     prepare_again(stored, executor=executor, folder=work / name)
     says_how_many = request.trials or request.until_converged

@@ -4,6 +4,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from autotune.config import TrainingConfig
 from autotune.definition import StudyDefinition
 from autotune.errors import UnknownStudy
-from autotune.executors.local import LocalExecutor
+from autotune.executors.local import FinishedTrial, LocalExecutor
 from autotune.result import Measurement
 from autotune.search_space import LegalSpace
 from autotune.storage import StudyStore
@@ -117,7 +118,11 @@ def _plan(
 
     def short_training(config: TrainingConfig) -> Measurement:
         listener(Preparing(what=f"timing a few steps of {config.describe()}"))
-        future = executor.submit(
+        with executor.turn_on(definition.device):
+            return submitted(config).result().measurement
+
+    def submitted(config: TrainingConfig) -> "Future[FinishedTrial]":
+        return executor.submit(
             definition,
             config,
             study_folder=folder,
@@ -133,7 +138,6 @@ def _plan(
                 evaluation_sequences=1,
             ),
         )
-        return future.result().measurement
 
     timed = {precision: short_training(replace(baseline, precision=precision)) for precision in precisions}
     finished = {precision: one for precision, one in timed.items() if one.tokens_per_second is not None}

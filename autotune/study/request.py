@@ -27,6 +27,7 @@ from autotune.executors.local import LocalExecutor
 from autotune.executors.server_tasks import PREPARED
 from autotune.quantities import LARGEST_SIZE_BYTES
 from autotune.recommendation.pick import Preferences
+from autotune.result import DeviceInfo
 from autotune.search_space import SearchSpace, bind_space
 from autotune.space_file import load_space
 from autotune.study.events import Listener, Preparing
@@ -181,6 +182,23 @@ def check_snapshot(is_wanted: bool, device: str | None) -> None:
         )
 
 
+def check_trials_per_device(trials: int, device: DeviceInfo) -> None:
+    """Raises InvalidInput where several trials cannot share `device`, or nothing would be known of their contexts."""
+    if trials == 1 or device.type != "cuda":
+        return
+    if device.compute_mode == "exclusive-process":
+        raise InvalidInput(
+            f"--trials-per-device {trials} is not possible: {device.device} is in exclusive-process mode",
+            hint="leave it out, or end the mode with nvidia-smi -c DEFAULT",
+        )
+    if device.context_bytes is None:
+        raise InvalidInput(
+            f"--trials-per-device {trials} is not possible: the size of a CUDA context on {device.device} could not be "
+            "measured, and where trials share a device it cannot be measured in them",
+            hint="leave it out, or see autotune doctor for the reason",
+        )
+
+
 def space_of(request: SearchRequest) -> SearchSpace:
     """The space asked for, after all that can be checked without a device. Raises InvalidInput of every kind."""
     space = load_space(DEFAULT_SPACE if request.space is None else request.space).at_scale(request.scale)
@@ -233,6 +251,7 @@ def new_definition(
     listener(Preparing(what="finding out what this device can do"))
     device, _ = executor.probe(request.device, {})
     check_snapshot(request.memory_snapshot, device.device)
+    check_trials_per_device(request.trials_per_device, device)
     workload = make_workload(device.type, space.workload, request.said_about_workload())
     lacking = executor.examine(workload, space.choices(), device=device.device)
     _, unavailable = executor.probe(device.device, space.choices())  # compiles: only where nothing is amiss

@@ -48,7 +48,11 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
     Of a space it is the configuration with the largest value: every other one was predicted to be too large at the next
     value, or at a smaller one, so that it cannot do better unless its memory shrinks while the value grows.
     """
-    with TemporaryDirectory() as name, LocalExecutor(Path(name)) as executor:
+
+    def note(sentence: str) -> None:
+        listener(FitProgress(what=sentence))
+
+    with TemporaryDirectory() as name, LocalExecutor(Path(name), note=note) as executor:
         device_type = device_type_of(request.device, executor=executor)
         search = _Search(executor=executor, request=request, device_type=device_type, listener=listener)
         devices = executor.devices()

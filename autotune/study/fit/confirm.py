@@ -50,6 +50,7 @@ def confirm(
         learning_rates={**workload.learning_rates, config.optimizer: _NO_LEARNING},
     )
     executor.prepare(short, folder / PREPARED)
+    device, _ = executor.probe(device.device, {})  # with the size of its context
     definition = StudyDefinition(
         name="fit",
         workload=short,
@@ -60,12 +61,13 @@ def confirm(
         seed=short.seed,
         sampler="grid",
     )
-    future = executor.submit(
-        definition,
-        config,
-        study_folder=folder,
-        log_name="confirm",
-        enforce_cap=True,
-        time_limit_seconds=DEFAULT_TIME_LIMIT_SECONDS,
-    )
-    return future.result().measurement
+    with executor.turn_on(device):
+        future = executor.submit(
+            definition,
+            config,
+            study_folder=folder,
+            log_name="confirm",
+            enforce_cap=True,
+            time_limit_seconds=DEFAULT_TIME_LIMIT_SECONDS,
+        )
+        return future.result().measurement
