@@ -1,13 +1,12 @@
 """What this process holds on a CUDA device outside the caching allocator: the context and the kernels it has loaded.
 
 No interface says it directly. It is the growth of the device's used memory since before the context was created, less
-what the allocator has reserved, and so it is only right while no other process begins, ends, or changes what it holds.
-Three things tell that one did:
+what the allocator has reserved and what other processes have taken meanwhile. NVML names those and what they hold, in
+most places. In a container it may name none, or name them by the host's numbers; then two things tell that one began or
+ended:
 
-- A new context has the same size whenever it is created. The probe of the device has measured it (`fresh_context_bytes`
-  in processes of their own, until two agreed), and a trial whose own new context is far from that was disturbed.
-- NVML names the processes on the device and what they hold, in most places. In a container it may name none, or name
-  them by the host's numbers.
+- A new context has the same size whenever it is created. The probe of the device has measured it (in processes of their
+  own, until two agreed), and a trial whose own new context is far from that was disturbed.
 - What a context holds does not shrink.
 
 Disturbed trials end with DeviceDisturbed and say nothing of their configuration.
@@ -62,13 +61,6 @@ def touch(device: torch.device) -> None:
     torch.cuda.synchronize(device)
 
 
-def fresh_context_bytes(device: torch.device, *, nvml: NvmlDevice) -> int:
-    """Creates the context of this process and returns its size, right only if nobody else began or ended meanwhile."""
-    before_bytes = nvml.used_bytes()
-    touch(device)
-    return nvml.used_bytes() - before_bytes - torch.cuda.memory_reserved(device)
-
-
 def in_use_bytes(device: torch.device) -> int:
     """Returns what all processes use of the device, as CUDA says it. Needs a context."""
     torch.cuda.synchronize(device)
@@ -79,21 +71,51 @@ def in_use_bytes(device: torch.device) -> int:
 class NvmlContext:
     def __init__(self, device: torch.device, *, nvml: NvmlDevice, expected_bytes: int | None) -> None:
         self._device, self._nvml = device, nvml
-        self._used_before_bytes, processes = nvml.used_bytes(), nvml.processes()
+        self._own: frozenset[int] = frozenset()
+        """The numbers by which NVML knows this process."""
+        self._before = self._look()
         touch(device)
-        self._first_bytes = self._grown_bytes()
+        self._own = own_numbers(self._before.others, nvml.processes(), device=str(device))
+        self._first_bytes = self._size_bytes()
         check_new_context(self._first_bytes, expected_bytes=expected_bytes, device=str(device))
-        self._processes = Processes.after_joining(processes, nvml.processes())
 
     def size_bytes(self) -> int:
-        torch.cuda.synchronize(self._device)
-        size_bytes = self._grown_bytes()
-        self._processes.check(self._nvml.processes(), device=str(self._device))
+        size_bytes = self._size_bytes()
         check_growth(size_bytes, first_bytes=self._first_bytes, device=str(self._device))
         return size_bytes
 
-    def _grown_bytes(self) -> int:
-        return self._nvml.used_bytes() - self._used_before_bytes - torch.cuda.memory_reserved(self._device)
+    def _size_bytes(self) -> int:
+        torch.cuda.synchronize(self._device)
+        now = self._look()
+        taken_bytes = growth_of_others(self._before.others, now.others, device=str(self._device))
+        return now.used_bytes - self._before.used_bytes - taken_bytes - torch.cuda.memory_reserved(self._device)
+
+    def _look(self) -> "_Use":
+        """What is in use, and by which others: read together, as far as NVML can."""
+        others = self._others()
+        for _ in range(_MOST_LOOKS):
+            used_bytes, others_before = self._nvml.used_bytes(), others
+            others = self._others()
+            if others == others_before:
+                return _Use(used_bytes=used_bytes, others=others)
+        raise disturbed(f"what other processes hold of {self._device} changed at each of {_MOST_LOOKS} looks")
+
+    def _others(self) -> dict[int, int | None]:
+        processes = self._nvml.processes()
+        if self._own and not self._own & processes.keys():
+            raise disturbed(f"NVML no longer names the processes on {self._device}")
+        return {pid: held for pid, held in processes.items() if pid not in self._own and not _is_of_this_trial(pid)}
+
+
+_MOST_LOOKS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Use:
+    used_bytes: int
+    """By all processes."""
+    others: Mapping[int, int | None]
+    """{pid: bytes} of those that are not this trial's; None where the driver does not say."""
 
 
 class MemGetInfoContext:
@@ -131,43 +153,33 @@ class SharedDeviceContext:
 # -- what tells of other processes -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Processes:
-    """The processes on a device once this one's context was there. NVML may not know this one by its own number."""
+def own_numbers(before: Mapping[int, int | None], after: Mapping[int, int | None], *, device: str) -> frozenset[int]:
+    """Returns by which numbers NVML knows this process: its pid, or, in a container, the one that has joined the list.
 
-    others: Mapping[int, int | None]
-    """{pid: bytes, None where the driver does not say}."""
-    own: frozenset[int] = frozenset()
-    """The numbers of this process: its pid, or, where NVML does not name that, what joined while it did."""
-    is_known: bool = True
-    """Whether NVML names any."""
+    Raises DeviceDisturbed where several have, so that nobody knows which.
+    """
+    if os.getpid() in after:
+        return frozenset([os.getpid()])
+    joined = frozenset(after.keys() - before.keys())
+    if len(joined) > 1:
+        raise disturbed(f"{len(joined)} processes began on {device} while the context was created")
+    return joined
 
-    @classmethod
-    def after_joining(cls, before: Mapping[int, int | None], after: Mapping[int, int | None]) -> "Processes":
-        pid = os.getpid()
-        own = frozenset([pid]) if pid in after else frozenset(after.keys() - before.keys())
-        return cls(others=_without(after, own), own=own, is_known=bool(after))
 
-    def check(self, now: Mapping[int, int | None], *, device: str) -> None:
-        """Raises DeviceDisturbed where a process has begun or ended on the device, or holds other memory than it did.
+def growth_of_others(before: Mapping[int, int | None], now: Mapping[int, int | None], *, device: str) -> int:
+    """Returns by how many bytes the memory of other processes has grown; {pid: bytes, None where it is not known}.
 
-        A list that has become empty says nothing: this process is on the device itself.
-        """
-        if not self.is_known or not now:
-            return
-        others = _without(now, self.own)
-        for pid in sorted(others.keys() - self.others.keys()):
-            raise disturbed(f"process {pid} began on {device} during the trial")
-        for pid in sorted(self.others.keys() - others.keys()):
-            raise disturbed(f"process {pid} ended on {device} during the trial")
-        for pid, size_bytes in others.items():
-            held_bytes = self.others[pid]
-            if size_bytes is None or held_bytes is None or abs(size_bytes - held_bytes) <= TOLERANCE_BYTES:
-                continue
-            raise disturbed(
-                f"process {pid} held {format_size(held_bytes)} of {device} when the trial began and "
-                f"{format_size(size_bytes)} later"
-            )
+    Raises DeviceDisturbed where one has come or gone of which it is not known.
+    """
+    grown_bytes = 0
+    for pid in before.keys() | now.keys():
+        held_bytes, holds_bytes = before.get(pid, 0), now.get(pid, 0)
+        if held_bytes is not None and holds_bytes is not None:
+            grown_bytes += holds_bytes - held_bytes
+        elif held_bytes is not holds_bytes:
+            how = "ended" if pid in before else "began"
+            raise disturbed(f"process {pid} {how} on {device}, and the driver does not say what it holds")
+    return grown_bytes
 
 
 def check_new_context(size_bytes: int, *, expected_bytes: int | None, device: str) -> None:
@@ -200,12 +212,8 @@ def disturbed(what: str) -> DeviceDisturbed:
     )
 
 
-def _without(processes: Mapping[int, int | None], own: frozenset[int]) -> dict[int, int | None]:
-    """The processes that are not this trial's: neither itself nor what it has started, which is in its session."""
-    return {pid: size_bytes for pid, size_bytes in processes.items() if pid not in own and not _is_of_this_trial(pid)}
-
-
 def _is_of_this_trial(pid: int) -> bool:
+    """Whether it is this process or one that it has started, which is in its session."""
     try:
         return os.getsid(pid) == os.getsid(0)
     except OSError:  # it has ended, is another user's, or its number is that of another namespace

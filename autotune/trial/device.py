@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from autotune.errors import InvalidInput, TrialLost
-from autotune.memory.context import fresh_context_bytes, in_use_bytes, touch
+from autotune.errors import DeviceDisturbed, InvalidInput, TrialLost
+from autotune.memory.context import NvmlContext, in_use_bytes, touch
 from autotune.memory.nvml import NvmlDevice, driver_version, find_device, open_device
 from autotune.quantities import format_size
 from autotune.result import DeviceInfo
@@ -173,19 +173,21 @@ class AgreedSize:
 def agreed_size(measure: Callable[[], int]) -> AgreedSize:
     """Returns what two calls of `measure` agree on: one that another process disturbed hardly repeats itself."""
     sizes: list[int] = []
+    found: list[str] = []
     for _ in range(_MOST_MEASUREMENTS):
         try:
             size_bytes = measure()
+        except DeviceDisturbed:
+            found.append("nothing")
+            continue
         except ForkFailed as error:
             return AgreedSize(size_bytes=None, why=str(error))
         if size_bytes > 0 and any(abs(size_bytes - earlier) <= _AGREE_BYTES for earlier in sizes):
             return AgreedSize(size_bytes=size_bytes)
         sizes.append(size_bytes)
-    return AgreedSize(size_bytes=None, why=f"{_MOST_MEASUREMENTS} measurements gave {_listed(sizes)}")
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return f"{', '.join(map(format_size, sizes[:-1]))} and {format_size(sizes[-1])}"
+        found.append(format_size(size_bytes))
+    why = f"of {_MOST_MEASUREMENTS} measurements, between which other processes began or ended, none agree: "
+    return AgreedSize(size_bytes=None, why=f"{why}{', '.join(found)}")
 
 
 def _with_size(info: DeviceInfo, found: AgreedSize, *, notes: list[str]) -> DeviceInfo:
@@ -208,7 +210,7 @@ def _on_device(device: torch.device, run: Callable[[], Any]) -> Any:
 def _new_context_by_nvml(device: torch.device, uuid: str) -> tuple[int, bool]:
     """Of this process; and whether NVML names it, or any, on the device."""
     nvml = open_device(uuid)
-    size_bytes = fresh_context_bytes(device, nvml=nvml)
+    size_bytes = NvmlContext(device, nvml=nvml, expected_bytes=None).size_bytes()
     return size_bytes, bool(nvml.processes())
 
 

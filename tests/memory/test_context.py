@@ -1,24 +1,21 @@
 """What tells that another process disturbed the measurement of a CUDA context: sizes, and NVML's list of processes."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from autotune.errors import DeviceDisturbed, TrialLost
-from autotune.memory.context import TOLERANCE_BYTES, Processes, check_growth, check_new_context
+from autotune.memory.context import (
+    TOLERANCE_BYTES,
+    check_growth,
+    check_new_context,
+    growth_of_others,
+    own_numbers,
+)
 
 MIB = 1024**2
 CONTEXT = 480 * MIB
 OWN = os.getpid()
-FOREIGN = 4_000_000
-"""A process's number, of no process here: larger than Linux gives out on a machine of this size."""
-
-
-def joined(before, *, own=OWN):
-    """The list of processes as it is after this one, known as `own`, has joined `before`."""
-    return Processes.after_joining(before, {**before, own: CONTEXT})
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------
@@ -63,48 +60,40 @@ def test_a_disturbance_is_a_loss():
 # -- processes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own", [pytest.param(OWN, id="known by its pid"), pytest.param(77, id="a host's number")])
-def test_the_same_processes_are_no_disturbance_whatever_this_one_holds(own):
-    there = {FOREIGN: 600 * MIB}
-    joined(there, own=own).check({**there, own: 9000 * MIB}, device="cuda:0")
+@pytest.mark.parametrize(
+    ("before", "now", "grown"),
+    [
+        pytest.param({}, {}, 0, id="there is none"),
+        pytest.param({7: CONTEXT}, {7: CONTEXT}, 0, id="one stays as it was"),
+        pytest.param({}, {7: CONTEXT}, CONTEXT, id="one began"),
+        pytest.param({7: CONTEXT}, {}, -CONTEXT, id="one ended"),
+        pytest.param({7: CONTEXT}, {7: 3 * CONTEXT}, 2 * CONTEXT, id="one has taken more"),
+        pytest.param({7: CONTEXT, 8: MIB}, {9: 2 * CONTEXT, 8: MIB}, CONTEXT, id="one after another"),
+        pytest.param({7: None}, {7: None}, 0, id="one stays of which nothing is known"),
+    ],
+)
+def test_what_other_processes_have_taken_is_known_where_nvml_says_it(before, now, grown):
+    assert growth_of_others(before, now, device="cuda:0") == grown
 
 
-def test_a_process_that_begins_is_a_disturbance():
-    with pytest.raises(DeviceDisturbed, match=f"process {FOREIGN} began on cuda:0"):
-        joined({}).check({OWN: CONTEXT, FOREIGN: CONTEXT}, device="cuda:0")
+@pytest.mark.parametrize(("before", "now", "how"), [({}, {7: None}, "began"), ({7: None}, {}, "ended")])
+def test_a_process_that_comes_or_goes_and_nobody_knows_what_it_holds_is_a_disturbance(before, now, how):
+    with pytest.raises(DeviceDisturbed, match=f"process 7 {how} on cuda:0"):
+        growth_of_others(before, now, device="cuda:0")
 
 
-def test_a_process_that_ends_is_a_disturbance():
-    with pytest.raises(DeviceDisturbed, match=f"process {FOREIGN} ended on cuda:0"):
-        joined({FOREIGN: CONTEXT}).check({OWN: CONTEXT}, device="cuda:0")
+@pytest.mark.parametrize(
+    ("after", "own"),
+    [
+        pytest.param({7: MIB, OWN: CONTEXT, 8: CONTEXT}, {OWN}, id="its pid"),
+        pytest.param({7: MIB, 70001: CONTEXT}, {70001}, id="in a container the number that has joined"),
+        pytest.param({7: MIB}, set(), id="none, where nobody has"),
+    ],
+)
+def test_nvml_knows_this_process_by(after, own):
+    assert own_numbers({7: MIB}, after, device="cuda:0") == own
 
 
-def test_a_process_that_takes_more_is_a_disturbance():
-    with pytest.raises(DeviceDisturbed, match=f"process {FOREIGN} held 480.0 MiB of cuda:0 .* 960.0 MiB later"):
-        joined({FOREIGN: CONTEXT}).check({OWN: CONTEXT, FOREIGN: 2 * CONTEXT}, device="cuda:0")
-
-
-def test_a_process_whose_memory_is_not_known_is_no_disturbance():
-    joined({FOREIGN: None}).check({OWN: CONTEXT, FOREIGN: None}, device="cuda:0")
-
-
-def test_a_list_without_names_says_nothing():
-    Processes.after_joining({}, {}).check({}, device="cuda:0")
-    Processes.after_joining({}, {}).check({FOREIGN: CONTEXT}, device="cuda:0")
-
-
-def test_a_list_that_has_become_empty_says_nothing():
-    joined({FOREIGN: CONTEXT}).check({}, device="cuda:0")
-
-
-def test_what_the_trial_itself_has_started_is_no_disturbance():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as own_child:
-        joined({}).check({OWN: CONTEXT, own_child.pid: CONTEXT}, device="cuda:0")
-        own_child.communicate()
-
-
-def test_a_process_of_another_session_is_none_of_the_trials():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as other:
-        with pytest.raises(DeviceDisturbed, match=f"process {other.pid} began"):
-            joined({}).check({OWN: CONTEXT, other.pid: CONTEXT}, device="cuda:0")
-        other.communicate()
+def test_of_two_numbers_that_have_joined_nobody_knows_which_it_is():
+    with pytest.raises(DeviceDisturbed, match="2 processes began"):
+        own_numbers({}, {70001: CONTEXT, 70002: CONTEXT}, device="cuda:0")

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from autotune.errors import InvalidInput
+from autotune.errors import DeviceDisturbed, InvalidInput
 from autotune.trial.device import agreed_size, identify
 from autotune.trial.forked import ForkFailed, in_a_fork
 
@@ -37,7 +37,19 @@ def test_where_no_two_agree_the_size_is_not_known_and_said():
     measure, _ = measuring(480, 960, 240, 0, 1440)
     found = agreed_size(measure)
     assert found.size_bytes is None
-    assert found.why == "5 measurements gave 480.0 MiB, 960.0 MiB, 240.0 MiB, 0 B and 1.41 GiB"
+    assert found.why.endswith("none agree: 480.0 MiB, 960.0 MiB, 240.0 MiB, 0 B, 1.41 GiB")
+
+
+def test_a_disturbed_measurement_is_made_again():
+    measure, _ = measuring(480, 480)
+    disturbances = [DeviceDisturbed("process 7 began")]
+
+    def disturbed_once():
+        if disturbances:
+            raise disturbances.pop()
+        return measure()
+
+    assert agreed_size(disturbed_once).size_bytes == 480 * MIB
 
 
 def test_a_measurement_that_fails_is_the_reason():

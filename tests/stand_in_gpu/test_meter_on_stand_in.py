@@ -1,0 +1,220 @@
+"""Memory where the device has slices, no NVML, one process at a time, or another process on it."""
+
+import json
+
+import pytest
+from machine import FOLDER, Machine
+
+MIB = 1024**2
+CONTEXT_MIB = 480
+FIRST_INSTANCE, SECOND_INSTANCE = (f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{one:02x}00" for one in (1, 2))
+GPU = "GPU-57a2d14e-603f-4c81-9b05-e72230bc0000"
+
+METER = f"""
+import os, subprocess, sys, torch
+from pathlib import Path
+from autotune.errors import DeviceDisturbed
+from autotune.memory.cuda import CudaMeter
+MIB = 1024**2
+
+class Intruder:
+    def __init__(self):
+        command = [sys.executable, {str(FOLDER / "intruder.py")!r}, "cuda:0"]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+    def do(self, command):
+        self.process.stdin.write(command + "\\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\\n"
+    def leave(self):
+        self.process.communicate("leave\\n")
+
+def meter(cap_mib=None, uuid={GPU!r}):
+    cap = None if cap_mib is None else cap_mib * MIB
+    return CudaMeter(torch.device("cuda:0"), uuid=uuid, cap_bytes=cap, new_context_bytes={CONTEXT_MIB} * MIB)
+"""
+"""A process that measures as a trial does, and what it needs to make another one come and go."""
+
+
+def context_sizes(found):
+    return {trial["context_bytes"] for trial in found["trials"]}
+
+
+def outcomes(found):
+    return {trial["outcome"] for trial in found["trials"]}
+
+
+# -- other processes ---------------------------------------------------------------------------------------------
+
+
+ENTERS = "intruder = Intruder(); intruder.do('take 100')"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param("", ENTERS, id="begins"),
+        pytest.param(ENTERS, "intruder.leave()", id="ends"),
+        pytest.param(ENTERS, "intruder.do('take 200')", id="takes more"),
+        pytest.param(ENTERS, "", id="stays as it was"),
+    ],
+)
+def test_a_process_has_no_part_in_a_trials_context_that(machine, before, after):
+    program = f"""
+{before or "pass"}
+one = meter(cap_mib=640)
+{after}
+one.kernels_have_run()
+print(one.reading().context_bytes // MIB, int(torch.cuda.get_per_process_memory_fraction() * 80 * 1024))
+intruder.leave() if intruder.process.poll() is None else None
+"""
+    assert machine.python(METER + program) == f"{CONTEXT_MIB} {640 - CONTEXT_MIB}"
+
+
+DURING_CREATION = """
+import autotune.memory.context as context
+intruder = Intruder()
+intruder.do("context")
+create = context.touch
+
+def touch(device):
+    intruder.leave()
+    create(device)
+
+context.touch = touch
+"""
+
+
+def test_a_process_that_ends_while_a_context_is_created_has_no_part_in_it(machine):
+    program = "print(meter(cap_mib=640).reading().context_bytes // MIB)"
+    assert machine.python(METER + DURING_CREATION + program) == str(CONTEXT_MIB)
+
+
+def test_one_that_nvml_does_not_name_makes_it_a_disturbance(machine):
+    """As in a container; else the allocator would get the whole cap."""
+    program = """
+from autotune.memory.nvml import NvmlDevice
+NvmlDevice.processes = lambda self: {}
+try:
+    meter(cap_mib=640)
+except DeviceDisturbed as disturbed:
+    print(disturbed.message)
+"""
+    said = machine.python(METER + DURING_CREATION + program)
+    assert "changed what is in use of cuda:0 by 0 B, not 480.0 MiB" in said
+
+
+# -- slices, and no NVML -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("visible", [None, SECOND_INSTANCE])
+def test_a_search_runs_on_a_slice_of_a_gpu(tmp_path, visible):
+    machine = Machine(tmp_path / "machine", mig=2)
+    found = machine.search("--space", "quick", "--trials", "1", "--max-mem", "2GiB", visible=visible)
+    assert found["device"]["uuid"] == (visible or FIRST_INSTANCE)
+    assert (outcomes(found), context_sizes(found)) == ({"ok"}, {CONTEXT_MIB * MIB})
+    assert any("slice of a GPU (MIG)" in note for note in found["device"]["notes"])
+
+
+def test_a_search_runs_where_nvml_does_not(tmp_path):
+    machine = Machine(tmp_path / "machine", no_nvml=1)
+    found = machine.search("--space", "quick", "--trials", "1", "--max-mem", "2GiB")
+    assert (outcomes(found), context_sizes(found)) == ({"ok"}, {CONTEXT_MIB * MIB})
+    assert any("NVML does not start" in note for note in found["device"]["notes"])
+
+
+def test_without_nvml_more_than_the_cap_is_still_out_of_memory(tmp_path):
+    """torch asks NVML for the other processes while it writes its message, and fails at that."""
+    machine = Machine(tmp_path / "machine", no_nvml=1)
+    arguments = ("--space", "quick", "--trials", "1", "--max-mem", f"{CONTEXT_MIB + 8}MiB", "--no-predict")
+    done = machine.autotune(*machine.search_arguments(*arguments), codes=(1,))
+    assert "out of device memory" in done.stderr or "needs" in done.stderr
+
+
+# -- one process at a time ---------------------------------------------------------------------------------------
+
+
+def test_a_search_runs_on_a_device_in_exclusive_mode_and_says_so(tmp_path):
+    machine = Machine(tmp_path / "machine", compute_mode="exclusive")
+    arguments = machine.search_arguments("--space", "quick", "--trials", "1", "--max-mem", "2GiB", "--no-predict")
+    done = machine.autotune(*arguments)
+    assert outcomes(json.loads(done.stdout)) == {"ok"}
+    assert "cuda:0 is in exclusive-process mode" in done.stderr
+
+
+def test_several_trials_on_a_device_in_exclusive_mode_are_refused(tmp_path):
+    machine = Machine(tmp_path / "machine", compute_mode="exclusive")
+    arguments = machine.search_arguments("--space", "quick", "--max-mem", "2GiB", "--trials-per-device", "2")
+    done = machine.autotune(*arguments, codes=(2,))
+    assert "--trials-per-device 2 is not possible: cuda:0 is in exclusive-process mode" in done.stderr
+
+
+def test_a_device_that_nobody_may_use_is_refused_by_its_mode(tmp_path):
+    machine = Machine(tmp_path / "machine", compute_mode="prohibited")
+    arguments = machine.search_arguments("--space", "quick", "--max-mem", "2GiB", "--device", "cuda:0")
+    assert "cuda:0 is in prohibited mode" in machine.autotune(*arguments, codes=(2,)).stderr
+
+
+def test_trials_that_share_a_device_count_the_probes_context_and_it_is_said(machine):
+    arguments = machine.search_arguments("--space", "quick", "--trials", "1", "--max-mem", "2GiB", "--no-predict")
+    done = machine.autotune(*arguments, "--trials-per-device", "2", modules_mib=70)
+    assert context_sizes(json.loads(done.stdout)) == {CONTEXT_MIB * MIB}
+    assert "2 trials at a time share cuda:0: each counts 480.0 MiB for its CUDA context" in done.stderr
+
+
+# -- contexts and turns ------------------------------------------------------------------------------------------
+
+
+def test_devices_are_identified_without_a_context(machine):
+    program = "from autotune.trial.device import all_devices; print([one.device for one in all_devices()])"
+    assert machine.python(program, gpus=2) == "['cuda:0', 'cuda:1', 'cpu']"
+    assert machine.logged("context") == []
+
+
+def test_kernels_that_are_loaded_after_the_first_step_count_as_any_others(machine, tmp_path):
+    program = f"""
+one = meter()
+one.kernels_have_run()
+Path({str(tmp_path / "loaded")!r}).touch()
+x = torch.zeros(8, device="cuda") + 1
+print(one.reading().context_bytes // MIB)
+"""
+    found = machine.python(METER + program, modules_mib=70, modules_after=tmp_path / "loaded")
+    assert found == str(CONTEXT_MIB + 70)
+
+
+HOLD = f"""
+from autotune.executors.device_turn import DeviceTurns
+from autotune.result import DeviceInfo
+device = DeviceInfo(device="cuda:0", name="", total_memory_bytes=1, versions={{}}, uuid={GPU!r})
+with DeviceTurns(device).turn(lambda: None):
+    print("held", flush=True)
+    input()
+"""
+"""A search that has its turn on the device, until a line comes."""
+
+MODEL = ("--layers", "1", "--width", "32", "--heads", "2", "--seq-len", "32")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("doctor", "--device", "cuda:0"), id="doctor"),
+        pytest.param(
+            ("fit", "--max-mem", "1GiB", "--vary", "micro-batch", "--checkpointing", "block", *MODEL), id="fit"
+        ),
+    ],
+)
+def test_what_needs_a_context_waits_for_its_turn(machine, command):
+    with machine.start("-c", HOLD) as search:
+        assert search.stdout.readline() == "held\n"
+        with machine.start("-m", "autotune", *command) as waiting:
+            said = ""
+            while "aiting for cuda:0" not in said:
+                line = waiting.stderr.readline()
+                assert line, said
+                said += line
+            assert machine.processes() == []
+            search.communicate("\n")
+            waiting.communicate()
+            assert waiting.returncode == 0
