@@ -167,9 +167,9 @@ class ServerTasks:
         """
         listed = {technique: list(values) for technique, values in choices.items()}
         payload = {"workload": workload.to_dict(), "choices": listed, "device": device}
-        if workload.script is None or not device.startswith("cuda"):
+        if not device.startswith("cuda"):
             return dict(self._call("examine", payload))
-        with self.turn_on(self.identify(device)):  # the script runs there until it has its model
+        with self.turn_on(self.identify(device)):  # attention is tried there, and a script runs until it has its model
             return dict(self._call("examine", payload))
 
     def model_sha256(self, workload: Workload) -> str:
