@@ -31,6 +31,9 @@ DIRECTIONS: Mapping[str, Literal["minimize", "maximize"]] = {
 
 JSON_SCHEMA = 1
 
+PINNED_ON_HOST = "pinned_on_host"
+"""Name of the bytes of host memory that activation offload has pinned at most, in powers of two as torch takes it."""
+
 AFTER_STEP = "evaluation loss after step"
 """How the source of a perplexity begins that a script has evaluated after the update of its last step. Until this was
 checked it began with "evaluation loss of step"."""
@@ -88,7 +91,9 @@ class Measurement:
     peak_phase: str | None = None
     """Where in a step the peak is: forward, backward, step or evaluation."""
     bytes_by_kind: Mapping[str, int] | None = None
-    """Bytes of parameters, buffers and optimizer state between two steps; the rest of a peak lives within one."""
+    """Bytes of parameters, buffers and optimizer state between two steps; the rest of a peak lives within one.
+
+    With activation offload on CUDA also PINNED_ON_HOST, which is no memory of the device."""
     peak_bytes_by_category: Mapping[str, int] | None = None
     """Who held the memory at the peak, read from the allocator's history where that was asked for (CUDA)."""
     requested_bytes: int | None = None

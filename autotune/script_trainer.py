@@ -35,6 +35,7 @@ from autotune.script_run import ScriptEnd, WatchedRun, choose_device, run_script
 from autotune.speed import StepEnd, TimedStep, copied_to_host, make_clock, measured_speed
 from autotune.techniques import before_the_device
 from autotune.techniques.own_training import missing_in_own
+from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
 from autotune.trainer import LARGEST_LOSS
 from autotune.training_request import Progress, TrainingRequest, unwatched
 from autotune.training_step import Diverged
@@ -57,6 +58,8 @@ def train_script(request: TrainingRequest, *, progress: Progress = unwatched) ->
     before_the_device(request.config)
     device = torch.device(request.device)
     choose_device(device)
+    if device.type == "cuda" and request.config.activation_offload != "none":
+        bound_pinned_memory()
     seed_everything(request.workload.seed)
     trial = _ScriptTrial(request, device, progress=progress)
     begin(trial)
@@ -295,6 +298,7 @@ class _ScriptTrial(WatchedRun):
             "parameters": resident_bytes(self._model.parameters()),
             "buffers": resident_bytes(self._model.buffers()),
             "optimizer_state": resident_bytes(value for value in state if isinstance(value, torch.Tensor)),
+            **offloaded_bytes(self.config),
         }
 
     def _timed_steps(self) -> list[_Step]:

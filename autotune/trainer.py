@@ -29,6 +29,7 @@ from autotune.result import Measurement, Outcome
 from autotune.rival import SETTLED_STEPS, Rival, beaten_by
 from autotune.speed import DeviceClock, StepEnd, TimedStep, measured_speed
 from autotune.techniques import Training, apply_techniques, before_the_device
+from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
 from autotune.training_request import Progress, TrainingRequest, unwatched
 from autotune.training_step import Diverged, TrainingStep, finite
 from autotune.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
@@ -66,6 +67,8 @@ class Trainer:
         self._request, self._progress = request, progress
         self._config, self._workload = request.config, request.workload
         self._device = torch.device(request.device)
+        if self._device.type == "cuda" and self._config.activation_offload != "none":
+            bound_pinned_memory()
         torch.manual_seed(self._workload.seed)
         started = time.monotonic()
         self._meter: MemoryMeter = make_meter(
@@ -340,4 +343,5 @@ class Trainer:
             "parameters": resident_bytes(model.parameters()),
             "buffers": resident_bytes(model.buffers()),
             "optimizer_state": resident_bytes(self.training.updater.state()),
+            **offloaded_bytes(self._config),
         }

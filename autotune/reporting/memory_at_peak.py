@@ -11,7 +11,7 @@ from autotune.reporting import style
 from autotune.reporting.parallel import nothing_to_show
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import described
-from autotune.result import TrialRecord
+from autotune.result import PINNED_ON_HOST, TrialRecord
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -90,7 +90,7 @@ def _bytes_of(view: StudyView, record: TrialRecord) -> tuple[Source, Mapping[str
     if prediction is not None:
         return "predicted", dict(prediction.bytes_by_category.items())
     if record.peak_memory_bytes:
-        kinds = record.bytes_by_kind or {}
+        kinds = {k: v for k, v in (record.bytes_by_kind or {}).items() if k != PINNED_ON_HOST}
         rest = max(0, record.peak_memory_bytes - sum(kinds.values()))
         return "partly measured", {**kinds, style.OTHER: rest}
     return None

@@ -69,6 +69,11 @@ def to_device(kept: OnHost) -> Tensor:
     return with_gaps.copy_(tensor)
 
 
+def pinned_bytes(size_bytes: int) -> int:
+    """Returns the bytes of the host that torch pins for a tensor of that size: the next power of two."""
+    return 1 << (size_bytes - 1).bit_length() if size_bytes > 0 else 0
+
+
 def unavailable(place: ActivationOffload, *, device: torch.device) -> str | None:
     if place == "cpu" and device.type == "cpu":
         return "activations are in the host's memory already"

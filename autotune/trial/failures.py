@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from autotune.memory import CONTEXT_ALONE
+from autotune.memory.host import HostMemoryExceeded
 from autotune.parity_watch import ParityFailed
 from autotune.quantities import format_size
 from autotune.result import Measurement
@@ -58,6 +59,8 @@ def measurement_of_exception(
     if isinstance(error, ParityFailed):
         message = f"computes another training: {text}"
         return Measurement(outcome="parity_failed", message=message, parity="failed", parity_message=text)
+    if isinstance(error, HostMemoryExceeded):
+        return Measurement(outcome="out_of_memory", message=text)
     if _is_host_out_of_memory(error, host_killed_for_memory=host_killed_for_memory):
         return _host_out_of_memory(text, device_type=device_type)
     if isinstance(error, torch.OutOfMemoryError) or any(face in text for face in _DEVICE_OUT_OF_MEMORY):

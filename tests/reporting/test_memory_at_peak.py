@@ -51,6 +51,12 @@ def test_without_a_prediction_what_stays_between_steps_is_measured_and_the_rest_
     assert bar.segments == {"parameters": 50.0, "optimizer_state": 20.0, OTHER: 50.0}
 
 
+def test_what_is_pinned_on_the_host_is_no_part_of_the_devices_peak():
+    kinds = {"parameters": 50 * MIB, "pinned_on_host": 512 * MIB}
+    (bar,) = compute(study_view(study_result([record(0, memory=120 * MIB, bytes_by_kind=kinds)], baseline=0))).bars
+    assert bar.segments == {"parameters": 50.0, OTHER: 70.0}
+
+
 def test_a_peak_of_which_nothing_else_is_known_is_nobodys():
     (bar,) = compute(study_view(study_result([record(0, memory=120 * MIB)], baseline=0))).bars
     assert bar.segments == {OTHER: 120.0}
