@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
-from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from autotune.memory import MemoryReading
+from autotune.memory.torch_interfaces import check_cpu_meter
 
 _PHASE_PREFIX = "autotune::"
 _MEASURED = "autotune measured block"
@@ -28,6 +28,7 @@ class CpuMeter:
     """A `MemoryMeter`. Recording costs about a third of a step's time, so measured steps are not timed."""
 
     def __init__(self) -> None:
+        check_cpu_meter()
         self._peak_bytes = 0
         self._peak_phase = ""
         self._is_measuring = False
@@ -137,7 +138,7 @@ def _changes(results: Any) -> list[tuple[int, int]]:
     while waiting:
         event = waiting.pop()
         waiting.extend(event.children)
-        if event.tag == _EventType.Allocation:
+        if event.tag == torch._C._profiler._EventType.Allocation:
             events.append((event.start_time_ns, event.extra_fields.alloc_size, event.extra_fields.ptr))
     changes, alive = [], set()
     for at, change_bytes, address in sorted(events):

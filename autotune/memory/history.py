@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.memory import PhaseMarker
 from autotune.memory.recording import Block, Phase, Recording, Scope
+from autotune.memory.torch_interfaces import check_snapshots
 from autotune.prediction import Category
 
 MOST_ENTRIES = 1_000_000
@@ -44,6 +45,7 @@ class StepHistory:
     @contextmanager
     def recorded(self, device: torch.device, *, snapshot_file: Path) -> Iterator[None]:
         """Records the block it surrounds; keeps torch's snapshot in `snapshot_file`, for pytorch.org/memory_viz."""
+        check_snapshots()
         self.phases.clear()
         handle = register_optimizer_step_pre_hook(self._note_gradients)
         torch.cuda.synchronize(device)

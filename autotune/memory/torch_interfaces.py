@@ -1,0 +1,90 @@
+"""What predictions and the meter of a CPU use of torch that torch does not promise to keep, and the releases tested.
+
+Checked before it is used, so that a release which has changed it gets one sentence instead of a traceback.
+"""
+
+from pkgutil import resolve_name
+
+import torch
+
+from autotune.errors import AutotuneError, PredictionImpossible
+
+TESTED_RELEASES = ("2.11", "2.15")
+"""First and last torch release that the tests of predictions, memory, trainer and techniques were run with."""
+
+OF_PREDICTIONS = (
+    "torch._subclasses.fake_tensor:FakeTensorMode.dispatch",
+    "torch._subclasses.fake_tensor:DataDependentOutputException",
+    "torch._subclasses.fake_tensor:DynamicOutputShapeException",
+    "torch._subclasses.fake_tensor:UnsupportedOperatorException",
+    "torch.utils._pytree:tree_iter",
+    "torch._C:_current_autograd_node",
+    "torch._C._autograd:_get_sequence_nr",
+    "torch:UntypedStorage._cdata",
+    "torch.nn:Module._compiled_call_impl",
+    "torch._functorch.config:enable_autograd_cache",
+    "torch._inductor.config:fx_graph_cache",
+    "torch._inductor.config:fx_graph_remote_cache",
+    "torch._inductor.async_compile:AsyncCompile",
+    "torch._inductor.cpu_vec_isa:pick_vec_isa",
+    "torch._inductor.cpu_vec_isa:invalid_vec_isa",
+    "torch._inductor.graph:GraphLowering._compile_to_module_lines",
+    "torch.cpu:_is_amx_tile_supported",
+    "torch.cpu:_is_amx_fp16_supported",
+    "torch:ops.aten._local_scalar_dense.default",
+    "torch:ops.aten._grouped_mm.default",
+    "torch:ops.aten._scaled_mm.default",
+    "torch:ops.aten._scaled_dot_product_attention_math.default",
+    "torch:ops.aten._scaled_dot_product_cudnn_attention.default",
+    "torch:ops.aten._scaled_dot_product_cudnn_attention_backward.default",
+    "torch:ops.aten._scaled_dot_product_efficient_attention.default",
+    "torch:ops.aten._scaled_dot_product_efficient_attention_backward.default",
+    "torch:ops.aten._scaled_dot_product_flash_attention.default",
+    "torch:ops.aten._scaled_dot_product_flash_attention_backward.default",
+    "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu.default",
+    "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+)
+
+OF_THE_CPU_METER = (
+    "torch._C._profiler:_EventType.Allocation",
+    "torch._C._autograd:_ProfilerResult.experimental_event_tree",
+    "torch:UntypedStorage._cdata",
+)
+
+OF_SNAPSHOTS = (
+    "torch.cuda.memory:_record_memory_history",
+    "torch.cuda.memory:_dump_snapshot",
+    "torch.cuda.memory:_snapshot",
+)
+
+
+def check_predictions() -> None:
+    """Raises PredictionImpossible where the installed torch lacks what predictions use."""
+    if sentence := _what_is_missing(OF_PREDICTIONS, user="a prediction"):
+        raise PredictionImpossible(sentence, hint="measure instead: autotune search --no-predict")
+
+
+def check_cpu_meter() -> None:
+    """Raises AutotuneError where the installed torch lacks what the meter of a CPU uses."""
+    if sentence := _what_is_missing(OF_THE_CPU_METER, user="the measurement of memory on a CPU"):
+        raise AutotuneError(sentence)
+
+
+def check_snapshots() -> None:
+    """Raises AutotuneError where the installed torch lacks what records a memory snapshot."""
+    if sentence := _what_is_missing(OF_SNAPSHOTS, user="--memory-snapshot"):
+        raise AutotuneError(sentence)
+
+
+def _what_is_missing(names: tuple[str, ...], *, user: str) -> str:
+    """A sentence about the first of `names`, `module:attribute`, that torch does not have; empty where it has all."""
+    first, last = TESTED_RELEASES
+    for name in names:
+        try:
+            resolve_name(name)
+        except (ImportError, AttributeError):
+            interface = name.replace(":", ".")
+            return (
+                f"torch {torch.__version__} has no {interface}, which {user} needs: tested with torch {first} to {last}"
+            )
+    return ""

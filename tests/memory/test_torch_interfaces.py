@@ -1,0 +1,46 @@
+"""Interfaces of torch that may change: all are there, and one that is gone is named in a sentence."""
+
+import pytest
+import torch
+
+from autotune.config import TrainingConfig
+from autotune.errors import AutotuneError, PredictionImpossible
+from autotune.memory import torch_interfaces
+from autotune.memory.cpu import CpuMeter
+from autotune.trial.tasks import predict
+
+CHECKS = {
+    torch_interfaces.check_predictions: torch_interfaces.OF_PREDICTIONS,
+    torch_interfaces.check_cpu_meter: torch_interfaces.OF_THE_CPU_METER,
+    torch_interfaces.check_snapshots: torch_interfaces.OF_SNAPSHOTS,
+}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_installed_torch_has_them_all(check):
+    check()
+
+
+def test_a_prediction_names_what_torch_does_not_have_any_more(workload, monkeypatch):
+    monkeypatch.delattr(torch._inductor.graph.GraphLowering, "_compile_to_module_lines")
+    sentence = (
+        f"torch {torch.__version__} has no torch._inductor.graph.GraphLowering._compile_to_module_lines, "
+        "which a prediction needs: tested with torch 2.11 to 2.15"
+    )
+    with pytest.raises(PredictionImpossible) as refused:
+        predict(workload=workload.to_dict(), config=TrainingConfig().to_dict(), device="cpu")
+    assert refused.value.message == sentence
+
+
+def test_a_module_that_is_gone_is_named_as_well(monkeypatch):
+    monkeypatch.setattr(torch_interfaces, "OF_PREDICTIONS", ("torch._gone.for_good:Mode",))
+    with pytest.raises(PredictionImpossible, match=r"has no torch\._gone\.for_good\.Mode, which"):
+        torch_interfaces.check_predictions()
+
+
+def test_the_meter_of_a_cpu_names_what_torch_does_not_have_any_more(monkeypatch):
+    monkeypatch.delattr(torch._C._profiler, "_EventType")
+    with pytest.raises(
+        AutotuneError, match=r"has no torch\._C\._profiler\._EventType\.Allocation, which the measurement"
+    ):
+        CpuMeter()
