@@ -99,6 +99,7 @@ def predict(
     *,
     device: str | None = None,
     configuration: Mapping[str, Any] | None = None,
+    compute_capability: str | None = None,
     torch_version: str | None = None,
     with_timeline: bool = False,
     **workload: Any,
@@ -106,17 +107,22 @@ def predict(
     """Peak memory of one configuration on fake tensors, without a device, a text or the model's memory.
 
     `configuration` takes the fields of `TrainingConfig`: {"checkpointing": "block", "compile": "block"}; `workload`
-    those of `Workload`. `device` is "cpu" or "cuda", which need not be there. Raises InvalidInput of every kind, and
+    those of `Workload`. `device` is "cpu" or "cuda", which need not be there; `compute_capability`, such as "9.0", says
+    which GPU is meant where it is not the one here. Raises InvalidInput of every kind, and
     PredictionImpossible for a model that cannot run on fake tensors.
     """
     from autotune.executors.local import LocalExecutor
-    from autotune.study.forecast import Forecaster, device_type_of, workload_of
+    from autotune.study.forecast import Forecaster, predicted_device_of, workload_of
 
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
-        device_type = device_type_of(device, executor=executor)
+        device_type, capability = predicted_device_of(device, compute_capability=compute_capability, executor=executor)
         settled = workload_of(device_type, with_model_config(workload))
         forecaster = Forecaster(
-            executor=executor, workload=settled, device_type=device_type, torch_version=torch_version
+            executor=executor,
+            workload=settled,
+            device_type=device_type,
+            compute_capability=capability,
+            torch_version=torch_version,
         )
         config = TrainingConfig(**{"micro_batch_size": settled.global_batch, **(configuration or {})})
         return forecaster.predict(config, with_timeline=with_timeline)

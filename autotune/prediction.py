@@ -54,7 +54,7 @@ class Prediction:
     device: str
     """The kind of device the prediction is for: cpu or cuda."""
     fake_device: str
-    """The device of the fake tensors: in a prediction for CUDA it is cpu if torch cannot use a GPU."""
+    """The device of the fake tensors: cpu. Predictions for CUDA that older releases stored may say cuda."""
     peak_memory_bytes: int
     upper_bound_bytes: int
     """What no measured peak of the accuracy study exceeded, relative to its prediction (`predictor/accuracy.py`)."""
@@ -122,3 +122,14 @@ def check_release(torch_version: str | None) -> None:
     form = r"[0-9]{1,3}\.[0-9]{1,3}(\.[0-9]{1,3})?"
     if torch_version is not None and not re.fullmatch(form, torch_version):
         raise InvalidInput(f"{torch_version!r} is no release of torch", hint="give for example 2.8")
+
+
+def parse_compute_capability(text: str) -> tuple[int, int]:
+    """The two numbers of a GPU's compute capability, such as "9.0". Raises InvalidInput."""
+    if not re.fullmatch(r"[0-9]{1,2}\.[0-9]", text):
+        raise InvalidInput(
+            f"{text!r} is not a compute capability",
+            hint="give for example 9.0, as nvidia-smi --query-gpu=compute_cap --format=csv shows it",
+        )
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)

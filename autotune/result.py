@@ -58,7 +58,7 @@ class DeviceInfo:
     is_known_to_nvml: bool = False
     """Whether NVML says, by that UUID, how much of its memory is in use."""
     compute_capability: str | None = None
-    """Of a CUDA device, as `9.0`."""
+    """Of a CUDA device, as `9.0`; None for a CPU, and in studies made before this was kept."""
     compute_mode: str | None = None
     """How many processes may use a CUDA device at a time: `default`, `exclusive-process` or `prohibited`; None: not
     known."""

@@ -55,7 +55,7 @@ def explain(
 
     from autotune.executors.local import LocalExecutor
     from autotune.prediction import check_release
-    from autotune.study.forecast import Forecaster, device_type_of, on_some_device
+    from autotune.study.forecast import Forecaster, on_some_device, predicted_device_of
     from autotune.study.request import check_device
 
     said = [*(name for name, value in workload.items() if value is not None), *configuration]
@@ -81,10 +81,14 @@ def explain(
         if study is not None and trial is not None:
             question = _of_trial(executor, study, trial, storage=storage, torch_version=torch_version)
         else:
-            device_type = device_type_of(device, executor=executor)
+            device_type, capability = predicted_device_of(device, executor=executor)
             at, config = asked(device_type)
             forecaster = Forecaster(
-                executor=executor, workload=at, device_type=device_type, torch_version=torch_version
+                executor=executor,
+                workload=at,
+                device_type=device_type,
+                compute_capability=capability,
+                torch_version=torch_version,
             )
             question = Question(forecaster=forecaster, config=config, unavailable={})
         answer = _answered(question, quiet=quiet)
@@ -130,6 +134,7 @@ def _of_trial(
         executor=executor,
         workload=definition.workload,
         device_type=definition.device.type,
+        compute_capability=definition.device.compute_capability,
         torch_version=torch_version,
     )
     return Question(

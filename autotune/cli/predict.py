@@ -48,6 +48,10 @@ def predict(
     ] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
+    compute_capability: Annotated[
+        str | None,
+        typer.Option(metavar="X.Y", help="Predict for a GPU of this kind: 9.0 for an H100. [default: the GPU here]"),
+    ] = None,
     torch_version: options.TorchVersionOption = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the step's memory over time as an HTML page.")
@@ -60,14 +64,17 @@ def predict(
     from tempfile import TemporaryDirectory
 
     from autotune.executors.local import LocalExecutor
-    from autotune.prediction import check_release
+    from autotune.prediction import check_release, parse_compute_capability
     from autotune.recommendation.beside_reference import reference_of
-    from autotune.study.forecast import Forecaster, device_type_of, on_some_device
+    from autotune.study.forecast import Forecaster, on_some_device, predicted_device_of
     from autotune.study.request import check_device
 
     cap_bytes = None if max_mem is None else parse_size(max_mem)
     check_device(device)
     check_release(torch_version)
+    if compute_capability is not None:
+        parse_compute_capability(compute_capability)
+        device = device or "cuda"
     said = workload if device is None else {**workload, "device": device}
     _check_together(study=study, trial=trial, space=space, plot=plot, workload=said, configuration=configuration)
     options.check_scale(scale, space=space)
@@ -92,9 +99,15 @@ def predict(
         folder = stack.enter_context(TemporaryDirectory())
         executor = stack.enter_context(LocalExecutor(Path(folder)))
         if study is None:
-            device_type = device_type_of(device, executor=executor)
+            device_type, capability = predicted_device_of(
+                device, compute_capability=compute_capability, executor=executor
+            )
             forecaster = Forecaster(
-                executor=executor, workload=asked(device_type), device_type=device_type, torch_version=torch_version
+                executor=executor,
+                workload=asked(device_type),
+                device_type=device_type,
+                compute_capability=capability,
+                torch_version=torch_version,
             )
         if loaded is not None:
             if reference and torch_version is None and forecaster.device_type == "cuda" and loaded.reference:

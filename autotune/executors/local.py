@@ -17,6 +17,8 @@ from autotune.trial.client import SERVER_COMMAND, Reply
 from autotune.trial.limits import TimeLimits, time_limits
 from autotune.workload import Workload
 
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+"""For a prediction, which needs no GPU: it cannot create a context on one, which would disturb a trial there."""
 _PREDICTION_SECONDS = 1800.0
 """A model may hang before anything is trained of it, too."""
 
@@ -42,26 +44,36 @@ class LocalExecutor(ServerTasks):
         super().__init__(folder, should_stop=should_stop, server_command=server_command, note=note)
         self._replies: dict[Future[FinishedTrial], Future[Reply]] = {}
 
+    def predicted_device(self, device: str | None) -> tuple[str, str | None]:
+        """Kind of `device`, and its compute capability where it is a GPU that is there; None: the best there is."""
+        found = self._call("predicted_device", {"device": device})
+        return found["type"], found["compute_capability"]
+
     def submit_prediction(
         self,
         workload: Workload,
         config: TrainingConfig,
         *,
         device_type: str,
+        compute_capability: str | None = None,
         torch_version: str | None = None,
         with_timeline: bool = False,
     ) -> "Future[Reply]":
-        """Peak memory on fake tensors, without the device: a Prediction as JSON. Its error: PredictionImpossible."""
+        """Peak memory on fake tensors, without the device: a Prediction as JSON. Its error: PredictionImpossible.
+
+        `compute_capability` is that of the GPU it is for, such as 9.0. The process sees no GPU.
+        """
         payload = {
             "workload": workload.to_dict(),
             "config": config.to_dict(),
             "device": device_type,
+            "compute_capability": compute_capability,
             "torch_version": torch_version,
             "with_timeline": with_timeline,
         }
         folder = self._folder / "predictions"
         log_file = folder / f"{config.fingerprint}.log"
-        environment = self._caches.environment(folder)
+        environment = {**self._caches.environment(folder), **_NO_GPU}
         return self._server.submit(
             "predict",
             payload,

@@ -90,21 +90,6 @@ def open_device(uuid: str) -> NvmlDevice:
         return NvmlDevice(uuid=uuid, handle=pynvml.nvmlDeviceGetHandleByUUID(uuid))
 
 
-def compute_capability() -> tuple[int, int] | None:
-    """Of the first GPU, such as (9, 0) for Hopper; None where there is none."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
-        return int(major), int(minor)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def driver_version() -> str | None:
     """Returns the driver's version; None where NVML does not say."""
     try:

@@ -4,6 +4,9 @@
     generated_code.py  torch.compile: inductor's own program on fake tensors, without its kernels
     cpu.py             what kernels on a CPU hold while they run
     cuda.py            what a CUDA device would do and a fake CPU does not
+    gpu.py             which GPU and which torch release that is
+    attention.py       the kernel that torch chooses for attention there, and its own memory
+    cublas.py          workspaces of matrix products there
     caching_allocator.py  the pieces that torch's allocator hands out on CUDA
     accuracy.py        how far predictions were from measurements
 
@@ -41,10 +44,14 @@ from autotune.predictor.accuracy import error_of
 from autotune.predictor.caching_allocator import count_pieces, round_up
 from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.generated_code import GeneratedPrograms, is_compiled
+from autotune.predictor.gpu import gpu_of
 from autotune.techniques import Training, apply_techniques
 from autotune.techniques.checkpointing import Checkpointed
 from autotune.training_step import TrainingStep
 from autotune.workload import Workload
+
+_FAKE_DEVICE = torch.device("cpu")
+"""Of all fake tensors, whatever they stand for: no GPU has to be there, and none that is there is touched."""
 
 MICRO_BATCHES = 2
 """Micro batches run of a step: from the second on, which finds gradients and adds to them, all are alike."""
@@ -58,6 +65,8 @@ class PredictionRequest:
     """The kind of device to predict for: cpu or cuda."""
     torch_version: str | None = None
     """The torch release whose CUDA kernels are meant, such as 2.8; None: the one that is installed."""
+    compute_capability: str | None = None
+    """Of the GPU that is meant, such as 9.0; None: that of an A100, and a note says so."""
     with_timeline: bool = False
 
 
@@ -78,8 +87,12 @@ class _Rehearsal:
     def __init__(self, request: PredictionRequest) -> None:
         self._request = request
         self._is_cuda = request.device == "cuda"
-        self._fake_device = cuda.choose_fake_device() if self._is_cuda else torch.device("cpu")
-        self._watch = StorageWatch(round_up=round_up) if self._is_cuda else StorageWatch(scratch=cpu.scratch_bytes)
+        self._gpu = gpu_of(request.compute_capability, request.torch_version)
+        self._kernels = cuda.CudaKernels(self._gpu)
+        if self._is_cuda:
+            self._watch = StorageWatch(round_up=round_up, scratch=self._kernels.scratch_bytes)
+        else:
+            self._watch = StorageWatch(scratch=cpu.scratch_bytes)
         self._programs = GeneratedPrograms(self._watch)
         self._parameters = 0
 
@@ -91,10 +104,10 @@ class _Rehearsal:
         sizes: dict[Category, int] = bytes_by_category(peak.blocks)
         sizes["workspace"] += workspace_bytes
         peak_bytes = peak.size_bytes + workspace_bytes
-        error = error_of(request.config, device=request.device)
+        error = error_of(request.config, device=request.device, estimated_bytes=self._kernels.cudnn_bytes)
         return Prediction(
             device=request.device,
-            fake_device=self._fake_device.type,
+            fake_device=_FAKE_DEVICE.type,
             peak_memory_bytes=peak_bytes,
             upper_bound_bytes=error.upper_bound(peak_bytes),
             lower_bound_bytes=error.lower_bound(peak_bytes),
@@ -113,9 +126,10 @@ class _Rehearsal:
         """Gives every block the size of the allocator's piece; returns the bytes of the workspaces beside them."""
         if not self._is_cuda:
             return 0
+        workspaces = self._kernels.cublas.kept
         if self._request.config.allocator == "expandable":
-            return sum(cuda.workspaces())  # every piece is split: what is asked for is what is handed out
-        return count_pieces(recording, workspaces=cuda.workspaces())
+            return sum(workspaces)  # every piece is split: what is asked for is what is handed out
+        return count_pieces(recording, workspaces=workspaces)
 
     def _record(self) -> Recording:
         request = self._request
@@ -123,19 +137,18 @@ class _Rehearsal:
             stack.enter_context(self._watch.mode)
             if self._is_cuda:
                 stack.enter_context(cuda.memory_of_the_host())
-            if self._is_cuda and self._fake_device.type == "cpu":
-                stack.enter_context(cuda.kernels_of_a_gpu(request.torch_version, attention=request.config.attention))
+                stack.enter_context(cuda.kernels_of_a_gpu(self._gpu, backend=request.config.attention))
             stack.enter_context(self._programs.active())
-            training = apply_techniques(request.config, request.workload, weights_file=None, device=self._fake_device)
+            training = apply_techniques(request.config, request.workload, weights_file=None, device=_FAKE_DEVICE)
             self._parameters = _number_of_parameters(training.parts.model)
             stack.enter_context(self._watching(training.parts.model))
-            if self._fake_device.type == "cpu" and not self._is_cuda:
+            if not self._is_cuda:
                 stack.enter_context(self._random_states_counted())
             step = TrainingStep(
                 training,
                 workload=request.workload,
                 config=request.config,
-                device=self._fake_device,
+                device=_FAKE_DEVICE,
                 marker=self._watch,
             )
             step(0, self._batch())
@@ -214,8 +227,7 @@ class _Rehearsal:
     def _notes(self) -> Iterator[str]:
         if self._is_cuda:
             config = self._request.config
-            yield from cuda.assumptions(
-                fake_device=self._fake_device,
+            yield from self._kernels.assumptions(
                 compiled=config.compile != "none",
                 autocast=config.precision.endswith("mixed") or config.precision == "fp8",
                 torch_version=self._request.torch_version,
@@ -252,6 +264,8 @@ def _impossible(error: BaseException) -> PredictionImpossible:
     hint = "measure it: a search goes on without a prediction for it"
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, PredictionImpossible):
+            return cause
         if isinstance(cause, DataDependentOutputException | DynamicOutputShapeException):
             return PredictionImpossible(
                 f"the model cannot be predicted: what follows {cause.func} depends on values, not only on shapes",

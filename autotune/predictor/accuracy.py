@@ -6,7 +6,7 @@ oneDNN's bf16 products, and numbers and indices that some operators keep for the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.config import TrainingConfig
@@ -58,5 +58,8 @@ def group_of(config: TrainingConfig) -> Group:
     return "compiled fp32" if is_32_bit else "compiled 16-bit"
 
 
-def error_of(config: TrainingConfig, *, device: str) -> PredictionError:
-    return ASSUMED_ON_CUDA if device == "cuda" else MEASURED_ON_CPU[group_of(config)]
+def error_of(config: TrainingConfig, *, device: str, estimated_bytes: int = 0) -> PredictionError:
+    """`estimated_bytes`: what the prediction has counted on CUDA by an estimate, which may be wrong by as much."""
+    if device == "cuda":
+        return replace(ASSUMED_ON_CUDA, size_bytes=ASSUMED_ON_CUDA.size_bytes + estimated_bytes)
+    return MEASURED_ON_CPU[group_of(config)]

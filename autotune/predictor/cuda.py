@@ -1,10 +1,13 @@
 """What a CUDA device does to memory that fake tensors on a CPU do not show, each with its source.
 
-Where torch can use a GPU the fake device is cuda, torch chooses its operators itself, and only workspaces are added
-here. What the allocator makes of every request is in `caching_allocator.py`.
+The fake tensors are a CPU's whatever the machine has, and no GPU is touched: a fake tensor on a GPU would make autograd
+ask the driver for the device, which creates a context there of some hundred MB, beside a trial that is measured.
+
+What the allocator makes of every request is in `caching_allocator.py`, which kernel answers attention in
+`attention.py`, what cuBLAS takes in `cublas.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,52 +16,53 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.config import Attention
-from autotune.memory import nvml
+from autotune.predictor.attention import OPERATORS, attention, bytes_during
+from autotune.predictor.cublas import CublasWorkspaces
+from autotune.predictor.gpu import Gpu
+from autotune.quantities import format_size
 from autotune.techniques import activation_offload
 
-_aten = torch.ops.aten
 
-_WORKSPACE_BYTES = (2 * 4096 + 8 * 16) * 1024
-_HOPPER_WORKSPACE_BYTES = 4096 * 8 * 1024
-"""cuBLAS's workspace for one handle: parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp."""
+class CudaKernels:
+    """What the operators of a recorded step take from the allocator for themselves, and which attention they are."""
 
-_HANDLES = 2
-"""The thread of the forward pass and the one that autograd runs backward in have a handle each."""
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._attention: set[str] = set()
+        self.cublas = CublasWorkspaces(gpu)
+        self.cudnn_bytes = 0
+        """Largest estimate of what cuDNN takes in a backward pass; 0 where it is not used."""
 
-FLASH_HEAD_SIZE = 256
-"""Largest head of the flash kernel: check_head_dim_size_flash in aten/.../transformers/cuda/sdp_utils.cpp."""
+    def scratch_bytes(self, operator: Any, args: Sequence[Any]) -> int:
+        """Bytes that `operator` holds beside its arguments and results while it runs."""
+        if operator in OPERATORS:
+            self._attention.add(OPERATORS[operator])
+        size_bytes = bytes_during(operator, args, gpu=self._gpu)
+        if operator is torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default:
+            self.cudnn_bytes = max(self.cudnn_bytes, size_bytes)
+        return size_bytes + self.cublas.bytes_during(operator, args)
 
-
-def choose_fake_device() -> torch.device:
-    """Return the device of the fake tensors in a prediction for CUDA: cuda if torch can use a GPU.
-
-    Otherwise it is cpu. A torch built with CUDA is not enough: autograd asks the CUDA driver for the
-    context of a tensor's device, even if the tensor is fake.
-    """
-    if torch.version.cuda and torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("cpu")
-
-
-def workspaces() -> list[int]:
-    """Bytes of what cuBLAS keeps allocated, one a handle: for the GPU there is, else for one before Hopper."""
-    hopper = (nvml.compute_capability() or (0, 0))[0] >= 9
-    return _HANDLES * [_HOPPER_WORKSPACE_BYTES if hopper else _WORKSPACE_BYTES]
-
-
-def assumptions(
-    *, fake_device: torch.device, compiled: bool, autocast: bool, torch_version: str | None
-) -> Iterator[str]:
-    """What a prediction for CUDA takes for granted, in words."""
-    yield "the CUDA context and what the allocator holds in reserve come on top"
-    if fake_device.type == "cuda":
-        return
-    release = f" of torch {torch_version}" if torch_version else ""
-    yield f"attention and RMSNorm as by the CUDA kernels{release}; cuBLAS workspaces as before Hopper"
-    if autocast:
-        yield "autocast by the CPU's list of operators, since torch cannot use a GPU here"
-    if compiled:
-        yield "buffers of compiled code as inductor lays them out for a CPU"
+    def assumptions(self, *, compiled: bool, autocast: bool, torch_version: str | None) -> Iterator[str]:
+        """What a prediction for CUDA takes for granted, in words."""
+        yield "the CUDA context and what the allocator holds in reserve come on top"
+        release = f" with torch {torch_version}" if torch_version else ""
+        if self._gpu.is_assumed:
+            yield f"{self._gpu.name}{release} is assumed; --compute-capability names another GPU's"
+        else:
+            yield f"for a GPU of {self._gpu.name}{release}"
+        kernels = " and ".join(sorted(self._attention))
+        yield f"attention by {kernels} kernels, RMSNorm by CUDA's" if kernels else "RMSNorm by the CUDA kernel"
+        if workspaces := self.cublas.describe():
+            yield workspaces
+        if self.cudnn_bytes:
+            yield (
+                f"cuDNN's workspace in the backward pass of attention is an estimate, {format_size(self.cudnn_bytes)}; "
+                "the bounds allow for as much again"
+            )
+        if autocast:
+            yield "autocast by the CPU's list of operators"
+        if compiled:
+            yield "buffers of compiled code as inductor lays them out for a CPU"
 
 
 FUSED_RMS_NORM_SINCE = (2, 9)
@@ -87,70 +91,20 @@ class _Elsewhere:
 
 
 @contextmanager
-def kernels_of_a_gpu(torch_version: str | None = None, *, attention: Attention = "auto") -> Iterator[None]:
-    """Lets attention and RMSNorm on a fake CPU allocate what the CUDA kernels of that torch release would."""
+def kernels_of_a_gpu(gpu: Gpu, *, backend: Attention = "auto") -> Iterator[None]:
+    """Lets attention and RMSNorm on a fake CPU allocate what the kernels on `gpu` would."""
     before = F.scaled_dot_product_attention, F.rms_norm
-    release = tuple(int(part) for part in (torch_version or torch.__version__).split(".")[:2])
 
     def chosen(*args: Any, **kwargs: Any) -> Tensor:
-        return _attention(*args, backend=attention, **kwargs)
+        return attention(*args, gpu=gpu, backend=backend, **kwargs)
 
     F.scaled_dot_product_attention = chosen
-    if release >= FUSED_RMS_NORM_SINCE:
+    if gpu.release >= FUSED_RMS_NORM_SINCE:
         F.rms_norm = _rms_norm
     try:
         yield
     finally:
         F.scaled_dot_product_attention, F.rms_norm = before
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    *,
-    backend: Attention = "auto",
-) -> Tensor:
-    """The kernel that a GPU since Ampere would choose: flash, else memory-efficient, else plain operators.
-
-    Or that of `backend`; cuDNN's allocates as flash does.
-
-    Flash takes 16-bit numbers and no mask, memory-efficient any dtype and an additive mask but no grouped queries.
-    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
-    """
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        attn_mask = attn_mask if attn_mask is None or attn_mask.dtype == torch.bool else attn_mask.to(dtype)
-    with torch.autocast("cpu", enabled=False):
-        is_16_bit = query.dtype in (torch.bfloat16, torch.float16)
-        takes_flash = is_16_bit and attn_mask is None and query.shape[-1] <= FLASH_HEAD_SIZE
-        if takes_flash and backend in ("auto", "flash", "cudnn"):
-            flash = _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
-            attended: Tensor = flash[0]
-        elif enable_gqa or backend == "math":
-            attended = _aten._scaled_dot_product_attention_math(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )[0]
-        else:
-            bias = None if attn_mask is None else _bias(attn_mask, query, key)
-            with_gradients = any(t.requires_grad for t in (query, key, value))
-            attended = _aten._scaled_dot_product_efficient_attention(
-                query, key, value, bias, with_gradients, dropout_p, is_causal, scale=scale
-            )[0]
-    return attended
-
-
-def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """An additive bias [batch, heads, queries, keys]; a boolean mask becomes one in the query's dtype."""
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
 def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from autotune.config import TrainingConfig, check_legal
 from autotune.data.sources import check_name
 from autotune.errors import InvalidInput, PredictionImpossible, PreparationFailed
 from autotune.executors.local import LocalExecutor
-from autotune.prediction import Forecast, Prediction, check_release
+from autotune.prediction import Forecast, Prediction, check_release, parse_compute_capability
 from autotune.search_space import SearchSpace
 from autotune.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
 
@@ -24,12 +24,16 @@ class Forecaster:
     workload: Workload
     device_type: str
     """cpu or cuda; a CUDA device need not be there."""
+    compute_capability: str | None = None
+    """Of the GPU that is meant, such as 9.0; None: one is assumed, and a note of the prediction says which."""
     torch_version: str | None = None
     """The torch release whose CUDA kernels are meant; None: the one that is installed."""
     _known: dict[str, Forecast] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_release(self.torch_version)
+        if self.compute_capability is not None:
+            parse_compute_capability(self.compute_capability)
 
     def predict(self, config: TrainingConfig, *, with_timeline: bool = False) -> Prediction:
         """Raises PredictionImpossible and IllegalConfiguration."""
@@ -70,6 +74,7 @@ class Forecaster:
             self.workload,
             config,
             device_type=self.device_type,
+            compute_capability=self.compute_capability,
             torch_version=self.torch_version,
             with_timeline=with_timeline,
         )
@@ -99,9 +104,23 @@ def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
     raise refusals[0]
 
 
-def device_type_of(device: str | None, *, executor: LocalExecutor) -> str:
-    """The kind of `device`; None is a GPU where there is one. A device that is named need not be there."""
-    return executor.devices()[0].type if device is None else device.partition(":")[0]
+def predicted_device_of(
+    device: str | None, *, compute_capability: str | None = None, executor: LocalExecutor
+) -> tuple[str, str | None]:
+    """Kind and compute capability of `device`, which need not be there; None is a GPU where there is one.
+
+    With a `compute_capability` it is that of the GPU that is meant. The second is None for a CPU, and where the GPU is
+    not there and was not described. Raises InvalidInput.
+    """
+    if compute_capability is not None:
+        parse_compute_capability(compute_capability)
+        if device == "cpu":
+            raise InvalidInput(
+                f"compute capability {compute_capability} is a GPU's, and the device is cpu",
+                hint="leave one of them out",
+            )
+        return "cuda", compute_capability
+    return ("cpu", None) if device == "cpu" else executor.predicted_device(device)
 
 
 def workload_of(device_type: str, settings: Mapping[str, Any], *, space: SearchSpace | None = None) -> Workload:

@@ -69,6 +69,21 @@ def devices() -> list[dict[str, Any]]:
     return [asdict(info) for info in device_tasks.all_devices()]
 
 
+def predicted_device(*, device: str | None) -> dict[str, str | None]:
+    """{"type": cpu or cuda, "compute_capability"} of what to predict for. Asks the driver and makes no context.
+
+    None is a GPU where there is one, else the CPU. A device that is named need not be there: then the compute
+    capability is None.
+    """
+    count = torch.cuda.device_count()
+    kind, _, number = (device or ("cuda" if count else "cpu")).partition(":")
+    index = int(number or 0)
+    if kind == "cpu" or index >= count:
+        return {"type": kind, "compute_capability": None}
+    major, minor = torch.cuda.get_device_capability(index)
+    return {"type": kind, "compute_capability": f"{major}.{minor}"}
+
+
 def check_device(*, device: str) -> dict[str, Any]:
     """A tiny computation on `device`. Raises whatever torch raises, and RuntimeError for a wrong result."""
     numbers = torch.arange(1000, dtype=torch.float64, device=device)
@@ -155,6 +170,9 @@ def _training_request(
 
 def predict(*, workload: dict[str, Any], config: dict[str, Any], device: str, **options: Any) -> dict[str, Any]:
     """Peak memory of one configuration on fake tensors; returns a Prediction. Raises PredictionImpossible."""
+    from autotune.memory import torch_interfaces
+
+    torch_interfaces.check_predictions()  # before the import below, which needs them
     from autotune.predictor import PredictionRequest
     from autotune.predictor import predict as run
 
@@ -175,6 +193,7 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "examine": examine,
     "model_sha256": model_sha256,
     "devices": devices,
+    "predicted_device": predicted_device,
     "check_device": check_device,
     "predict": predict,
     "train": train,

@@ -1,5 +1,9 @@
-"""The device of the fake tensors in a prediction for CUDA: no build of torch needs a GPU for it."""
+"""A prediction for CUDA needs no GPU, is the same beside one, and leaves it alone."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -7,62 +11,82 @@ import torch
 import torch._dynamo
 
 from autotune.config import TrainingConfig
+from autotune.executors.local import LocalExecutor
 from autotune.predictor import PredictionRequest, predict
-from autotune.predictor.cuda import choose_fake_device
+from autotune.user_code import sha256_of
+from autotune.workload import make_workload
 
 GLOBAL_BATCH = 4
 A_CUDA_RELEASE = "13.0"
-
-needs_no_gpu = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="with a GPU, fake tensors on cuda work and are used"
-)
-needs_cuda_build_without_gpu = pytest.mark.skipif(
-    torch.version.cuda is None or torch.cuda.is_available(),
-    reason="needs a torch built with CUDA on a machine without a GPU",
-)
+CHOICES = [
+    {"precision": "bf16-mixed"},
+    {"checkpointing": "block", "optimizer_fusion": "backward"},
+    {"compile": "block"},
+    {"attention": "efficient"},
+    {"activation_offload": "cpu", "loss": "chunked"},
+]
 
 
 def predict_for_cuda(workload, **choices):
     """The prediction without its seconds, which differ from run to run."""
     torch._dynamo.reset()
     config = TrainingConfig(micro_batch_size=GLOBAL_BATCH, **choices)
-    prediction = predict(PredictionRequest(workload=workload, config=config, device="cuda"))
+    prediction = predict(PredictionRequest(workload=workload, config=config, device="cuda", compute_capability="9.0"))
     return replace(prediction, seconds=0.0)
 
 
-@needs_no_gpu
-def test_without_a_gpu_a_torch_built_with_cuda_predicts_as_one_built_without(workload, monkeypatch):
+@pytest.mark.parametrize("sees_a_gpu", [False, True])
+def test_a_torch_built_with_cuda_predicts_as_one_built_without(workload, monkeypatch, sees_a_gpu):
     monkeypatch.setattr(torch.version, "cuda", None)
     built_without = predict_for_cuda(workload, precision="bf16-mixed")
     monkeypatch.setattr(torch.version, "cuda", A_CUDA_RELEASE)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: sees_a_gpu)
     assert predict_for_cuda(workload, precision="bf16-mixed") == built_without
 
 
-@needs_cuda_build_without_gpu
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {"checkpointing": "block", "optimizer_fusion": "backward"},
-        {"compile": "block"},
-        {"attention": "efficient"},
-        {"activation_offload": "cpu", "loss": "chunked"},
-    ],
-    ids=str,
-)
-def test_an_installed_torch_with_cuda_predicts_without_a_gpu(workload, choices):
-    assert predict_for_cuda(workload, **choices).fake_device == "cpu"
+MODEL = """
+import os
+import torch
+from pathlib import Path
+
+def make():
+    Path(__file__).with_suffix(".seen").write_text(repr(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    return torch.nn.Embedding(256, 256)
+"""
 
 
-@pytest.mark.parametrize(
-    ("cuda_release", "sees_a_gpu", "expected"),
-    [
-        pytest.param(None, False, "cpu", id="CPU build"),
-        pytest.param(A_CUDA_RELEASE, False, "cpu", id="CUDA build without a GPU"),
-        pytest.param(A_CUDA_RELEASE, True, "cuda", id="CUDA build with a GPU"),
-        pytest.param(None, True, "cpu", id="ROCm build with a GPU"),
-    ],
+def test_the_process_of_a_prediction_sees_no_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    file = tmp_path / "sees.py"
+    file.write_text(MODEL)
+    workload = make_workload("cpu", {"model": f"{file}:make", "sequence_length": 16, "model_sha256": sha256_of(file)})
+    with LocalExecutor(tmp_path / "work") as executor:
+        executor.wait_for(executor.submit_prediction(workload, TrainingConfig(), device_type="cuda"))
+    assert file.with_suffix(".seen").read_text() == "''"
+
+
+PREDICT = """
+import dataclasses, json, sys
+from autotune.config import TrainingConfig
+from autotune.predictor import PredictionRequest, predict
+from autotune.workload import Workload
+workload, choices = map(json.loads, sys.argv[1:])
+request = PredictionRequest(
+    workload=Workload(**workload), config=TrainingConfig(**choices), device="cuda", compute_capability="9.0"
 )
-def test_fake_tensors_are_on_cuda_only_with_a_gpu(monkeypatch, cuda_release, sees_a_gpu, expected):
-    monkeypatch.setattr(torch.version, "cuda", cuda_release)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: sees_a_gpu)
-    assert choose_fake_device().type == expected
+print(json.dumps(dataclasses.replace(predict(request), seconds=0.0).to_dict()))
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("choices", CHOICES, ids=str)
+def test_beside_a_gpu_the_same_is_predicted_as_without_one(workload, choices):
+    command = [
+        *(sys.executable, "-c", PREDICT, json.dumps(workload.to_dict())),
+        json.dumps({"micro_batch_size": GLOBAL_BATCH, **choices}),
+    ]
+    ended = subprocess.run(
+        command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=True
+    )
+    beside = json.dumps(predict_for_cuda(workload, **choices).to_dict())
+    assert json.loads(beside) == json.loads(ended.stdout.splitlines()[-1])

@@ -14,6 +14,7 @@ from autotune.predictor import PredictionRequest, predict
 from autotune.workload import make_workload
 
 GLOBAL_BATCH = 4
+MIB = 1024**2
 
 
 MIXTURE_OF_EXPERTS = {
@@ -34,10 +35,19 @@ MIXTURE_OF_EXPERTS = {
 def prediction_of(workload):
     """prediction_of(checkpointing="block", device="cuda") is the prediction for the small workload."""
 
-    def prediction(*, device="cpu", with_timeline=False, **choices):
+    def prediction(*, device="cpu", with_timeline=False, gpu=None, torch_version=None, **choices):
         torch._dynamo.reset()
         config = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})
-        return predict(PredictionRequest(workload=workload, config=config, device=device, with_timeline=with_timeline))
+        return predict(
+            PredictionRequest(
+                workload=workload,
+                config=config,
+                device=device,
+                compute_capability=gpu,
+                torch_version=torch_version,
+                with_timeline=with_timeline,
+            )
+        )
 
     return prediction
 
@@ -123,6 +133,55 @@ def test_on_cuda_every_block_is_a_multiple_of_512_bytes(prediction_of):
     assert prediction_of(device="cuda").peak_memory_bytes % 512 == 0
 
 
+@pytest.mark.parametrize(("gpu", "workspace_bytes"), [("8.0", 8519680), ("9.0", 32 * MIB), ("10.0", 8519680)])
+def test_on_cuda_the_workspaces_are_those_of_the_gpu_that_is_meant(prediction_of, gpu, workspace_bytes):
+    prediction = prediction_of(device="cuda", gpu=gpu, torch_version="2.11", allocator="expandable")
+    assert prediction.bytes_by_category["workspace"] == 2 * workspace_bytes
+
+
+def test_from_torch_2_15_on_workspaces_are_temporaries(prediction_of):
+    prediction = prediction_of(device="cuda", gpu="9.0", torch_version="2.15")
+    assert prediction.bytes_by_category["workspace"] == 0
+    assert prediction.bytes_by_category["temporaries"] >= 32 * MIB
+
+
+def test_a_gpu_that_nobody_has_named_is_said(prediction_of):
+    notes = prediction_of(device="cuda").notes
+    assert any("compute capability 8.0" in note and "--compute-capability" in note for note in notes)
+
+
+def test_the_gpu_and_its_kernels_are_said(prediction_of):
+    notes = prediction_of(device="cuda", gpu="9.0", torch_version="2.11", precision="bf16-mixed").notes
+    assert "for a GPU of compute capability 9.0 with torch 2.11" in notes
+    assert "attention by cudnn kernels, RMSNorm by CUDA's" in notes
+    assert "workspaces of cuBLAS of 32.00 MiB + 32.00 MiB, one a thread and library" in notes
+
+
+@pytest.mark.parametrize(
+    "choices", [{"precision": "bf16-mixed"}, {"precision": "bf16-true", "compile": "block"}], ids=str
+)
+def test_where_attention_is_cudnns_the_bounds_allow_for_its_workspace(prediction_of, workload, choices):
+    on_ampere, on_hopper = (
+        prediction_of(device="cuda", gpu=gpu, torch_version="2.11", **choices) for gpu in ("8.0", "9.0")
+    )
+    rows = GLOBAL_BATCH * workload.heads * workload.sequence_length
+    estimated_bytes = 4 * rows * (workload.width // workload.heads) + 4 * rows
+    assert any("cuDNN's workspace" in note for note in on_hopper.notes)
+    assert not any("cuDNN" in note for note in on_ampere.notes)
+    margins = [p.upper_bound_bytes - round(1.1 * p.peak_memory_bytes) for p in (on_ampere, on_hopper)]
+    assert margins[1] - margins[0] == pytest.approx(estimated_bytes, abs=2)
+
+
+def test_attention_that_no_kernel_of_the_named_backend_takes_is_refused(prediction_of, monkeypatch):
+    def bias_attention(model):
+        for one in model.blocks:
+            one.attention = BiasedAttention(one.attention)
+
+    changed_model(monkeypatch, bias_attention)
+    with pytest.raises(PredictionImpossible, match="attention flash does not take this model's calls"):
+        prediction_of(device="cuda", precision="bf16-true", attention="flash")
+
+
 class BiasedAttention(nn.Module):
     """Attention with a trainable additive bias, in place of a block's own."""
 
@@ -135,7 +194,7 @@ class BiasedAttention(nn.Module):
         batch, length, width = x.shape
         heads = self.attention.heads
         q, k, v = self.attention.query_key_value(x).view(batch, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
-        bias = self.slope * torch.ones(heads, length, length)
+        bias = self.slope * torch.ones(heads, length, length, dtype=x.dtype, device=x.device)
         attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return self.attention.output(attended.transpose(1, 2).reshape(batch, length, width))
 

@@ -25,7 +25,7 @@ from autotune.study.fit.largest import Largest, find_largest
 from autotune.study.fit.request import FitRequest
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
 from autotune.study.fit.varying import Varying
-from autotune.study.forecast import Forecaster, device_type_of
+from autotune.study.forecast import Forecaster, predicted_device_of
 from autotune.workload import Workload
 
 __all__ = ["FitProgress", "FitRequest", "fit"]
@@ -53,8 +53,14 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
         listener(FitProgress(what=sentence))
 
     with TemporaryDirectory() as name, LocalExecutor(Path(name), note=note) as executor:
-        device_type = device_type_of(request.device, executor=executor)
-        search = _Search(executor=executor, request=request, device_type=device_type, listener=listener)
+        device_type, compute_capability = predicted_device_of(request.device, executor=executor)
+        search = _Search(
+            executor=executor,
+            request=request,
+            device_type=device_type,
+            compute_capability=compute_capability,
+            listener=listener,
+        )
         devices = executor.devices()
         device = _device_there(request.device or device_type, devices)
         rows = search.ladder() if request.space is None else [search.best_of_space(device)]
@@ -78,6 +84,7 @@ class _Search:
     executor: LocalExecutor
     request: FitRequest
     device_type: str
+    compute_capability: str | None
     listener: Listener
     varying: Varying = field(init=False)
     context_bytes: int = field(init=False)
@@ -201,6 +208,7 @@ class _Search:
                 executor=self.executor,
                 workload=workload,
                 device_type=self.device_type,
+                compute_capability=self.compute_capability,
                 torch_version=self.request.torch_version,
             ),
         )

@@ -1,0 +1,35 @@
+"""The GPU and the torch release that a prediction for CUDA is made for: which kernels torch chooses depends on both."""
+
+from dataclasses import dataclass
+
+import torch
+
+from autotune.prediction import parse_compute_capability
+
+ASSUMED_COMPUTE_CAPABILITY = "8.0"
+"""Of the GPU that is meant where nobody says which and none is there: an A100."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    capability: tuple[int, int]
+    """Compute capability: (9, 0) for an H100 or H200, (10, 0) for a B200, (8, 9) for an RTX 4090."""
+    release: tuple[int, int]
+    """torch release: (2, 11)."""
+    is_assumed: bool = False
+    """Whether nobody said which GPU is meant."""
+
+    @property
+    def name(self) -> str:
+        major, minor = self.capability
+        return f"compute capability {major}.{minor}"
+
+
+def gpu_of(compute_capability: str | None, torch_version: str | None) -> Gpu:
+    """None: the assumed GPU, and the installed torch. Raises InvalidInput for what is no compute capability."""
+    major, minor = (torch_version or torch.__version__).split(".")[:2]
+    return Gpu(
+        capability=parse_compute_capability(compute_capability or ASSUMED_COMPUTE_CAPABILITY),
+        release=(int(major), int(minor)),
+        is_assumed=compute_capability is None,
+    )
