@@ -119,6 +119,7 @@ _CONFIGURATION_OPTIONS: Mapping[str, Any] = {
             ("compile", CHOICES["compile"], "none"),
             ("optimizer", CHOICES["optimizer"], "adamw"),
             ("optimizer_fusion", CHOICES["optimizer_fusion"], "none"),
+            ("allocator", CHOICES["allocator"], "default"),
             ("attention", CHOICES["attention"], "auto"),
             ("loss", CHOICES["loss"], "full"),
             ("activation_offload", CHOICES["activation_offload"], "none"),

@@ -123,6 +123,8 @@ COMMAND_LINES = {
         --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping nan | --precision fp7 | --checkpointing x
         --compile x | --optimizer x | --optimizer-fusion x | --attention x | --loss x | --activation-offload x
         --memory-budget 0.5 | --memory-budget 1.5 | --micro-batch 3 | --micro-batch 0 | --torch two | --torch 2.8.0.1
+        --compute-capability nine | --compute-capability 9 | --compute-capability '' | --allocator x
+        --compute-capability 9.0 --device cpu
         --plot step.pdf | --plot '' | --plot file/step.html | --plot folder
         --quiet --layers 0 | -q --layers 0 | surplus
     """,

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from autotune.config import CHOICES
+
 DEVICE = ("--device", "cpu")
 SMALL = ("--layers", "2", "--width", "32", "--heads", "2", "--seq-len", "32", "--global-batch", "4", *DEVICE)
 
@@ -58,6 +60,21 @@ def test_a_gpu_that_is_not_there_can_be_predicted_for(folder):
     assert (ended.returncode, "for cuda" in ended.stdout, "Note: the CUDA context" in ended.stdout) == (0, True, True)
 
 
+def test_every_technique_of_the_configuration_can_be_named(folder):
+    named = run("--help", folder=folder).stdout.split()
+    missing = [
+        name for name in (*CHOICES, "memory_budget", "micro_batch") if f"--{name.replace('_', '-')}" not in named
+    ]
+    assert missing == []
+
+
+def test_the_allocator_and_the_gpu_that_are_meant_can_be_named(folder):
+    named = ("--allocator", "expandable", "--compute-capability", "9.0", "--torch", "2.11", "--json")
+    answer = json.loads(run(*SMALL[:-2], *named, folder=folder).stdout)
+    assert (answer["device"], answer["config"]["allocator"]) == ("cuda", "expandable")
+    assert answer["bytes_by_category"]["workspace"] == 2 * 32 * 1024**2
+
+
 def test_the_step_is_drawn_on_a_page(folder, tmp_path):
     page = tmp_path / "step.html"
     ended = run(*SMALL, "--plot", str(page), folder=folder)
@@ -75,6 +92,9 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
         (("--micro-batch", "3", "--global-batch", "4"), "does not divide"),
         (("--max-mem", "8,5GiB"), "is not a memory size"),
         (("--torch", "two"), "'two' is no release of torch"),
+        (("--compute-capability", "9"), "'9' is not a compute capability"),
+        (("--compute-capability", "9.0"), "compute capability 9.0 is a GPU's, and the device is cpu"),
+        (("--allocator", "pooled"), "allocator = 'pooled' is not possible"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_exit_code_2(folder, arguments, sentence):
