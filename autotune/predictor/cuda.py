@@ -92,19 +92,29 @@ class _Elsewhere:
 
 @contextmanager
 def kernels_of_a_gpu(gpu: Gpu, *, backend: Attention = "auto") -> Iterator[None]:
-    """Lets attention and RMSNorm on a fake CPU allocate what the kernels on `gpu` would."""
+    """Lets attention and RMSNorm on a fake CPU allocate what the kernels on `gpu` would, and autocast be CUDA's.
+
+    torchao asks without a device whether autocast is on, which means CUDA's, and casts the inputs of its layers then.
+    """
     before = F.scaled_dot_product_attention, F.rms_norm
+    is_autocast_enabled, get_autocast_gpu_dtype = torch.is_autocast_enabled, torch.get_autocast_gpu_dtype
 
     def chosen(*args: Any, **kwargs: Any) -> Tensor:
         return attention(*args, gpu=gpu, backend=backend, **kwargs)
 
+    def is_enabled(device_type: str = "cpu") -> bool:
+        return is_autocast_enabled(device_type)
+
     F.scaled_dot_product_attention = chosen
+    torch.is_autocast_enabled = is_enabled
+    torch.get_autocast_gpu_dtype = lambda: torch.get_autocast_dtype("cpu")
     if gpu.release >= FUSED_RMS_NORM_SINCE:
         F.rms_norm = _rms_norm
     try:
         yield
     finally:
         F.scaled_dot_product_attention, F.rms_norm = before
+        torch.is_autocast_enabled, torch.get_autocast_gpu_dtype = is_autocast_enabled, get_autocast_gpu_dtype
 
 
 def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:

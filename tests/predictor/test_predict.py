@@ -223,6 +223,24 @@ def test_attention_with_a_bias_is_predicted_with_the_kernel_a_gpu_would_take(pre
     assert not {"aten._softmax", "aten._safe_softmax"} & of["cuda"]
 
 
+def test_on_cuda_autocast_is_on_for_who_asks_for_the_gpus(prediction_of, monkeypatch):
+    """As torchao's linear layers in fp8 do, which keep their inputs in fp32 where it is off."""
+    asked = []
+
+    def ask(model):
+        forward = model.norm.forward
+
+        def asking(x):
+            asked.append((torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()))
+            return forward(x)
+
+        model.norm.forward = asking
+
+    changed_model(monkeypatch, ask)
+    prediction_of(device="cuda", precision="bf16-mixed")
+    assert set(asked) == {(True, torch.bfloat16)}
+
+
 def test_a_model_that_branches_on_values_is_refused_with_the_operation(prediction_of, monkeypatch):
     def branch(model):
         forward = model.norm.forward
