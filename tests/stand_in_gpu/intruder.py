@@ -10,7 +10,6 @@ It reads commands from stdin, a line each, and answers each with a line. It need
 
 import ctypes
 import sys
-from collections.abc import Callable
 
 MIB = 1024**2
 
@@ -57,12 +56,10 @@ def main() -> None:
         if not has_context:
             _create_context(ordinal)
             has_context = True
-        actions: dict[str, Callable[[], None]] = {
-            "context": lambda: None,
-            "take": lambda: _take(int(values[0])),
-            "give": _give,
-        }
-        actions[command]()
+        if command == "take":
+            _take(int(values[0]))
+        elif command == "give":
+            _give()
         print("done", flush=True)
 
 
