@@ -5,7 +5,14 @@ BIN := .venv/bin
 MAX_MEM ?= $(shell if nvidia-smi -L >/dev/null 2>&1; then echo 4GiB; else echo 48MiB; fi)
 SEARCH ?= --space quick --max-mem $(MAX_MEM) --trials 16 --time-budget 3m30s
 
-.PHONY: search test check setup
+
+# `make test-cuda` runs the CUDA code on a stand-in GPU (tests/stand_in_gpu), in an environment with torch's CUDA build.
+CUDA_ENV ?= .venv-cuda
+CUDA_TESTS ?= tests
+STAND_IN := $(CUDA_ENV)/stand_in_gpu
+LOWEST_TORCH := $(shell sed -n 's/^ *"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
+
+.PHONY: search test test-cuda check setup
 
 search: setup
 	$(BIN)/autotune search $(SEARCH)
@@ -25,4 +32,21 @@ setup: .venv/installed
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e .
+	touch $@
+
+# Every test that a GPU would run, then those that only a stand-in can. An environment of your own is used as it is.
+test-cuda: $(filter .venv-cuda,$(CUDA_ENV))
+	$(CUDA_ENV)/bin/python tests/stand_in_gpu/build.py $(STAND_IN)
+	export OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" STAND_IN_BUILD="$(abspath $(STAND_IN))"; \
+	tests/stand_in_gpu/test $(CUDA_ENV)/bin/python $(CUDA_TESTS)
+
+.PHONY: .venv-cuda
+.venv-cuda: .venv-cuda/installed
+
+# torchao, and what torch brings itself, come in the versions that go with the lowest torch, not with the pinned one.
+.venv-cuda/installed: pyproject.toml constraints.txt
+	test -x .venv-cuda/bin/python || $(PYTHON) -m venv .venv-cuda
+	grep -viE '^(torch|torchao|deepspeed|networkx|sympy)==' constraints.txt >.venv-cuda/constraints.txt
+	.venv-cuda/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-cuda/constraints.txt \
+		torch==$(LOWEST_TORCH) transformers torchao pytest hypothesis -e .
 	touch $@

@@ -86,7 +86,7 @@ def predicted_device(*, device: str | None) -> dict[str, str | None]:
 
 def check_device(*, device: str) -> dict[str, Any]:
     """A tiny computation on `device`. Raises whatever torch raises, and RuntimeError for a wrong result."""
-    numbers = torch.arange(1000, dtype=torch.float64, device=device)
+    numbers = torch.arange(1000, dtype=torch.float64).to(device)
     if (numbers @ numbers).item() != 332833500.0:
         raise RuntimeError(f"{device} computes a wrong sum of squares")
     return {}

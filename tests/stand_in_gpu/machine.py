@@ -1,0 +1,169 @@
+"""A machine with stand-in GPUs of its own, on which a test runs commands: nothing on it is seen by another test."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ledger
+
+FOLDER = Path(__file__).parent
+PROJECT = FOLDER.parents[1]
+
+BUILD_VARIABLE = "STAND_IN_BUILD"
+"""Names the folder with the built libraries: `make test-cuda` sets it."""
+
+SMALL_MODEL = (
+    *("--layers", "2", "--width", "64", "--heads", "2", "--seq-len", "64", "--global-batch", "4"),
+    *("--steps", "12", "--warmup-steps", "3", "--eval-sequences", "8"),
+)
+COMMAND_SECONDS = 300.0
+
+TEXT = "The caching allocator keeps what it has; the driver counts what everybody has.\n" * 2000
+
+
+class Machine:
+    """Stand-in GPUs with their own ledger, device locks, log and folder of studies.
+
+    Settings are the stand-in's variables in small letters: `gpus=2` is STAND_IN_GPUS=2. Those given here hold for all
+    commands of the machine; one of None is unset.
+    """
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.folder = folder
+        self.ledger = folder / "ledger"
+        self.log = folder / "log"
+        self.database = folder / "studies" / "autotune.db"
+        self._settings = settings
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "text.txt").write_text(TEXT)
+
+    def environment(self, *, visible: str | None = None, **settings: object) -> dict[str, str]:
+        """Of a command on this machine. `visible` is CUDA_VISIBLE_DEVICES."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("STAND_IN_") or k == BUILD_VARIABLE}
+        inherited.pop("CUDA_VISIBLE_DEVICES", None)
+        chosen = {
+            f"STAND_IN_{name.upper()}": str(v) for name, v in {**self._settings, **settings}.items() if v is not None
+        }
+        return {
+            **inherited,
+            **chosen,
+            **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}),
+            "STAND_IN_LEDGER": str(self.ledger),
+            "STAND_IN_LOG": str(self.log),
+            "AUTOTUNE_LOCK_FOLDER": str(self.folder / "locks"),
+            "PYTHONPATH": str(PROJECT),
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "200",
+        }
+
+    def start(self, *arguments: str, visible: str | None = None, **settings: object) -> "subprocess.Popen[str]":
+        """Python with these arguments, with pipes for stdin, stdout and stderr."""
+        return subprocess.Popen(
+            [str(FOLDER / "run"), os.environ[BUILD_VARIABLE], sys.executable, *arguments],
+            cwd=self.folder,
+            env=self.environment(visible=visible, **settings),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(
+        self, *arguments: str, visible: str | None = None, seconds: float = COMMAND_SECONDS, **settings: object
+    ) -> "subprocess.CompletedProcess[str]":
+        """Python with these arguments, to its end."""
+        with self.start(*arguments, visible=visible, **settings) as process:
+            try:
+                out, err = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def python(self, program: str, *, visible: str | None = None, **settings: object) -> str:
+        """What a program prints; one that fails is an error of the test."""
+        done = self.run("-c", program, visible=visible, **settings)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def autotune(
+        self, *arguments: str, visible: str | None = None, codes: tuple[int, ...] = (0,), **settings: object
+    ) -> "subprocess.CompletedProcess[str]":
+        done = self.run("-m", "autotune", *arguments, visible=visible, **settings)
+        assert done.returncode in codes, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def search(
+        self, *arguments: str, visible: str | None = None, codes: tuple[int, ...] = (0,), **settings: object
+    ) -> dict[str, Any]:
+        """A search of the small model; what it prints with --json."""
+        done = self.autotune(*self.search_arguments(*arguments), visible=visible, codes=codes, **settings)
+        return dict(json.loads(done.stdout))
+
+    def start_search(self, *arguments: str, visible: str | None = None, **settings: object) -> "subprocess.Popen[str]":
+        return self.start("-m", "autotune", *self.search_arguments(*arguments), visible=visible, **settings)
+
+    def search_arguments(self, *arguments: str) -> list[str]:
+        return ["search", *SMALL_MODEL, "--dataset", str(self.folder / "text.txt"), "--json", *arguments]
+
+    def space(self, *configurations: str, techniques: str = "") -> str:
+        """A search-space file with these configurations; each is TOML, such as 'precision = "bf16-mixed"'."""
+        text = ['description = "of a test"', "[techniques]", 'micro_batch_size = "divisors"', techniques]
+        for number, configuration in enumerate(configurations):
+            text += ["[[configurations]]", f'name = "configuration {number}"', *configuration.split(", ")]
+        file = self.folder / f"space_{len(list(self.folder.glob('space_*.toml')))}.toml"
+        file.write_text("\n".join(text) + "\n")
+        return str(file)
+
+    def intruder(self, device: str = "cuda:0", **settings: object) -> "Intruder":
+        return Intruder(self.start(str(FOLDER / "intruder.py"), device, **settings))
+
+    def logged(self, text: str) -> list[str]:
+        """Lines of the stand-in's log with this text."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [line for line in lines if text in line]
+
+    def used_bytes(self, device: int = 0) -> int:
+        return ledger.used_bytes(self.ledger, device)
+
+    def processes(self) -> list[ledger.Use]:
+        return ledger.live_processes(self.ledger)
+
+
+class Intruder:
+    """Another process that uses a device. A context manager that ends it."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def do(self, command: str) -> str:
+        """`context`, `take 512` or `give`; the answer is `done` or an error."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    def leave(self) -> None:
+        self._process.communicate("leave\n", timeout=30)
+
+    def __enter__(self) -> "Intruder":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def wait_until(condition: Callable[[], object], *, seconds: float = 60.0, what: str = "it") -> None:
+    """Looks ten times a second; fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come within {seconds:g} s"
+        time.sleep(0.1)
