@@ -1,0 +1,122 @@
+"""How a trial ends that does not end well: killed, hung, out of memory, or on a device that fails."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from machine import Machine, wait_until
+
+MIB = 1024**2
+LONG = ("--steps", "500000", "--trials", "1", "--no-predict")
+"""A training that takes an hour."""
+WIDE = ("--width", "256", "--seq-len", "256", "--global-batch", "8")
+"""About 300 MiB of activations."""
+IN_A_TRIAL = 20_000
+"""Kernels that no probe launches, and a trial within seconds."""
+
+
+def wait_for_a_trial(machine: Machine) -> None:
+    wait_until(
+        lambda: any(process.launches > IN_A_TRIAL for process in machine.processes()),
+        seconds=120,
+        what="a trial's kernels",
+    )
+
+
+def left_over(machine: Machine) -> list[int]:
+    """Processes of this machine that still run, on a device or not."""
+    mark = f"STAND_IN_LEDGER={machine.ledger}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_killed_search_leaves_no_trial_and_gives_its_memory_back(machine):
+    with machine.start_search("--space", machine.space(), *LONG) as search:
+        wait_for_a_trial(machine)
+        assert machine.used_bytes() > 480 * MIB
+        os.kill(search.pid, signal.SIGKILL)
+        wait_until(lambda: not left_over(machine), seconds=30, what="the end of what the search had started")
+    assert machine.used_bytes() == 0
+
+
+def test_a_trial_on_a_device_that_hangs_is_ended_by_the_step_limit(machine, tmp_path):
+    trigger = tmp_path / "trigger"
+    limits = ("--step-time-limit", "8s")
+    with machine.start_search("--space", machine.space(), *LONG, *limits, hang_after=trigger) as search:
+        wait_for_a_trial(machine)
+        trigger.touch()
+        out, err = search.communicate(timeout=120)
+    trial = json.loads(out)["trials"][0]
+    assert trial["outcome"] == "timeout", err
+    assert "no step ended within 8 s" in trial["message"]
+    assert machine.processes() == []
+
+
+@pytest.mark.parametrize("allocator", ["default", "expandable"])
+def test_a_configuration_that_needs_more_than_the_cap_does_not_fit_it(machine, allocator):
+    space = machine.space(f'allocator = "{allocator}", micro_batch_size = 4', techniques='allocator = ["default", "expandable"]')  # fmt: skip
+    cap = ("--max-mem", "680MiB", "--trials", "2")
+    trial = machine.search("--space", space, *WIDE, *cap, "--no-predict", codes=(0, 1))["trials"][1]
+    assert trial["config"]["allocator"] == allocator
+    assert trial["outcome"] == "out_of_memory"
+    assert "out of device memory" in trial["message"]
+    assert "more asked for" in trial["message"]
+
+
+@pytest.mark.parametrize("allocator", ["default", "expandable"])
+def test_a_configuration_within_the_cap_fits_it(machine, allocator):
+    space = machine.space(
+        f'allocator = "{allocator}", micro_batch_size = 1, checkpointing = "block"',
+        techniques='allocator = ["default", "expandable"]\ncheckpointing = ["none", "block"]',
+    )
+    trial = machine.search("--space", space, *WIDE, "--max-mem", "680MiB", "--trials", "2", "--no-predict")["trials"][1]
+    assert (trial["config"]["allocator"], trial["outcome"], trial["feasible"]) == (allocator, "ok", True), trial
+    assert trial["device_bytes"] <= 680 * MIB
+
+
+def test_a_device_that_is_too_small_is_out_of_memory_in_a_step(machine):
+    space = machine.space()
+    settings = {"gpu_mib": 1250, "base_mib": 600, "context_mib": 480}
+    trials = machine.search("--space", space, *WIDE, "--trials", "1", "--no-predict", codes=(0, 1), **settings)[
+        "trials"
+    ]
+    assert trials[0]["outcome"] == "out_of_memory", trials[0]
+    assert "out of device memory" in trials[0]["message"]
+
+
+def test_a_compiled_step_that_needs_more_than_the_cap_is_out_of_memory(machine):
+    space = machine.space('compile = "block", micro_batch_size = 4', techniques='compile = ["none", "block"]')
+    trial = machine.search("--space", space, *WIDE, "--max-mem", "640MiB", "--trials", "2", "--no-predict", codes=(0, 1))["trials"][1]  # fmt: skip
+    assert (trial["config"]["compile"], trial["outcome"]) == ("block", "out_of_memory"), trial
+    assert "out of device memory" in trial["message"]
+
+
+def test_pinned_memory_that_runs_out_is_the_host_s(machine):
+    space = machine.space('activation_offload = "cpu"', techniques='activation_offload = ["none", "cpu"]')
+    trial = machine.search("--space", space, *WIDE, "--trials", "2", "--no-predict", pinned_mib=16)["trials"][1]
+    assert trial["config"]["activation_offload"] == "cpu"
+    assert trial["outcome"] == "out_of_memory", trial
+    assert "the host ran out of memory" in trial["message"]
+
+
+@pytest.mark.parametrize("xid", [79, 48, 719])
+def test_a_device_that_fails_under_a_trial_is_not_the_configuration_s_crash(machine, tmp_path, xid):
+    trigger = tmp_path / "trigger"
+    study = ("--space", machine.space(), "--steps", "2500", "--trials", "1", "--no-predict", "--name", "failing")
+    with machine.start_search(*study, xid=xid, xid_after=trigger) as search:
+        wait_for_a_trial(machine)
+        trigger.touch()
+        out, err = search.communicate(timeout=120)
+    assert search.returncode == 75, out + err
+    assert "cuda:0" in err
+    trigger.unlink()
+    trial = machine.search(*study, xid=xid, xid_after=trigger)["trials"][0]
+    assert trial["outcome"] == "ok", trial
