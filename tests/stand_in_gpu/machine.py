@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +100,25 @@ class Machine:
         return done
 
     def search(
-        self, *arguments: str, visible: str | None = None, codes: tuple[int, ...] = (0,), **settings: object
+        self, *arguments: str, visible: str | None = None, codes: tuple[int, ...] = (0, 1), **settings: object
     ) -> dict[str, Any]:
-        """A search of the small model; what it prints with --json."""
+        """A search of the small model; what it prints with --json. Exit code 1 is that nothing is feasible."""
         done = self.autotune(*self.search_arguments(*arguments), visible=visible, codes=codes, **settings)
         return dict(json.loads(done.stdout))
+
+    def trials(
+        self,
+        *configurations: str,
+        options: Sequence[str] = (),
+        techniques: str = "",
+        visible: str | None = None,
+        **settings: object,
+    ) -> list[dict[str, Any]]:
+        """Trains the baseline and then these configurations, and predicts none; as the search prints them."""
+        space = self.space(*configurations, techniques=techniques)
+        count = str(1 + len(configurations))
+        arguments = ("--space", space, "--trials", count, "--no-predict", *options)
+        return list(self.search(*arguments, visible=visible, **settings)["trials"])
 
     def start_search(self, *arguments: str, visible: str | None = None, **settings: object) -> "subprocess.Popen[str]":
         return self.start("-m", "autotune", *self.search_arguments(*arguments), visible=visible, **settings)

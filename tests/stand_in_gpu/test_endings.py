@@ -60,11 +60,15 @@ def test_a_trial_on_a_device_that_hangs_is_ended_by_the_step_limit(machine, tmp_
     assert machine.processes() == []
 
 
+CAP = ("--max-mem", "680MiB")
+"""200 MiB more than the context."""
+ALLOCATORS = 'allocator = ["default", "expandable"]'
+
+
 @pytest.mark.parametrize("allocator", ["default", "expandable"])
 def test_a_configuration_that_needs_more_than_the_cap_does_not_fit_it(machine, allocator):
-    space = machine.space(f'allocator = "{allocator}", micro_batch_size = 4', techniques='allocator = ["default", "expandable"]')  # fmt: skip
-    cap = ("--max-mem", "680MiB", "--trials", "2")
-    trial = machine.search("--space", space, *WIDE, *cap, "--no-predict", codes=(0, 1))["trials"][1]
+    configuration = f'allocator = "{allocator}", micro_batch_size = 4'
+    trial = machine.trials(configuration, techniques=ALLOCATORS, options=(*WIDE, *CAP))[1]
     assert trial["config"]["allocator"] == allocator
     assert trial["outcome"] == "out_of_memory"
     assert "out of device memory" in trial["message"]
@@ -73,35 +77,28 @@ def test_a_configuration_that_needs_more_than_the_cap_does_not_fit_it(machine, a
 
 @pytest.mark.parametrize("allocator", ["default", "expandable"])
 def test_a_configuration_within_the_cap_fits_it(machine, allocator):
-    space = machine.space(
-        f'allocator = "{allocator}", micro_batch_size = 1, checkpointing = "block"',
-        techniques='allocator = ["default", "expandable"]\ncheckpointing = ["none", "block"]',
-    )
-    trial = machine.search("--space", space, *WIDE, "--max-mem", "680MiB", "--trials", "2", "--no-predict")["trials"][1]
+    configuration = f'allocator = "{allocator}", micro_batch_size = 1'
+    trial = machine.trials(configuration, techniques=ALLOCATORS, options=(*WIDE, *CAP))[1]
     assert (trial["config"]["allocator"], trial["outcome"], trial["feasible"]) == (allocator, "ok", True), trial
     assert trial["device_bytes"] <= 680 * MIB
 
 
 def test_a_device_that_is_too_small_is_out_of_memory_in_a_step(machine):
-    space = machine.space()
-    settings = {"gpu_mib": 1250, "base_mib": 600, "context_mib": 480}
-    trials = machine.search("--space", space, *WIDE, "--trials", "1", "--no-predict", codes=(0, 1), **settings)[
-        "trials"
-    ]
-    assert trials[0]["outcome"] == "out_of_memory", trials[0]
-    assert "out of device memory" in trials[0]["message"]
+    trial = machine.trials(options=WIDE, gpu_mib=1250, base_mib=600, context_mib=480)[0]
+    assert trial["outcome"] == "out_of_memory", trial
+    assert "out of device memory" in trial["message"]
 
 
 def test_a_compiled_step_that_needs_more_than_the_cap_is_out_of_memory(machine):
-    space = machine.space('compile = "block", micro_batch_size = 4', techniques='compile = ["none", "block"]')
-    trial = machine.search("--space", space, *WIDE, "--max-mem", "640MiB", "--trials", "2", "--no-predict", codes=(0, 1))["trials"][1]  # fmt: skip
+    configuration = 'compile = "block", micro_batch_size = 4'
+    trial = machine.trials(configuration, techniques='compile = ["none", "block"]', options=(*WIDE, *CAP))[1]
     assert (trial["config"]["compile"], trial["outcome"]) == ("block", "out_of_memory"), trial
     assert "out of device memory" in trial["message"]
 
 
 def test_pinned_memory_that_runs_out_is_the_host_s(machine):
-    space = machine.space('activation_offload = "cpu"', techniques='activation_offload = ["none", "cpu"]')
-    trial = machine.search("--space", space, *WIDE, "--trials", "2", "--no-predict", pinned_mib=16)["trials"][1]
+    techniques = 'activation_offload = ["none", "cpu"]'
+    trial = machine.trials('activation_offload = "cpu"', techniques=techniques, options=WIDE, pinned_mib=16)[1]
     assert trial["config"]["activation_offload"] == "cpu"
     assert trial["outcome"] == "out_of_memory", trial
     assert "the host ran out of memory" in trial["message"]

@@ -19,7 +19,7 @@ MACHINES = {
 
 @pytest.mark.parametrize("settings", MACHINES.values(), ids=MACHINES)
 def test_trials_use_a_device_that_the_server_has_not_touched(machine, settings):
-    trial = machine.search("--space", machine.space(), "--trials", "1", "--no-predict", **settings)["trials"][0]
+    trial = machine.trials(**settings)[0]
     assert machine.logged("forked after cuInit") == []
     assert (trial["outcome"], trial["context_bytes"]) == ("ok", CONTEXT_BYTES), trial
 
