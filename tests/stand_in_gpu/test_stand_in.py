@@ -142,8 +142,11 @@ def test_an_exclusive_device_has_one_process(machine):
     assert driver(machine, "print(context())", compute_mode="exclusive") == ["0"]
 
 
-def test_pinned_memory_runs_out(machine):
-    program = """
+@pytest.mark.parametrize("how", ["pinned_use_cuda_host_register:False", "pinned_use_cuda_host_register:True"])
+def test_pinned_memory_runs_out(machine, how):
+    program = f"""
+import os
+os.environ["PYTORCH_ALLOC_CONF"] = "{how}"
 import torch
 torch.empty(8 * 2**20, dtype=torch.uint8, pin_memory=True)
 try:

@@ -42,6 +42,9 @@ int stand_in_sticky_error(void);
 /* Device memory (of the current device) and pinned memory; NULL with *error set. */
 void *stand_in_allocate(size_t bytes, enum memory_kind kind, int *error);
 int stand_in_free(void *pointer);
+/* Pins memory that the program has already. */
+int stand_in_register(void *pointer, size_t bytes);
+int stand_in_unregister(void *pointer);
 /* What a pointer points into; `ordinal` may be NULL. */
 enum memory_kind stand_in_memory_kind(const void *pointer, int *ordinal);
 int stand_in_memory_info(size_t *free_bytes, size_t *total_bytes);

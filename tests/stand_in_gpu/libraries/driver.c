@@ -32,13 +32,19 @@ struct context {
     int sticky_error;
 };
 
+enum region_source {
+    ALLOCATED,
+    RESERVED,   /* addresses without memory of their own (cuMemAddressReserve) */
+    REGISTERED, /* the program's own memory, pinned (cudaHostRegister) */
+};
+
 struct region {
     uintptr_t address;
     size_t bytes;
     size_t taken_bytes; /* in the ledger */
     enum memory_kind kind;
     int ordinal;
-    bool is_reserved; /* addresses without memory of their own (cuMemAddressReserve) */
+    enum region_source source;
     struct region *next;
 };
 
@@ -215,16 +221,16 @@ void *stand_in_allocate(size_t bytes, enum memory_kind kind, int *error) {
         *error = CUDA_OUT_OF_MEMORY;
         return NULL;
     }
-    remember((struct region){(uintptr_t)pointer, bytes, taken_bytes, kind, ordinal, false, NULL});
+    remember((struct region){(uintptr_t)pointer, bytes, taken_bytes, kind, ordinal, ALLOCATED, NULL});
     return pointer;
 }
 
 /* Takes the region that begins here out of the list; a region of 0 bytes where there is none. */
-static struct region forget(const void *pointer, bool is_reserved) {
+static struct region forget(const void *pointer, enum region_source source) {
     struct region found = {0};
     pthread_mutex_lock(&mutex);
     for (struct region **link = &regions; *link; link = &(*link)->next)
-        if ((*link)->address == (uintptr_t)pointer && (*link)->is_reserved == is_reserved) {
+        if ((*link)->address == (uintptr_t)pointer && (*link)->source == source) {
             struct region *entry = *link;
             *link = entry->next;
             found = *entry;
@@ -236,11 +242,29 @@ static struct region forget(const void *pointer, bool is_reserved) {
 }
 
 int stand_in_free(void *pointer) {
-    struct region region = forget(pointer, false);
+    struct region region = forget(pointer, ALLOCATED);
     if (!region.bytes)
         return CUDA_INVALID_VALUE;
     munmap(pointer, round_up(region.bytes, GRANULARITY));
     give_back(region.taken_bytes, region.kind, region.ordinal);
+    return stand_in_sticky_error();
+}
+
+int stand_in_register(void *pointer, size_t bytes) {
+    int error = stand_in_touch_device();
+    int ordinal = stand_in_current_device();
+    if (!error)
+        error = take(bytes, MEMORY_PINNED, ordinal);
+    if (!error)
+        remember((struct region){(uintptr_t)pointer, bytes, bytes, MEMORY_PINNED, ordinal, REGISTERED, NULL});
+    return error;
+}
+
+int stand_in_unregister(void *pointer) {
+    struct region region = forget(pointer, REGISTERED);
+    if (!region.bytes)
+        return CUDA_INVALID_VALUE;
+    give_back(region.taken_bytes, MEMORY_PINNED, region.ordinal);
     return stand_in_sticky_error();
 }
 
@@ -642,13 +666,13 @@ CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignmen
     void *reserved = change_mapping(NULL, bytes, PROT_NONE);
     if (reserved == MAP_FAILED)
         return CUDA_OUT_OF_MEMORY;
-    remember((struct region){(uintptr_t)reserved, bytes, 0, MEMORY_DEVICE, stand_in_current_device(), true, NULL});
+    remember((struct region){(uintptr_t)reserved, bytes, 0, MEMORY_DEVICE, stand_in_current_device(), RESERVED, NULL});
     *pointer = (CUdeviceptr)reserved;
     return CUDA_OK;
 }
 
 CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
-    struct region region = forget((void *)pointer, true);
+    struct region region = forget((void *)pointer, RESERVED);
     if (!region.bytes)
         return CUDA_INVALID_VALUE;
     munmap((void *)pointer, bytes);
