@@ -96,7 +96,7 @@ class Machine:
         self, *arguments: str, visible: str | None = None, codes: tuple[int, ...] = (0,), **settings: object
     ) -> "subprocess.CompletedProcess[str]":
         done = self.run("-m", "autotune", *arguments, visible=visible, **settings)
-        assert done.returncode in codes, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode in codes, f"exit code {done.returncode}\n{done.stdout[-500:]}\n{done.stderr[-3000:]}"
         return done
 
     def search(

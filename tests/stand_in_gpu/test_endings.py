@@ -11,8 +11,8 @@ from machine import Machine, wait_until
 MIB = 1024**2
 LONG = ("--steps", "500000", "--trials", "1", "--no-predict")
 """A training that takes an hour."""
-WIDE = ("--width", "256", "--seq-len", "256", "--global-batch", "8")
-"""About 300 MiB of activations."""
+WIDE = ("--width", "256", "--seq-len", "1024", "--global-batch", "8")
+"""Needs about 60 MiB for each sequence of a micro batch, and 25 MiB more."""
 IN_A_TRIAL = 20_000
 """Kernels that no probe launches, and a trial within seconds."""
 
@@ -90,7 +90,7 @@ def test_a_device_that_is_too_small_is_out_of_memory_in_a_step(machine):
 
 
 def test_a_compiled_step_that_needs_more_than_the_cap_is_out_of_memory(machine):
-    configuration = 'compile = "block", micro_batch_size = 4'
+    configuration = 'compile = "block", micro_batch_size = 8'
     trial = machine.trials(configuration, techniques='compile = ["none", "block"]', options=(*WIDE, *CAP))[1]
     assert (trial["config"]["compile"], trial["outcome"]) == ("block", "out_of_memory"), trial
     assert "out of device memory" in trial["message"]
@@ -104,10 +104,10 @@ def test_pinned_memory_that_runs_out_is_the_host_s(machine):
     assert "the host ran out of memory" in trial["message"]
 
 
-@pytest.mark.parametrize("xid", [79, 48, 719])
+@pytest.mark.parametrize("xid", [79, 719])
 def test_a_device_that_fails_under_a_trial_is_not_the_configuration_s_crash(machine, tmp_path, xid):
     trigger = tmp_path / "trigger"
-    study = ("--space", machine.space(), "--steps", "2500", "--trials", "1", "--no-predict", "--name", "failing")
+    study = ("--space", machine.space(), "--steps", "800", "--trials", "1", "--no-predict", "--name", "failing")
     with machine.start_search(*study, xid=xid, xid_after=trigger) as search:
         wait_for_a_trial(machine)
         trigger.touch()
