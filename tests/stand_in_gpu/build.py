@@ -40,6 +40,7 @@ class Environment:
             sys.exit(f"no CUDA headers in {packages / 'nvidia'}: install torch with its nvidia packages")
         # Triton's headers for the few that the packages lack (crt/host_defines.h).
         self.include = [f"-I{folder}" for folder in (*headers, self.triton / "include")]
+        self.capabilities = sorted(int(one) for one in re.findall(r"sm_(\d+)", torch._C._cuda_getArchFlags()))
         self.cuda_version = _cuda_version([*headers, *(packages / "nvidia").glob("*/include"), self.triton / "include"])
 
     def undefined_symbols(self) -> set[str]:
@@ -96,8 +97,11 @@ class Library:
 
     def _compile(self, source: Path) -> Path:
         target = self._parts / f"{source.stem}.o"
-        version = f"-DCUDA_VERSION_SHOWN={self._environment.cuda_version}"
-        _run(*COMPILE, version, f"-I{SOURCES}", *self._environment.include, "-c", str(source), "-o", str(target))
+        facts = [
+            f"-DCUDA_VERSION_SHOWN={self._environment.cuda_version}",
+            f"-DCOMPILED_CAPABILITIES={','.join(map(str, self._environment.capabilities))}",
+        ]
+        _run(*COMPILE, *facts, f"-I{SOURCES}", *self._environment.include, "-c", str(source), "-o", str(target))
         return target
 
 

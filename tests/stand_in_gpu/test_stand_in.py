@@ -272,3 +272,14 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024 < 10
 def test_what_is_copied_to_the_device_comes_back(machine):
     program = "import torch; print(torch.arange(5).cuda().cpu().tolist())"
     assert machine.python(program) == "[0, 1, 2, 3, 4]"
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90, 100, 120])
+def test_a_library_of_kernels_finds_its_code_on_every_capability(machine, capability):
+    program = """
+import torch
+embedding = torch.nn.Embedding(256, 64, device="cuda")
+embedding(torch.zeros(4000, dtype=torch.long, device="cuda")).sum().backward()  # sorts what is more than 3,072
+print("done")
+"""
+    assert machine.python(program, cc=capability) == "done"

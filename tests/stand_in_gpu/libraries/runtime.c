@@ -104,13 +104,23 @@ cudaError_t cudaLaunchHostFunc(void *stream, void (*function)(void *), void *arg
     return keep(error);
 }
 
+/* The capability that the loaded code was compiled for: of torch's, the highest that the device can run. */
+static int compiled_capability(int capability) {
+    static const int compiled[] = {COMPILED_CAPABILITIES};
+    int best = compiled[0];
+    for (size_t i = 0; i < sizeof compiled / sizeof *compiled; i++)
+        if (compiled[i] <= capability)
+            best = compiled[i];
+    return best;
+}
+
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function) {
     (void)function;
     struct stand_in_properties properties;
     int error = stand_in_properties(stand_in_current_device(), &properties);
     if (error)
         return keep(error);
-    int capability = properties.capability_major * 10 + properties.capability_minor;
+    int capability = compiled_capability(properties.capability_major * 10 + properties.capability_minor);
     memset(attributes, 0, sizeof *attributes);
     attributes->maxThreadsPerBlock = 1024;
     attributes->numRegs = 32;
