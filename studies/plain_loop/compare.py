@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,8 +49,11 @@ WORKLOADS = {
 }
 
 
-def plain_loop(settings: dict, choices: dict, folder: Path, device: str) -> dict:
-    """A training loop by hand: peak live bytes over two steps, tokens per second, last loss."""
+def make_step(settings: dict, choices: dict, folder: Path, *, device: str) -> tuple[Callable, Callable]:
+    """A training by hand: the function of one optimizer step, and one for all tensors that stay between steps.
+
+    The step takes its number and returns the mean loss: on CUDA as a tensor, which the device need not have computed.
+    """
     import numpy
     import torch
     from torch.utils.checkpoint import checkpoint
@@ -76,7 +80,8 @@ def plain_loop(settings: dict, choices: dict, folder: Path, device: str) -> dict
     def step(index: int) -> torch.Tensor | float:
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (index + 1) / workload.learning_rate_warmup_steps)
-        rows = [text[i * length : i * length + length + 1] for i in order[index * batch : (index + 1) * batch]]
+        first = index * batch % (len(order) - batch)  # a long comparison reads the text more than once
+        rows = [text[i * length : i * length + length + 1] for i in order[first : first + batch]]
         tokens = torch.from_numpy(numpy.stack(rows).astype(numpy.int64))
         if on_cuda:
             tokens = tokens.pin_memory().to(device, non_blocking=True)
@@ -91,17 +96,28 @@ def plain_loop(settings: dict, choices: dict, folder: Path, device: str) -> dict
         optimizer.zero_grad(set_to_none=True)
         return total
 
-    for index in range(workload.warmup_steps):
+    def resident() -> list:
+        state = [value for one in optimizer.state.values() for value in one.values()]
+        return [*model.parameters(), *model.buffers(), *state]
+
+    return step, resident
+
+
+def plain_loop(settings: dict, choices: dict, folder: Path, device: str) -> dict:
+    """A training loop by hand: peak live bytes over two steps, tokens per second, last loss."""
+    from autotune.workload import Workload
+
+    workload, on_cuda = Workload(**settings), device != "cpu"
+    step, resident = make_step(settings, choices, folder, device=device)
+    first = workload.warmup_steps
+    for index in range(first):
         float(step(index))
     measure_peak = peak_on_cuda if on_cuda else peak_on_cpu
-    state = [v for s in optimizer.state.values() for v in s.values()]
-    peak = measure_peak(
-        lambda: [float(step(workload.warmup_steps + index)) for index in range(2)],
-        live=[*model.parameters(), *model.buffers(), *state],
-    )
-    timed = range(workload.warmup_steps + 2, workload.steps)
-    seconds = seconds_on_cuda(step, timed) if on_cuda else seconds_on_cpu(step, timed)
-    return {"peak_memory_bytes": peak, "tokens_per_second": batch * length / seconds[0], "final_loss": seconds[1]}
+    peak = measure_peak(lambda: [float(step(first + index)) for index in range(2)], live=resident())
+    timed = range(first + 2, workload.steps)
+    seconds, loss = seconds_on_cuda(step, timed) if on_cuda else seconds_on_cpu(step, timed)
+    speed = workload.global_batch * workload.sequence_length / seconds
+    return {"peak_memory_bytes": peak, "tokens_per_second": speed, "final_loss": loss}
 
 
 def peak_on_cpu(take_steps, live) -> int:  # noqa: ANN001
@@ -154,7 +170,7 @@ def autotune_trial(settings: dict, choices: dict, folder: Path, server, device) 
         "config": {"micro_batch_size": settings["global_batch"], **choices},
         "folder": str(folder),
         "device": device["device"],
-        "device_uuid": device["uuid"],
+        "device_uuid": device["uuid"] if device["is_known_to_nvml"] else None,
         "cap_bytes": 2**50,
         "enforce_cap": False,
         "requested_at": time.monotonic(),

@@ -1,0 +1,92 @@
+"""One archive of what is worth bringing home: results, databases and the ends of logs; never weights or caches."""
+
+import gzip
+import io
+import os
+import sqlite3
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+MOST_BYTES = 16 * 1024**2
+LOG_BYTES = 32 * 1024
+"""Of each log, its end."""
+
+TEXTS = frozenset({".json", ".jsonl", ".md", ".toml", ".py", ".yaml"})
+LOGS = frozenset({".log", ".txt"})
+DATABASES = frozenset({".db"})
+NEVER = frozenset({"prepared", "inductor", "triton", "snapshots", "predictions", "__pycache__"})
+"""Folders with weights, tokens, compiled code and allocation histories."""
+LEFT_OUT = "LEFT_OUT.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    name: str
+    content: bytes
+
+    def compressed_bytes(self) -> int:
+        return len(gzip.compress(self.content, 6)) + 1024  # with its header and padding
+
+
+def write_archive(out: Path, file: Path, *, most_bytes: int = MOST_BYTES) -> list[str]:
+    """Writes `file` anew, at most `most_bytes` long, whole or not at all; returns the names of what was left out.
+
+    Where all is too much, the largest are left out, and named in the archive.
+    """
+    members = sorted(_members(out), key=Member.compressed_bytes)
+    left_out: list[str] = []
+    while True:
+        packed = _packed(members, left_out)
+        if len(packed) <= most_bytes or not members:
+            break
+        left_out.append(members.pop().name)
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    unfinished.write_bytes(packed)
+    os.replace(unfinished, file)
+    return left_out
+
+
+def unpack_archive(file: Path, out: Path) -> None:
+    """Makes `out` what it was when the archive was written, but for what is not in it."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file) as archive:
+        archive.extractall(out, filter="data")
+    (out / LEFT_OUT).unlink(missing_ok=True)
+
+
+def _packed(members: list[Member], left_out: list[str]) -> bytes:
+    packed = io.BytesIO()
+    extra = [Member(name=LEFT_OUT, content="\n".join(left_out).encode())] if left_out else []
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
+        for member in sorted([*members, *extra], key=lambda member: member.name):
+            header = tarfile.TarInfo(member.name)
+            header.size = len(member.content)
+            archive.addfile(header, io.BytesIO(member.content))
+    return packed.getvalue()
+
+
+def _members(out: Path) -> Iterator[Member]:
+    for file in sorted(out.rglob("*")):
+        name = file.relative_to(out)
+        if not file.is_file() or file.is_symlink() or NEVER & set(name.parts):
+            continue
+        if file.suffix in TEXTS:
+            yield Member(name=str(name), content=file.read_bytes())
+        elif file.suffix in LOGS:
+            yield Member(name=str(name), content=file.read_bytes()[-LOG_BYTES:])
+        elif file.suffix in DATABASES:
+            yield Member(name=str(name), content=_database(file))
+
+
+def _database(file: Path) -> bytes:
+    """As of now, also while a search writes to it, without what SQLite keeps for later."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy.db"
+        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+            target.execute("VACUUM")
+        return copy.read_bytes()

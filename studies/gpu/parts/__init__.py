@@ -1,0 +1,1 @@
+"""The parts of the first hour, one file a part: its items, and what it says of their results."""

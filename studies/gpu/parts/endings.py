@@ -1,0 +1,220 @@
+"""Part 8: searches and trials that are killed or hang, and whether the device gets its memory back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from items import Item, Missing, Part, Place, Settings, TimeIsUp
+from processes import MORE_THAN_THERE_ARE, PROGRAMS, STORAGE, CommandFailed, environment, run, space, trials_of
+
+MIB = 2**20
+GROWN_BYTES = {True: 100 * MIB, False: 2**30}
+"""A trial is running once the device holds so much more; in a rehearsal and else."""
+BACK_BYTES = 16 * MIB
+"""Memory is given back when no more than this is missing."""
+START_SECONDS = 90.0
+BACK_SECONDS = 30.0
+LOOK_SECONDS = 0.02
+STEP_TIME_LIMIT = "8s"
+WAYS = ("sleeps", "never-ending kernels", "out of memory", "illegal access", "kills itself")
+"""Of `programs/ends_badly.py`."""
+SIGNALS = {"search-killed": signal.SIGKILL, "search-terminated": signal.SIGTERM, "search-interrupted": signal.SIGINT}
+
+
+def items(settings: Settings) -> list[Item]:
+    killed = [Item(name=name, work=partial(_signalled, name=name), least_seconds=60.0) for name in SIGNALS]
+    trial = Item(name="trial-killed", work=_trial_killed, least_seconds=75.0)
+    scripts = [
+        Item(name=f"script-{way.replace(' ', '-')}", work=partial(_script, way=way), least_seconds=60.0) for way in WAYS
+    ]
+    return [killed[0], scripts[0], scripts[1], trial, *killed[1:], *scripts[2:]]
+
+
+# -- what the device holds --------------------------------------------------------------------------------------------
+
+
+def used_bytes(device: str) -> int:
+    """Of the whole device, by NVML: without a context. Raises Missing."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.partition(":")[2] or 0))
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except pynvml.NVMLError as error:
+        raise Missing(f"needs NVML to see the device's memory: {error}") from None
+
+
+def wait_until_back(device: str, before: int) -> dict[str, Any]:
+    """How long it takes until the device holds what it held before, and what it holds then."""
+    began = time.monotonic()
+    while (used := used_bytes(device)) > before + BACK_BYTES and time.monotonic() - began < BACK_SECONDS:
+        time.sleep(LOOK_SECONDS)
+    return {
+        "used_before_bytes": before,
+        "used_after_bytes": used,
+        "seconds_until_back": round(time.monotonic() - began, 2),
+        "is_back": used <= before + BACK_BYTES,
+    }
+
+
+def wait_until_grown(device: str, before: int, *, place: Place, process: "subprocess.Popen[bytes]") -> int:
+    """The most that the device holds once a trial runs. Raises CommandFailed where none begins."""
+    grown = GROWN_BYTES[place.settings.rehearse]
+    began = time.monotonic()
+    while used_bytes(device) < before + grown:
+        if process.poll() is not None:
+            raise CommandFailed(f"the search ended with {process.returncode} before a trial held {grown} bytes")
+        if time.monotonic() - began > min(START_SECONDS, place.clock.left()):
+            raise CommandFailed(f"no trial held {grown} bytes within {START_SECONDS:.0f} s")
+        time.sleep(LOOK_SECONDS)
+    time.sleep(2.0)  # into its steps
+    return used_bytes(device)
+
+
+# -- searches that are ended ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def searching(place: Place, name: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A search with a long trial, in a session of its own; ended with the block."""
+    words = ["search", "--name", name, "--device", place.settings.device, "--fresh", "--json", "--no-predict"]
+    words += [*space("plain", place), "--storage", STORAGE, "--trials", MORE_THAN_THERE_ARE, "--quiet"]
+    log_file = place.folder / "logs" / f"{name}.log"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "autotune", *words],
+            cwd=place.folder,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _signalled(place: Place, name: str) -> Mapping[str, Any]:
+    """The whole search gets one signal while a trial runs."""
+    place.needs_cuda()
+    device = place.settings.device
+    before = used_bytes(device)
+    with searching(place, name) as process:
+        held = wait_until_grown(device, before, place=place, process=process)
+        began = time.monotonic()
+        process.send_signal(SIGNALS[name])
+        back = wait_until_back(device, before)
+        process.wait(timeout=BACK_SECONDS)
+        ended = round(time.monotonic() - began, 2)
+    code = process.returncode
+    return {"signal": SIGNALS[name].name, "held_bytes": held - before, "code": code, "seconds": ended, **back}
+
+
+def _trial_killed(place: Place) -> Mapping[str, Any]:
+    """The trial's own process is killed: the search goes on and tries it again."""
+    place.needs_cuda()
+    device = place.settings.device
+    before = used_bytes(device)
+    with searching(place, "trial-killed") as process:
+        held = wait_until_grown(device, before, place=place, process=process)
+        trials = trials_under(process.pid)
+        for pid in trials:
+            os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        lowest = used_bytes(device)
+        while time.monotonic() - began < 10.0 and lowest > before + BACK_BYTES:
+            lowest = min(lowest, used_bytes(device))
+        seconds = round(time.monotonic() - began, 2)
+        again = wait_until_grown(device, before, place=place, process=process)
+        process.send_signal(signal.SIGTERM)
+        back = wait_until_back(device, before)
+    return {
+        "trials_killed": len(trials),
+        "held_bytes": held - before,
+        "least_used_between_bytes": lowest - before,
+        "seconds_until_least": seconds,
+        "held_again_bytes": again - before,
+        **back,
+    }
+
+
+def trials_under(search: int) -> list[int]:
+    """Processes of trials: forked from the server that the search started, and so with its command line."""
+    parents: dict[int, int] = {}
+    servers: set[int] = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError, ValueError):
+                words = (folder / "cmdline").read_bytes()
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                if b"autotune.trial.server" in words or b"autotune.execution" in words:
+                    servers.add(int(folder.name))
+    mine = {pid for pid in servers if parents[pid] == search}
+    return [pid for pid in servers if parents[pid] in mine]
+
+
+# -- scripts that end badly -------------------------------------------------------------------------------------------
+
+
+def _script(place: Place, way: str) -> Mapping[str, Any]:
+    """A search of a script whose trials end in this way: outcome, message, and memory before and after."""
+    place.needs_cuda()
+    before = used_bytes(place.settings.device)
+    name = f"script-{way.replace(' ', '-')}"
+    words = ["search", "--script", str(PROGRAMS / "ends_badly.py"), "--global-batch", "8", "--steps", "12"]
+    words += ["--space", str(script_space(place)), "--trials", "1", "--no-predict", "--fresh", "--json", "--quiet"]
+    words += ["--name", name, "--device", place.settings.device, "--storage", STORAGE]
+    words += ["--step-time-limit", STEP_TIME_LIMIT]
+    command = [sys.executable, "-m", "autotune", *words]
+    began = time.monotonic()
+    ended = run(command, place=place, log_name=name, extra={"ENDS_BADLY": way}, seconds=120.0)
+    seconds = round(time.monotonic() - began, 2)
+    if ended.is_cut and place.clock.left() <= 0:
+        raise TimeIsUp
+    back = wait_until_back(place.settings.device, before)
+    trials = trials_of(ended_study(ended.output))
+    outcomes = [{key: trial[key] for key in ("outcome", "message", "seconds")} for trial in trials]
+    # A trial that the machine ended again and again ends the search itself; its message says so.
+    return {"code": ended.code, "seconds": seconds, "trials": outcomes, "said": ended.log[-600:], **back}
+
+
+def ended_study(output: str) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads(output))
+    except ValueError:
+        return {}
+
+
+def script_space(place: Place) -> Path:
+    file = place.folder / "script.toml"
+    file.write_text('description = "one trial"\n[[configurations]]\nname = "foreach"\noptimizer_fusion = "foreach"\n')
+    return file
+
+
+def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
+    for item, found in results.items():
+        numbers: Sequence[str] = [
+            f"{name.removesuffix('_bytes')} {value / MIB:,.0f} MiB"
+            for name, value in found.items()
+            if name.endswith("_bytes")
+        ]
+        said = "memory is back" if found["is_back"] else "MEMORY IS NOT BACK"
+        outcomes = "; ".join(f"{trial['outcome']}: {trial['message'][:100]}" for trial in found.get("trials", ()))
+        yield f"{item}: {said} after {found['seconds_until_back']} s; {', '.join(numbers)}; {outcomes}"
+
+
+PART = Part(name="endings", minutes=9.0, about="kills and hangs, with memory given back", items=items, summary=summary)
