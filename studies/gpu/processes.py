@@ -28,6 +28,8 @@ MORE_THAN_THERE_ARE = "100"
 """Trials to ask for where a space names its configurations and all of them are wanted."""
 LATEST_TRIAL_SECONDS = 25.0
 """A search begins no trial when less is left: it would hardly end in time."""
+SHOW_SECONDS = 8.0
+"""For reading what there is of a study that was stopped."""
 
 
 class CommandFailed(Exception):
@@ -75,7 +77,7 @@ def run(
     """
     log_file = place.folder / "logs" / f"{log_name}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    limit = min(place.clock.left(), float("inf") if seconds is None else seconds)
+    limit = place.clock.left() if seconds is None else min(seconds, place.clock.left())
     with log_file.open("ab") as log:
         log.write(f"$ {' '.join(words)}\n".encode())
         log.flush()
@@ -179,9 +181,9 @@ def search(name: str, *words: str, place: Place, trial_time_limit: str = "90s") 
     given = ["search", "--name", name, "--device", place.settings.device, "--fresh", "--json", *words]
     given += ["--storage", STORAGE, "--trial-time-limit", trial_time_limit, "--time-budget", f"{budget:.0f}s"]
     command = [sys.executable, "-m", "autotune", *given]
-    ended = run(command, place=place, log_name=f"search-{name}")
+    ended = run(command, place=place, log_name=f"search-{name}", seconds=place.clock.left() - SHOW_SECONDS)
     if ended.is_cut:
-        raise TimeIsUp
+        raise TimeIsUp(_so_far(name, place))
     if ended.code not in (0, NOTHING_FEASIBLE) or not ended.output.strip():
         raise CommandFailed(f"autotune {' '.join(given)} ended with {ended.code}: {ended.log}")
     study: dict[str, Any] = json.loads(ended.output)
@@ -189,6 +191,16 @@ def search(name: str, *words: str, place: Place, trial_time_limit: str = "90s") 
     if place.clock.left() <= LATEST_TRIAL_SECONDS:
         raise TimeIsUp(study)
     return study
+
+
+def _so_far(name: str, place: Place) -> dict[str, Any]:
+    """A study that was stopped, as `autotune show --json` prints it; empty where there is none yet."""
+    words = ["show", name, "--json", "--storage", STORAGE]
+    shown = run([sys.executable, "-m", "autotune", *words], place=place, log_name=f"show-{name}", seconds=SHOW_SECONDS)
+    try:
+        return dict(json.loads(shown.output))
+    except ValueError:
+        return {}
 
 
 def trials_of(study: Mapping[str, Any]) -> list[dict[str, Any]]:

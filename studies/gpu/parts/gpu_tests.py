@@ -54,7 +54,13 @@ def _run_tests(place: Place) -> Mapping[str, Any]:
 def _run_pytest(place: Place, kept: Path) -> Ended:
     until = time.time() + place.clock.left() - LATEST_TEST_SECONDS
     words = [sys.executable, "-m", "pytest", "-m", "gpu and not slow", "-p", "kept_tests", "-p", "no:cacheprovider"]
-    words += [f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), *map(str, files())]
+    words += [
+        "--continue-on-collection-errors",
+        f"--rootdir={ROOT}",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        *map(str, files()),
+    ]
     extra = {"KEPT_TESTS_FILE": str(kept), "KEPT_TESTS_UNTIL": str(until)}
     ended = run(words, place=place, log_name="pytest", folder=ROOT, extra=extra, paths=[HERE, PROGRAMS])
     (place.folder / "logs" / "pytest-output.log").write_text(ended.output)

@@ -44,6 +44,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     return None
 
 
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A file that cannot be imported, for want of a package perhaps, is a result of its own."""
+    if report.failed:
+        lines = str(report.longrepr or "").splitlines()[-LAST_LINES:]
+        _keep(test=report.nodeid, outcome="not collected", message="\n".join(lines))
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Its call, or what went wrong before or after it."""
     if report.when != "call" and report.outcome == "passed":

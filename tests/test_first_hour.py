@@ -1,0 +1,325 @@
+"""`studies/gpu/run.py` without a GPU: what it runs, what it runs again, when it stops and what it brings home."""
+
+import io
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+STUDY = Path(__file__).parents[1] / "studies" / "gpu"
+FIRST_FIVE = ["device", "tests", "techniques", "export", "predictions"]
+
+
+@pytest.fixture(scope="module")
+def study():
+    """The modules of the study; their folder is not on the path of other tests."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(STUDY))
+    try:
+        import archive
+        import items
+        import outcomes
+        import run
+
+        yield type("Study", (), {"archive": archive, "items": items, "outcomes": outcomes, "run": run})
+    finally:
+        sys.path.remove(str(STUDY))
+        for name in set(sys.modules) - before:
+            if str(STUDY) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+
+
+@pytest.fixture
+def run_items(study, tmp_path):
+    """run_items({name: work}) runs a part made of those and returns what it left open."""
+
+    def run(works, *, seconds=100.0, now=None, least_seconds=10.0):
+        made = [study.items.Item(name=name, work=work, least_seconds=least_seconds) for name, work in works.items()]
+        part = study.items.Part(name="part", minutes=1.0, about="", items=lambda _: made, summary=lambda _: [])
+        settings = study.items.Settings(out=tmp_path, device="cpu")
+        clock = study.items.Clock(seconds, **({} if now is None else {"now": now}))
+        return study.items.run_part(part, settings=settings, clock=clock, say=lambda _: None)
+
+    return run
+
+
+@pytest.fixture
+def kept(study, tmp_path):
+    """kept("item") is its result file."""
+    return study.items.Kept(folder=tmp_path / "part" / "results").read
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_five_parts_fit_into_half_an_hour(study):
+    parts = study.run.PARTS
+    assert [part.name for part in parts[:5]] == FIRST_FIVE
+    assert sum(part.minutes for part in parts[:5]) <= 26.0  # the rest is for machines to start
+
+
+def test_no_part_takes_more_than_nine_minutes(study):
+    assert all(part.minutes <= 9.0 for part in study.run.PARTS)
+
+
+def test_items_of_a_part_have_names_of_their_own_that_are_names_of_files(study, tmp_path):
+    for part in study.run.PARTS:
+        for rehearse in (False, True):
+            settings = study.items.Settings(out=tmp_path, device="cuda:0", rehearse=rehearse)
+            names = [item.name for item in part.items(settings)]
+            assert len(names) == len(set(names)) > 0
+            assert not any(set("/ ,:") & set(name) for name in names)
+
+
+def test_the_list_says_what_is_done_and_runs_nothing(tmp_path):
+    command = [sys.executable, str(STUDY / "run.py"), "--list", "--out", str(tmp_path / "out")]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [line.split()[1].rstrip(":") for line in listed.stdout.splitlines()][:5] == FIRST_FIVE
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_part_is_refused_with_the_names_of_all():
+    ended = subprocess.run([sys.executable, str(STUDY / "run.py"), "parity"], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "there is no part 'parity'" in ended.stderr
+    assert "techniques" in ended.stderr
+
+
+def test_the_space_has_every_value_of_every_technique(study):
+    import tomllib
+
+    from autotune.config import CHOICES, TrainingConfig
+
+    content = tomllib.loads((STUDY / "spaces" / "every_technique.toml").read_text())
+    for technique, values in CHOICES.items():
+        default = getattr(TrainingConfig(), technique)
+        named = {configuration.get(technique, default) for configuration in content["configurations"]}
+        assert named == set(values), technique
+
+
+@pytest.mark.parametrize("file", sorted((STUDY / "spaces").glob("*.toml")), ids=lambda file: file.stem)
+def test_every_space_is_valid_at_all_its_sizes(file):
+    from autotune.space_file import load_space
+
+    space = load_space(str(file))
+    for scale in space.scales:
+        assert space.at_scale(scale).configurations
+
+
+def test_every_target_of_export_is_run(study):
+    from autotune.exporters import TARGETS
+
+    assert tuple(TARGETS) == sys.modules["parts.commands"].TARGETS
+
+
+# -- going on ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_finished_is_not_run_again(run_items, kept):
+    ran = []
+    works = {name: lambda _, name=name: ran.append(name) or {"number": len(ran)} for name in ("a", "b")}
+    run_items(works)
+    assert run_items(works) == []
+    assert ran == ["a", "b"]
+    assert kept("b")["result"] == {"number": 2}
+
+
+def test_an_item_that_was_cut_goes_on_in_the_next_call(study, run_items, kept):
+    calls = []
+
+    def work(_):
+        calls.append(1)
+        if len(calls) == 1:
+            raise study.items.TimeIsUp({"trials": 3})
+        return {"trials": 7}
+
+    assert run_items({"a": work}) == ["a"]
+    assert (kept("a")["state"], kept("a")["result"]) == ("cut", {"trials": 3})
+    assert run_items({"a": work}) == []
+    assert (kept("a")["state"], kept("a")["result"]) == ("done", {"trials": 7})
+
+
+def test_an_item_that_gets_no_further_fails_in_the_end(study, run_items, kept):
+    def work(_):
+        raise study.items.TimeIsUp({"trials": 3})
+
+    for _ in range(study.items.MOST_CUTS):
+        run_items({"a": work})
+    assert kept("a")["state"] == "failed"
+    assert "no further" in kept("a")["error"]
+
+
+def test_half_a_result_file_counts_as_none(study, run_items, tmp_path):
+    folder = tmp_path / "part" / "results"
+    folder.mkdir(parents=True)
+    (folder / "a.json").write_text('{"state": "do')
+    ran = []
+    run_items({"a": lambda _: ran.append(1) or {}})
+    assert ran == [1]
+
+
+def test_a_failure_is_kept_with_its_last_lines_and_the_next_item_runs(run_items, kept):
+    def work(_):
+        raise RuntimeError("no kernel image is available")
+
+    assert run_items({"a": work, "b": lambda _: {"done": 1}}) == []
+    assert kept("a")["state"] == "failed"
+    assert kept("a")["error"].endswith("RuntimeError: no kernel image is available")
+    assert kept("b")["state"] == "done"
+
+
+def test_a_part_that_cannot_list_its_items_is_a_failure_and_no_error(study, tmp_path, kept):
+    def items(_):
+        raise OSError("no space file")
+
+    part = study.items.Part(name="part", minutes=1.0, about="", items=items, summary=lambda _: [])
+    settings = study.items.Settings(out=tmp_path, device="cpu")
+    clock = study.items.Clock(10.0)
+    assert study.items.run_part(part, settings=settings, clock=clock, say=lambda _: None) == []
+    assert "no space file" in kept("items")["error"]
+
+
+def test_a_failure_is_run_again_when_that_is_asked_for(study, run_items, kept, tmp_path):
+    def work(_):
+        raise RuntimeError
+
+    run_items({"a": work})
+    study.items.Kept(folder=tmp_path / "part" / "results").forget_failures()
+    run_items({"a": lambda _: {"now": "works"}})
+    assert kept("a")["result"] == {"now": "works"}
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_no_item_begins_that_has_too_little_time(run_items):
+    times = iter([0.0, *[95.0] * 10])
+    ran = []
+    works = {name: lambda _, name=name: ran.append(name) or {} for name in ("a", "b")}
+    assert run_items(works, seconds=100.0, now=lambda: next(times)) == ["a", "b"]
+    assert ran == []
+
+
+def test_a_command_is_ended_with_all_that_it_started_when_the_time_is_up(study, tmp_path):
+    processes = sys.modules["processes"]
+    place = study.items.Place(
+        settings=study.items.Settings(out=tmp_path, device="cpu"), folder=tmp_path, clock=study.items.Clock(1.0)
+    )
+    program = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    ended = processes.run([sys.executable, "-c", program], place=place, log_name="sleeps")
+    assert ended.is_cut
+    assert not Path(f"/proc/{ended.output.strip()}/cmdline").exists()
+
+
+def test_results_of_another_machine_are_not_mixed(study, tmp_path, monkeypatch):
+    machine = {"device": {"name": "GPU A", "why": ""}, "versions": {"torch": "2.11.0", "python": "3.11.7"}}
+    settings = study.items.Settings(out=tmp_path, device="cuda:0")
+    monkeypatch.setattr(study.run, "program", lambda *_, **__: machine)
+    study.run.check_machine(settings)
+    study.run.check_machine(settings)
+    machine["device"]["name"] = "GPU B"
+    with pytest.raises(SystemExit, match="give another --out"):
+        study.run.check_machine(settings)
+
+
+# -- tests that are kept ----------------------------------------------------------------------------------------------
+
+
+def test_a_test_that_ends_the_process_is_lost_after_two_beginnings(study, tmp_path):
+    file = tmp_path / "tests.jsonl"
+    begun = {"test": "t.py::one", "outcome": "begun"}
+    file.write_text(json.dumps(begun) + "\n")
+    assert study.outcomes.finished(file) == {}
+    file.write_text(2 * (json.dumps(begun) + "\n") + '{"test": "t.p')
+    assert study.outcomes.finished(file)["t.py::one"]["outcome"] == "lost"
+
+
+def test_a_second_run_of_the_tests_runs_what_is_left(tmp_path):
+    (tmp_path / "test_some.py").write_text("def test_a(): pass\ndef test_b(): assert 0\n")
+    kept = tmp_path / "kept.jsonl"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "kept_tests", "-p", "no:cacheprovider", "--rootdir", "."]
+    paths = os.pathsep.join([str(STUDY), str(STUDY / "programs")])
+
+    def run(until):
+        variables = {**os.environ, "PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        variables |= {"KEPT_TESTS_FILE": str(kept), "KEPT_TESTS_UNTIL": until}
+        subprocess.run([*command, "test_some.py"], cwd=tmp_path, env=variables, capture_output=True)
+        return [json.loads(line)["outcome"] for line in kept.read_text().splitlines()] if kept.exists() else []
+
+    assert run("0") == []
+    assert run("9e9") == ["begun", "passed", "begun", "failed"]
+    assert len(run("9e9")) == 4
+
+
+# -- the archive ------------------------------------------------------------------------------------------------------
+
+
+def names_in(file):
+    with tarfile.open(file) as packed:
+        return set(packed.getnames())
+
+
+@pytest.fixture
+def out(tmp_path):
+    folder = tmp_path / "out"
+    (folder / "part" / "results").mkdir(parents=True)
+    (folder / "part" / "results" / "a.json").write_text("{}")
+    (folder / "part" / "a.log").write_text("first\n" + 100_000 * "x" + "last")
+    (folder / "work" / "prepared").mkdir(parents=True)
+    (folder / "work" / "prepared" / "weights.pt").write_bytes(b"w")
+    (folder / "work" / "prepared" / "text.json").write_text("{}")
+    with sqlite3.connect(folder / "results.db") as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("CREATE TABLE trials (number)")
+        database.execute("INSERT INTO trials VALUES (7)")
+    return folder
+
+
+def test_the_archive_has_results_databases_and_the_ends_of_logs(study, out, tmp_path):
+    file = tmp_path / "out.tar.gz"
+    assert study.archive.write_archive(out, file) == []
+    assert names_in(file) == {"part/results/a.json", "part/a.log", "results.db"}
+    study.archive.unpack_archive(file, tmp_path / "again")
+    log = (tmp_path / "again" / "part" / "a.log").read_text()
+    assert log.endswith("last")
+    assert len(log) == study.archive.LOG_BYTES
+    with sqlite3.connect(tmp_path / "again" / "results.db") as database:
+        assert database.execute("SELECT number FROM trials").fetchall() == [(7,)]
+
+
+def test_an_archive_that_would_be_too_large_leaves_out_the_largest_and_names_it(study, out, tmp_path):
+    file = tmp_path / "out.tar.gz"
+    (out / "large.json").write_bytes(os.urandom(300_000))
+    most_bytes = 100_000
+    assert study.archive.write_archive(out, file, most_bytes=most_bytes) == ["large.json"]
+    assert file.stat().st_size <= most_bytes
+    with tarfile.open(file) as packed:
+        assert io.TextIOWrapper(packed.extractfile("LEFT_OUT.txt")).read() == "large.json"
+
+
+def test_the_archive_is_at_most_what_a_device_machine_hands_back(study):
+    assert study.archive.MOST_BYTES == 16 * 1024**2
+
+
+# -- what it says -----------------------------------------------------------------------------------------------------
+
+
+def test_a_summary_says_what_failed_and_what_is_missing(study, run_items, tmp_path):
+    def failing(_):
+        raise RuntimeError("an illegal memory access")
+
+    def missing(_):
+        raise study.items.Missing("needs torchao")
+
+    run_items({"a": failing, "b": missing})
+    part = study.items.Part(name="part", minutes=1.0, about="", items=lambda _: [], summary=lambda _: ["all of it"])
+    text = "\n".join(study.run.summary(part, tmp_path))
+    assert "all of it" in text
+    assert "a: FAILED" in text
+    assert "an illegal memory access" in text
+    assert "b: not here: needs torchao" in text
