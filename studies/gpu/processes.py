@@ -88,7 +88,7 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            start_new_session=True,
+            process_group=0,  # ended as a whole, and still of our session: gone with it
         )
         is_cut = False
         try:

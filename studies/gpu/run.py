@@ -16,6 +16,7 @@ Ends with 0 when all is done, 75 when something is left open, 1 when something f
 import argparse
 import hashlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -60,6 +61,7 @@ MACHINE_SECONDS = 120.0
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # ends what runs, too
     arguments = parsed()
     try:
         chosen = [part_named(name) for name in arguments.parts] or list(PARTS)

@@ -11,8 +11,8 @@ from processes import MORE_THAN_THERE_ARE, program, search, space, trials_of
 
 SCALES = ("short", "middle", "long")
 REPEATS = 3
-BLOCK = 10
-"""Steps timed in one way before the next."""
+BLOCKS = {False: "10", True: "4"}
+"""Steps timed in one way before the next; in a rehearsal, fewer."""
 SECONDS = 120.0
 WANTED = 0.99
 """Speed of a trial by that of the loop."""
@@ -45,7 +45,9 @@ def _compared(place: Place, scale: str, repeat: int) -> Mapping[str, Any]:
         if trial["outcome"] != "ok" or not trial["name"] or trial["name"] == "baseline":
             continue
         words = [json.dumps(study["workload"]), json.dumps(trial["config"]), str(folder), place.settings.device]
-        loop = program("by_hand.py", *words, str(BLOCK), place=place, log_name=f"loop-{name}", seconds=SECONDS)
+        loop = program(
+            "by_hand.py", *words, BLOCKS[place.settings.rehearse], place=place, log_name=f"loop-{name}", seconds=SECONDS
+        )
         wanted = ("name", "peak_memory_bytes", "tokens_per_second", "tokens_per_second_spread", "final_loss")
         compared.append({"trial": {key: trial[key] for key in wanted}, "by_hand": loop})
     tokens = study["workload"]["global_batch"] * study["workload"]["sequence_length"]

@@ -23,6 +23,8 @@ BACK_BYTES = 16 * MIB
 START_SECONDS = 90.0
 BACK_SECONDS = 30.0
 LOOK_SECONDS = 0.02
+SETTLED_SECONDS = 1.0
+"""After a trial holds its memory, for it to be at its steps."""
 STEP_TIME_LIMIT = "8s"
 WAYS = ("sleeps", "never-ending kernels", "out of memory", "illegal access", "kills itself")
 """Of `programs/ends_badly.py`."""
@@ -66,18 +68,23 @@ def wait_until_back(device: str, before: int) -> dict[str, Any]:
     }
 
 
-def wait_until_grown(device: str, before: int, *, place: Place, process: "subprocess.Popen[bytes]") -> int:
-    """The most that the device holds once a trial runs. Raises CommandFailed where none begins."""
+def wait_until_trained(name: str, before: int, *, place: Place, process: "subprocess.Popen[bytes]") -> int:
+    """What the device holds once a trial of study `name` is at its steps. Raises CommandFailed where none begins.
+
+    A probe of the device and the first steps that trials are compared with hold memory earlier: only a trial has a log.
+    """
     grown = GROWN_BYTES[place.settings.rehearse]
     began = time.monotonic()
-    while used_bytes(device) < before + grown:
+    while time.monotonic() - began < min(START_SECONDS, place.clock.left()):
         if process.poll() is not None:
             raise CommandFailed(f"the search ended with {process.returncode} before a trial held {grown} bytes")
-        if time.monotonic() - began > min(START_SECONDS, place.clock.left()):
-            raise CommandFailed(f"no trial held {grown} bytes within {START_SECONDS:.0f} s")
+        has_begun = any((place.folder / "work").glob(f"*/{name}/logs/trial-*.log"))
+        if has_begun and used_bytes(place.settings.device) >= before + grown:
+            time.sleep(SETTLED_SECONDS)
+            if (used := used_bytes(place.settings.device)) >= before + grown:
+                return used
         time.sleep(LOOK_SECONDS)
-    time.sleep(2.0)  # into its steps
-    return used_bytes(device)
+    raise CommandFailed(f"no trial held {grown} bytes within {START_SECONDS:.0f} s")
 
 
 # -- searches that are ended ------------------------------------------------------------------------------------------
@@ -98,7 +105,7 @@ def searching(place: Place, name: str) -> Iterator["subprocess.Popen[bytes]"]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,
-            start_new_session=True,
+            process_group=0,
         )
     try:
         yield process
@@ -114,7 +121,7 @@ def _signalled(place: Place, name: str) -> Mapping[str, Any]:
     device = place.settings.device
     before = used_bytes(device)
     with searching(place, name) as process:
-        held = wait_until_grown(device, before, place=place, process=process)
+        held = wait_until_trained(name, before, place=place, process=process)
         began = time.monotonic()
         process.send_signal(SIGNALS[name])
         back = wait_until_back(device, before)
@@ -125,12 +132,12 @@ def _signalled(place: Place, name: str) -> Mapping[str, Any]:
 
 
 def _trial_killed(place: Place) -> Mapping[str, Any]:
-    """The trial's own process is killed: the search goes on and tries it again."""
+    """The trial's own process is killed: the search should go on and try it again."""
     place.needs_cuda()
     device = place.settings.device
     before = used_bytes(device)
     with searching(place, "trial-killed") as process:
-        held = wait_until_grown(device, before, place=place, process=process)
+        held = wait_until_trained("trial-killed", before, place=place, process=process)
         trials = trials_under(process.pid)
         for pid in trials:
             os.kill(pid, signal.SIGKILL)
@@ -139,7 +146,10 @@ def _trial_killed(place: Place) -> Mapping[str, Any]:
         while time.monotonic() - began < 10.0 and lowest > before + BACK_BYTES:
             lowest = min(lowest, used_bytes(device))
         seconds = round(time.monotonic() - began, 2)
-        again = wait_until_grown(device, before, place=place, process=process)
+        try:
+            again = wait_until_trained("trial-killed", before, place=place, process=process) - before
+        except CommandFailed as error:
+            again = f"not: {error}"
         process.send_signal(signal.SIGTERM)
         back = wait_until_back(device, before)
     return {
@@ -147,7 +157,7 @@ def _trial_killed(place: Place) -> Mapping[str, Any]:
         "held_bytes": held - before,
         "least_used_between_bytes": lowest - before,
         "seconds_until_least": seconds,
-        "held_again_bytes": again - before,
+        "trained_again": again,
         **back,
     }
 
@@ -213,8 +223,10 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
             if name.endswith("_bytes")
         ]
         said = "memory is back" if found["is_back"] else "MEMORY IS NOT BACK"
-        outcomes = "; ".join(f"{trial['outcome']}: {trial['message'][:100]}" for trial in found.get("trials", ()))
-        yield f"{item}: {said} after {found['seconds_until_back']} s; {', '.join(numbers)}; {outcomes}"
+        ended = f"; tried again: {found['trained_again']}" if "trained_again" in found else ""
+        ended += f"; the search ended with {found['code']}" if "code" in found else ""
+        outcomes = "".join(f"; {trial['outcome']}: {trial['message'][:100]}" for trial in found.get("trials", ()))
+        yield f"{item}: {said} after {found['seconds_until_back']} s; {', '.join(numbers)}{ended}{outcomes}"
 
 
 PART = Part(name="endings", minutes=9.0, about="kills and hangs, with memory given back", items=items, summary=summary)
