@@ -121,9 +121,10 @@ class Kept:
         os.replace(unfinished, file)
 
     def forget_failures(self) -> None:
+        """What failed, and what was missing, is open again."""
         for file in self.folder.glob("*.json"):
             kept = self.read(file.stem)
-            if kept is not None and kept["state"] == "failed":
+            if kept is not None and kept["state"] in ("failed", "missing"):
                 file.unlink()
 
     def _file(self, item: str) -> Path:

@@ -110,7 +110,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--part-minutes", type=float, help="of each part, in the place of its own budget")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on whatever device; no number counts")
-    parser.add_argument("--again", action="store_true", help="run again what failed")
+    parser.add_argument("--again", action="store_true", help="run again what failed or was missing")
     parser.add_argument("--list", action="store_true", help="say what is done and what is open, and run nothing")
     return parser.parse_args()
 

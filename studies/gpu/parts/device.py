@@ -70,4 +70,4 @@ def _short_number(name: str, value: Any) -> str:
     return str(value)
 
 
-PART = Part(name="device", minutes=2.5, about="what the device is, and forks", items=items, summary=summary)
+PART = Part(name="device", minutes=3.0, about="what the device is, and forks", items=items, summary=summary)

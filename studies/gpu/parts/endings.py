@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import used_memory
 from items import Item, Missing, Part, Place, Settings, TimeIsUp
 from processes import MORE_THAN_THERE_ARE, PROGRAMS, STORAGE, CommandFailed, environment, run, space, trials_of
 
@@ -44,15 +45,11 @@ def items(settings: Settings) -> list[Item]:
 
 
 def used_bytes(device: str) -> int:
-    """Of the whole device, by NVML: without a context. Raises Missing."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.partition(":")[2] or 0))
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-    except pynvml.NVMLError as error:
-        raise Missing(f"needs NVML to see the device's memory: {error}") from None
+    """Of all processes together. Raises Missing."""
+    used = used_memory.used_bytes(device)
+    if used is None:
+        raise Missing("needs NVML to see the device's memory without a context")
+    return used
 
 
 def wait_until_back(device: str, before: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from items import Item, Missing, Part, Place, Settings, kept_of
+from items import Item, Missing, Part, Place, Settings, TimeIsUp, kept_of
 from processes import MORE_THAN_THERE_ARE, autotune, item_name, names_in, program, search, space, trials_of
 
 from parts import techniques
@@ -41,7 +41,9 @@ def _script(study: str, configuration: str, *, repeats: int) -> Item:
 def _compared(place: Place, *, study: str, configuration: str, repeats: int) -> Mapping[str, Any]:
     place.needs_cuda()
     folder, kept = _study_of(place, study)
-    trial = next((trial for trial in trials_of(kept) if trial["name"] == configuration), None)
+    trial = next((trial for trial in trials_of(kept["result"]) if trial["name"] == configuration), None)
+    if trial is None and kept["state"] == "cut":
+        raise TimeIsUp  # its study goes on first
     if trial is None or trial["outcome"] != "ok":
         raise Missing("no trial that ended ok" if trial is None else f"its trial ended as {trial['outcome']}")
     name = item_name(configuration)
@@ -75,13 +77,13 @@ def _compared(place: Place, *, study: str, configuration: str, repeats: int) -> 
 
 
 def _study_of(place: Place, study: str) -> tuple[Path, Mapping[str, Any]]:
-    """The folder with the study's database, and what the search printed. Raises Missing."""
+    """The folder with the study's database, and the search's result file. Raises Missing."""
     out = place.settings.out
     part, item = (PART, "study") if study == STUDY else (techniques.PART, SMALL_STUDY)
     kept = kept_of(part, out).read(item)
     if kept is None or not trials_of(kept["result"]):
         raise Missing(f"{part.name}/{item} has no trials yet; run it, and this again with --again")
-    return out / part.name, kept["result"]
+    return out / part.name, kept
 
 
 def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from items import Item, Part, Place, Settings, TimeIsUp
-from processes import MORE_THAN_THERE_ARE, program, search, space, trials_of
+from processes import MORE_THAN_THERE_ARE, names_in, program, search, space, trials_of
 
 PRECISIONS = ("tf32", "fp16-mixed", "fp8", "bf16-mixed", "bf16-true", "bf16-stochastic", "fp32")
 """Those first whose tolerances were never measured."""
@@ -56,6 +56,9 @@ def _trials(study: Mapping[str, Any]) -> Iterable[str]:
     outcomes = [trial["outcome"] for trial in trials]
     counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in sorted(set(outcomes)))
     yield f"{len(trials)} trials: {counts}"
+    tried = {trial["name"] for trial in trials}
+    left = [name for name in names_in("every_technique") if name not in tried]
+    yield f"not tried, what the device or a missing package refuses: {', '.join(left) or 'nothing'}"
     yield "name | outcome | peak MiB | context MiB | tokens/s | perplexity | last loss | parity"
     for trial in trials:
         numbers = (

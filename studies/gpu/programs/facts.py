@@ -20,10 +20,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from used_memory import nvml_handle, used_bytes
+
 PACKAGES = ("torch", "triton", "numpy", "optuna", "datasets", "transformers", "torchao", "nvidia-ml-py", "autotune")
 VARIABLES = ("CUDA", "PYTORCH", "NVIDIA", "TRITON", "TORCH", "CUBLAS", "CUDNN", "OMP_", "LD_LIBRARY", "AUTOTUNE")
 FORK_SECONDS = 60
-LOOK_SECONDS = 0.05
 
 
 def in_fork(work: Callable[[], Any]) -> Any:
@@ -120,10 +123,9 @@ def nvml(device: str, **_: Any) -> dict[str, Any]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return {"available": False, "why": str(error)}
-    index = int(device.partition(":")[2] or 0)
 
     def handle() -> Any:
-        return pynvml.nvmlDeviceGetHandleByIndex(index)
+        return nvml_handle(device)
 
     questions: Mapping[str, Callable[[], Any]] = {
         "driver": pynvml.nvmlSystemGetDriverVersion,
@@ -182,18 +184,6 @@ def properties(device: str, **_: Any) -> dict[str, Any]:
 
 
 # -- memory outside the allocator -------------------------------------------------------------------------------------
-
-
-def used_bytes(device: str) -> int | None:
-    """Of the whole device, by NVML and so without a context; None where there is no NVML."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.partition(":")[2] or 0))
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-    except pynvml.NVMLError:
-        return None
 
 
 def context(device: str, **_: Any) -> dict[str, Any]:
@@ -344,9 +334,7 @@ def _is_on_device(pid: int, device: str) -> bool | str:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.partition(":")[2] or 0))
-        return pid in [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+        return pid in [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(device))]
     except Exception as error:  # no GPU, or a container whose process numbers are its own
         return f"not known: {error}"
 
