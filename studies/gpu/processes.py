@@ -26,6 +26,8 @@ STORAGE = "sqlite:///results.db"
 NOTHING_FEASIBLE = 1
 MORE_THAN_THERE_ARE = "100"
 """Trials to ask for where a space names its configurations and all of them are wanted."""
+TIME_LIMITS = ("--trial-time-limit", "4m", "--compile-time-limit", "3m")
+"""A whole model compiles for a minute from a cold cache; what hangs costs no part all of its time."""
 LATEST_TRIAL_SECONDS = 25.0
 """A search begins no trial when less is left: it would hardly end in time."""
 SHOW_SECONDS = 8.0
@@ -172,14 +174,14 @@ def item_name(configuration: str) -> str:
     return "-".join("".join(c if c.isalnum() or c in "._" else " " for c in configuration).split())
 
 
-def search(name: str, *words: str, place: Place, trial_time_limit: str = "90s") -> dict[str, Any]:
+def search(name: str, *words: str, place: Place) -> dict[str, Any]:
     """Begins a study or goes on with it; returns what `autotune search --json` prints.
 
     Raises TimeIsUp, with the study as it is by then, where trials may be missing; CommandFailed.
     """
     budget = max(1.0, place.clock.left() - LATEST_TRIAL_SECONDS)
     given = ["search", "--name", name, "--device", place.settings.device, "--fresh", "--json", *words]
-    given += ["--storage", STORAGE, "--trial-time-limit", trial_time_limit, "--time-budget", f"{budget:.0f}s"]
+    given += ["--storage", STORAGE, *TIME_LIMITS, "--time-budget", f"{budget:.0f}s"]
     command = [sys.executable, "-m", "autotune", *given]
     ended = run(command, place=place, log_name=f"search-{name}", seconds=place.clock.left() - SHOW_SECONDS)
     if ended.is_cut:
