@@ -21,7 +21,7 @@ SMALL_MODEL = (
     *("--layers", "2", "--width", "64", "--heads", "2", "--seq-len", "64", "--global-batch", "4"),
     *("--steps", "12", "--warmup-steps", "3", "--eval-sequences", "8"),
 )
-COMMAND_SECONDS = 300.0
+COMMAND_SECONDS = 900.0
 
 TEXT = "The caching allocator keeps what it has; the driver counts what everybody has.\n" * 2000
 
