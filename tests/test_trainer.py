@@ -253,6 +253,10 @@ def test_on_cuda_the_cap_is_enforced_though_the_card_has_more(server, workload, 
     assert measurement["outcome"] == "out_of_memory"
 
 
+def _uuid_in_nvml(device):
+    return device["uuid"] if device["is_known_to_nvml"] else None
+
+
 def _on_cuda(server, workload, prepared, tmp_path, *, cap_bytes):
     from autotune.config import TrainingConfig
 
@@ -262,7 +266,8 @@ def _on_cuda(server, workload, prepared, tmp_path, *, cap_bytes):
         "config": TrainingConfig(micro_batch_size=workload.global_batch).to_dict(),
         "folder": str(prepared),
         "device": "cuda:0",
-        "device_uuid": found.result["device"]["uuid"],
+        "device_uuid": _uuid_in_nvml(found.result["device"]),
+        "new_context_bytes": found.result["device"]["context_bytes"],
         "cap_bytes": cap_bytes,
         "requested_at": 0.0,
     }
@@ -301,7 +306,7 @@ def test_the_allocation_history_adds_up_to_the_measured_peak(choices, workload, 
         config=TrainingConfig(micro_batch_size=workload.global_batch, **choices),
         folder=prepared,
         device="cuda:0",
-        device_uuid=devices()[0]["uuid"],
+        device_uuid=_uuid_in_nvml(devices()[0]),
         cap_bytes=2**40,
         snapshot_file=tmp_path / "snapshot.pickle",
         requested_at=time.monotonic(),

@@ -51,6 +51,8 @@ def test_a_trials_context_is_the_one_that_the_probe_has_measured(read, device):
 
 
 def test_a_context_of_another_size_than_the_probes_is_a_disturbance(read, device):
+    if not device["is_known_to_nvml"]:
+        pytest.skip("without NVML the size of a new context is taken from the probe")
     with pytest.raises(DeviceDisturbed, match="creating the CUDA context"):
         read(context_bytes=device["context_bytes"] + 256 * MIB)
 
@@ -64,7 +66,7 @@ def test_on_a_shared_device_the_context_is_the_probes(read, device):
 
 
 def test_a_first_step_that_needs_more_than_the_cap_does_not_fit(read):
-    with pytest.raises(PreparationFailed, match="OutOfMemoryError"):
+    with pytest.raises(PreparationFailed, match=r"OutOfMemoryError|NVML_SUCCESS"):  # as torch says it without NVML
         read(room_mib=256, first_step_mib=320)
 
 

@@ -162,6 +162,11 @@ CASES = {
     "workload: impossible": (set_field("workload", "layers", "-1", table="studies"), SOME, "layers"),
     "space: a list": (set_json("space", "[]", table="studies"), SOME, "study 'by-hand'"),
     "device: nothing in it": (set_json("device", "{}", table="studies"), SOME, "study 'by-hand'"),
+    "device: a number for a note": (
+        set_field("device", "notes", "json('[1]')", table="studies"),
+        SOME,
+        "notes is (1,)",
+    ),
     "device: a list for a name": (set_field("device", "name", "json('[]')", table="studies"), SOME, "name is []"),
     "cap: a word": (by_hand("UPDATE autotune_studies SET cap_bytes = 'much'"), SOME, ""),
     "trials wanted: a word": (by_hand("UPDATE autotune_studies SET trials_wanted = 'all'"), SOME, "'all'"),

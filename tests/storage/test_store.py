@@ -178,6 +178,14 @@ def test_a_study_of_another_schema_is_refused_with_both_numbers(store, file):
     assert raised.value.hint
 
 
+def test_a_study_from_before_devices_had_notes_is_read(store, file):
+    later = ("is_known_to_nvml", "compute_capability", "compute_mode", "context_bytes", "notes")
+    paths = ", ".join(f"'$.{name}'" for name in later)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(f"UPDATE autotune_studies SET device = json_remove(device, {paths})")
+    assert store.definition("by-hand")[0] == definition()
+
+
 def test_a_database_that_is_lost_while_it_is_open_is_refused_by_name(store, file, url):
     store._database.engine.dispose()
     for part in file.parent.glob("autotune.db*"):

@@ -152,6 +152,13 @@ def test_another_space_cap_or_sampler_does_not_change_what_a_trial_measures():
     assert are_comparable(definition("earlier", space=space, cap_bytes=MIB, sampler="random"), NEW)
 
 
+def test_what_was_found_particular_about_a_device_makes_it_no_other_one():
+    found = replace(GPU, context_bytes=480 * MIB, compute_mode="default", notes=("NVML names no processes",))
+    today = definition("new", device=found)
+    assert are_comparable(cuda(), today)
+    assert today.identity() == cuda("new").identity()
+
+
 def test_of_two_gpus_of_one_name_the_smaller_is_another():
     smaller = replace(GPU, total_memory_bytes=2**35)
     assert (are_comparable(cuda(), cuda()), are_comparable(cuda(), definition("new", device=smaller))) == (True, False)
