@@ -16,9 +16,11 @@ def doctor(
 
     from rich.text import Text
 
+    from autotune.build_tools import c_compiler, cpp_compiler, python_headers
     from autotune.cli.tables import make_console
     from autotune.config import CHOICES
     from autotune.errors import InvalidInput, TrialLost
+    from autotune.executors.device_turn import reach_of_turns
     from autotune.executors.local import LocalExecutor
     from autotune.quantities import format_size
     from autotune.study.request import check_device
@@ -34,6 +36,8 @@ def doctor(
 
     for package in ("autotune", "torch", "optuna", "datasets", "sqlalchemy"):
         say(f"{package} {version(package)}")
+    for tool in (c_compiler(), cpp_compiler(), python_headers()):
+        say(f"{tool.name}: {tool.found}" if tool.found else f"no {tool.name}, for torch.compile: {tool.way_out}")
     # A question leaves nothing behind, and may be asked from a folder that cannot be written to.
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder), note=note) as executor:
         names = [info.device for info in executor.devices()] if device is None else [device]
@@ -58,6 +62,7 @@ def doctor(
                 say(f"  in use by others: {info.others}")
             for sentence in info.notes:
                 say(f"  note: {sentence}")
+            say(f"  takes turns with: {reach_of_turns(info)}")
             for technique, values in CHOICES.items():
                 works = [value for value in values if value not in unavailable.get(technique, {})]
                 say(f"  {technique}: {', '.join(works)}")

@@ -170,6 +170,32 @@ def device_node(device: DeviceInfo) -> Path | None:
     return _checked_node(Path(f"/dev/nvidia{minor}"), minor)
 
 
+def reach_of_turns(device: DeviceInfo) -> str:
+    """Says in words whose trials take turns on the device."""
+    if folder := os.environ.get(LOCK_FOLDER_VARIABLE):
+        return f"searches whose {LOCK_FOLDER_VARIABLE} is {folder}, and no others"
+    if reason := _why_no_sockets():
+        return f"this user's searches; others are not waited for, as there are no abstract Unix sockets ({reason})"
+    node = device_node(device)
+    if node is not None and os.access(node, os.R_OK):
+        return f"all searches of this machine, and by {node} those of its containers"
+    return f"all searches of this machine; {_NOT_BEYOND_CONTAINERS}"
+
+
+_NOT_BEYOND_CONTAINERS = "those in a container with a network of its own are not waited for"
+
+
+def why_containers_are_not_seen(device: DeviceInfo) -> str:
+    """Says that searches in other containers are not waited for on a GPU, and why; empty where they are."""
+    if device.type != "cuda" or os.environ.get(LOCK_FOLDER_VARIABLE):
+        return ""
+    node = device_node(device)
+    if node is not None and os.access(node, os.R_OK):
+        return ""
+    reason = "the driver names no node for it" if node is None else f"{node} may not be opened"
+    return f"of the searches on {device.device} {_NOT_BEYOND_CONTAINERS}: {reason}"
+
+
 def _checked_node(node: Path, minor: int) -> Path | None:
     """None where something else has the name."""
     try:
@@ -322,13 +348,9 @@ def _flock(descriptor: int, how: int) -> bool:
 
 def _locks_of_all_users(device: DeviceInfo, name: str, note: Callable[[str], None]) -> _Locks:
     """Or, where there are no abstract sockets, those of this user, and a note."""
-    try:
-        descriptor = socket_lock.take(f"autotune/{uuid.uuid4().hex}")
-        if descriptor is not None:
-            os.close(descriptor)
+    reason = _why_no_sockets()
+    if not reason:
         return _SocketLocks(name)
-    except OSError as error:
-        reason = error.strerror or str(error)
     host = re.sub(r"[^\w-]", "-", socket.gethostname())[:64]  # a home may be shared by several
     folder = private_folder(f"locks-{host}", purpose="the folder of device locks", bases=runtime_bases())
     who = "other users" if not folder.is_temporary else "other users, and others of yours,"
@@ -337,6 +359,17 @@ def _locks_of_all_users(device: DeviceInfo, name: str, note: Callable[[str], Non
         f"sockets ({reason})" + (f", and {folder.note}" if folder.note else "")
     )
     return _FileLocks(folder.path, name, is_temporary=folder.is_temporary)
+
+
+def _why_no_sockets() -> str:
+    """Empty where there are abstract Unix sockets."""
+    try:
+        descriptor = socket_lock.take(f"autotune/{uuid.uuid4().hex}")
+    except OSError as error:
+        return error.strerror or str(error)
+    if descriptor is not None:
+        os.close(descriptor)
+    return ""
 
 
 def _made(folder: Path) -> Path:

@@ -1,14 +1,14 @@
 """The study: ask, run, keep, tell. `search` runs one, `result_of` reads one; `plan.py` says what one would do."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 from autotune.crash_points import reached
 from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
-from autotune.executors.device_turn import DeviceTurns, device_node
+from autotune.executors.device_turn import DeviceTurns, device_node, why_containers_are_not_seen
 from autotune.executors.local import LocalExecutor
 from autotune.quantities import format_size
 from autotune.recommendation.front import pareto_front
@@ -118,6 +118,8 @@ def _run(
             )
         ) as turns,
     ):
+        for sentence in _of_this_machine(definition.device, request):
+            listener(Notice(message=sentence))
         listener(
             StudyOpened(
                 definition=definition,
@@ -150,6 +152,17 @@ def _run(
             until_converged=request.until_converged,
         )
         session.run(trials_wanted=opened.trials_wanted, deadline=deadline)
+
+
+def _of_this_machine(device: DeviceInfo, request: SearchRequest) -> Iterator[str]:
+    """What of the machine makes a search on a GPU mean something else than it seems to."""
+    if device.type == "cuda" and request.trials_per_device > 1:
+        yield (
+            f"{request.trials_per_device} trials share {device.device}: their speeds are those of sharing it, and what "
+            "the CUDA context of each needs cannot be told apart; leave --trials-per-device out to measure both"
+        )
+    if sentence := why_containers_are_not_seen(device):
+        yield sentence
 
 
 def result_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES) -> StudyResult:

@@ -10,6 +10,7 @@ from functools import cache
 
 import torch
 
+from autotune.build_tools import why_no_compilation
 from autotune.config import CompileScope
 from autotune.models.parts import ModelParts
 
@@ -27,7 +28,10 @@ def compile_model(parts: ModelParts, scope: CompileScope) -> None:
 
 def unavailable(scope: CompileScope, *, device: torch.device) -> str | None:
     """Why torch.compile does not work here, found by compiling a small function with its backward; None if it does."""
-    return None if scope == "none" else _why_compiling_fails(device)
+    if scope == "none":
+        return None
+    # First: what is found in a compiler's cache would hide that nothing new can be compiled.
+    return why_no_compilation(device.type) or _why_compiling_fails(device)
 
 
 @cache

@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from autotune.build_tools import why_no_compilation
 from autotune.config import Optimizer, OptimizerFusion
 from autotune.techniques.fp8 import torchao_is_missing
 from autotune.techniques.optimizer import make_optimizer
@@ -141,6 +142,8 @@ def unavailable(fusion: OptimizerFusion, optimizer: Optimizer, *, device: torch.
     # 4,096 numbers: with fewer, AdamW in 8 bits is plain AdamW.
     parameter = nn.Parameter(torch.ones(64, 64, device=device))
     if optimizer == "adamw-8bit" and (missing := torchao_is_missing()):
+        return missing
+    if optimizer == "adamw-8bit" and (missing := why_no_compilation(device.type)):  # it compiles its update
         return missing
     try:
         updater = make_updater([parameter], UpdateRule(optimizer=optimizer, fusion=fusion, learning_rate=0.1))

@@ -399,3 +399,10 @@ def test_a_reader_that_goes_away_is_no_error(folder):
     said = process.stderr.read().decode()
     process.stderr.close()
     assert (process.wait(timeout=60), said) == (0, "")
+
+
+@pytest.mark.slow
+def test_doctor_names_the_hosts_tools_and_who_takes_turns(folder):
+    shown = output("doctor", "--device", "cpu", folder=folder)
+    for words in ("C compiler", "C++ compiler", "Python headers", "takes turns with: "):
+        assert words in shown

@@ -13,10 +13,11 @@ import pytest
 
 from autotune.cli.progress import Progress
 from autotune.errors import Stopped, StorageUnavailable
-from autotune.executors.device_turn import DeviceTurns, device_node
+from autotune.executors.device_turn import DeviceTurns, device_node, reach_of_turns, why_containers_are_not_seen
 from autotune.executors.local import LocalExecutor
 from autotune.recommendation.pick import DEFAULT_PREFERENCES
 from autotune.result import DeviceInfo
+from autotune.study import SearchRequest, _of_this_machine
 from autotune.study.events import WaitingForDevice
 from autotune.trial import socket_lock
 from autotune.trial.child import HOLDERS_OF_A_TURN, _hold_turn
@@ -425,3 +426,39 @@ def test_without_sockets_and_beside_a_planted_folder_the_search_goes_on_with_one
     (note,) = notes
     assert "runtime/autotune is open to others (mode 777)" in note
     assert list(no_sockets.glob("autotune-*")) == []
+
+
+# -- whose searches are waited for, in words ---------------------------------------------------------------------
+
+GPU = replace(CPU, device="cuda:0", uuid="GPU-of-no-machine")
+
+
+def test_who_takes_turns_is_said(our, monkeypatch, tmp_path):
+    assert reach_of_turns(CPU).startswith("all searches of this machine; those in a container")
+    monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
+    assert reach_of_turns(CPU) == f"searches whose AUTOTUNE_LOCK_FOLDER is {tmp_path}, and no others"
+
+
+def test_without_sockets_it_is_said_that_others_are_not_waited_for(no_sockets):
+    assert "this user's searches; others are not waited for" in reach_of_turns(CPU)
+
+
+def test_a_search_on_a_gpu_without_a_node_says_that_containers_do_not_see_it(our):
+    assert why_containers_are_not_seen(GPU) == (
+        "of the searches on cuda:0 those in a container with a network of its own are not waited for: "
+        "the driver names no node for it"
+    )
+
+
+def test_it_is_not_said_of_a_cpu_nor_where_a_lock_folder_was_chosen(our, monkeypatch, tmp_path):
+    assert why_containers_are_not_seen(CPU) == ""
+    monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
+    assert why_containers_are_not_seen(GPU) == ""
+
+
+def test_several_trials_on_one_gpu_are_said_to_disturb_each_other(our, monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
+    assert list(_of_this_machine(GPU, SearchRequest(trials_per_device=1))) == []
+    (sentence,) = _of_this_machine(GPU, SearchRequest(trials_per_device=3))
+    assert sentence.startswith("3 trials share cuda:0")
+    assert list(_of_this_machine(CPU, SearchRequest(trials_per_device=3))) == []
