@@ -44,7 +44,10 @@ counts only where the peak lies within one. Few peaks of eager training do, so t
 """
 
 ASSUMED_ON_CUDA = PredictionError(share=0.10, size_bytes=64 * 1024**2)
-"""An assumption, not a calibration: no prediction for CUDA has been compared with a measurement of our own.
+"""An assumption, not a calibration: no prediction for CUDA has been compared with a measurement on a GPU of our own.
+
+Against torch 2.11's own allocator, on a driver that computes nothing, 30 configurations of a small model with every
+technique were within 1.5 %: the tensors are the same, the pieces that the allocator hands out differ a little.
 
 Ten of the eleven published peaks in `studies/peak_memory/` lie within it. The size is that of two of the larger cuBLAS
 workspaces; the share allows for other kernels than those assumed.
