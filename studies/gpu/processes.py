@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
 
-GRACE_SECONDS = 15.0
-"""For a command to end cleanly after SIGINT; a search keeps its results and says how to go on."""
+GRACE_SECONDS = 10.0
+"""For a command to end cleanly after SIGINT; a search keeps its results then."""
 LAST_CHARACTERS = 2000
 STORAGE = "sqlite:///results.db"
 """In the part's own folder, which is the current one of its commands."""
@@ -28,7 +28,7 @@ MORE_THAN_THERE_ARE = "100"
 """Trials to ask for where a space names its configurations and all of them are wanted."""
 TIME_LIMITS = ("--trial-time-limit", "4m", "--compile-time-limit", "3m")
 """A whole model compiles for a minute from a cold cache; what hangs costs no part all of its time."""
-LATEST_TRIAL_SECONDS = 25.0
+LATEST_TRIAL_SECONDS = 40.0
 """A search begins no trial when less is left: it would hardly end in time."""
 SHOW_SECONDS = 8.0
 """For reading what there is of a study that was stopped."""
@@ -72,6 +72,7 @@ def run(
     seconds: float | None = None,
     extra: Mapping[str, str] | None = None,
     paths: Sequence[Path] = (),
+    grace_seconds: float = GRACE_SECONDS,
 ) -> Ended:
     """Runs a command until it ends, for `seconds` and no longer than the part's time.
 
@@ -97,19 +98,19 @@ def run(
             output, _ = process.communicate(timeout=max(1.0, limit))
         except subprocess.TimeoutExpired:
             is_cut = True
-            output = _end(process)
+            output = _end(process, grace_seconds=grace_seconds)
         except BaseException:
-            _end(process)
+            _end(process, grace_seconds=grace_seconds)
             raise
     tail = log_file.read_bytes()[-LAST_CHARACTERS:].decode(errors="replace")
     return Ended(code=process.returncode, output=output.decode(errors="replace"), log=tail, is_cut=is_cut)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> bytes:
+def _end(process: "subprocess.Popen[bytes]", *, grace_seconds: float) -> bytes:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
     try:
-        output, _ = process.communicate(timeout=GRACE_SECONDS)
+        output, _ = process.communicate(timeout=grace_seconds)
     except subprocess.TimeoutExpired:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -131,7 +132,8 @@ def program(
     Raises TimeIsUp where the part's time was up, CommandFailed where it ended otherwise or after `seconds`.
     """
     command = [sys.executable, str(PROGRAMS / name), *words]
-    ended = run(command, place=place, log_name=log_name, folder=folder, seconds=seconds, extra=extra)
+    # Nothing to keep: a program that is cut prints nothing.
+    ended = run(command, place=place, log_name=log_name, folder=folder, seconds=seconds, extra=extra, grace_seconds=0.1)
     if ended.is_cut and place.clock.left() <= 0:
         raise TimeIsUp
     if ended.is_cut or ended.code:
@@ -183,7 +185,9 @@ def search(name: str, *words: str, place: Place) -> dict[str, Any]:
     given = ["search", "--name", name, "--device", place.settings.device, "--fresh", "--json", *words]
     given += ["--storage", STORAGE, *TIME_LIMITS, "--time-budget", f"{budget:.0f}s"]
     command = [sys.executable, "-m", "autotune", *given]
-    ended = run(command, place=place, log_name=f"search-{name}", seconds=place.clock.left() - SHOW_SECONDS)
+    ended = run(
+        command, place=place, log_name=f"search-{name}", seconds=place.clock.left() - GRACE_SECONDS - SHOW_SECONDS
+    )
     if ended.is_cut:
         raise TimeIsUp(_so_far(name, place))
     if ended.code not in (0, NOTHING_FEASIBLE) or not ended.output.strip():

@@ -64,7 +64,7 @@ def items(settings: Settings) -> list[Item]:
 
 
 def _short(place: Place) -> list[str]:
-    return [*space("exported", place), "--trials", MORE_THAN_THERE_ARE]
+    return [*space("commands", place), "--trials", MORE_THAN_THERE_ARE]
 
 
 def _search(place: Place) -> Mapping[str, Any]:

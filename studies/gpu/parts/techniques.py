@@ -26,7 +26,7 @@ def items(settings: Settings) -> list[Item]:
         for seed in (SEEDS[:1] if settings.rehearse else SEEDS)
         for precision in PRECISIONS
     ]
-    return [Item(name="every-technique", work=_every_technique, least_seconds=45.0), *traces]
+    return [Item(name="every-technique", work=_every_technique, least_seconds=60.0), *traces]
 
 
 def _every_technique(place: Place) -> Mapping[str, Any]:
