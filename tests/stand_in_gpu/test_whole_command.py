@@ -62,7 +62,7 @@ def test_the_search_leaves_nothing_on_the_device(study, shared_machine):
 
 
 PREDICTED = {
-    "baseline": ("--optimizer-fusion", "foreach"),
+    "baseline": (),
     "sgd, efficient attention": ("--optimizer-fusion", "foreach", "--optimizer", "sgd", "--attention", "efficient"),
     "stochastic, step in backward, every second block": (
         *("--precision", "bf16-stochastic", "--optimizer-fusion", "backward"),
@@ -84,8 +84,8 @@ def test_a_prediction_uses_no_device(machine):
 
 
 def test_the_largest_model_that_fits_is_confirmed_by_a_training(machine):
-    model = ("--width", "128", "--heads", "2", "--seq-len", "128", "--global-batch", "4", "--precision", "bf16-mixed")
-    done = machine.autotune("fit", "--max-mem", "700MiB", "--vary", "layers", "--device", "cuda", *model, "--json")
+    model = ("--width", "256", "--heads", "2", "--seq-len", "256", "--global-batch", "4", "--precision", "bf16-mixed")
+    done = machine.autotune("fit", "--max-mem", "1GiB", "--vary", "layers", "--device", "cuda", *model, "--json")
     confirmed = json.loads(done.stdout)["confirmed"]
     assert (confirmed["outcome"], confirmed["stayed_under"]) == ("ok", True)
 
@@ -93,11 +93,7 @@ def test_the_largest_model_that_fits_is_confirmed_by_a_training(machine):
 def test_the_peak_of_a_trial_is_explained(study, shared_machine):
     done = shared_machine.autotune("explain", "every", str(study["baseline"]["number"]), "--json")
     explained = json.loads(done.stdout)
-    assert {one["technique"] for one in explained["alternatives"]} >= {
-        "checkpointing",
-        "precision",
-        "activation_offload",
-    }
+    assert {one["technique"] for one in explained["alternatives"]} >= {"checkpointing", "precision"}
 
 
 @pytest.mark.parametrize("name", ["baseline", "fp16, math", "adafactor, block"])
