@@ -40,15 +40,16 @@ class NvmlDevice:
             return int(pynvml.nvmlDeviceGetMemoryInfo(self.handle).used)
 
     def processes(self) -> Mapping[int, int | None]:
-        """Returns {pid: bytes of device memory} of the processes with a context; None where the driver does not say.
+        """Returns {pid: bytes of device memory} of all that compute or draw there; None where the driver does not say.
 
         Empty where NVML names none. In a container these may be the host's pids, or none at all.
         """
-        try:
-            found = pynvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
-        except pynvml.NVMLError:
-            return {}
-        return {int(one.pid): None if one.usedGpuMemory is None else int(one.usedGpuMemory) for one in found}
+        held: dict[int, int | None] = {}
+        for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+            with suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):  # the latter from a driver without it
+                # A process that does both is in both lists, each time with all that it holds.
+                held |= {int(one.pid): one.usedGpuMemory for one in ask(self.handle)}
+        return held
 
     def utilization_percent(self) -> int | None:
         """Returns the share of the last sample period in which a kernel ran; None where the driver does not say."""
