@@ -158,7 +158,9 @@ def test_the_gpu_and_its_kernels_are_said(prediction_of):
 
 
 @pytest.mark.parametrize(
-    "choices", [{"precision": "bf16-mixed"}, {"precision": "bf16-true", "compile": "block"}], ids=str
+    "choices",
+    [{"precision": "bf16-mixed"}, pytest.param({"precision": "bf16-true", "compile": "block"}, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_where_attention_is_cudnns_the_bounds_allow_for_its_workspace(prediction_of, workload, choices):
     on_ampere, on_hopper = (
