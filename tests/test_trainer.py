@@ -242,28 +242,31 @@ def test_on_cuda_a_loss_that_is_no_number_ends_the_timed_steps_one_step_later(on
 
 
 @pytest.mark.gpu
-def test_on_cuda_the_cap_is_enforced_though_the_card_has_more(server, workload, prepared, tmp_path):
-    """2 GiB of logits do not fit under a cap of 2 GiB, on a card of any size."""
+@pytest.mark.parametrize("scope", ["none", pytest.param("model", marks=pytest.mark.slow)])
+def test_on_cuda_the_cap_is_enforced_though_the_card_has_more(scope, server, workload, prepared, tmp_path):
+    """2 GiB of logits do not fit under a cap of 2 GiB, on a card of any size, in code that was compiled neither."""
     big = dataclasses.replace(workload, vocab_size=2**22)
     folder = tmp_path / "prepared"
     server.submit(
         "prepare", {"workload": big.to_dict(), "folder": str(folder)}, log_file=tmp_path / "prepare.log"
     ).result()
-    measurement = _on_cuda(server, big, folder, tmp_path, cap_bytes=2 * 2**30)
+    measurement = _on_cuda(server, big, folder, tmp_path, cap_bytes=2 * 2**30, compile=scope)
     assert measurement["outcome"] == "out_of_memory"
+    assert measurement["message"].startswith("out of device memory: ")
+    assert measurement["requested_bytes"] >= 2**30
 
 
 def _uuid_in_nvml(device):
     return device["uuid"] if device["is_known_to_nvml"] else None
 
 
-def _on_cuda(server, workload, prepared, tmp_path, *, cap_bytes):
+def _on_cuda(server, workload, prepared, tmp_path, *, cap_bytes, **choices):
     from autotune.config import TrainingConfig
 
     found = server.submit("probe", {"device": "cuda:0", "choices": {}}, log_file=tmp_path / "probe.log").result()
     payload = {
         "workload": workload.to_dict(),
-        "config": TrainingConfig(micro_batch_size=workload.global_batch).to_dict(),
+        "config": TrainingConfig(micro_batch_size=workload.global_batch, **choices).to_dict(),
         "folder": str(prepared),
         "device": "cuda:0",
         "device_uuid": _uuid_in_nvml(found.result["device"]),

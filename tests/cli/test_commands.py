@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def run(*arguments, folder, **environment):
+def run(*arguments, folder, timeout=60, **environment):
     """Runs the command with its output in pipes."""
     settings = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     return subprocess.run(
@@ -52,7 +52,7 @@ def run(*arguments, folder, **environment):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout,
         check=False,
     )
 
@@ -403,6 +403,6 @@ def test_a_reader_that_goes_away_is_no_error(folder):
 
 @pytest.mark.slow
 def test_doctor_names_the_hosts_tools_and_who_takes_turns(folder):
-    shown = output("doctor", "--device", "cpu", folder=folder)
+    shown = output("doctor", "--device", "cpu", folder=folder, timeout=600)
     for words in ("C compiler", "C++ compiler", "Python headers", "takes turns with: "):
         assert words in shown
