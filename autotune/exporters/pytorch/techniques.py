@@ -56,10 +56,11 @@ def _definitions(config: TrainingConfig) -> list[Piece]:
 
 
 def _fp8() -> Piece:
-    fp8 = own_source("techniques.fp8", "MULTIPLE", "convert", "can_be_fp8", imports=_TORCH)
+    fp8 = own_source("techniques.fp8", "convert", "can_be_fp8", imports=_TORCH)
     lazy = "    from torchao.float8 import Float8LinearConfig, convert_to_float8_training\n\n"
     imports = fp8.imports | {"from torchao.float8 import Float8LinearConfig, convert_to_float8_training"}
-    return Piece(fp8.text.replace(lazy, ""), imports)
+    multiple = own_source("config", "FP8_MULTIPLE")
+    return Piece(f"{multiple.text}\n\n\n{fp8.text.replace(lazy, '')}", imports)
 
 
 def _checkpointing(config: TrainingConfig) -> Piece:

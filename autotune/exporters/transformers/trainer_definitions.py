@@ -23,7 +23,7 @@ def definitions(recipe: Recipe, *, by_keys: bool, version: str) -> list[str]:
         names = ("BlockList", "find_blocks", "_block_lists", "_is_of_blocks")
         found += [excerpt("models.parts", "Blocks"), excerpt("models.structure", *names)]
     if config.precision == "fp8":
-        found.append(excerpt("techniques.fp8", "MULTIPLE", "convert", "can_be_fp8"))
+        found += [excerpt("config", "FP8_MULTIPLE"), excerpt("techniques.fp8", "convert", "can_be_fp8")]
     found += _loss_definitions(recipe)
     found += _checkpointing_definitions(config, by_keys=by_keys)
     if needs_causal_flag(config, version):
