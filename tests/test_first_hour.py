@@ -323,3 +323,56 @@ def test_a_summary_says_what_failed_and_what_is_missing(study, run_items, tmp_pa
     assert "a: FAILED" in text
     assert "an illegal memory access" in text
     assert "b: not here: needs torchao" in text
+
+
+def test_predictions_are_compared_with_the_trials_of_the_same_configuration(study):
+    config, other = {"precision": "fp32", "compile": "none"}, {"precision": "bf16-mixed", "compile": "block"}
+    trial = {"name": "plain", "outcome": "ok", "peak_phase": "backward", "message": ""}
+    results = {
+        "measured-114m": {
+            "trials": [
+                {**trial, "config": config, "peak_memory_bytes": 100 * 2**20},
+                {**trial, "config": other, "peak_memory_bytes": 80 * 2**20, "name": "compiled"},
+            ]
+        },
+        "predicted-114m": {
+            "predictions": [
+                {
+                    "name": "plain",
+                    "config": dict(reversed(config.items())),
+                    "peak_memory_bytes": 98 * 2**20,
+                    "refusal": "",
+                },
+                {"name": "compiled", "config": other, "peak_memory_bytes": None, "refusal": "no fake kernel"},
+            ]
+        },
+    }
+    lines = list(sys.modules["parts.predictions"].summary(results))
+    assert lines == [
+        "114m, eager 32 bit: 1 pairs, predicted / measured 0.9800 to 0.9800, median 0.9800, at most 2.0 MiB apart",
+        "114m | plain | predicted 98.0 MiB | measured 100.0 MiB in backward | 0.9800 | -2.0 MiB",
+        "114m | compiled | not predicted: no fake kernel",
+    ]
+
+
+def test_a_loop_that_is_faster_than_its_trial_is_pointed_out(study):
+    pair = {
+        "trial": {"name": "bf16", "tokens_per_second": 98.0, "peak_memory_bytes": 10},
+        "by_hand": {"tokens_per_second": {"events": 100.0}, "peak_memory_bytes": 7},
+    }
+    results = {"short-1": {"tokens_per_step": 49, "compared": [pair]}}
+    assert list(sys.modules["parts.by_hand"].summary(results)) == [
+        "short, bf16, steps of 500.0 ms: trial / events 0.980 (0.980), BELOW 0.99",
+        "short, bf16: peak of the trial +3 bytes more",
+    ]
+
+
+def test_the_largest_differences_of_all_seeds_are_what_tolerances_must_allow(study):
+    def seed(loss, gradient):
+        plain = {"what": "plain, against fp32", "loss": 1e-3, "gradient": 1e-2, "losses": []}
+        return {"pairs": [plain, {"what": "fp8, compile block", "loss": loss, "gradient": gradient, "losses": []}]}
+
+    results = {"first-steps-fp8-seed-0": seed(1e-4, 3e-2), "first-steps-fp8-seed-1": seed(5e-4, 2e-2)}
+    lines = list(sys.modules["parts.techniques"].summary(results))
+    assert "fp8, 2 seeds, 2 comparisons: loss 5.0e-04 (fp8, compile block), gradient 3.0e-02" in lines[0]
+    assert "fp8 plain against fp32: loss 1.0e-03" in lines[1]

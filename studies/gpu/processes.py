@@ -132,7 +132,7 @@ def program(
     Raises TimeIsUp where the part's time was up, CommandFailed where it ended otherwise or after `seconds`.
     """
     command = [sys.executable, str(PROGRAMS / name), *words]
-    # Nothing to keep: a program that is cut prints nothing.
+    # No grace: a program that is cut has nothing to keep.
     ended = run(command, place=place, log_name=log_name, folder=folder, seconds=seconds, extra=extra, grace_seconds=0.1)
     if ended.is_cut and place.clock.left() <= 0:
         raise TimeIsUp
@@ -145,9 +145,12 @@ def program(
 def autotune(
     *words: str, place: Place, log_name: str, codes: Sequence[int] = (0,), seconds: float | None = None
 ) -> Ended:
-    """Runs `python -m autotune` in the part's folder. Raises TimeIsUp, and CommandFailed for a code not in `codes`."""
+    """Runs a command of autotune that only reads, in the part's folder.
+
+    Raises TimeIsUp, and CommandFailed for an exit code that is not in `codes`.
+    """
     command = [sys.executable, "-m", "autotune", *words]
-    ended = run(command, place=place, log_name=log_name, seconds=seconds)
+    ended = run(command, place=place, log_name=log_name, seconds=seconds, grace_seconds=0.1)
     if ended.is_cut and place.clock.left() <= 0:
         raise TimeIsUp
     if ended.is_cut or ended.code not in codes:
