@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from items import Item, Part, Place, Settings, TimeIsUp
-from processes import ROOT, CommandFailed, run
+from processes import GRACE_SECONDS, ROOT, SHOW_SECONDS, CommandFailed, run
 
 RUN = ROOT / "studies" / "peak_memory" / "run.py"
 TRIALS = 30
@@ -30,13 +30,26 @@ def _rows(place: Place, scale: str) -> Mapping[str, Any]:
     folder = place.folder / scale
     trials = "12" if place.settings.rehearse else str(TRIALS)
     words = ["--scale", scale, "--dataset", "python-docs", "--trials", trials, "--minutes", f"{minutes:.2f}"]
-    ended = run([sys.executable, str(RUN), *words, "--out", str(folder)], place=place, log_name=scale)
+    command = [sys.executable, str(RUN), *words, "--out", str(folder)]
+    seconds = place.clock.left() - GRACE_SECONDS - SHOW_SECONDS
+    ended = run(command, place=place, log_name=scale, seconds=seconds)
+    if ended.is_cut:
+        _show_rows(folder, place=place)
     result = _told(folder)
     if ended.is_cut or ended.code == TO_BE_CONTINUED:
         raise TimeIsUp(result)
     if ended.code:
         raise CommandFailed(f"{RUN.name} {' '.join(words)} ended with {ended.code}: {ended.log}")
     return result
+
+
+def _show_rows(folder: Path, *, place: Place) -> None:
+    """What there is of the rows, where the script was ended before it could tell."""
+    words = ["show", "rows", "--reference", "--markdown", "--storage", "sqlite:///results.db"]
+    command = [sys.executable, "-m", "autotune", *words]
+    shown = run(command, place=place, folder=folder, log_name="show-rows", seconds=SHOW_SECONDS)
+    if shown.output:
+        (folder / "rows.md").write_text(shown.output)
 
 
 def _told(folder: Path) -> dict[str, Any]:
