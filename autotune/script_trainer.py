@@ -172,6 +172,14 @@ class _ScriptTrial(WatchedRun):
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
         if self._has_ended:  # the script reports from a `finally`, on its way out
             return
+        try:
+            self._take(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
+        except Exception as error:  # no error of the script's, whose own handlers must not see it
+            self._has_ended = True
+            raise ScriptEnd(error) from None
+
+    def _take(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+        """Takes the report of one step. Raises ScriptEnd with the last one, and what ends the trial as an error."""
         self._unfinished.append(self._report_of_step(tokens, loss, evaluation_loss))
         self.watch_next_step()
         while len(self._unfinished) > self._most_unfinished:

@@ -376,6 +376,16 @@ def test_it_cannot_be_predicted(server, script, tmp_path):
         server.submit("predict", payload, log_file=tmp_path / "predict.log").result(timeout=60)
 
 
+def test_an_error_of_the_measurement_is_not_the_scripts_to_handle(script, trial_of):
+    report = "    autotune.report(tokens=128, loss=loss)"
+    handled = ["    try:", "        autotune.report(tokens=128, loss='none')", "    except Exception:", "        pass"]
+    file = script()
+    file.write_text(file.read_text().replace(report, "\n".join(handled)))
+    measurement = trial_of(file)
+    assert measurement["outcome"] == "crashed"
+    assert "could not convert string to float" in measurement["message"]
+
+
 def test_a_report_on_the_way_out_changes_nothing(script, trial_of):
     file = script()
     lines = file.read_text().splitlines()
