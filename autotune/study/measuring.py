@@ -163,12 +163,11 @@ class Measuring:
             else:
                 perplexities.append(repeat.measurement.perplexity)
         mean = statistics.fmean(perplexities)
-        shift_nats = math.log(mean / first.perplexity)
         failed = f", without {'; '.join(failures)}" if failures else ""
         return replace(
             first,
             perplexity=mean,
-            bits_per_byte=first.bits_per_byte and first.bits_per_byte * (1 + shift_nats / math.log(first.perplexity)),
+            bits_per_byte=bits_per_byte_at(mean, first),
             perplexity_spread=statistics.stdev(perplexities) if len(perplexities) > 1 else None,
             perplexity_source=f"measured, mean of {len(perplexities)} seeds{failed}",
         )
@@ -316,6 +315,17 @@ def rivals(
         and r.tokens_per_second is not None
         and is_same(config, r.config)
     )
+
+
+def bits_per_byte_at(perplexity: float, first: Measurement) -> float | None:
+    """Bits a byte where `perplexity` stands in the place of the one that was measured first.
+
+    Both are the same mean loss in other units, so that they grow as the logarithm of perplexity does. A perplexity of
+    1 is no loss at all, which no unit scales: its bits are returned as they are.
+    """
+    if first.bits_per_byte is None or first.perplexity is None or first.perplexity == 1.0:
+        return first.bits_per_byte
+    return first.bits_per_byte * math.log(perplexity) / math.log(first.perplexity)
 
 
 def _with_verdict(measurement: Measurement, verdict: Verdict) -> Measurement:

@@ -1,5 +1,6 @@
 """One training to the end stands for all that compute the same numbers; the others measure memory and speed."""
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,8 @@ from building import record
 
 import autotune
 from autotune.config import TrainingConfig
-from autotune.study.measuring import representative
+from autotune.result import Measurement
+from autotune.study.measuring import bits_per_byte_at, representative
 
 SPACE = """
 [techniques]
@@ -117,3 +119,14 @@ def test_a_trial_whose_perplexity_is_not_its_own_represents_nothing(changes):
 def test_the_baseline_represents_its_class_also_over_the_cap():
     baseline = replace(record(0, outcome="over_cap", **MEASURED), feasible=False)
     assert representative(CHECKPOINTED, [baseline], steps=30) == baseline
+
+
+def test_bits_a_byte_follow_the_mean_perplexity_of_the_seeds():
+    first = Measurement(outcome="ok", perplexity=math.exp(2.0), bits_per_byte=3.0)
+    assert bits_per_byte_at(math.exp(4.0), first) == pytest.approx(6.0)
+
+
+def test_a_model_that_knows_the_text_by_heart_has_bits_a_byte_with_several_seeds():
+    """Its loss is rounding, and its perplexity 1: a division by its logarithm ended the search."""
+    first = Measurement(outcome="ok", perplexity=1.0, bits_per_byte=1e-17)
+    assert bits_per_byte_at(1.0, first) == 1e-17

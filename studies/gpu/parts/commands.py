@@ -36,7 +36,6 @@ SECONDS = 150.0
 LAST_LINES = 6
 COMMANDS: Mapping[str, Sequence[str]] = {
     "show": ("show", STUDY, "--storage", STORAGE),
-    "explain": ("explain", STUDY, "1", "--storage", STORAGE),
     "plot": ("plot", STUDY, "pareto", "--out", "pareto.html", "--storage", STORAGE),
     "plot-memory": ("plot", STUDY, "memory", "--out", "memory.html", "--storage", STORAGE),
     "report": ("report", STUDY, "--out", "report.html", "--storage", STORAGE),
@@ -44,6 +43,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "studies": ("studies", "--storage", STORAGE),
     "studies-check": ("studies", "check", "--storage", STORAGE),
     "predict": ("predict", "--study", STUDY, "--trial", "1", "--storage", STORAGE),
+    "explain": ("explain", STUDY, "1", "--storage", STORAGE),
     "doctor": ("doctor",),
 }
 """Those that only read, in the part's folder."""
@@ -58,8 +58,8 @@ def items(settings: Settings) -> list[Item]:
         Item(name="two-searches", work=_two_searches, least_seconds=75.0),
         Item(name="search-workers", work=_with_workers, least_seconds=60.0),
         Item(name="fit", work=_fit, least_seconds=60.0),
-        *(Item(name=name, work=partial(_command, words=words)) for name, words in COMMANDS.items()),
         *(Item(name=f"export-{target}", work=partial(_export, target=target)) for target in TARGETS),
+        *(Item(name=name, work=partial(_command, words=words)) for name, words in COMMANDS.items()),
     ]
 
 
@@ -128,7 +128,7 @@ def _fit(place: Place) -> Mapping[str, Any]:
     cap = "64MiB" if place.settings.rehearse else "8GiB"
     kind = "cuda" if place.settings.is_cuda else "cpu"
     size = ["--width", "64", "--heads", "4", "--seq-len", "64"] if place.settings.rehearse else []
-    context = ["--context", "0MiB"] if place.settings.rehearse and place.settings.is_cuda else []
+    context = ["--context", "1MiB"] if place.settings.rehearse and place.settings.is_cuda else []
     words = ["fit", "--max-mem", cap, "--vary", "layers", "--device", kind, *size, *context]
     return _command(place, words)
 
