@@ -33,6 +33,8 @@ TARGETS = (
     "forgather",
 )
 SECONDS = 150.0
+FIT_SECONDS = 300.0
+"""For the predictions of every technique at many sizes."""
 LAST_LINES = 6
 COMMANDS: Mapping[str, Sequence[str]] = {
     "show": ("show", STUDY, "--storage", STORAGE),
@@ -130,15 +132,15 @@ def _fit(place: Place) -> Mapping[str, Any]:
     size = ["--width", "64", "--heads", "4", "--seq-len", "64"] if place.settings.rehearse else []
     context = ["--context", "1MiB"] if place.settings.rehearse and place.settings.is_cuda else []
     words = ["fit", "--max-mem", cap, "--vary", "layers", "--device", kind, *size, *context]
-    return _command(place, words)
+    return _command(place, words, seconds=FIT_SECONDS)
 
 
 def _export(place: Place, target: str) -> Mapping[str, Any]:
     return _command(place, ["export", STUDY, "--to", target, "-o", f"exports/{target}", "--storage", STORAGE])
 
 
-def _command(place: Place, words: Sequence[str]) -> Mapping[str, Any]:
-    ended = autotune(*words, place=place, log_name=words[0], seconds=SECONDS)
+def _command(place: Place, words: Sequence[str], *, seconds: float = SECONDS) -> Mapping[str, Any]:
+    ended = autotune(*words, place=place, log_name=words[0], seconds=seconds)
     lines = ended.output.splitlines()
     return {"code": ended.code, "lines": len(lines), "last": lines[-LAST_LINES:]}
 
