@@ -127,7 +127,7 @@ def _two_searches(place: Place) -> Mapping[str, Any]:
 
 
 def _fit(place: Place) -> Mapping[str, Any]:
-    cap = "64MiB" if place.settings.rehearse else "8GiB"
+    cap = "256MiB" if place.settings.rehearse else "8GiB"
     kind = "cuda" if place.settings.is_cuda else "cpu"
     size = ["--width", "64", "--heads", "4", "--seq-len", "64"] if place.settings.rehearse else []
     context = ["--context", "1MiB"] if place.settings.rehearse and place.settings.is_cuda else []
