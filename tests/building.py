@@ -8,6 +8,8 @@ from autotune.workload import make_workload
 
 MIB = 1024**2
 GIB = 1024**3
+ON_CUDA_IN_THIS_PROCESS = {"device": "cuda:0", "shares_device": True, "new_context_bytes": 512 * MIB}
+"""Of a TrainingRequest where the process may have used the GPU before: nothing is measured of its context then."""
 
 
 def record(

@@ -4,9 +4,11 @@ import os
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from building import ON_CUDA_IN_THIS_PROCESS
 
 from autotune.config import TrainingConfig
 from autotune.workload import Workload, make_workload
@@ -64,14 +66,15 @@ def make_trainer(workload, prepared):
     from autotune.trainer import Trainer
     from autotune.training_request import TrainingRequest
 
-    def make(*, device: str = "cpu", **choices: object) -> Trainer:
+    def make(*, on_cuda: bool = False, **choices: object) -> Trainer:
         config = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})
+        where: dict[str, Any] = ON_CUDA_IN_THIS_PROCESS if on_cuda else {"device": "cpu"}
         return Trainer(
             TrainingRequest(
                 workload=workload,
                 config=config,
                 folder=prepared,
-                device=device,
+                **where,
                 cap_bytes=2**40,
                 requested_at=time.monotonic(),
             )

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from building import ON_CUDA_IN_THIS_PROCESS
 
 from autotune.config import TrainingConfig
 from autotune.parity_watch import GradientSketch
@@ -186,12 +187,9 @@ def test_on_cuda_the_device_needs_more_than_the_allocated_peak(server, workload,
 @pytest.fixture
 def on_cuda(request_for):
     """on_cuda(steps=..., ...) is a Trainer on the first GPU, in this process, and its batches."""
-    from autotune.trial.tasks import devices
 
     def make(**settings):
-        uuid = devices()[0]["uuid"]
-        request = dataclasses.replace(request_for(**settings), device="cuda:0", device_uuid=uuid)
-        trainer = Trainer(request)
+        trainer = Trainer(dataclasses.replace(request_for(**settings), **ON_CUDA_IN_THIS_PROCESS))
         return trainer, trainer.batches()
 
     return make
@@ -302,14 +300,11 @@ def test_evaluation_never_sets_the_peak_of_a_compiled_training(precision, worklo
 @pytest.mark.gpu
 @pytest.mark.parametrize("choices", [{"checkpointing": "block"}, {"loss": "chunked"}], ids=str)
 def test_the_allocation_history_adds_up_to_the_measured_peak(choices, workload, prepared, tmp_path):
-    from autotune.trial.tasks import devices
-
     request = TrainingRequest(
         workload=workload,
         config=TrainingConfig(micro_batch_size=workload.global_batch, **choices),
         folder=prepared,
-        device="cuda:0",
-        device_uuid=_uuid_in_nvml(devices()[0]),
+        **ON_CUDA_IN_THIS_PROCESS,
         cap_bytes=2**40,
         snapshot_file=tmp_path / "snapshot.pickle",
         requested_at=time.monotonic(),

@@ -108,7 +108,7 @@ def peak_on_gpu(step):
 
 
 def trial_on_gpu(make_trainer, choices):
-    trainer = make_trainer(device="cuda", **choices)
+    trainer = make_trainer(on_cuda=True, **choices)
     batches = trainer.batches()
     return peak_on_gpu(lambda number: trainer.take_step(number, next(batches)))
 

@@ -4,12 +4,12 @@ import time
 
 import pytest
 import torch._dynamo
+from building import ON_CUDA_IN_THIS_PROCESS
 
 from autotune.config import CHOICES, TrainingConfig
 from autotune.predictor import PredictionRequest, predict
 from autotune.trainer import Trainer, train
 from autotune.training_request import TrainingRequest
-from autotune.trial.tasks import devices
 from autotune.workload import Workload
 
 GLOBAL_BATCH = 4
@@ -82,8 +82,7 @@ def test_a_peak_on_cuda_is_within_its_bounds(workload, prepared, choices):
         workload=workload,
         config=config,
         folder=prepared,
-        device="cuda:0",
-        device_uuid=devices()[0]["uuid"],
+        **ON_CUDA_IN_THIS_PROCESS,
         cap_bytes=2**40,
         enforce_cap=False,
         requested_at=time.monotonic(),

@@ -107,8 +107,7 @@ torch.use_deterministic_algorithms(True)
 settings, checkpointing, folder = json.loads(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 workload = Workload(**settings)
 config = TrainingConfig(micro_batch_size=workload.global_batch, checkpointing=checkpointing)
-uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-trainer = Trainer(TrainingRequest(workload=workload, config=config, folder=folder, device="cuda:0", device_uuid=uuid,
+trainer = Trainer(TrainingRequest(workload=workload, config=config, folder=folder, device="cuda:0",
                                   cap_bytes=2**40, enforce_cap=False, requested_at=time.monotonic()))
 batches = trainer.batches()
 print(json.dumps([trainer.step(step, next(batches)) for step in range(6)]))

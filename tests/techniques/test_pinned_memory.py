@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from building import ON_CUDA_IN_THIS_PROCESS
 
 from autotune.config import TrainingConfig
 from autotune.memory.host import HostMemoryExceeded
@@ -64,8 +65,6 @@ def test_before_more_is_pinned_than_the_host_has_it_ends_with_the_bytes_and_the_
 @pytest.fixture
 def on_cuda(workload, prepared, monkeypatch):
     """on_cuda(available_bytes) trains with offloading on the first GPU while the host has so much left."""
-    from autotune.trial.tasks import devices
-
     monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 512)
     monkeypatch.setattr(activation_offload, "to_host", activation_offload.to_host)  # a trial replaces it
 
@@ -77,8 +76,7 @@ def on_cuda(workload, prepared, monkeypatch):
                 workload=dataclasses.replace(workload, steps=40),
                 config=config,
                 folder=prepared,
-                device="cuda:0",
-                device_uuid=devices()[0]["uuid"],
+                **ON_CUDA_IN_THIS_PROCESS,
                 cap_bytes=2**40,
                 requested_at=time.monotonic(),
             )
