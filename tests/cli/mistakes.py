@@ -101,7 +101,7 @@ COMMAND_LINES = {
         --max-mem 8GiB --optimizer adam | --max-mem 8GiB --optimizer-fusion full
         --max-mem 8GiB --optimizer adafactor --optimizer-fusion kernel | --max-mem 8GiB --attention fast
         --max-mem 8GiB --attention flash --precision fp32 | --max-mem 8GiB --loss half
-        --max-mem 8GiB --activation-offload disk | --max-mem 8GiB --space nope
+        --max-mem 8GiB --activation-offload disk | --max-mem 8GiB --allocator x | --max-mem 8GiB --space nope
         --max-mem 8GiB --space quick --precision fp32 | --max-mem 8GiB --scale tiny
         --max-mem 8GiB --space peak_memory --scale huge | --max-mem 8GiB --width 130 --heads 4
         --max-mem 8GiB --model nope | --max-mem 8GiB --layers 0 | --max-mem 8GiB --vocab-size 1
@@ -138,6 +138,7 @@ COMMAND_LINES = {
         --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping -1 | --precision x | --checkpointing x
         --compile x | --optimizer x | --optimizer-fusion x | --attention x | --loss x | --activation-offload x
         --memory-budget 0.5 | --micro-batch 3 | --torch two | --json --layers 0 | --quiet --layers 0 | -q --layers 0
+        --allocator x
     """,
     "show": r"""
         nope | nope IN_REAL | '' IN_REAL | nope --storage nonsense | nope --storage sqlite:///garbage.db

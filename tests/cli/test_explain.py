@@ -122,7 +122,7 @@ def test_a_row_of_a_search_space_brings_its_own_workload(folder):
     text = output("--device", "cuda", "--torch", "2.8", "--space", "rows.toml", "--name", "one", folder=folder)
     assert text.startswith("fp32, checkpointing block, optimizer-fusion backward, micro-batch 2")
     assert "gpt of 1 layers, width 16, 2 x 16 tokens a step, for cuda" in text
-    assert "RMSNorm as by the CUDA kernels of torch 2.8" in text
+    assert "compute capability 8.0 with torch 2.8 is assumed" in text
     assert re.search(r"compile (block|model)", text)
 
 
