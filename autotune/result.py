@@ -59,6 +59,8 @@ class DeviceInfo:
     """Whether NVML says, by that UUID, how much of its memory is in use."""
     compute_capability: str | None = None
     """Of a CUDA device, as `9.0`; None for a CPU, and in studies made before this was kept."""
+    shares_host_memory: bool = False
+    """Whether a GPU has no memory of its own."""
     compute_mode: str | None = None
     """How many processes may use a CUDA device at a time: `default`, `exclusive-process` or `prohibited`; None: not
     known."""

@@ -22,6 +22,7 @@ from autotune.parity_watch import ParityFailed, ParityWatch
 from autotune.script import begin
 from autotune.techniques import before_the_device
 from autotune.techniques.own_training import apply_to_own, parts_of_own
+from autotune.techniques.pinned_memory import bound_pinned_memory
 from autotune.training_request import Progress, TrainingRequest, unwatched
 from autotune.user_code import changed_since, script_sha256
 from autotune.user_paths import expanded
@@ -175,6 +176,8 @@ def trace_script(request: TrainingRequest, *, dropout: bool, progress: Progress 
     choose_device(torch.device(request.device))
     if torch.device(request.device).type == "cuda":
         torch.cuda.set_device(torch.device(request.device))  # as a trial's meter does
+        if request.config.activation_offload != "none":
+            bound_pinned_memory()
     trial = _ScriptTrace(request, dropout=dropout, progress=progress)
     before_the_device(request.config)
     seed_everything(request.workload.seed)

@@ -174,6 +174,9 @@ class _ScriptTrial(WatchedRun):
             return
         try:
             self._take(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
+        except ScriptEnd:
+            self._has_ended = True
+            raise
         except Exception as error:  # no error of the script's, whose own handlers must not see it
             self._has_ended = True
             raise ScriptEnd(error) from None
@@ -182,9 +185,12 @@ class _ScriptTrial(WatchedRun):
         """Takes the report of one step. Raises ScriptEnd with the last one, and what ends the trial as an error."""
         self._unfinished.append(self._report_of_step(tokens, loss, evaluation_loss))
         self.watch_next_step()
+        self._progress("step")
         while len(self._unfinished) > self._most_unfinished:
             self._steps.append(self._finished(self._unfinished.popleft()))
             self.note(self._steps[-1].loss, tokens=self._steps[-1].tokens)
+            if self._is_beaten():
+                self._end()
         done, steady_from = self._reports, self._workload.warmup_steps
         if done == 1:
             self._meter.kernels_have_run()
@@ -194,7 +200,7 @@ class _ScriptTrial(WatchedRun):
             self._meter.end()
             if self._is_over_cap:
                 self._end()  # nothing that follows could bring it back under the cap
-        if self._is_beaten() or done == self._last_step:
+        if done == self._last_step:
             self._end()
         if not self._unfinished:
             self._clock.restart()  # what was done here is no part of the next step

@@ -182,6 +182,8 @@ class Trainer:
             with self.parity.step():
                 loss = self.step.launch(step, next(batches))
             queued.append((step, clock.step_ended(loss)))
+            del loss  # or it would stand on the device during the next step, and count
+            self._progress("step")
             if len(queued) > most_queued:
                 yield self._ended(*queued.popleft())
         for step, wait in queued:

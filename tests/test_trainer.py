@@ -11,7 +11,7 @@ from building import ON_CUDA_IN_THIS_PROCESS
 from autotune.config import TrainingConfig
 from autotune.parity_watch import GradientSketch
 from autotune.trainer import Trainer, trace, train
-from autotune.training_request import TrainingRequest
+from autotune.training_request import TrainingRequest, unwatched
 from autotune.training_step import Diverged
 
 
@@ -188,8 +188,8 @@ def test_on_cuda_the_device_needs_more_than_the_allocated_peak(server, workload,
 def on_cuda(request_for):
     """on_cuda(steps=..., ...) is a Trainer on the first GPU, in this process, and its batches."""
 
-    def make(**settings):
-        trainer = Trainer(dataclasses.replace(request_for(**settings), **ON_CUDA_IN_THIS_PROCESS))
+    def make(*, progress=unwatched, **settings):
+        trainer = Trainer(dataclasses.replace(request_for(**settings), **ON_CUDA_IN_THIS_PROCESS), progress=progress)
         return trainer, trainer.batches()
 
     return make
@@ -208,6 +208,20 @@ def test_nothing_waits_for_the_device_between_timed_steps(on_cuda):
         torch.cuda.set_sync_debug_mode(before)
     assert all(step.seconds > 0 for step in timed)
     assert len(timed) == 6
+
+
+@pytest.mark.gpu
+def test_a_step_that_is_launched_is_progress_so_that_two_do_not_count_as_one(on_cuda):
+    stages = []
+    trainer, batches = on_cuda(progress=stages.append)
+    next(trainer._timed_steps(range(4, 10), batches))
+    assert stages == ["step"] * 3  # two were launched, one has ended
+
+
+@pytest.mark.gpu
+def test_the_loss_of_a_timed_step_is_no_part_of_the_next_ones_peak(on_cuda):
+    trainer, _ = on_cuda()
+    assert trainer.run().peak_phase in ("forward", "backward", "step")
 
 
 @pytest.mark.gpu

@@ -40,7 +40,10 @@ def doctor(
         say(f"{tool.name}: {tool.found}" if tool.found else f"no {tool.name}, for torch.compile: {tool.way_out}")
     # A question leaves nothing behind, and may be asked from a folder that cannot be written to.
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder), note=note) as executor:
-        names = [info.device for info in executor.devices()] if device is None else [device]
+        there = executor.devices() if device is None else []
+        names = [info.device for info in there] if device is None else [device]
+        for sentence in (sentence for info in there if info.type == "cpu" for sentence in info.notes):
+            say(sentence)
         for name in names:
             try:
                 info, unavailable = executor.probe(name, CHOICES)

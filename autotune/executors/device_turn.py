@@ -192,7 +192,7 @@ def why_containers_are_not_seen(device: DeviceInfo) -> str:
     node = device_node(device)
     if node is not None and os.access(node, os.R_OK):
         return ""
-    reason = "the driver names no node for it" if node is None else f"{node} may not be opened"
+    reason = f"{node} may not be opened" if node is not None else "it has no device node of its own"
     return f"of the searches on {device.device} {_NOT_BEYOND_CONTAINERS}: {reason}"
 
 

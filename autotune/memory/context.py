@@ -30,6 +30,10 @@ TOLERANCE_BYTES = 32 * 1024**2
 """Differences up to this are no disturbance: the driver's own bookkeeping, a desktop that redraws. The context of any
 other process is ten times as large."""
 
+MOST_KERNEL_BYTES = 2 * 1024**3
+"""What a context is believed to grow by. All kernels of torch and its libraries together take less; what grows by more
+is another process that nothing names."""
+
 
 class Context(Protocol):
     """Of this process, on one device."""
@@ -48,7 +52,10 @@ def create_context(
     DeviceDisturbed.
     """
     if shares_device:
-        return SharedDeviceContext(device, expected_bytes=expected_bytes)
+        assert expected_bytes is not None, "a search of several trials a device is refused without it"
+        return FixedContext(device, size_bytes=expected_bytes)
+    if nvml is None and torch.cuda.get_device_properties(device).is_integrated:
+        return FixedContext(device, size_bytes=0)
     if nvml is None:
         return MemGetInfoContext(device, expected_bytes=expected_bytes)
     return NvmlContext(device, nvml=nvml, expected_bytes=expected_bytes)
@@ -138,13 +145,16 @@ class MemGetInfoContext:
         return in_use_bytes(self._device) - torch.cuda.memory_reserved(self._device)
 
 
-class SharedDeviceContext:
-    """On a device that several trials share nothing can be measured of one: its context counts as a new one."""
+class FixedContext:
+    """Where nothing can be measured of one process.
 
-    def __init__(self, device: torch.device, *, expected_bytes: int | None) -> None:
-        assert expected_bytes is not None, "a search of several trials a device is refused without it"
+    On a device that several trials share the context counts as a new one. On a device whose memory is the host's, what
+    is in use is everything on the host, and the context is not counted.
+    """
+
+    def __init__(self, device: torch.device, *, size_bytes: int) -> None:
         touch(device)
-        self._size_bytes = expected_bytes
+        self._size_bytes = size_bytes
 
     def size_bytes(self) -> int:
         return self._size_bytes
@@ -195,8 +205,8 @@ def check_new_context(size_bytes: int, *, expected_bytes: int | None, device: st
 
 
 def check_growth(size_bytes: int, *, first_bytes: int, device: str) -> None:
-    """Raises DeviceDisturbed where a context seems to have shrunk, which none does."""
-    if size_bytes < first_bytes - TOLERANCE_BYTES:
+    """Raises DeviceDisturbed where a context seems to have shrunk, which none does, or to hold more than kernels."""
+    if not first_bytes - TOLERANCE_BYTES <= size_bytes <= first_bytes + MOST_KERNEL_BYTES:
         shrunk = f"{format_size(first_bytes)} to {format_size(size_bytes)}"
         raise disturbed(f"the CUDA context on {device} seems to have gone from {shrunk}")
 

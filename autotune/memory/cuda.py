@@ -35,6 +35,8 @@ class CudaMeter:
         self._peak_bytes = 0
         self._peak_phase = ""
         self._peak_reserved_bytes = 0
+        self._peak_alone_bytes = 0
+        """Allocated at once in the first step or aside."""
         self._has_measured = self._is_measuring = False
         self._context = create_context(
             device,
@@ -84,11 +86,12 @@ class CudaMeter:
 
     def reading(self) -> MemoryReading:
         self._keep_reserved()
+        context_bytes = max(self._context_bytes, self._context.size_bytes())
         return MemoryReading(
             peak_memory_bytes=self._peak_bytes,
             peak_phase=self._peak_phase,
-            peak_reserved_bytes=self._peak_reserved_bytes,
-            context_bytes=max(self._context_bytes, self._context.size_bytes()),
+            peak_reserved_bytes=self._reserved_beside(context_bytes),
+            context_bytes=context_bytes,
             alloc_retries=int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0)),
         )
 
@@ -102,6 +105,17 @@ class CudaMeter:
         total_bytes = torch.cuda.get_device_properties(self._device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed_bytes / total_bytes), self._device)
 
+    def _reserved_beside(self, context_bytes: int) -> int:
+        """Returns what the allocator reserved at most, had it been limited for a context of that size all along.
+
+        The limit was set when the context did not hold all kernels yet. Of an allocator that has reserved all that it
+        may, the cached blocks that the later ones need would have been given back, but nothing that was allocated.
+        """
+        if self._cap_bytes is None:
+            return self._peak_reserved_bytes
+        allocated_bytes = max(self._peak_bytes, self._peak_alone_bytes)
+        return min(self._peak_reserved_bytes, max(allocated_bytes, self._cap_bytes - context_bytes))
+
     def _count_allocated_alone(self) -> None:
         """Of what ran since the peaks were forgotten, counts what was allocated, not what was reserved for it.
 
@@ -110,6 +124,7 @@ class CudaMeter:
         allocated_bytes = torch.cuda.max_memory_allocated(self._device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
+        self._peak_alone_bytes = max(self._peak_alone_bytes, allocated_bytes)
         self._peak_reserved_bytes = max(self._peak_reserved_bytes, allocated_bytes)
 
     def _forget_peak(self) -> None:

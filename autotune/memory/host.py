@@ -33,9 +33,9 @@ def _left_in_the_groups(proc: Path, groups: Path) -> Iterator[int]:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0":
-            top, names = groups, ("memory.max", "memory.current", "inactive_file")
+            top, names = groups, ("memory.max", "memory.current", "inactive_file", "active_file")
         elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
             top = groups / "memory"
         else:
             continue
@@ -44,13 +44,14 @@ def _left_in_the_groups(proc: Path, groups: Path) -> Iterator[int]:
             yield from _left_in_group(group, *names)
 
 
-def _left_in_group(group: Path, limit: str, usage: str, reclaimable: str) -> Iterator[int]:
-    """The limit less what is in use, of which the kernel takes cached files back by itself."""
+def _left_in_group(group: Path, limit: str, usage: str, *cached_files: str) -> Iterator[int]:
+    """The limit less what is in use, of which the kernel takes cached files back by itself, as MemAvailable counts."""
     limit_text, usage_text = _read(group / limit).strip(), _read(group / usage).strip()
     if not limit_text.isdecimal() or not usage_text.isdecimal() or int(limit_text) > _UNLIMITED_BYTES:
         return
-    cached = re.search(rf"^{reclaimable} (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
-    yield int(limit_text) - int(usage_text) + (int(cached[1]) if cached else 0)
+    statistics = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines() if " " in line)
+    cached_bytes = sum(int(statistics.get(name, 0)) for name in cached_files)
+    yield int(limit_text) - int(usage_text) + cached_bytes
 
 
 def _read(file: Path) -> str:

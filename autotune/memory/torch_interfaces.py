@@ -51,6 +51,8 @@ OF_THE_CPU_METER = (
     "torch:UntypedStorage._cdata",
 )
 
+OF_TRIALS = ("torch._dynamo.callback:callback_handler.start_callbacks",)
+
 OF_SNAPSHOTS = (
     "torch.cuda.memory:_record_memory_history",
     "torch.cuda.memory:_dump_snapshot",
@@ -62,6 +64,12 @@ def check_predictions() -> None:
     """Raises PredictionImpossible where the installed torch lacks what predictions use."""
     if sentence := _what_is_missing(OF_PREDICTIONS, user="a prediction"):
         raise PredictionImpossible(sentence, hint="measure instead: autotune search --no-predict")
+
+
+def check_trials() -> None:
+    """Raises AutotuneError where the installed torch lacks what every trial uses."""
+    if sentence := _what_is_missing(OF_TRIALS, user="a trial"):
+        raise AutotuneError(sentence)
 
 
 def check_cpu_meter() -> None:

@@ -142,7 +142,7 @@ def chosen_kernel(
 
 
 def _prefers_cudnn(gpu: Gpu) -> bool:
-    return gpu.capability[0] in (9, 10) and gpu.release >= _CUDNN_FIRST_SINCE
+    return gpu.capability[0] in (9, 10) and gpu.release >= _CUDNN_FIRST_SINCE and gpu.prefers_cudnn
 
 
 def _cudnn_takes(

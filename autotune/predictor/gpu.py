@@ -16,6 +16,8 @@ class Gpu:
     """Compute capability: (9, 0) for an H100 or H200, (10, 0) for a B200, (8, 9) for an RTX 4090."""
     release: tuple[int, int]
     """torch release: (2, 11)."""
+    prefers_cudnn: bool = True
+    """Whether that torch's cuDNN is recent enough for torch to prefer its attention, where the GPU is."""
     is_assumed: bool = False
     """Whether nobody said which GPU is meant."""
 
@@ -31,5 +33,17 @@ def gpu_of(compute_capability: str | None, torch_version: str | None) -> Gpu:
     return Gpu(
         capability=parse_compute_capability(compute_capability or ASSUMED_COMPUTE_CAPABILITY),
         release=(int(major), int(minor)),
+        prefers_cudnn=torch_version is not None or _has_recent_cudnn(),
         is_assumed=compute_capability is None,
     )
+
+
+_PREFERRED_CUDNN = 91500
+"""torch prefers the attention of a newer cuDNN: check_prefer_cudnn_attention in
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. The wheels for CUDA 12 come with an older one."""
+
+
+def _has_recent_cudnn() -> bool:
+    """Returns whether the installed torch prefers its cuDNN; True where it has none, and another torch's is meant."""
+    version = torch.backends.cudnn.version() if torch.version.cuda else None
+    return version is None or version > _PREFERRED_CUDNN

@@ -130,8 +130,6 @@ def _run(
                 taken_over={} if opened.taken_over is None else opened.taken_over.counts,
             )
         )
-        if request.trials_per_device > 1 and definition.device.context_bytes is not None:
-            listener(Notice(message=_shared_words(request.trials_per_device, definition.device)))
         session = StudySession(
             definition,
             shared=shared,
@@ -156,10 +154,11 @@ def _run(
 
 def _of_this_machine(device: DeviceInfo, request: SearchRequest) -> Iterator[str]:
     """What of the machine makes a search on a GPU mean something else than it seems to."""
-    if device.type == "cuda" and request.trials_per_device > 1:
+    if request.trials_per_device > 1 and device.context_bytes is not None:
         yield (
-            f"{request.trials_per_device} trials share {device.device}: their speeds are those of sharing it, and what "
-            "the CUDA context of each needs cannot be told apart; leave --trials-per-device out to measure both"
+            f"{request.trials_per_device} trials at a time share {device.device}: their speeds are those of sharing "
+            f"it, and each counts {format_size(device.context_bytes)} for its CUDA context, as of a new one, without "
+            "the kernels that it loads; leave --trials-per-device out to measure both"
         )
     if sentence := why_containers_are_not_seen(device):
         yield sentence
@@ -194,14 +193,6 @@ def view_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_PR
         forecasts=store.forecasts(study),
         begun_at=begun_at,
         last_result_at=last_result_at,
-    )
-
-
-def _shared_words(trials: int, device: DeviceInfo) -> str:
-    assert device.context_bytes is not None
-    return (
-        f"{trials} trials at a time share {device.device}: each counts {format_size(device.context_bytes)} for its "
-        "CUDA context, as of a new one, without the kernels that it loads, and they slow each other down"
     )
 
 

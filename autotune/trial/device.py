@@ -29,6 +29,10 @@ _MEASURED_WITH = ("autotune", "transformers", "torchao")
 """Packages beside torch whose code a trial runs: another release may need other memory or run at another speed."""
 
 
+CUDA_DOES_NOT_START = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
+"""What torch raises where NVML names GPUs and the driver lets it use none, or fewer."""
+
+
 # -- which device ------------------------------------------------------------------------------------------------
 
 
@@ -43,8 +47,15 @@ def identify(device: str | None) -> DeviceInfo:
 
 
 def all_devices() -> list[DeviceInfo]:
-    """Returns every device that this torch can use, as `identify` does: the CUDA devices in order, then the CPU."""
-    return [*(_cuda_info(index) for index in range(torch.cuda.device_count())), _cpu_info()]
+    """Returns every device that this torch can use, as `identify` does: the CUDA devices in order, then the CPU.
+
+    Where CUDA does not start there is the CPU alone, and a note of it says why.
+    """
+    try:
+        return [*(_cuda_info(index) for index in range(torch.cuda.device_count())), _cpu_info()]
+    except CUDA_DOES_NOT_START as error:
+        why = str(error).strip().partition("\n")[0]
+        return [replace(_cpu_info(), notes=(f"there are GPUs, but CUDA does not start: {why}",))]
 
 
 def _cpu_info() -> DeviceInfo:
@@ -73,6 +84,7 @@ def _cuda_info(index: int) -> DeviceInfo:
         versions=versions,
         uuid=f"GPU-{properties.uuid}",
         compute_capability=f"{properties.major}.{properties.minor}",
+        shares_host_memory=bool(properties.is_integrated),
     )
     if isinstance(nvml, str):
         return replace(info, notes=(f"{nvml}: {_unknown_without_nvml(driver)}",))
@@ -132,6 +144,8 @@ def with_context_size(info: DeviceInfo) -> DeviceInfo:
             f"{info.device} is in prohibited mode: no process may use it",
             hint="nvidia-smi -c DEFAULT ends the mode; or use another --device",
         )
+    if info.shares_host_memory and not info.is_known_to_nvml:
+        return replace(info, context_bytes=0, notes=(*info.notes, _NOT_COUNTED.format(device=info.device)))
     device = torch.device(info.device)
     uuid = info.uuid
     if uuid is not None and info.is_known_to_nvml:
@@ -159,6 +173,10 @@ def with_context_size(info: DeviceInfo) -> DeviceInfo:
     return info
 
 
+_NOT_COUNTED = (
+    "the memory of {device} is the host's: what the CUDA context takes of it cannot be told from the rest and is not "
+    "counted; the cap is held against what torch reserves"
+)
 _UNNAMED = "NVML names no processes on {device}, as in a container: one that begins during a trial counts as part of it"
 
 

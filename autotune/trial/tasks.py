@@ -35,12 +35,17 @@ def probe(*, device: str | None, choices: dict[str, list[Any]], with_context: bo
     """What `device` is and which of `choices`, {technique: values}, do not work on it.
 
     None is the first CUDA device, else the CPU. Returns {"device": DeviceInfo, "unavailable": {technique: {value:
-    reason}}}; `with_context` measures the size of a new CUDA context, too. Raises InvalidInput.
+    reason}}}; `with_context` measures the size of a new CUDA context, too. Raises InvalidInput, and AutotuneError for a
+    torch on which no trial could run.
     """
+    from autotune.memory.torch_interfaces import check_cpu_meter, check_trials
     from autotune.techniques import find_unavailable
 
+    check_trials()
     # In processes of their own: what comes after must find CUDA untouched.
     info = DeviceInfo(**in_a_fork(lambda: identify(device=device)))
+    if info.type == "cpu":
+        check_cpu_meter()
     if info.type == "cuda" and with_context:
         info = device_tasks.with_context_size(info)
     return {"device": asdict(info), "unavailable": find_unavailable(choices, device=torch.device(info.device))}
@@ -80,7 +85,10 @@ def predicted_device(*, device: str | None) -> dict[str, str | None]:
     index = int(number or 0)
     if kind == "cpu" or index >= count:
         return {"type": kind, "compute_capability": None}
-    major, minor = torch.cuda.get_device_capability(index)
+    try:
+        major, minor = torch.cuda.get_device_capability(index)
+    except device_tasks.CUDA_DOES_NOT_START:
+        return {"type": kind, "compute_capability": None}
     return {"type": kind, "compute_capability": f"{major}.{minor}"}
 
 

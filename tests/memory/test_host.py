@@ -29,7 +29,8 @@ def test_without_a_limit_it_is_what_the_machine_has_available(host):
 
 
 def test_a_groups_limit_counts_without_the_cached_files_that_the_kernel_takes_back(host):
-    files = {"memory.max": f"{4 * GIB}\n", "memory.current": f"{3 * GIB}\n", "memory.stat": f"inactive_file {GIB}\n"}
+    files = {"memory.max": f"{4 * GIB}\n", "memory.current": f"{3 * GIB}\n", "memory.stat": ""}
+    files["memory.stat"] = f"anon {GIB}\ninactive_file {GIB // 2}\nactive_file {GIB // 2}\n"
     assert host("0::/one\n", {f"one/{name}": text for name, text in files.items()}) == 2 * GIB
 
 

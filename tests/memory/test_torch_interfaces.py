@@ -7,12 +7,13 @@ from autotune.config import TrainingConfig
 from autotune.errors import AutotuneError, PredictionImpossible
 from autotune.memory import torch_interfaces
 from autotune.memory.cpu import CpuMeter
-from autotune.trial.tasks import predict
+from autotune.trial.tasks import predict, probe
 
 CHECKS = {
     torch_interfaces.check_predictions: torch_interfaces.OF_PREDICTIONS,
     torch_interfaces.check_cpu_meter: torch_interfaces.OF_THE_CPU_METER,
     torch_interfaces.check_snapshots: torch_interfaces.OF_SNAPSHOTS,
+    torch_interfaces.check_trials: torch_interfaces.OF_TRIALS,
 }
 
 
@@ -44,3 +45,9 @@ def test_the_meter_of_a_cpu_names_what_torch_does_not_have_any_more(monkeypatch)
         AutotuneError, match=r"has no torch\._C\._profiler\._EventType\.Allocation, which the measurement"
     ):
         CpuMeter()
+
+
+def test_a_probe_ends_where_no_trial_could_run(monkeypatch):
+    monkeypatch.setattr(torch_interfaces, "OF_TRIALS", ("torch._dynamo.callback:gone",))
+    with pytest.raises(AutotuneError, match=r"has no torch\._dynamo\.callback\.gone, which a trial needs"):
+        probe(device="cpu", choices={})

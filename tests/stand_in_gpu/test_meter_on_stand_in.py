@@ -123,6 +123,28 @@ def test_a_search_runs_where_nvml_does_not(tmp_path):
     assert any("NVML does not start" in note for note in found["device"]["notes"])
 
 
+def test_without_a_memory_of_its_own_what_is_in_use_of_the_host_is_no_context(tmp_path):
+    machine = Machine(tmp_path / "machine", no_nvml=1, integrated=1)
+    found = machine.search("--space", "quick", "--trials", "1", "--max-mem", "2GiB")
+    assert (outcomes(found), context_sizes(found)) == ({"ok"}, {0})
+    assert any("the memory of cuda:0 is the host's" in note for note in found["device"]["notes"])
+
+
+def test_what_grows_by_more_than_kernels_is_another_process_that_nothing_names(tmp_path):
+    machine = Machine(tmp_path / "machine", no_nvml=1)
+    program = """
+one = meter(uuid=None)
+intruder = Intruder()
+intruder.do("take 3000")
+try:
+    one.kernels_have_run()
+except DeviceDisturbed as disturbed:
+    print(disturbed.message)
+intruder.leave()
+"""
+    assert "the CUDA context on cuda:0 seems to have gone from 480.0 MiB to 3." in machine.python(METER + program)
+
+
 def test_without_nvml_more_than_the_cap_is_still_out_of_memory(tmp_path):
     """torch asks NVML for the other processes while it writes its message, and fails at that."""
     machine = Machine(tmp_path / "machine", no_nvml=1)
@@ -159,7 +181,10 @@ def test_trials_that_share_a_device_count_the_probes_context_and_it_is_said(mach
     arguments = machine.search_arguments("--space", "quick", "--trials", "1", "--max-mem", "2GiB", "--no-predict")
     done = machine.autotune(*arguments, "--trials-per-device", "2", modules_mib=70)
     assert context_sizes(json.loads(done.stdout)) == {CONTEXT_MIB * MIB}
-    assert "2 trials at a time share cuda:0: each counts 480.0 MiB for its CUDA context" in done.stderr
+    assert (
+        "2 trials at a time share cuda:0: their speeds are those of sharing it, and each counts 480.0 MiB"
+        in done.stderr
+    )
 
 
 # -- contexts and turns ------------------------------------------------------------------------------------------
@@ -181,6 +206,24 @@ print(one.reading().context_bytes // MIB)
 """
     found = machine.python(METER + program, modules_mib=70, modules_after=tmp_path / "loaded")
     assert found == str(CONTEXT_MIB + 70)
+
+
+def test_cached_blocks_make_room_for_kernels_that_are_loaded_later(machine, tmp_path):
+    """As they would have if the allocator had been limited for those kernels from the start."""
+    program = f"""
+one = meter(cap_mib=640)
+one.kernels_have_run()
+with one.measuring(list):
+    for size in (70, 80):
+        block = torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
+        del block
+Path({str(tmp_path / "loaded")!r}).touch()
+x = torch.zeros(8, device="cuda") + 1
+found = one.reading()
+print(torch.cuda.max_memory_reserved() // MIB, found.device_bytes // MIB, found.peak_memory_bytes // MIB)
+"""
+    found = machine.python(METER + program, modules_mib=24, modules_after=tmp_path / "loaded")
+    assert found == "152 640 80"
 
 
 HOLD = f"""

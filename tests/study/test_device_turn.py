@@ -430,7 +430,7 @@ def test_without_sockets_and_beside_a_planted_folder_the_search_goes_on_with_one
 
 # -- whose searches are waited for, in words ---------------------------------------------------------------------
 
-GPU = replace(CPU, device="cuda:0", uuid="GPU-of-no-machine")
+GPU = replace(CPU, device="cuda:0", uuid="GPU-of-no-machine", context_bytes=2**29)
 
 
 def test_who_takes_turns_is_said(our, monkeypatch, tmp_path):
@@ -446,7 +446,7 @@ def test_without_sockets_it_is_said_that_others_are_not_waited_for(no_sockets):
 def test_a_search_on_a_gpu_without_a_node_says_that_containers_do_not_see_it(our):
     assert why_containers_are_not_seen(GPU) == (
         "of the searches on cuda:0 those in a container with a network of its own are not waited for: "
-        "the driver names no node for it"
+        "it has no device node of its own"
     )
 
 
@@ -460,5 +460,5 @@ def test_several_trials_on_one_gpu_are_said_to_disturb_each_other(our, monkeypat
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
     assert list(_of_this_machine(GPU, SearchRequest(trials_per_device=1))) == []
     (sentence,) = _of_this_machine(GPU, SearchRequest(trials_per_device=3))
-    assert sentence.startswith("3 trials share cuda:0")
+    assert sentence.startswith("3 trials at a time share cuda:0: their speeds are those of sharing it")
     assert list(_of_this_machine(CPU, SearchRequest(trials_per_device=3))) == []

@@ -412,6 +412,8 @@ int stand_in_attribute(int attribute, int ordinal) {
         return 1980000;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
         return 132;
+    case CU_DEVICE_ATTRIBUTE_INTEGRATED:
+        return settings.is_integrated;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE:
         return settings.compute_mode;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:

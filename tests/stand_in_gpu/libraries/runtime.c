@@ -199,6 +199,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     properties->regsPerBlock = stand_in_attribute(cudaDevAttrMaxRegistersPerBlock, device);
     properties->regsPerMultiprocessor = stand_in_attribute(cudaDevAttrMaxRegistersPerMultiprocessor, device);
     properties->multiProcessorCount = stand_in_attribute(cudaDevAttrMultiProcessorCount, device);
+    properties->integrated = stand_in_attribute(cudaDevAttrIntegrated, device);
     properties->l2CacheSize = stand_in_attribute(cudaDevAttrL2CacheSize, device);
     properties->memoryBusWidth = stand_in_attribute(cudaDevAttrGlobalMemoryBusWidth, device);
     properties->maxThreadsPerMultiProcessor = stand_in_attribute(cudaDevAttrMaxThreadsPerMultiProcessor, device);

@@ -55,6 +55,7 @@ struct settings read_settings(void) {
         .compute_capability = (int)number("STAND_IN_CC", 89),
         .compute_mode = read_compute_mode(),
         .has_nvml = !number("STAND_IN_NO_NVML", 0),
+        .is_integrated = number("STAND_IN_INTEGRATED", 0),
         .gpu_bytes = number("STAND_IN_GPU_MIB", 81920) * MIB,
         .base_bytes = number("STAND_IN_BASE_MIB", 600) * MIB,
         .context_bytes = number("STAND_IN_CONTEXT_MIB", 480) * MIB,

@@ -21,6 +21,7 @@ struct settings {
     int mig_instances;           /* STAND_IN_MIG: instances on each GPU; 0 without MIG */
     int compute_capability;      /* STAND_IN_CC: 89 is 8.9 */
     enum compute_mode compute_mode;
+    bool is_integrated;
     bool has_nvml;
     size_t gpu_bytes;            /* of a whole GPU */
     size_t base_bytes;           /* what the driver itself uses of a GPU */
