@@ -124,7 +124,7 @@ class ServerTasks:
             raise Stopped("the search was stopped", hint="the same command goes on from here")
         time.sleep(POLL_SECONDS)
 
-    # -- what is asked -----------------------------------------------------------------------------------------
+    # -- questions to the server -------------------------------------------------------------------------------
 
     def identify(self, device: str | None) -> DeviceInfo:
         """Returns what `device` is, without a CUDA context on it; None is the best there is. Raises InvalidInput."""

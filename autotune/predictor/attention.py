@@ -205,7 +205,11 @@ def _efficient_takes(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: b
         return False
     if query.dtype == torch.bfloat16 and gpu.capability < (8, 0):
         return False
-    multiple = 8 if is_16_bit else 4 if gpu.capability >= (8, 0) else 1
+    multiple = 1
+    if is_16_bit:
+        multiple = 8
+    elif gpu.capability >= (8, 0):
+        multiple = 4
     if key.shape[-1] != query.shape[-1] or query.shape[-1] % multiple or value.shape[-1] % multiple:
         return False
     return _are_alike(query, key, value, enable_gqa=enable_gqa and gpu.release >= _EFFICIENT_GROUPED_SINCE)
@@ -251,7 +255,7 @@ def _flash_backward_bytes(*, query: Tensor, key: Tensor) -> int:
     """The query's gradient in fp32 and one sum a row, both padded; keys and values of grouped queries a head each."""
     batch, heads, length, size = query.shape
     rows = batch * heads * _up_to(length, 128)
-    padded_size = _up_to(size, 32) if size <= 128 else 192 if size <= 192 else 256
+    padded_size = next(padded for padded in (32, 64, 96, 128, 192, 256) if size <= padded)
     return 4 * rows * padded_size + 4 * rows + _ungrouped_bytes(query, key)
 
 

@@ -175,7 +175,7 @@ def with_context_size(info: DeviceInfo) -> DeviceInfo:
 
 _NOT_COUNTED = (
     "the memory of {device} is the host's: what the CUDA context takes of it cannot be told from the rest and is not "
-    "counted; the cap is held against what torch reserves"
+    "counted; the cap is compared with what torch reserves"
 )
 _UNNAMED = "NVML names no processes on {device}, as in a container: one that begins during a trial counts as part of it"
 
