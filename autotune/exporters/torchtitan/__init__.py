@@ -1,7 +1,7 @@
 """torchtitan: which settings its versions have, and what their files do instead of the others.
 
 torchtitan trains models of its own; the files carry the techniques and the numbers, not the model. 0.3 takes a Python
-module, 0.2 a TOML file (`torchtitan_files.py`). 0.3 mixes precision by FSDP2 on a single device too, 0.2 by autocast.
+module, 0.2 a TOML file (`files.py`). 0.3 mixes precision by FSDP2 on a single device too, 0.2 by autocast.
 Both compile block by block.
 """
 
