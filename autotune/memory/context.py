@@ -2,14 +2,16 @@
 
 No interface says it directly. It is the growth of the device's used memory since before the context was created, less
 what the allocator has reserved and what other processes have taken meanwhile. NVML names those and what they hold, in
-most places. In a container it may name none, or name them by the host's numbers; then two things tell that one began or
-ended:
+most places. In a container it may name none, or name them by the host's numbers; then two facts tell what they did:
 
 - A new context has the same size whenever it is created. The probe of the device has measured it (in processes of their
-  own, until two agreed), and a trial whose own new context is far from that was disturbed.
-- What a context holds does not shrink.
+  own, until two agreed).
+- A context never shrinks.
 
-Disturbed trials end with DeviceDisturbed and say nothing of their configuration.
+So memory that another process gives back is recognised, and the size stays known (`new_context_bytes`, `ContextSize`).
+Memory that another process takes cannot be told from the context's own. It counts as the context's, which is the safe
+side of a cap; where it is too much for that, the trial ends with DeviceDisturbed, which says nothing of its
+configuration.
 
 Without NVML the used bytes come from `torch.cuda.mem_get_info`, which needs a context itself: what was used before it
 is then what is used after it, less the size of a new context.
@@ -39,7 +41,10 @@ class Context(Protocol):
     """Of this process, on one device."""
 
     def size_bytes(self) -> int:
-        """Returns what is held outside the allocator now. Raises DeviceDisturbed where that cannot be known."""
+        """Returns the bytes held outside the allocator now, never fewer than before.
+
+        Raises DeviceDisturbed where they cannot be known.
+        """
 
 
 def create_context(
@@ -83,15 +88,15 @@ class NvmlContext:
         self._before = self._look()
         touch(device)
         self._own = own_numbers(self._before.others, nvml.processes(), device=str(device))
-        self._first_bytes = self._size_bytes()
-        check_new_context(self._first_bytes, expected_bytes=expected_bytes, device=str(device))
+        grown_bytes = self._growth_bytes()
+        first_bytes = new_context_bytes(grown_bytes, expected_bytes=expected_bytes, device=str(device))
+        self._size = ContextSize(first_bytes, seen_bytes=grown_bytes, device=str(device))
 
     def size_bytes(self) -> int:
-        size_bytes = self._size_bytes()
-        check_growth(size_bytes, first_bytes=self._first_bytes, device=str(self._device))
-        return size_bytes
+        return self._size.at(self._growth_bytes())
 
-    def _size_bytes(self) -> int:
+    def _growth_bytes(self) -> int:
+        """Returns by how many bytes what is in use has grown, less the allocator's and what NVML names of others."""
         torch.cuda.synchronize(self._device)
         now = self._look()
         taken_bytes = growth_of_others(self._before.others, now.others, device=str(self._device))
@@ -132,14 +137,11 @@ class MemGetInfoContext:
         self._device = device
         touch(device)
         outside_bytes = self._outside_bytes()
-        self._first_bytes = outside_bytes if expected_bytes is None else expected_bytes
-        check_growth(outside_bytes, first_bytes=self._first_bytes, device=str(device))
-        self._used_before_bytes = max(0, outside_bytes - self._first_bytes)
+        first_bytes = outside_bytes if expected_bytes is None else expected_bytes
+        self._size = ContextSize(first_bytes, seen_bytes=outside_bytes, device=str(device))
 
     def size_bytes(self) -> int:
-        size_bytes = self._outside_bytes() - self._used_before_bytes
-        check_growth(size_bytes, first_bytes=self._first_bytes, device=str(self._device))
-        return size_bytes
+        return self._size.at(self._outside_bytes())
 
     def _outside_bytes(self) -> int:
         return in_use_bytes(self._device) - torch.cuda.memory_reserved(self._device)
@@ -160,7 +162,37 @@ class FixedContext:
         return self._size_bytes
 
 
-# -- what tells of other processes -------------------------------------------------------------------------------
+# -- what other processes did meanwhile --------------------------------------------------------------------------
+
+
+class ContextSize:
+    """The size of a context, from looks at what is in use of its device.
+
+    A context never shrinks. What is missing at a look was given back by another process, and is added to this look and
+    to all later ones. Kernels that are loaded between the same two looks are missed, up to the bytes given back.
+    """
+
+    def __init__(self, first_bytes: int, *, seen_bytes: int, device: str) -> None:
+        """`first_bytes` is the size of the new context, for which the first look showed `seen_bytes`."""
+        self._first_bytes = self._size_bytes = first_bytes
+        self._unseen_bytes = first_bytes - seen_bytes
+        """Added to what a look shows. Negative where a look also shows what was in use before."""
+        self._device = device
+
+    def at(self, seen_bytes: int) -> int:
+        """Returns the size at a look that shows `seen_bytes`, never less than at the look before.
+
+        Raises DeviceDisturbed where it would hold more than kernels.
+        """
+        size_bytes = seen_bytes + self._unseen_bytes
+        missing_bytes = self._size_bytes - size_bytes
+        if missing_bytes > TOLERANCE_BYTES:
+            self._unseen_bytes += missing_bytes
+        if size_bytes > self._first_bytes + MOST_KERNEL_BYTES:
+            grown = f"{format_size(self._first_bytes)} to {format_size(size_bytes)}"
+            raise disturbed(f"the CUDA context on {self._device} seems to have grown from {grown}")
+        self._size_bytes = max(self._size_bytes, size_bytes)
+        return self._size_bytes
 
 
 def own_numbers(before: Mapping[int, int | None], after: Mapping[int, int | None], *, device: str) -> frozenset[int]:
@@ -192,27 +224,24 @@ def growth_of_others(before: Mapping[int, int | None], now: Mapping[int, int | N
     return grown_bytes
 
 
-def check_new_context(size_bytes: int, *, expected_bytes: int | None, device: str) -> None:
-    """Raises DeviceDisturbed where a new context is far from the size that the probe has measured."""
-    if expected_bytes is None and size_bytes > 0:
-        return
-    if expected_bytes is not None and is_near(size_bytes, expected_bytes):
-        return
+def new_context_bytes(seen_bytes: int, *, expected_bytes: int | None, device: str) -> int:
+    """Returns the size of a new context, whose creation changed what is in use of the device by `seen_bytes`.
+
+    Less than the probe has measured, `expected_bytes`, is a sign that another process gave memory back meanwhile: the
+    size is then the probe's. Raises DeviceDisturbed where it is more, for nobody knows whose that is, and where it is
+    nothing and the probe measured no size either.
+    """
+    if expected_bytes is None:
+        if seen_bytes > 0:
+            return seen_bytes
+    elif seen_bytes < expected_bytes - TOLERANCE_BYTES:
+        return expected_bytes
+    elif seen_bytes <= expected_bytes + TOLERANCE_BYTES:
+        return seen_bytes
     expected = "more than nothing" if expected_bytes is None else format_size(expected_bytes)
     raise disturbed(
-        f"creating the CUDA context changed what is in use of {device} by {format_size(size_bytes)}, not {expected}"
+        f"creating the CUDA context changed what is in use of {device} by {format_size(seen_bytes)}, not {expected}"
     )
-
-
-def check_growth(size_bytes: int, *, first_bytes: int, device: str) -> None:
-    """Raises DeviceDisturbed where a context seems to have shrunk, which none does, or to hold more than kernels."""
-    if not first_bytes - TOLERANCE_BYTES <= size_bytes <= first_bytes + MOST_KERNEL_BYTES:
-        shrunk = f"{format_size(first_bytes)} to {format_size(size_bytes)}"
-        raise disturbed(f"the CUDA context on {device} seems to have gone from {shrunk}")
-
-
-def is_near(size_bytes: int, expected_bytes: int) -> bool:
-    return abs(size_bytes - expected_bytes) <= TOLERANCE_BYTES
 
 
 def disturbed(what: str) -> DeviceDisturbed:

@@ -86,7 +86,7 @@ class CudaMeter:
 
     def reading(self) -> MemoryReading:
         self._keep_reserved()
-        context_bytes = max(self._context_bytes, self._context.size_bytes())
+        context_bytes = self._context.size_bytes()
         return MemoryReading(
             peak_memory_bytes=self._peak_bytes,
             peak_phase=self._peak_phase,

@@ -177,7 +177,10 @@ _NOT_COUNTED = (
     "the memory of {device} is the host's: what the CUDA context takes of it cannot be told from the rest and is not "
     "counted; the cap is compared with what torch reserves"
 )
-_UNNAMED = "NVML names no processes on {device}, as in a container: one that begins during a trial counts as part of it"
+_UNNAMED = (
+    "NVML names no processes on {device}, as in a container: memory that another one takes during a trial counts as "
+    "the trial's, and memory that it gives back may hide as much that the trial's kernels take"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,11 @@ import pytest
 
 from autotune.errors import DeviceDisturbed, TrialLost
 from autotune.memory.context import (
+    MOST_KERNEL_BYTES,
     TOLERANCE_BYTES,
-    check_growth,
-    check_new_context,
+    ContextSize,
     growth_of_others,
+    new_context_bytes,
     own_numbers,
 )
 
@@ -23,34 +24,52 @@ OWN = os.getpid()
 
 @pytest.mark.parametrize("size", [CONTEXT, CONTEXT - TOLERANCE_BYTES, CONTEXT + TOLERANCE_BYTES])
 def test_a_new_context_may_differ_from_the_probes_by_the_tolerance(size):
-    check_new_context(size, expected_bytes=CONTEXT, device="cuda:0")
+    assert new_context_bytes(size, expected_bytes=CONTEXT, device="cuda:0") == size
 
 
 @pytest.mark.parametrize(
-    "size",
+    "seen",
     [
+        pytest.param(CONTEXT - 2 * TOLERANCE_BYTES, id="another process gave a little back"),
         pytest.param(0, id="another process ended, with a context as large"),
         pytest.param(-CONTEXT, id="one that held more ended"),
-        pytest.param(2 * CONTEXT, id="another process began"),
     ],
 )
-def test_a_new_context_far_from_the_probes_is_a_disturbance(size):
+def test_a_new_context_of_which_too_little_is_seen_has_the_size_that_the_probe_measured(seen):
+    assert new_context_bytes(seen, expected_bytes=CONTEXT, device="cuda:0") == CONTEXT
+
+
+def test_a_new_context_larger_than_the_probes_is_a_disturbance():
     with pytest.raises(DeviceDisturbed, match=r"creating the CUDA context .* not 480.0 MiB"):
-        check_new_context(size, expected_bytes=CONTEXT, device="cuda:0")
+        new_context_bytes(2 * CONTEXT, expected_bytes=CONTEXT, device="cuda:0")
 
 
-def test_a_new_context_of_nothing_is_a_disturbance_whatever_the_probe_found():
+def test_a_new_context_of_nothing_is_a_disturbance_where_the_probe_measured_none():
     with pytest.raises(DeviceDisturbed):
-        check_new_context(0, expected_bytes=None, device="cuda:0")
+        new_context_bytes(0, expected_bytes=None, device="cuda:0")
 
 
-def test_a_context_grows_with_the_kernels_that_it_loads():
-    check_growth(2 * CONTEXT, first_bytes=CONTEXT, device="cuda:0")
+@pytest.mark.parametrize(
+    ("first_seen", "seen", "sizes"),
+    [
+        pytest.param(480, (550, 560), (550, 560), id="kernels are loaded"),
+        pytest.param(480, (470, 490), (480, 490), id="the driver's own use wavers"),
+        pytest.param(480, (-3520,), (480,), id="another process gives 4000 MiB back"),
+        pytest.param(480, (550, 50, 150), (550, 550, 650), id="one does, and kernels are loaded after"),
+        pytest.param(0, (70,), (550,), id="one did while the context was created"),
+        pytest.param(5480, (5550,), (550,), id="5000 MiB were in use before"),
+    ],
+)
+def test_a_context_grows_with_its_kernels_and_never_shrinks(first_seen, seen, sizes):
+    """All in MiB; the new context has 480."""
+    context = ContextSize(CONTEXT, seen_bytes=first_seen * MIB, device="cuda:0")
+    assert [context.at(one * MIB) // MIB for one in seen] == list(sizes)
 
 
-def test_a_context_does_not_shrink():
-    with pytest.raises(DeviceDisturbed, match=r"from 480.0 MiB to 0 B"):
-        check_growth(0, first_bytes=CONTEXT, device="cuda:0")
+def test_a_context_that_grows_by_more_than_all_kernels_is_a_disturbance():
+    context = ContextSize(CONTEXT, seen_bytes=CONTEXT, device="cuda:0")
+    with pytest.raises(DeviceDisturbed, match=r"seems to have grown from 480.0 MiB to 2.47 GiB"):
+        context.at(CONTEXT + MOST_KERNEL_BYTES + MIB)
 
 
 def test_a_disturbance_is_a_loss():

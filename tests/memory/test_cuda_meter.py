@@ -50,11 +50,17 @@ def test_a_trials_context_is_the_one_that_the_probe_has_measured(read, device):
     assert read()["context"] == pytest.approx(device["context_bytes"], abs=TOLERANCE_BYTES)
 
 
-def test_a_context_of_another_size_than_the_probes_is_a_disturbance(read, device):
+def test_a_context_larger_than_the_probes_is_a_disturbance(read, device):
     if not device["is_known_to_nvml"]:
         pytest.skip("without NVML the size of a new context is taken from the probe")
     with pytest.raises(DeviceDisturbed, match="creating the CUDA context"):
-        read(context_bytes=device["context_bytes"] + 256 * MIB)
+        read(context_bytes=device["context_bytes"] - 128 * MIB)
+
+
+def test_a_context_smaller_than_the_probes_counts_as_the_probes(read, device):
+    """What is missing, another process gave back meanwhile."""
+    expected = device["context_bytes"] + 256 * MIB
+    assert read(context_bytes=expected)["context"] == pytest.approx(expected, abs=TOLERANCE_BYTES)
 
 
 def test_without_nvml_the_context_is_what_cuda_says_is_in_use(read, device):

@@ -90,18 +90,50 @@ def test_a_process_that_ends_while_a_context_is_created_has_no_part_in_it(machin
     assert machine.python(METER + DURING_CREATION + program) == str(CONTEXT_MIB)
 
 
-def test_one_that_nvml_does_not_name_makes_it_a_disturbance(machine):
-    """As in a container; else the allocator would get the whole cap."""
-    program = """
+NAMES_NONE = """
 from autotune.memory.nvml import NvmlDevice
 NvmlDevice.processes = lambda self: {}
-try:
-    meter(cap_mib=640)
-except DeviceDisturbed as disturbed:
-    print(disturbed.message)
 """
-    said = machine.python(METER + DURING_CREATION + program)
-    assert "changed what is in use of cuda:0 by 0 B, not 480.0 MiB" in said
+"""As in a container."""
+
+
+def test_one_that_nvml_does_not_name_leaves_it_the_size_that_the_probe_measured(machine):
+    """Else the trial would be lost, or the allocator would get the whole cap."""
+    program = """
+one = meter(cap_mib=640)
+one.kernels_have_run()
+print(one.reading().context_bytes // MIB, int(torch.cuda.get_per_process_memory_fraction() * 80 * 1024))
+"""
+    assert machine.python(METER + NAMES_NONE + DURING_CREATION + program) == f"{CONTEXT_MIB} {640 - CONTEXT_MIB}"
+
+
+@pytest.mark.parametrize("nvml", ["names no processes", "does not start"])
+def test_a_trial_measures_on_where_an_unnamed_process_gives_memory_back(tmp_path, nvml):
+    """And the kernels that are loaded after it count, those of before a look as well."""
+    machine = Machine(tmp_path / "machine", no_nvml=1 if nvml == "does not start" else None)
+    uuid = GPU if nvml == "names no processes" else None
+    program = f"""
+intruder = Intruder()
+intruder.do("take 3000")
+one = meter(uuid={uuid!r})
+intruder.do("give")
+one.kernels_have_run()
+intruder.leave()
+sizes = [one.reading().context_bytes // MIB]
+Path({str(tmp_path / "loaded")!r}).touch()
+x = torch.zeros(8, device="cuda") + 1
+print(*sizes, one.reading().context_bytes // MIB)
+"""
+    program = METER + (NAMES_NONE if uuid else "") + program
+    found = machine.python(program, modules_mib=70, modules_after=tmp_path / "loaded")
+    assert found == f"{CONTEXT_MIB} {CONTEXT_MIB + 70}"
+
+
+def test_without_nvml_what_was_in_use_before_is_no_part_of_a_trials_context(tmp_path):
+    machine = Machine(tmp_path / "machine", no_nvml=1)
+    with machine.intruder() as intruder:
+        intruder.do("take 3000")
+        assert machine.python(METER + "print(meter(uuid=None).reading().context_bytes // MIB)") == str(CONTEXT_MIB)
 
 
 # -- slices, and no NVML -----------------------------------------------------------------------------------------
@@ -142,7 +174,7 @@ except DeviceDisturbed as disturbed:
     print(disturbed.message)
 intruder.leave()
 """
-    assert "the CUDA context on cuda:0 seems to have gone from 480.0 MiB to 3." in machine.python(METER + program)
+    assert "the CUDA context on cuda:0 seems to have grown from 480.0 MiB to 3." in machine.python(METER + program)
 
 
 def test_without_nvml_more_than_the_cap_is_still_out_of_memory(tmp_path):
