@@ -44,11 +44,6 @@ class LocalExecutor(ServerTasks):
         super().__init__(folder, should_stop=should_stop, server_command=server_command, note=note)
         self._replies: dict[Future[FinishedTrial], Future[Reply]] = {}
 
-    def predicted_device(self, device: str | None) -> tuple[str, str | None]:
-        """Kind of `device`, and its compute capability where it is a GPU that is there; None: the best there is."""
-        found = self._call("predicted_device", {"device": device})
-        return found["type"], found["compute_capability"]
-
     def submit_prediction(
         self,
         workload: Workload,

@@ -1,7 +1,7 @@
 """Predictions for a workload: one configuration, or every one of a space, several at a time in warm processes."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +12,7 @@ from autotune.data.sources import check_name
 from autotune.errors import InvalidInput, PredictionImpossible, PreparationFailed
 from autotune.executors.local import LocalExecutor
 from autotune.prediction import Forecast, Prediction, check_release, parse_compute_capability
+from autotune.result import DeviceInfo
 from autotune.search_space import SearchSpace
 from autotune.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
 
@@ -107,10 +108,10 @@ def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
 def predicted_device_of(
     device: str | None, *, compute_capability: str | None = None, executor: LocalExecutor
 ) -> tuple[str, str | None]:
-    """Kind and compute capability of `device`, which need not be there; None is a GPU where there is one.
+    """Returns the kind, cpu or cuda, and the compute capability of `device`; None is a GPU where there is one.
 
-    With a `compute_capability` it is that of the GPU that is meant. The second is None for a CPU, and where the GPU is
-    not there and was not described. Raises InvalidInput.
+    The device need not be there: `compute_capability`, such as 9.0, then describes the GPU that is meant. The second
+    value is None for a CPU, and for a GPU that is neither there nor described. Raises InvalidInput.
     """
     if compute_capability is not None:
         parse_compute_capability(compute_capability)
@@ -120,7 +121,24 @@ def predicted_device_of(
                 hint="leave one of them out",
             )
         return "cuda", compute_capability
-    return ("cpu", None) if device == "cpu" else executor.predicted_device(device)
+    return ("cpu", None) if device == "cpu" else kind_and_capability(device, executor.devices())
+
+
+def kind_and_capability(name: str | None, devices: Sequence[DeviceInfo]) -> tuple[str, str | None]:
+    """Returns the kind, cpu or cuda, and the compute capability of a device of `devices`, which are all that are there.
+
+    The compute capability is None for a CPU and for a device that is not there. `name` is as in `device_there`.
+    """
+    device = device_there(name, devices)
+    if device is not None:
+        return device.type, device.compute_capability
+    assert name is not None, "the CPU is always there"
+    return name.partition(":")[0], None
+
+
+def device_there(name: str | None, devices: Sequence[DeviceInfo]) -> DeviceInfo | None:
+    """Returns the first of `devices` that is called `name` or is of that kind; None as a name is the first of all."""
+    return next((info for info in devices if name in (None, info.device, info.type)), None)
 
 
 def workload_of(device_type: str, settings: Mapping[str, Any], *, space: SearchSpace | None = None) -> Workload:

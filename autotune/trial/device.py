@@ -28,8 +28,7 @@ _MOST_MEASUREMENTS = 5
 _MEASURED_WITH = ("autotune", "transformers", "torchao")
 """Packages beside torch whose code a trial runs: another release may need other memory or run at another speed."""
 
-
-CUDA_DOES_NOT_START = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
+_CUDA_DOES_NOT_START = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
 """What torch raises where NVML names GPUs and the driver lets it use none, or fewer."""
 
 
@@ -53,7 +52,7 @@ def all_devices() -> list[DeviceInfo]:
     """
     try:
         return [*(_cuda_info(index) for index in range(torch.cuda.device_count())), _cpu_info()]
-    except CUDA_DOES_NOT_START as error:
+    except _CUDA_DOES_NOT_START as error:
         why = str(error).strip().partition("\n")[0]
         return [replace(_cpu_info(), notes=(f"there are GPUs, but CUDA does not start: {why}",))]
 

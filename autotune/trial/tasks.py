@@ -24,9 +24,9 @@ from autotune.workload import Workload
 
 
 def identify(*, device: str | None) -> dict[str, Any]:
-    """A DeviceInfo of `device`, without a CUDA context on it; None is the first CUDA device, else the CPU.
+    """Returns the DeviceInfo of `device`, and creates no CUDA context; None is the first CUDA device, else the CPU.
 
-    Raises InvalidInput.
+    Raises InvalidInput for a device that is not there.
     """
     return asdict(device_tasks.identify(device))
 
@@ -70,26 +70,11 @@ def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]], device: 
 
 
 def devices() -> list[dict[str, Any]]:
-    """A DeviceInfo of every device this torch can use, as `identify` makes them."""
-    return [asdict(info) for info in device_tasks.all_devices()]
+    """Returns a DeviceInfo of every device that this torch can use: the CUDA devices, then the CPU.
 
-
-def predicted_device(*, device: str | None) -> dict[str, str | None]:
-    """{"type": cpu or cuda, "compute_capability"} of what to predict for. Asks the driver and makes no context.
-
-    None is a GPU where there is one, else the CPU. A device that is named need not be there: then the compute
-    capability is None.
+    Creates no CUDA context. Where CUDA does not start, the CPU is the only one.
     """
-    count = torch.cuda.device_count()
-    kind, _, number = (device or ("cuda" if count else "cpu")).partition(":")
-    index = int(number or 0)
-    if kind == "cpu" or index >= count:
-        return {"type": kind, "compute_capability": None}
-    try:
-        major, minor = torch.cuda.get_device_capability(index)
-    except device_tasks.CUDA_DOES_NOT_START:
-        return {"type": kind, "compute_capability": None}
-    return {"type": kind, "compute_capability": f"{major}.{minor}"}
+    return [asdict(info) for info in device_tasks.all_devices()]
 
 
 def check_device(*, device: str) -> dict[str, Any]:
@@ -201,7 +186,6 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "examine": examine,
     "model_sha256": model_sha256,
     "devices": devices,
-    "predicted_device": predicted_device,
     "check_device": check_device,
     "predict": predict,
     "train": train,

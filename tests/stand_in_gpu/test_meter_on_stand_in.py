@@ -228,6 +228,21 @@ def test_devices_are_identified_without_a_context(machine):
     assert machine.logged("context") == []
 
 
+@pytest.mark.parametrize(
+    ("device", "found"),
+    [(None, "('cuda', '8.9')"), ("cuda:1", "('cuda', '8.9')"), ("cuda:2", "('cuda', None)"), ("cpu", "('cpu', None)")],
+)
+def test_the_device_to_predict_for_is_found_without_a_context(machine, device, found):
+    program = f"""
+from autotune.executors.local import LocalExecutor
+from autotune.study.forecast import predicted_device_of
+with LocalExecutor(Path("work")) as executor:
+    print(predicted_device_of({device!r}, executor=executor))
+"""
+    assert machine.python("from pathlib import Path\n" + program, gpus=2) == found
+    assert machine.logged("context") == []
+
+
 def test_kernels_that_are_loaded_after_the_first_step_count_as_any_others(machine, tmp_path):
     program = f"""
 one = meter()

@@ -8,7 +8,7 @@ confirm.py   the real trial
 result.py    what was found
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +25,7 @@ from autotune.study.fit.largest import Largest, find_largest
 from autotune.study.fit.request import FitRequest
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
 from autotune.study.fit.varying import Varying
-from autotune.study.forecast import Forecaster, predicted_device_of
+from autotune.study.forecast import Forecaster, device_there, kind_and_capability
 from autotune.workload import Workload
 
 __all__ = ["FitProgress", "FitRequest", "fit"]
@@ -53,7 +53,8 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
         listener(FitProgress(what=sentence))
 
     with TemporaryDirectory() as name, LocalExecutor(Path(name), note=note) as executor:
-        device_type, compute_capability = predicted_device_of(request.device, executor=executor)
+        devices = executor.devices()
+        device_type, compute_capability = kind_and_capability(request.device, devices)
         search = _Search(
             executor=executor,
             request=request,
@@ -61,8 +62,7 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
             compute_capability=compute_capability,
             listener=listener,
         )
-        devices = executor.devices()
-        device = _device_there(request.device or device_type, devices)
+        device = device_there(request.device, devices)
         rows = search.ladder() if request.space is None else [search.best_of_space(device)]
         found = FitResult(
             varying=search.varying,
@@ -73,10 +73,6 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
             rows=tuple(rows),
         )
         return search.confirmed(found, device=device, host=devices[-1], folder=Path(name))
-
-
-def _device_there(name: str, devices: Iterable[DeviceInfo]) -> DeviceInfo | None:
-    return next((info for info in devices if name in (info.device, info.type)), None)
 
 
 @dataclass(kw_only=True)
