@@ -139,7 +139,10 @@ def _wait_for(take: Callable[[], _Taken | None], pause: Callable[[], None]) -> _
 
 
 def waiting_words(device: str, holder: str) -> str:
-    """What is said where a turn is waited for; `holder` is empty where it is not known."""
+    """Returns the sentence, without its point, that says for whom a turn is waited for.
+
+    `holder` is as from `DeviceTurns.holder`: empty where nobody knows who has the turn.
+    """
     return f"waiting for {device}, where another trial has its turn" + (f" ({holder})" if holder else "")
 
 

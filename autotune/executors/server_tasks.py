@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -38,6 +38,10 @@ def warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=2)
 
 
+def _leave_unsaid(sentence: str) -> None:
+    pass
+
+
 class ServerTasks:
     """A trial server, started when it is first needed. `folder` keeps logs and the compiler's cache of the probe.
 
@@ -65,6 +69,8 @@ class ServerTasks:
         """Whether other trials run on the device in our turn."""
         self._probed: dict[str, DeviceInfo] = {}
         """The CUDA devices whose context was measured, by torch's name."""
+        self._turns: dict[tuple[str, int], DeviceTurns] = {}
+        """By torch's name of the device and the number of places."""
 
     @property
     def _server(self) -> TrialServer:
@@ -106,18 +112,29 @@ class ServerTasks:
                 self._turn, self._shares_device = None, False
 
     @contextmanager
-    def turn_on(self, device: DeviceInfo, *, places: int = 1) -> Iterator[None]:
+    def turn_on(self, device: DeviceInfo) -> Iterator[None]:
         """As `turn`, for what needs the device once; nothing where it is our turn already. A wait is noted."""
         if self._turn is not None:
             yield
             return
-        turns = DeviceTurns(device, places=places, node=device_node(device), note=self._note)
 
         def say(holder: str) -> None:
             self._note(waiting_words(device.device, holder))
 
-        with closing(turns), self.turn(turns, on_wait=say):
+        with self.turn(self.turns_on(device), on_wait=say):
             yield
+
+    def turns_on(self, device: DeviceInfo, *, places: int = 1) -> DeviceTurns:
+        """Returns the turns on `device`, of `places` trials at a time, which `shutdown` closes.
+
+        Asked again it returns the same ones: where other users are not waited for, that is noted once a device.
+        """
+        key = device.device, places
+        if key not in self._turns:
+            is_noted = any(name == device.device for name, _ in self._turns)
+            note = _leave_unsaid if is_noted else self._note
+            self._turns[key] = DeviceTurns(device, places=places, node=device_node(device), note=note)
+        return self._turns[key]
 
     def _pause(self) -> None:
         if self._should_stop():
@@ -133,9 +150,10 @@ class ServerTasks:
     def probe(
         self, device: str | None, choices: Mapping[str, Sequence[Any]]
     ) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
-        """The device, and which of `choices`, {technique: values}, do not work on it.
+        """Returns what `device` is, and {technique: {value: reason}} of those of `choices` that do not work on it.
 
-        None is the best device there is. A CUDA device is probed in its turn. Raises InvalidInput.
+        `choices` are {technique: values}; None as a device is the first CUDA device, else the CPU. A CUDA device is
+        probed in its turn, where the size of a new context, in bytes, is measured the first time. Raises InvalidInput.
         """
         info = self.identify(device)
         if info.type == "cpu":
@@ -229,6 +247,8 @@ class ServerTasks:
         self._is_shut_down = True
         if self._started is not None:
             self._started.close()
+        for turns in self._turns.values():
+            turns.close()
         self._caches.close()
 
     def __enter__(self) -> Self:

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 from autotune.crash_points import reached
 from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
-from autotune.executors.device_turn import DeviceTurns, device_node, why_containers_are_not_seen
+from autotune.executors.device_turn import why_containers_are_not_seen
 from autotune.executors.local import LocalExecutor
 from autotune.quantities import format_size
 from autotune.recommendation.front import pareto_front
@@ -107,17 +106,8 @@ def _run(
     predict = forecaster.forecast if is_predictable else None
     budget = request.time_budget_seconds
     deadline = None if budget is None else time.monotonic() + budget
-    with (
-        SharedStudy(definition, store=store, folder=folder, listener=listener, patiently=patiently) as shared,
-        closing(
-            DeviceTurns(
-                definition.device,
-                places=request.trials_per_device,
-                node=device_node(definition.device),
-                note=lambda sentence: listener(Notice(message=sentence)),
-            )
-        ) as turns,
-    ):
+    turns = executor.turns_on(definition.device, places=request.trials_per_device)
+    with SharedStudy(definition, store=store, folder=folder, listener=listener, patiently=patiently) as shared:
         for sentence in _of_this_machine(definition.device, request):
             listener(Notice(message=sentence))
         listener(

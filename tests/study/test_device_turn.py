@@ -428,6 +428,23 @@ def test_without_sockets_and_beside_a_planted_folder_the_search_goes_on_with_one
     assert list(no_sockets.glob("autotune-*")) == []
 
 
+def test_that_other_users_are_not_waited_for_is_said_once_a_command(no_sockets):
+    """Also where the lock files are in a temporary folder, whose name the sentence has."""
+    for base in ("runtime", "cache"):
+        (no_sockets / base / "autotune").mkdir(parents=True)
+        (no_sockets / base / "autotune").chmod(0o777)
+    notes = []
+    with LocalExecutor(no_sockets / "work", note=notes.append) as executor:
+        for _ in range(2):
+            with executor.turn_on(CPU):
+                pass
+        with executor.turn(executor.turns_on(CPU, places=2), on_wait=notes.append):
+            pass
+    (note,) = notes
+    assert note.startswith("searches of other users, and others of yours, do not wait for this one's turns on cpu")
+    assert list(no_sockets.glob("autotune-*")) == []
+
+
 # -- whose searches are waited for, in words ---------------------------------------------------------------------
 
 GPU = replace(CPU, device="cuda:0", uuid="GPU-of-no-machine", context_bytes=2**29)
