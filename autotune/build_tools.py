@@ -49,7 +49,7 @@ def python_headers() -> BuildTool:
 
 
 def why_no_compilation(device_type: str) -> str | None:
-    """Why torch.compile cannot work for a device of that type, in one sentence; None where nothing is missing."""
+    """Returns in one sentence why torch.compile cannot work for a device of that type; None if nothing is missing."""
     compiler = c_compiler() if device_type == "cuda" else cpp_compiler()
     for tool in (compiler, python_headers()):
         if tool.found is None:

@@ -35,7 +35,7 @@ class StepClock(Protocol):
 
 
 class HostClock:
-    """For steps that this process computes itself."""
+    """Times steps that this process computes itself, in seconds of the host's clock."""
 
     def __init__(self) -> None:
         self.restart()
@@ -51,7 +51,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """For the steps of a CUDA device, by events in its stream: it need not be waited for between two steps.
+    """Times the steps of a CUDA device in seconds, by events in its stream: nothing waits between two steps.
 
     A device that is waited for after each step has nothing to do until the first kernel of the next one arrives. That
     is a larger share of a short step than of a long one, and no part of a training that does not wait.

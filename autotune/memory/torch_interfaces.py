@@ -85,7 +85,7 @@ def check_snapshots() -> None:
 
 
 def _what_is_missing(names: tuple[str, ...], *, user: str) -> str:
-    """A sentence about the first of `names`, `module:attribute`, that torch does not have; empty where it has all."""
+    """Returns a sentence about the first of `names`, each `module:attribute`, that torch lacks; empty if it has all."""
     first, last = TESTED_RELEASES
     for name in names:
         try:

@@ -62,7 +62,10 @@ def group_of(config: TrainingConfig) -> Group:
 
 
 def error_of(config: TrainingConfig, *, device: str, estimated_bytes: int = 0) -> PredictionError:
-    """`estimated_bytes`: what the prediction has counted on CUDA by an estimate, which may be wrong by as much."""
+    """Returns how far the prediction of `config` on `device`, cpu or cuda, may be from the measured peak.
+
+    `estimated_bytes` are what the prediction has counted on CUDA by an estimate, which may be wrong by as much.
+    """
     if device == "cuda":
         return replace(ASSUMED_ON_CUDA, size_bytes=ASSUMED_ON_CUDA.size_bytes + estimated_bytes)
     return MEASURED_ON_CPU[group_of(config)]
