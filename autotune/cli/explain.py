@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options
-from autotune.cli.option_groups import with_configuration, with_model_size
+from autotune.cli.option_groups import options_given, with_configuration, with_model_size
 from autotune.config import TrainingConfig, check_legal
 from autotune.errors import InvalidInput
 from autotune.result import JSON_SCHEMA, TrialRecord
@@ -42,6 +42,7 @@ def explain(
     scale: options.SpaceScaleOption = None,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
+    compute_capability: options.ComputeCapabilityOption = None,
     torch_version: options.TorchVersionOption = None,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
@@ -55,18 +56,22 @@ def explain(
 
     from autotune.executors.local import LocalExecutor
     from autotune.prediction import check_release
-    from autotune.study.forecast import Forecaster, on_some_device, predicted_device_of
+    from autotune.study.forecast import Forecaster, device_meant, on_some_device, predicted_device_of
     from autotune.study.request import check_device
 
-    said = [*(name for name, value in workload.items() if value is not None), *configuration]
-    said += [
-        option
-        for option, value in (("device", device), ("space", space), ("name", name), ("scale", scale))
-        if value is not None
-    ]
-    _check_together(study=study, trial=trial, space=space, name=name, said=said, configuration=configuration)
+    given = options_given(
+        workload,
+        configuration,
+        device=device,
+        compute_capability=compute_capability,
+        space=space,
+        name=name,
+        scale=scale,
+    )
+    _check_together(study=study, trial=trial, space=space, name=name, given=given, configuration=configuration)
     options.check_scale(scale, space=space)
     check_device(device)
+    meant = device_meant(device, compute_capability)
     check_release(torch_version)
     loaded = None if space is None else options.scaled_space(space, scale)
 
@@ -74,14 +79,16 @@ def explain(
         return _asked(device_type, workload, configuration, space=loaded, name=name)
 
     if study is None:
-        on_some_device(device, asked)
+        on_some_device(meant, asked)
     with ExitStack() as stack:
         # A question leaves nothing behind, and may be asked from a folder that cannot be written to.
         executor = stack.enter_context(LocalExecutor(Path(stack.enter_context(TemporaryDirectory()))))
         if study is not None and trial is not None:
-            question = _of_trial(executor, study, trial, storage=storage, torch_version=torch_version)
+            question = question_of_trial(executor, study, trial, storage=storage, torch_version=torch_version)
         else:
-            device_type, capability = predicted_device_of(device, executor=executor)
+            device_type, capability = predicted_device_of(
+                device, compute_capability=compute_capability, executor=executor
+            )
             at, config = asked(device_type)
             forecaster = Forecaster(
                 executor=executor,
@@ -114,7 +121,7 @@ class Question:
         return f"{workload.describe()}, for {self.forecaster.device_type}"
 
 
-def _of_trial(
+def question_of_trial(
     executor: "LocalExecutor", study: str, trial: int, *, storage: str, torch_version: str | None
 ) -> Question:
     from autotune.storage import StudyStore
@@ -130,12 +137,8 @@ def _of_trial(
     if record is None:
         there = f"its trials are 0 to {len(records) - 1}" if records else "it has none yet"
         raise InvalidInput(f"study {study!r} has no trial {trial}", hint=f"{there}; see autotune show {study}")
-    forecaster = Forecaster(
-        executor=executor,
-        workload=definition.workload,
-        device_type=definition.device.type,
-        compute_capability=definition.device.compute_capability,
-        torch_version=torch_version,
+    forecaster = Forecaster.of_device(
+        definition.device, executor=executor, workload=definition.workload, torch_version=torch_version
     )
     return Question(
         forecaster=forecaster,
@@ -183,17 +186,16 @@ def _check_together(
     trial: int | None,
     space: str | None,
     name: str | None,
-    said: list[str],
+    given: list[str],
     configuration: Mapping[str, Any],
 ) -> None:
     if study is not None and trial is None:
         raise InvalidInput(
             f"which trial of study {study!r} is not said", hint=f"give its number, see autotune show {study}"
         )
-    if study is not None and said:
-        options_said = ", ".join(f"--{option.replace('_', '-')}" for option in said)
+    if study is not None and given:
         raise InvalidInput(
-            f"a trial has its own workload, device and configuration, not {options_said}",
+            f"a trial has its own workload, device and configuration, not {', '.join(given)}",
             hint="leave these options out, or the study and the trial",
         )
     if (space is None) != (name is None):

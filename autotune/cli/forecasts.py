@@ -11,7 +11,7 @@ from autotune.cli.tables import make_console
 from autotune.config import TrainingConfig
 from autotune.prediction import Forecast, Prediction
 from autotune.quantities import format_size
-from autotune.result import JSON_SCHEMA, TrialRecord
+from autotune.result import JSON_SCHEMA, DeviceInfo, TrialRecord
 from autotune.study.forecast import Forecaster
 
 
@@ -24,10 +24,18 @@ class Answer:
     prediction: Prediction
     cap_bytes: int | None
     record: TrialRecord | None = None
+    measured_on: DeviceInfo | None = None
+    """The device of the record's study; the prediction may be for another GPU."""
 
     @property
     def is_too_large(self) -> bool:
         return self.cap_bytes is not None and self.prediction.lower_bound_bytes > self.cap_bytes
+
+    @property
+    def measured_on_another_gpu(self) -> DeviceInfo | None:
+        """Returns the record's GPU where the prediction is for another compute capability; None where it is not."""
+        known = None if self.measured_on is None else self.measured_on.compute_capability
+        return self.measured_on if known not in (None, self.forecaster.compute_capability) else None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -77,7 +85,11 @@ def print_answer(answer: Answer) -> None:
     say(f"{answer.verdict()}.")
     if answer.record is not None and answer.record.peak_memory_bytes is not None:
         measured = answer.record.peak_memory_bytes
-        say(f"Measured {format_size(measured)}: {prediction.peak_memory_bytes / measured:.4f} times that is predicted.")
+        if other := answer.measured_on_another_gpu:
+            say(f"Measured {format_size(measured)} on {other.name}, another GPU than the one predicted for.")
+        else:
+            ratio = prediction.peak_memory_bytes / measured
+            say(f"Measured {format_size(measured)}: {ratio:.4f} times that is predicted.")
     shares = Table(box=None, pad_edge=False, title="At the peak", title_justify="left", title_style="bold")
     for column in ("", "size", "share"):
         shares.add_column(column, justify="right" if column else "left")

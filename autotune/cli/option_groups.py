@@ -132,6 +132,12 @@ _CONFIGURATION_OPTIONS: Mapping[str, Any] = {
 }
 _CONFIGURATION_FIELDS = {"micro_batch": "micro_batch_size"}
 
+_OPTIONS = {
+    **{_WORKLOAD_FIELDS.get(name, name): name for name in _WORKLOAD_OPTIONS},
+    **{_CONFIGURATION_FIELDS.get(name, name): name for name in _CONFIGURATION_OPTIONS},
+}
+"""{field of `Workload` or `TrainingConfig`: parameter of the command}"""
+
 
 def with_workload(command: Callable[..., None]) -> Callable[..., None]:
     return _expanded(command, "workload", _WORKLOAD_OPTIONS, _workload_settings)
@@ -145,6 +151,17 @@ def with_model_size(command: Callable[..., None]) -> Callable[..., None]:
 
 def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
     return _expanded(command, "configuration", _CONFIGURATION_OPTIONS, _configuration_choices)
+
+
+def options_given(workload: Mapping[str, Any], configuration: Mapping[str, Any], **others: object) -> list[str]:
+    """Returns the options that have a value, as they are typed: `--seq-len` for `sequence_length`.
+
+    `others` are parameters of the command that belong to neither group.
+    """
+    settings = {**workload, **configuration}
+    names = [name for field, name in _OPTIONS.items() if settings.get(field) is not None]
+    names += [name for name, value in others.items() if value is not None]
+    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 def _workload_settings(given: dict[str, Any]) -> dict[str, Any]:

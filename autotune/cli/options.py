@@ -24,6 +24,14 @@ TorchVersionOption = Annotated[
     str | None,
     typer.Option("--torch", metavar="RELEASE", help="Predict for CUDA as with this torch. [default: the one here]"),
 ]
+ComputeCapabilityOption = Annotated[
+    str | None,
+    typer.Option(
+        "--compute-capability",
+        metavar="X.Y",
+        help="Predict for a GPU of this kind: 9.0 for an H100. [default: the GPU here, else 8.0]",
+    ),
+]
 ToleranceOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -117,11 +117,5 @@ def _timeline_of(view: "StudyView", number: int | None) -> "Prediction":
             hint=f"autotune plot {view.result.study} memory shows what was measured",
         )
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
-        device = view.definition.device
-        forecaster = Forecaster(
-            executor=executor,
-            workload=workload,
-            device_type=device.type,
-            compute_capability=device.compute_capability,
-        )
+        forecaster = Forecaster.of_device(view.definition.device, executor=executor, workload=workload)
         return forecaster.predict(record.config, with_timeline=True)

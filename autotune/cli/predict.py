@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options
-from autotune.cli.option_groups import with_configuration, with_model_size
+from autotune.cli.option_groups import options_given, with_configuration, with_model_size
 from autotune.cli.output import check_writable, write_file
 from autotune.config import TrainingConfig, check_legal
 from autotune.errors import InvalidInput
@@ -19,8 +19,9 @@ from autotune.quantities import parse_size
 
 if TYPE_CHECKING:
     from autotune.cli.forecasts import Answer
+    from autotune.executors.local import LocalExecutor
     from autotune.prediction import Forecast
-    from autotune.result import TrialRecord
+    from autotune.result import StudyResult, TrialRecord
     from autotune.search_space import LegalSpace, SearchSpace
     from autotune.study.forecast import Forecaster
     from autotune.workload import Workload
@@ -48,10 +49,7 @@ def predict(
     ] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
-    compute_capability: Annotated[
-        str | None,
-        typer.Option(metavar="X.Y", help="Predict for a GPU of this kind: 9.0 for an H100. [default: the GPU here]"),
-    ] = None,
+    compute_capability: options.ComputeCapabilityOption = None,
     torch_version: options.TorchVersionOption = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the step's memory over time as an HTML page.")
@@ -64,19 +62,17 @@ def predict(
     from tempfile import TemporaryDirectory
 
     from autotune.executors.local import LocalExecutor
-    from autotune.prediction import check_release, parse_compute_capability
+    from autotune.prediction import check_release
     from autotune.recommendation.beside_reference import reference_of
-    from autotune.study.forecast import Forecaster, on_some_device, predicted_device_of
+    from autotune.study.forecast import Forecaster, device_meant, on_some_device, predicted_device_of
     from autotune.study.request import check_device
 
     cap_bytes = None if max_mem is None else parse_size(max_mem)
     check_device(device)
     check_release(torch_version)
-    if compute_capability is not None:
-        parse_compute_capability(compute_capability)
-        device = device or "cuda"
-    said = workload if device is None else {**workload, "device": device}
-    _check_together(study=study, trial=trial, space=space, plot=plot, workload=said, configuration=configuration)
+    meant = device_meant(device, compute_capability)
+    given = options_given(workload, configuration, device=device, space=space)
+    _check_together(study=study, trial=trial, space=space, plot=plot, given=given, configuration=configuration)
     options.check_scale(scale, space=space)
     if plot is not None:
         _check_page(plot)
@@ -94,7 +90,7 @@ def predict(
     if reference and loaded is not None:
         reference_of(loaded, what="what is predicted")
     if study is None:
-        on_some_device(device, asked)
+        on_some_device(meant, asked)
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         executor = stack.enter_context(LocalExecutor(Path(folder)))
@@ -117,16 +113,27 @@ def predict(
             else:
                 _predict_space(forecaster, loaded, cap_bytes=cap_bytes, as_json=as_json, quiet=quiet)
             return
-        record = None
+        record, measured_on = None, None
         if study is not None and trial is not None:
-            forecaster, record = _of_trial(executor, study, trial, storage=storage, torch_version=torch_version)
+            result, record = _stored(study, trial, storage=storage)
+            measured_on = result.device
+            forecaster = forecaster_of(
+                result, executor=executor, compute_capability=compute_capability, torch_version=torch_version
+            )
             config = record.config
         else:
             config = TrainingConfig(**{"micro_batch_size": forecaster.workload.global_batch, **configuration})
         prediction = forecaster.predict(config, with_timeline=plot is not None)
     from autotune.cli.forecasts import Answer, print_answer
 
-    answer = Answer(forecaster=forecaster, config=config, prediction=prediction, cap_bytes=cap_bytes, record=record)
+    answer = Answer(
+        forecaster=forecaster,
+        config=config,
+        prediction=prediction,
+        cap_bytes=cap_bytes,
+        record=record,
+        measured_on=measured_on,
+    )
     if as_json:
         print(json.dumps(answer.to_dict(), indent=2))
     else:
@@ -201,11 +208,9 @@ def _asked(
     return workload
 
 
-def _of_trial(
-    executor: Any, study: str, trial: int, *, storage: str, torch_version: str | None
-) -> "tuple[Forecaster, TrialRecord]":
+def _stored(study: str, trial: int, *, storage: str) -> "tuple[StudyResult, TrialRecord]":
+    """Returns the study and its trial. Raises UnknownStudy, and InvalidInput where there is no such trial."""
     import autotune
-    from autotune.study.forecast import Forecaster
 
     result = autotune.show(study, storage=storage)
     record = next((record for record in result.trials if record.number == trial), None)
@@ -213,10 +218,27 @@ def _of_trial(
         raise InvalidInput(
             f"study {study!r} has no trial {trial}", hint=f"it has {len(result.trials)}, see autotune show {study}"
         )
-    forecaster = Forecaster(
-        executor=executor, workload=result.workload, device_type=result.device.type, torch_version=torch_version
-    )
-    return forecaster, record
+    return result, record
+
+
+def forecaster_of(
+    result: "StudyResult", *, executor: "LocalExecutor", compute_capability: str | None, torch_version: str | None
+) -> "Forecaster":
+    """Returns what predicts trials of the study, for its own device or for a GPU of another compute capability.
+
+    Raises InvalidInput where a GPU is meant and the study is on a CPU: its workload has the defaults of a CPU.
+    """
+    from autotune.study.forecast import Forecaster
+
+    device = result.device
+    if compute_capability is not None:
+        if device.type == "cpu":
+            raise InvalidInput(
+                f"compute capability {compute_capability} is a GPU's, and the device of study {result.study!r} is cpu",
+                hint="leave --compute-capability out, or name the model by its options in place of --study",
+            )
+        device = replace(device, compute_capability=compute_capability)
+    return Forecaster.of_device(device, executor=executor, workload=result.workload, torch_version=torch_version)
 
 
 def _check_together(
@@ -225,14 +247,16 @@ def _check_together(
     trial: int | None,
     space: str | None,
     plot: Path | None,
-    workload: Mapping[str, Any],
+    given: list[str],
     configuration: Mapping[str, Any],
 ) -> None:
-    said = {name for name, value in workload.items() if value is not None} | set(configuration)
     if (study is None) != (trial is None):
         raise InvalidInput("--study and --trial belong together", hint="give both, or neither")
-    if study is not None and (said or space is not None):
-        raise InvalidInput("a trial has its own workload and configuration", hint="leave the other settings out")
+    if study is not None and given:
+        raise InvalidInput(
+            f"a trial has its own workload, device and configuration, not {', '.join(given)}",
+            hint="leave these options out, or --study and --trial",
+        )
     if space is not None and configuration:
         raise InvalidInput(
             f"--space predicts all configurations, {', '.join(configuration)} names one", hint="leave one of them out"

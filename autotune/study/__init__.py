@@ -97,12 +97,7 @@ def _run(
 
     definition = opened.definition
     is_predictable = request.predict and definition.workload.script is None
-    forecaster = Forecaster(
-        executor=executor,
-        workload=definition.workload,
-        device_type=definition.device.type,
-        compute_capability=definition.device.compute_capability,
-    )
+    forecaster = Forecaster.of_device(definition.device, executor=executor, workload=definition.workload)
     predict = forecaster.forecast if is_predictable else None
     budget = request.time_budget_seconds
     deadline = None if budget is None else time.monotonic() + budget

@@ -31,6 +31,19 @@ class Forecaster:
     """The torch release whose CUDA kernels are meant; None: the one that is installed."""
     _known: dict[str, Forecast] = field(default_factory=dict)
 
+    @classmethod
+    def of_device(
+        cls, device: DeviceInfo, *, executor: LocalExecutor, workload: Workload, torch_version: str | None = None
+    ) -> "Forecaster":
+        """Returns one for the very GPU, or the CPU, that `device` describes: a study's own, which need not be there."""
+        return cls(
+            executor=executor,
+            workload=workload,
+            device_type=device.type,
+            compute_capability=device.compute_capability,
+            torch_version=torch_version,
+        )
+
     def __post_init__(self) -> None:
         check_release(self.torch_version)
         if self.compute_capability is not None:
@@ -105,6 +118,22 @@ def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
     raise refusals[0]
 
 
+def device_meant(device: str | None, compute_capability: str | None) -> str | None:
+    """Returns `device`, or cuda where no device is named and a compute capability says that a GPU is meant.
+
+    Raises InvalidInput for a text that is not a compute capability, and for a compute capability of a CPU.
+    """
+    if compute_capability is None:
+        return device
+    parse_compute_capability(compute_capability)
+    if device == "cpu":
+        raise InvalidInput(
+            f"compute capability {compute_capability} is a GPU's, and the device is cpu",
+            hint="leave one of them out",
+        )
+    return device or "cuda"
+
+
 def predicted_device_of(
     device: str | None, *, compute_capability: str | None = None, executor: LocalExecutor
 ) -> tuple[str, str | None]:
@@ -113,13 +142,8 @@ def predicted_device_of(
     The device need not be there: `compute_capability`, such as 9.0, then describes the GPU that is meant. The second
     value is None for a CPU, and for a GPU that is neither there nor described. Raises InvalidInput.
     """
+    device = device_meant(device, compute_capability)
     if compute_capability is not None:
-        parse_compute_capability(compute_capability)
-        if device == "cpu":
-            raise InvalidInput(
-                f"compute capability {compute_capability} is a GPU's, and the device is cpu",
-                hint="leave one of them out",
-            )
         return "cuda", compute_capability
     return ("cpu", None) if device == "cpu" else kind_and_capability(device, executor.devices())
 

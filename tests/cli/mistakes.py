@@ -124,7 +124,8 @@ COMMAND_LINES = {
         --compile x | --optimizer x | --optimizer-fusion x | --attention x | --loss x | --activation-offload x
         --memory-budget 0.5 | --memory-budget 1.5 | --micro-batch 3 | --micro-batch 0 | --torch two | --torch 2.8.0.1
         --compute-capability nine | --compute-capability 9 | --compute-capability '' | --allocator x
-        --compute-capability 9.0 --device cpu
+        --compute-capability 9.0 --device cpu | --study real --trial 0 --compute-capability 9.0 IN_REAL
+        --study real --trial 0 --compute-capability nine IN_REAL
         --plot step.pdf | --plot '' | --plot file/step.html | --plot folder
         --quiet --layers 0 | -q --layers 0 | surplus
     """,
@@ -138,7 +139,8 @@ COMMAND_LINES = {
         --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping -1 | --precision x | --checkpointing x
         --compile x | --optimizer x | --optimizer-fusion x | --attention x | --loss x | --activation-offload x
         --memory-budget 0.5 | --micro-batch 3 | --torch two | --json --layers 0 | --quiet --layers 0 | -q --layers 0
-        --allocator x
+        --allocator x | --compute-capability nine | --compute-capability 9.0 --device cpu
+        real 0 --compute-capability 9.0 IN_REAL
     """,
     "show": r"""
         nope | nope IN_REAL | '' IN_REAL | nope --storage nonsense | nope --storage sqlite:///garbage.db

@@ -1,0 +1,56 @@
+"""Which GPU the commands predict for: the one of the study, or one that is named; neither is here."""
+
+import sys
+
+import pytest
+from study_building import MIB, definition, keep, measured, open_store
+
+import autotune
+from autotune import cli
+from autotune.cli.explain import question_of_trial
+from autotune.cli.predict import forecaster_of
+from autotune.config import TrainingConfig
+from autotune.executors.local import LocalExecutor
+from autotune.result import DeviceInfo
+from autotune.workload import make_workload
+
+SIZES = {"layers": 1, "width": 16, "heads": 2, "sequence_length": 16, "global_batch": 1}
+H100 = DeviceInfo(
+    device="cuda:0", name="an H100", total_memory_bytes=2**36, versions={"torch": "2.13.0"}, compute_capability="9.0"
+)
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory):
+    """A database with a study of one trial on an H100."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('studies')}/autotune.db"
+    with open_store(url) as store:
+        store.create_study(definition(workload=make_workload("cuda", SIZES), device=H100), trials_wanted=1)
+        keep(store, TrainingConfig(), measured(peak_memory_bytes=65 * MIB))
+    return url
+
+
+def test_the_trial_of_a_study_is_predicted_for_the_gpu_of_the_study(storage, tmp_path):
+    result = autotune.show("by-hand", storage=storage)
+    with LocalExecutor(tmp_path) as executor:
+        forecaster = forecaster_of(result, executor=executor, compute_capability=None, torch_version=None)
+    assert (forecaster.device_type, forecaster.compute_capability) == ("cuda", "9.0")
+
+
+def test_the_trial_of_a_study_can_be_predicted_for_another_gpu_than_the_one_that_measured_it(
+    storage, monkeypatch, capsys
+):
+    of_the_trial = ("--study", "by-hand", "--trial", "0", "--storage", storage)
+    monkeypatch.setattr(sys, "argv", ["autotune", "predict", *of_the_trial, "--compute-capability", "8.0"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    answer, errors = capsys.readouterr()
+    assert ended.value.code == 0, errors
+    assert "Note: for a GPU of compute capability 8.0." in answer
+    assert "Measured 65.00 MiB on an H100, another GPU than the one predicted for." in answer
+
+
+def test_the_trial_of_a_study_is_explained_for_the_gpu_of_the_study(storage, tmp_path):
+    with LocalExecutor(tmp_path) as executor:
+        question = question_of_trial(executor, "by-hand", 0, storage=storage, torch_version=None)
+    assert (question.forecaster.device_type, question.forecaster.compute_capability) == ("cuda", "9.0")

@@ -1,0 +1,39 @@
+"""Predictions of a study are for its own GPU: here one of compute capability 9.0, whose cuBLAS workspace is larger."""
+
+import json
+
+import pytest
+from machine import Machine
+
+PREDICTIONS = """
+import json
+from autotune.storage import StudyStore
+forecasts = StudyStore("sqlite:///studies/autotune.db").forecasts("hopper")
+print(json.dumps([one.prediction.to_dict() for one in forecasts.values()]))
+"""
+NOTE = "for a GPU of compute capability 9.0"
+WORKSPACES = 2 * 32 * 1024**2
+"""Bytes of one cuBLAS workspace each for forward and backward."""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """The machine of a search with predictions, which has another GPU by now."""
+    machine = Machine(tmp_path_factory.mktemp("machine"))
+    space = machine.space("micro_batch_size = 2")
+    machine.search("--name", "hopper", "--space", space, "--trials", "2", "--max-mem", "2GiB", cc=90)
+    return machine
+
+
+def test_a_search_predicts_for_the_gpu_of_its_study(study):
+    predictions = json.loads(study.python(PREDICTIONS))
+    assert predictions
+    for prediction in predictions:
+        assert prediction["bytes_by_category"]["workspace"] >= WORKSPACES
+        assert NOTE in prediction["notes"]
+
+
+def test_the_trial_of_a_study_is_predicted_for_its_gpu_where_another_one_is(study):
+    answer = json.loads(study.autotune("predict", "--study", "hopper", "--trial", "1", "--json", cc=89).stdout)
+    assert answer["bytes_by_category"]["workspace"] >= WORKSPACES
+    assert NOTE in answer["notes"]
