@@ -37,10 +37,8 @@ def fit(
         str | None,
         typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1; need not be there. [default: a GPU if there is one]"),
     ] = None,
-    torch: Annotated[
-        str | None,
-        typer.Option(metavar="VERSION", help="The torch whose CUDA kernels are meant. [default: the installed one]"),
-    ] = None,
+    compute_capability: options.ComputeCapabilityOption = None,
+    torch_version: options.TorchVersionOption = None,
     context: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="CUDA only: what the device holds beside the tensors. [default: 0.6GiB]"),
@@ -67,7 +65,8 @@ def fit(
         workload=workload,
         configuration=configuration,
         space=None if space is None else options.scaled_space(space, scale),
-        torch_version=torch,
+        compute_capability=compute_capability,
+        torch_version=torch_version,
         context_bytes=_context_bytes(context, device=device),
         confirms=not no_confirm,
     )
@@ -135,6 +134,9 @@ def print_fit(result: "FitResult", console: "Console") -> None:
         console.print(Text(f"Not confirmed by a trial: {result.not_confirmed}."), soft_wrap=True)
     else:
         _print_confirmation(result, result.confirmed, console)
+    if result.best is not None and result.best.prediction is not None:
+        for note in result.best.prediction.notes:
+            console.print(Text(f"Note: {note}."), soft_wrap=True)
 
 
 _NAMES = {
@@ -159,7 +161,10 @@ def _given(result: "FitResult") -> str:
     elif vary != "micro-batch" or not result.varying.keeps_global_batch:
         del sizes[vary]
     vocabulary = f"vocabulary {workload.vocab_size}"
-    return f"{workload.model}: {', '.join([*sizes.values(), vocabulary])}; device {result.device_type}"
+    device = result.device_type
+    if result.compute_capability is not None:
+        device += f" of compute capability {result.compute_capability}"
+    return f"{workload.model}: {', '.join([*sizes.values(), vocabulary])}; device {device}"
 
 
 def fit_table(result: "FitResult") -> "Table":

@@ -47,7 +47,7 @@ class CudaKernels:
         yield "the CUDA context and what the allocator holds in reserve come on top"
         release = f" with torch {torch_version}" if torch_version else ""
         if self._gpu.is_assumed:
-            yield f"{self._gpu.name}{release} is assumed; autotune predict --compute-capability takes another GPU's"
+            yield f"{self._gpu.name}{release} is assumed; predict, explain and fit take another by --compute-capability"
         else:
             yield f"for a GPU of {self._gpu.name}{release}"
         kernels = " and ".join(sorted(self._attention))

@@ -160,9 +160,18 @@ def kind_and_capability(name: str | None, devices: Sequence[DeviceInfo]) -> tupl
     return name.partition(":")[0], None
 
 
-def device_there(name: str | None, devices: Sequence[DeviceInfo]) -> DeviceInfo | None:
-    """Returns the first of `devices` that is called `name` or is of that kind; None as a name is the first of all."""
-    return next((info for info in devices if name in (None, info.device, info.type)), None)
+def device_there(
+    name: str | None, devices: Sequence[DeviceInfo], *, compute_capability: str | None = None
+) -> DeviceInfo | None:
+    """Returns the first of `devices` that is called `name` or is of that kind; None as a name is the first of all.
+
+    Where a compute capability is given, only devices of that one count.
+    """
+    for info in devices:
+        is_meant = compute_capability is None or info.compute_capability == compute_capability
+        if is_meant and name in (None, info.device, info.type):
+            return info
+    return None
 
 
 def workload_of(device_type: str, settings: Mapping[str, Any], *, space: SearchSpace | None = None) -> Workload:

@@ -107,6 +107,7 @@ COMMAND_LINES = {
         --max-mem 8GiB --model nope | --max-mem 8GiB --layers 0 | --max-mem 8GiB --vocab-size 1
         --max-mem 8GiB --feed-forward-width 0 | --max-mem 8GiB --seq-len 0 | --max-mem 8GiB --global-batch 0
         --max-mem 8GiB --gradient-clipping 0 | --max-mem 8GiB --gradient-clipping 1 --optimizer-fusion backward
+        --max-mem 8GiB --compute-capability 9 | --max-mem 8GiB --compute-capability 9.0 --device cpu
         --max-mem 8GiB --no-confirm=1 | --max-mem x --no-confirm --json --quiet | --max-mem x -q
     """,
     "predict": r"""

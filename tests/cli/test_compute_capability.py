@@ -12,12 +12,15 @@ from autotune.cli.predict import forecaster_of
 from autotune.config import TrainingConfig
 from autotune.executors.local import LocalExecutor
 from autotune.result import DeviceInfo
+from autotune.study.fit import FitRequest, fit
 from autotune.workload import make_workload
 
 SIZES = {"layers": 1, "width": 16, "heads": 2, "sequence_length": 16, "global_batch": 1}
 H100 = DeviceInfo(
     device="cuda:0", name="an H100", total_memory_bytes=2**36, versions={"torch": "2.13.0"}, compute_capability="9.0"
 )
+WORKSPACES_OF_AN_H100 = 2 * 32 * MIB
+"""Bytes of cuBLAS's on 9.0: 32 MiB each for forward and backward. On 8.0 they are 8.125 MiB."""
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +57,19 @@ def test_the_trial_of_a_study_is_explained_for_the_gpu_of_the_study(storage, tmp
     with LocalExecutor(tmp_path) as executor:
         question = question_of_trial(executor, "by-hand", 0, storage=storage, torch_version=None)
     assert (question.forecaster.device_type, question.forecaster.compute_capability) == ("cuda", "9.0")
+
+
+def test_the_largest_model_is_found_for_a_gpu_that_is_named_and_not_trained_on_another():
+    """No GPU has this compute capability; its major number has the workspace of an H100."""
+    request = FitRequest(
+        cap_bytes=2**30,
+        vary="micro-batch",
+        workload=SIZES,
+        configuration={"checkpointing": "block"},
+        compute_capability="12.9",
+        torch_version="2.13",
+    )
+    result = fit(request)
+    assert result.best.prediction.bytes_by_category["workspace"] == WORKSPACES_OF_AN_H100
+    assert (result.device_type, result.compute_capability) == ("cuda", "12.9")
+    assert result.not_confirmed.startswith("there is no device cuda of compute capability 12.9 here")

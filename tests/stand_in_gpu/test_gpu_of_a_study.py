@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from machine import Machine
+from machine import SMALL_MODEL, Machine
 
 PREDICTIONS = """
 import json
@@ -37,3 +37,14 @@ def test_the_trial_of_a_study_is_predicted_for_its_gpu_where_another_one_is(stud
     answer = json.loads(study.autotune("predict", "--study", "hopper", "--trial", "1", "--json", cc=89).stdout)
     assert answer["bytes_by_category"]["workspace"] >= WORKSPACES
     assert NOTE in answer["notes"]
+
+
+def test_fit_predicts_for_the_gpu_that_is_there_and_does_not_train_on_it_for_another(machine):
+    model = (*SMALL_MODEL[:10], "--vary", "micro-batch", "--checkpointing", "block")
+    fit = ("fit", "--max-mem", "2GiB", *model, "--json", "--quiet")
+    here = json.loads(machine.autotune(*fit, "--no-confirm", cc=90).stdout)
+    assert here["compute_capability"] == "9.0"
+    assert here["rows"][0]["bytes_by_category"]["workspace"] >= WORKSPACES
+    elsewhere = json.loads(machine.autotune(*fit, "--compute-capability", "9.0", cc=89).stdout)
+    assert elsewhere["rows"][0]["bytes_by_category"]["workspace"] >= WORKSPACES
+    assert elsewhere["not_confirmed"].startswith("there is no device cuda of compute capability 9.0 here")

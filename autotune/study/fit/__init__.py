@@ -25,7 +25,7 @@ from autotune.study.fit.largest import Largest, find_largest
 from autotune.study.fit.request import FitRequest
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
 from autotune.study.fit.varying import Varying
-from autotune.study.forecast import Forecaster, device_there, kind_and_capability
+from autotune.study.forecast import Forecaster, device_there, predicted_device_of
 from autotune.workload import Workload
 
 __all__ = ["FitProgress", "FitRequest", "fit"]
@@ -53,8 +53,9 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
         listener(FitProgress(what=sentence))
 
     with TemporaryDirectory() as name, LocalExecutor(Path(name), note=note) as executor:
-        devices = executor.devices()
-        device_type, compute_capability = kind_and_capability(request.device, devices)
+        device_type, compute_capability = predicted_device_of(
+            request.device, compute_capability=request.compute_capability, executor=executor
+        )
         search = _Search(
             executor=executor,
             request=request,
@@ -62,13 +63,15 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
             compute_capability=compute_capability,
             listener=listener,
         )
-        device = device_there(request.device, devices)
+        devices = executor.devices()
+        device = device_there(request.device or device_type, devices, compute_capability=request.compute_capability)
         rows = search.ladder() if request.space is None else [search.best_of_space(device)]
         found = FitResult(
             varying=search.varying,
             cap_bytes=request.cap_bytes,
             context_bytes=search.context_bytes,
             device_type=device_type,
+            compute_capability=compute_capability,
             torch_version=request.torch_version,
             rows=tuple(rows),
         )
@@ -226,6 +229,8 @@ class _Search:
             return replace(found, not_confirmed="not asked for")
         if device is None:
             name = self.request.device or self.device_type
+            if self.request.compute_capability is not None:
+                name += f" of compute capability {self.request.compute_capability}"
             return replace(found, not_confirmed=f"there is no device {name} here: these are predictions only")
         needed = best.prediction.upper_bound_bytes + self.context_bytes
         if reason := why_not(best.prediction, needed_bytes=needed, device=device, host=host):

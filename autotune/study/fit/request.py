@@ -11,7 +11,7 @@ from autotune.prediction import check_release
 from autotune.search_space import SearchSpace
 from autotune.study.fit.ladder import Rung, ladder
 from autotune.study.fit.varying import VARY, Vary, Varying
-from autotune.study.forecast import on_some_device, workload_of
+from autotune.study.forecast import device_meant, on_some_device, workload_of
 from autotune.study.request import check_cap, check_device
 
 CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)
@@ -33,6 +33,8 @@ class FitRequest:
     configuration: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TrainingConfig` that were said."""
     space: SearchSpace | None = None
+    compute_capability: str | None = None
+    """Of the GPU that is meant; None: the one here, and where there is none the predictions assume one."""
     torch_version: str | None = None
     context_bytes: int = CUDA_CONTEXT_BYTES
     confirms: bool = True
@@ -42,17 +44,15 @@ class FitRequest:
         check_cap(self.cap_bytes)
         check_device(self.device)
         check_release(self.torch_version)
+        meant = device_meant(self.device, self.compute_capability)
         if self.vary not in VARY:
             raise InvalidInput(f"{self.vary!r} cannot vary", hint=f"use one of {', '.join(VARY)}")
         if self.space is not None and self.configuration:
             raise InvalidInput(
                 "a space has configurations of its own", hint="leave --space or the configuration's options out"
             )
-        self._check_on_some_device()
-
-    def _check_on_some_device(self) -> None:
-        """Which device there is, and with it the defaults, is not known yet."""
-        on_some_device(self.device, lambda device_type: self.base(self.varying(device_type)))
+        # Which device there is, and with it the defaults, is not known yet.
+        on_some_device(meant, lambda device_type: self.base(self.varying(device_type)))
 
     def varying(self, device_type: str) -> Varying:
         workload = workload_of(device_type, self.workload, space=self.space)

@@ -78,6 +78,8 @@ class FitResult:
     context_bytes: int
     """Counted beside a prediction: 0 but for CUDA."""
     device_type: str
+    compute_capability: str | None
+    """Of the GPU that was predicted for; None: of a CPU, or one was assumed."""
     torch_version: str | None
     rows: tuple[FitRow, ...]
     confirmed: Confirmation | None = None
@@ -96,6 +98,7 @@ class FitResult:
             "cap_bytes": self.cap_bytes,
             "context_bytes": self.context_bytes,
             "device": self.device_type,
+            "compute_capability": self.compute_capability,
             "torch_version": self.torch_version,
             "workload": self.varying.workload.to_dict(),
             "rows": [row.to_dict() for row in self.rows],
