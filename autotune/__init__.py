@@ -7,15 +7,15 @@ print(result.pick.reason)
 print(result.trial(result.pick.number).config)
 """
 
+from autotune.analysis.front import Tolerance
+from autotune.analysis.pick import Preferences
 from autotune.api import optuna_study, predict, search, show
-from autotune.config import TrainingConfig
 from autotune.errors import AutotuneError
-from autotune.prediction import Prediction
-from autotune.recommendation.front import Tolerance
-from autotune.recommendation.pick import Preferences
-from autotune.result import StudyResult, TrialRecord
-from autotune.script import apply, current_config, load_config, report
-from autotune.workload import Workload
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Prediction
+from autotune.spec.result import StudyResult, TrialRecord
+from autotune.spec.workload import Workload
+from autotune.training.script.interface import apply, current_config, load_config, report
 
 __version__ = "0.1.0"
 

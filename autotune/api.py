@@ -5,13 +5,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from autotune.config import TrainingConfig
-from autotune.definition import DEFAULT_STORAGE, Sampler
-from autotune.model_choice import with_model_config
-from autotune.prediction import Prediction
-from autotune.quantities import parse_duration, parse_size
-from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences
-from autotune.result import StudyResult
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
+from autotune.spec.config import TrainingConfig
+from autotune.spec.model_choice import with_model_config
+from autotune.spec.prediction import Prediction
+from autotune.spec.result import StudyResult
+from autotune.spec.study import DEFAULT_STORAGE, Sampler
+from autotune.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     import optuna
@@ -64,8 +64,8 @@ def search(
     several GPUs each on its own; the same call from another process, also on another machine with `storage` in
     PostgreSQL, joins it too. A database that is away is waited for, `database_wait`.
     """
-    from autotune.study import SearchRequest
-    from autotune.study import search as run
+    from autotune.study.search import SearchRequest
+    from autotune.study.search import search as run
 
     request = SearchRequest(
         name=name,
@@ -111,8 +111,8 @@ def predict(
     which GPU is meant where it is not the one here. Raises InvalidInput of every kind, and
     PredictionImpossible for a model that cannot run on fake tensors.
     """
-    from autotune.executors.local import LocalExecutor
-    from autotune.study.forecast import Forecaster, predicted_device_of, workload_of
+    from autotune.execution.local import LocalExecutor
+    from autotune.study.predictions import Forecaster, predicted_device_of, workload_of
 
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
         device_type, capability = predicted_device_of(device, compute_capability=compute_capability, executor=executor)
@@ -135,8 +135,8 @@ def show(
     preferences: Preferences = DEFAULT_PREFERENCES,
 ) -> StudyResult:
     """What is known of a study, with its front and pick. Raises UnknownStudy."""
-    from autotune.storage import StudyStore
-    from autotune.study import result_of
+    from autotune.storage.store import StudyStore
+    from autotune.study.search import result_of
 
     store = StudyStore(storage)
     try:
@@ -152,8 +152,8 @@ def optuna_study(study: str, *, storage: str = DEFAULT_STORAGE) -> "optuna.Study
     `autotune_number` and `outcome`; where something was not measured its value is the worst seen until then.
     `optuna.copy_study` puts it into a database of Optuna's. Raises UnknownStudy.
     """
-    from autotune.storage import StudyStore
-    from autotune.study.sampling import optuna_study_of
+    from autotune.storage.store import StudyStore
+    from autotune.study.sampler.optuna_samplers import optuna_study_of
 
     store = StudyStore(storage)
     try:
@@ -169,8 +169,8 @@ def view(
     preferences: Preferences = DEFAULT_PREFERENCES,
 ) -> "StudyView":
     """What `show` gives, with the study's definition and predictions: what figures and reports are made of."""
-    from autotune.storage import StudyStore
-    from autotune.study import view_of
+    from autotune.storage.store import StudyStore
+    from autotune.study.search import view_of
 
     store = StudyStore(storage)
     try:

@@ -1,10 +1,10 @@
 """Plain values for tests: records of trials, legal spaces and study results. Nothing here starts a process."""
 
-from autotune.config import Circumstances, TrainingConfig
-from autotune.result import DeviceInfo, StudyResult, TrialRecord
-from autotune.search_space import LegalSpace, bind_space
-from autotune.space_file import load_space
-from autotune.workload import make_workload
+from autotune.spec.config import Circumstances, TrainingConfig
+from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
+from autotune.spec.search_space import LegalSpace, bind_space
+from autotune.spec.space_file import load_space
+from autotune.spec.workload import make_workload
 
 MIB = 1024**2
 GIB = 1024**3

@@ -10,8 +10,8 @@ import hypothesis
 import pytest
 from building import ON_CUDA_IN_THIS_PROCESS
 
-from autotune.config import TrainingConfig
-from autotune.workload import Workload, make_workload
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import Workload, make_workload
 
 # The same examples at every run: a failure is the change's, not the day's.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -53,7 +53,7 @@ def workload() -> Workload:
 @pytest.fixture(scope="session")
 def prepared(workload, tmp_path_factory) -> Path:
     """The folder with the workload's tokens and initial weights, as a study prepares it."""
-    from autotune.trial.tasks import prepare
+    from autotune.execution.server.tasks import prepare
 
     folder = tmp_path_factory.mktemp("study") / "prepared"
     prepare(workload=workload.to_dict(), folder=str(folder))
@@ -63,8 +63,8 @@ def prepared(workload, tmp_path_factory) -> Path:
 @pytest.fixture
 def make_trainer(workload, prepared):
     """make_trainer(precision="bf16-true", ...) is a Trainer in this process with those techniques applied."""
-    from autotune.trainer import Trainer
-    from autotune.training_request import TrainingRequest
+    from autotune.spec.training_request import TrainingRequest
+    from autotune.training.trainer import Trainer
 
     def make(*, on_cuda: bool = False, **choices: object) -> Trainer:
         config = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})
@@ -98,7 +98,7 @@ def losses_of(make_trainer):
 @pytest.fixture
 def server(tmp_path):
     """A trial server of its own, ended with the test."""
-    from autotune.trial.client import TrialServer
+    from autotune.execution.server.client import TrialServer
 
     with TrialServer(log_file=tmp_path / "server.log") as trial_server:
         yield trial_server

@@ -2,8 +2,8 @@
 
 from study_building import CAP_BYTES, MIB, measured
 
-from autotune.prediction import Forecast, Prediction
-from autotune.result import TrialRecord
+from autotune.spec.prediction import Forecast, Prediction
+from autotune.spec.result import TrialRecord
 
 __all__ = ["CAP_BYTES", "MIB", "forecast", "record"]
 

@@ -5,13 +5,13 @@ from itertools import product
 from building import MIB, out_of_memory, record, study_result
 from study_building import definition
 
-from autotune.config import CHOICES, TrainingConfig
-from autotune.reference import Figures, Reference
 from autotune.reporting.report import contents
 from autotune.reporting.study_view import StudyView
-from autotune.result import Pick
-from autotune.search_space import SearchSpace
-from autotune.workload import make_workload
+from autotune.spec.config import CHOICES, TrainingConfig
+from autotune.spec.published_table import Figures, Reference
+from autotune.spec.result import Pick
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.workload import make_workload
 
 HOSTILE = "</script><!--<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{7*7}}<a href='https://example.org'>"
 TARGETS = {"pytorch": "plain PyTorch", "trl": "TRL <SFT>"}

@@ -2,13 +2,13 @@
 
 from contextlib import contextmanager
 
-from autotune.attempt import new_attempt_id
-from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition
-from autotune.result import DeviceInfo, Measurement
-from autotune.search_space import Condition, SearchSpace
-from autotune.storage import StudyStore
-from autotune.workload import make_workload
+from autotune.spec.attempt import new_attempt_id
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import DeviceInfo, Measurement
+from autotune.spec.search_space import Condition, SearchSpace
+from autotune.spec.study import StudyDefinition
+from autotune.spec.workload import make_workload
+from autotune.storage.store import StudyStore
 
 MIB = 1024**2
 CAP_BYTES = 64 * MIB

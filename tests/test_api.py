@@ -1,9 +1,9 @@
 """The Python interface, where it is more than the command line's own code."""
 
 import autotune
-from autotune.config import TrainingConfig
-from autotune.predictor import PredictionRequest, predict
-from autotune.workload import make_workload
+from autotune.predictor.predict import PredictionRequest, predict
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import make_workload
 
 SIZES = {"layers": 2, "width": 32, "heads": 2, "sequence_length": 32, "global_batch": 4}
 

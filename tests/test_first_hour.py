@@ -93,7 +93,7 @@ def test_an_unknown_part_is_refused_with_the_names_of_all():
 def test_the_space_has_every_value_of_every_technique(study):
     import tomllib
 
-    from autotune.config import CHOICES, TrainingConfig
+    from autotune.spec.config import CHOICES, TrainingConfig
 
     content = tomllib.loads((STUDY / "spaces" / "every_technique.toml").read_text())
     for technique, values in CHOICES.items():
@@ -104,7 +104,7 @@ def test_the_space_has_every_value_of_every_technique(study):
 
 @pytest.mark.parametrize("file", sorted((STUDY / "spaces").glob("*.toml")), ids=lambda file: file.stem)
 def test_every_space_is_valid_at_all_its_sizes(file):
-    from autotune.space_file import load_space
+    from autotune.spec.space_file import load_space
 
     space = load_space(str(file))
     for scale in space.scales:

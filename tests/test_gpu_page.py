@@ -7,8 +7,8 @@ import pytest
 from typer.main import get_command
 
 from autotune.cli import app
-from autotune.config import CHOICES, FIELD_ORDER
 from autotune.exporters import TARGETS
+from autotune.spec.config import CHOICES, FIELD_ORDER
 
 STUDY = Path(__file__).parents[1] / "studies" / "gpu"
 TABLE = (STUDY / "README.md").read_text().partition("## What has run where")[2].partition("\n## ")[0]

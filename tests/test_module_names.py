@@ -44,6 +44,8 @@ def tree_of(path: Path) -> ast.Module:
 @cache
 def definitions(path: Path) -> set[str]:
     """Names that a module binds at its top level."""
+    if path.is_dir():
+        return set()
     found: set[str] = set()
     for statement in tree_of(path).body:
         match statement:
@@ -59,13 +61,13 @@ def definitions(path: Path) -> set[str]:
 
 
 def module_file(parts: list[str]) -> Path | None:
-    """The file of the module `autotune.<parts>`, or None where there is none."""
+    """The file of a module of the package, the folder of one without `__init__.py`, or None where there is none."""
     base = PACKAGE.joinpath(*parts)
-    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+    return next((path for path in (base.with_suffix(".py"), base / "__init__.py", base) if path.exists()), None)
 
 
 def leads_somewhere(dotted: str) -> bool:
-    """Whether `autotune.a.b` is a module, or a name that a module binds, or an attribute of such a name."""
+    """Whether `dotted` is a module of the package, or a name that a module binds, or an attribute of such a name."""
     parts = dotted.split(".")[1:]
     for length in range(len(parts), -1, -1):
         if length and module_file(parts[:length]) is None:

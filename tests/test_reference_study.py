@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.space_file import load_space
+from autotune.spec.space_file import load_space
 
 RUN = Path(__file__).parents[1] / "studies" / "peak_memory" / "run.py"
 GIB = 1024**3

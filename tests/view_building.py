@@ -3,10 +3,10 @@
 from building import MIB, record, study_result
 from study_building import definition
 
-from autotune.config import TrainingConfig
-from autotune.prediction import CATEGORIES, Forecast, Prediction
 from autotune.reporting.study_view import StudyView
-from autotune.result import Pick
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import CATEGORIES, Forecast, Prediction
+from autotune.spec.result import Pick
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 GLOBAL_BATCH = 8

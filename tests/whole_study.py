@@ -6,7 +6,7 @@ from study_building import config, definition, keep, measured, open_store
 from view_building import predicted
 
 from autotune.cli import main
-from autotune.prediction import Forecast
+from autotune.spec.prediction import Forecast
 
 TRIALS = 6
 

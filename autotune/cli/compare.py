@@ -10,15 +10,15 @@ import typer
 from autotune.cli import options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
 from autotune.errors import InvalidInput
-from autotune.quantities import format_size
 from autotune.reporting.trial_text import speed_words
+from autotune.units import format_size
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from autotune.recommendation.matches import Match
-    from autotune.reporting.comparison import Comparison, Side
-    from autotune.result import TrialRecord
+    from autotune.analysis.no_worse_than import Match
+    from autotune.reporting.figures.comparison import Comparison, Side
+    from autotune.spec.result import TrialRecord
 
 _LONGEST_NAME = 120
 _TITLE = "Fronts of several studies"
@@ -54,11 +54,11 @@ def compare(
 ) -> None:
     """Print the picks of several studies beside each other, what differs, and draw their fronts in one figure."""
     from autotune import api
+    from autotune.analysis.no_worse_than import find_matches
     from autotune.cli.tables import make_console
-    from autotune.definition import RESULTS_FOLDER
-    from autotune.recommendation.matches import find_matches
-    from autotune.reporting import comparison
+    from autotune.reporting.figures import comparison
     from autotune.reporting.html_page import whole_page
+    from autotune.spec.study import RESULTS_FOLDER
 
     name = "-".join(["compare", *studies])[:_LONGEST_NAME]
     target = Target(file=out or RESULTS_FOLDER / f"{name}.html", width=width, height=height, scale=scale)

@@ -18,12 +18,12 @@ def doctor(
 
     from autotune.build_tools import c_compiler, cpp_compiler, python_headers
     from autotune.cli.tables import make_console
-    from autotune.config import CHOICES
     from autotune.errors import InvalidInput, TrialLost
-    from autotune.executors.device_turn import reach_of_turns
-    from autotune.executors.local import LocalExecutor
-    from autotune.quantities import format_size
+    from autotune.execution.device_slots import reach_of_turns
+    from autotune.execution.local import LocalExecutor
+    from autotune.spec.config import CHOICES
     from autotune.study.request import check_device
+    from autotune.units import format_size
 
     check_device(device)
     console = make_console()

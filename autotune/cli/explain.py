@@ -12,16 +12,16 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.option_groups import options_given, with_configuration, with_model_size
-from autotune.config import TrainingConfig, check_legal
 from autotune.errors import InvalidInput
-from autotune.result import JSON_SCHEMA, TrialRecord
+from autotune.spec.config import TrainingConfig, check_legal
+from autotune.spec.result import JSON_SCHEMA, TrialRecord
 
 if TYPE_CHECKING:
-    from autotune.executors.local import LocalExecutor
-    from autotune.recommendation.explanation import Explanation
-    from autotune.search_space import SearchSpace
-    from autotune.study.forecast import Forecaster
-    from autotune.workload import Workload
+    from autotune.analysis.explanation import Explanation
+    from autotune.execution.local import LocalExecutor
+    from autotune.spec.search_space import SearchSpace
+    from autotune.spec.workload import Workload
+    from autotune.study.predictions import Forecaster
 
 
 @with_model_size
@@ -54,9 +54,9 @@ def explain(
     """
     from tempfile import TemporaryDirectory
 
-    from autotune.executors.local import LocalExecutor
-    from autotune.prediction import check_release
-    from autotune.study.forecast import Forecaster, device_meant, on_some_device, predicted_device_of
+    from autotune.execution.local import LocalExecutor
+    from autotune.spec.prediction import check_release
+    from autotune.study.predictions import Forecaster, device_meant, on_some_device, predicted_device_of
     from autotune.study.request import check_device
 
     given = options_given(
@@ -124,8 +124,8 @@ class Question:
 def question_of_trial(
     executor: "LocalExecutor", study: str, trial: int, *, storage: str, torch_version: str | None
 ) -> Question:
-    from autotune.storage import StudyStore
-    from autotune.study.forecast import Forecaster
+    from autotune.storage.store import StudyStore
+    from autotune.study.predictions import Forecaster
 
     store = StudyStore(storage)
     try:
@@ -159,7 +159,7 @@ def _asked(
     name: str | None,
 ) -> tuple["Workload", TrainingConfig]:
     """What the options say. Raises InvalidInput."""
-    from autotune.study.forecast import workload_of
+    from autotune.study.predictions import workload_of
 
     workload = workload_of(device_type, settings, space=space)
     if space is not None:
@@ -171,7 +171,7 @@ def _asked(
 
 
 def _row(space: Any, name: str | None, *, workload: "Workload") -> TrainingConfig:
-    from autotune.search_space import bind_space
+    from autotune.spec.search_space import bind_space
 
     rows = bind_space(space, workload.circumstances, unavailable={}).named
     if name is None or name not in rows:
@@ -210,7 +210,7 @@ def _answered(question: Question, *, quiet: bool) -> "Explanation":
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from autotune.cli.tables import make_console
-    from autotune.study.explain import explain_configuration
+    from autotune.study.explain.explain import explain_configuration
 
     columns = (TextColumn("predicting"), MofNCompleteColumn(), TimeElapsedColumn())
     silent = quiet or not sys.stderr.isatty()

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autotune.analysis.pick import PREFERENCES
 from autotune.cli import options
-from autotune.definition import RESULTS_FOLDER
 from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailable
 from autotune.exporters import TARGETS
-from autotune.recommendation.pick import PREFERENCES
-from autotune.result import JSON_SCHEMA, StudyResult, TrialRecord
-from autotune.user_code import is_function_reference, read_reference
-from autotune.user_paths import expanded, is_there
-from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.spec.result import JSON_SCHEMA, StudyResult, TrialRecord
+from autotune.spec.study import RESULTS_FOLDER
+from autotune.spec.user_code import is_function_reference, read_reference
+from autotune.spec.user_paths import expanded, is_there
+from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 if TYPE_CHECKING:
     from autotune.exporters.export import Export, Refusal, Target

@@ -11,13 +11,13 @@ import typer
 from autotune.cli import options
 from autotune.cli.option_groups import with_configuration, with_model_size
 from autotune.errors import InvalidInput
-from autotune.quantities import format_size, parse_size
+from autotune.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from autotune.study.fit import FitProgress
+    from autotune.study.fit.fit import FitProgress
     from autotune.study.fit.result import Confirmation, FitResult, FitRow
 
 
@@ -54,8 +54,8 @@ def fit(
     Shows techniques added one by one; with --precision, --checkpointing, --compile, --optimizer-fusion or
     --memory-budget, that one configuration. Where the device is there, the largest is trained for a few steps.
     """
-    from autotune.study.fit import FitRequest
-    from autotune.study.fit import fit as run
+    from autotune.study.fit.fit import FitRequest
+    from autotune.study.fit.fit import fit as run
 
     options.check_scale(scale, space=space)
     request = FitRequest(

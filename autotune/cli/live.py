@@ -12,13 +12,12 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from autotune.analysis.pick import Preferences
 from autotune.cli.progress import Progress
 from autotune.cli.tables import describe, make_console, speed
-from autotune.quantities import format_duration, format_size
-from autotune.recommendation.pick import Preferences
 from autotune.reporting.outcomes import OUTCOME_WORDS
 from autotune.reporting.trial_text import perplexity_source_words, perplexity_words
-from autotune.result import TrialRecord
+from autotune.spec.result import TrialRecord
 from autotune.study.events import (
     AttemptLost,
     BudgetSpent,
@@ -38,6 +37,7 @@ from autotune.study.events import (
     WaitingForStorage,
     WorkerEnded,
 )
+from autotune.units import format_duration, format_size
 
 _ROWS_SHOWN = 14
 _STUDIES_SHOWN = 3

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli.options import parse_pairs
-from autotune.config import CHOICES
-from autotune.model_choice import with_model_config
-from autotune.workload_settings import OPTION_NAMES
+from autotune.spec.config import CHOICES
+from autotune.spec.model_choice import with_model_config
+from autotune.spec.workload_settings import OPTION_NAMES
 
 _WORKLOAD_OPTIONS: Mapping[str, Any] = {
     "model": Annotated[

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.definition import DEFAULT_STORAGE
+from autotune.analysis.front import DEFAULT_PERPLEXITY_TOLERANCE, DEFAULT_SPEED_TOLERANCE, Tolerance
+from autotune.analysis.pick import MAX_PERPLEXITY_INCREASE, PREFERENCES, Preference, Preferences
 from autotune.errors import InvalidInput
-from autotune.recommendation.front import DEFAULT_PERPLEXITY_TOLERANCE, DEFAULT_SPEED_TOLERANCE, Tolerance
-from autotune.recommendation.pick import MAX_PERPLEXITY_INCREASE, PREFERENCES, Preference, Preferences
+from autotune.spec.study import DEFAULT_STORAGE
 
 if TYPE_CHECKING:
-    from autotune.search_space import SearchSpace
+    from autotune.spec.search_space import SearchSpace
 
 StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")]
 StorageOption = Annotated[str, typer.Option("--storage", metavar="URL", help="Database with the studies.")]
@@ -68,7 +68,7 @@ def storage_of(context: typer.Context, storage: str) -> str:
 
 def scaled_space(space: str, scale: str | None) -> "SearchSpace":
     """Raises InvalidSpace and InvalidInput."""
-    from autotune.space_file import load_space
+    from autotune.spec.space_file import load_space
 
     return load_space(space).at_scale(scale)
 

@@ -8,12 +8,12 @@ import typer
 from autotune.cli import options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
 from autotune.errors import InvalidInput
-from autotune.reporting.axes import AXES
 from autotune.reporting.figures import DEFAULT_KIND, FIGURES, FigureKind, FigureOptions, figure_kind
+from autotune.reporting.figures.axes import AXES
 
 if TYPE_CHECKING:
-    from autotune.prediction import Prediction
     from autotune.reporting.study_view import StudyView
+    from autotune.spec.prediction import Prediction
 
 _OPTION_OF = {
     "x": "--x",
@@ -60,8 +60,8 @@ def plot(
     from dataclasses import replace
 
     from autotune import api
-    from autotune.definition import RESULTS_FOLDER
     from autotune.reporting.figure_page import figure_page
+    from autotune.spec.study import RESULTS_FOLDER
 
     what = figure_kind(kind)
     said = FigureOptions(x=x, y=y, three_d=three_d, feasible=feasible, trials=_numbers(trials), trial=trial)
@@ -105,9 +105,9 @@ def _timeline_of(view: "StudyView", number: int | None) -> "Prediction":
     """The step of one trial, predicted anew: predictions are kept without their timeline."""
     from tempfile import TemporaryDirectory
 
-    from autotune.executors.local import LocalExecutor
-    from autotune.reporting.memory_timeline import trial_shown
-    from autotune.study.forecast import Forecaster
+    from autotune.execution.local import LocalExecutor
+    from autotune.reporting.figures.memory_timeline import trial_shown
+    from autotune.study.predictions import Forecaster
 
     record = trial_shown(view, number)
     workload = view.definition.workload

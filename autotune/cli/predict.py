@@ -13,18 +13,18 @@ import typer
 from autotune.cli import options
 from autotune.cli.option_groups import options_given, with_configuration, with_model_size
 from autotune.cli.output import check_writable, write_file
-from autotune.config import TrainingConfig, check_legal
 from autotune.errors import InvalidInput
-from autotune.quantities import parse_size
+from autotune.spec.config import TrainingConfig, check_legal
+from autotune.units import parse_size
 
 if TYPE_CHECKING:
-    from autotune.cli.forecasts import Answer
-    from autotune.executors.local import LocalExecutor
-    from autotune.prediction import Forecast
-    from autotune.result import StudyResult, TrialRecord
-    from autotune.search_space import LegalSpace, SearchSpace
-    from autotune.study.forecast import Forecaster
-    from autotune.workload import Workload
+    from autotune.cli.predictions import Answer
+    from autotune.execution.local import LocalExecutor
+    from autotune.spec.prediction import Forecast
+    from autotune.spec.result import StudyResult, TrialRecord
+    from autotune.spec.search_space import LegalSpace, SearchSpace
+    from autotune.spec.workload import Workload
+    from autotune.study.predictions import Forecaster
 
 
 @with_model_size
@@ -61,10 +61,10 @@ def predict(
     """Work out peak memory on fake tensors: no device, no data and no memory needed."""
     from tempfile import TemporaryDirectory
 
-    from autotune.executors.local import LocalExecutor
-    from autotune.prediction import check_release
-    from autotune.recommendation.beside_reference import reference_of
-    from autotune.study.forecast import Forecaster, device_meant, on_some_device, predicted_device_of
+    from autotune.analysis.published_comparison import reference_of
+    from autotune.execution.local import LocalExecutor
+    from autotune.spec.prediction import check_release
+    from autotune.study.predictions import Forecaster, device_meant, on_some_device, predicted_device_of
     from autotune.study.request import check_device
 
     cap_bytes = None if max_mem is None else parse_size(max_mem)
@@ -124,7 +124,7 @@ def predict(
         else:
             config = TrainingConfig(**{"micro_batch_size": forecaster.workload.global_batch, **configuration})
         prediction = forecaster.predict(config, with_timeline=plot is not None)
-    from autotune.cli.forecasts import Answer, print_answer
+    from autotune.cli.predictions import Answer, print_answer
 
     answer = Answer(
         forecaster=forecaster,
@@ -147,7 +147,7 @@ def predict(
 def _predict_space(
     forecaster: "Forecaster", space: "SearchSpace", *, cap_bytes: int | None, as_json: bool, quiet: bool
 ) -> None:
-    from autotune.cli.forecasts import space_table, space_to_dict
+    from autotune.cli.predictions import space_table, space_to_dict
     from autotune.cli.tables import make_console
 
     legal = _legal(forecaster, space)
@@ -162,8 +162,8 @@ def _predict_space(
 
 
 def _predict_reference(forecaster: "Forecaster", space: "SearchSpace", *, as_json: bool, quiet: bool) -> None:
-    from autotune.cli.reference import of_forecasts, print_reference
-    from autotune.recommendation.beside_reference import reference_of
+    from autotune.analysis.published_comparison import reference_of
+    from autotune.cli.published import of_forecasts, print_reference
 
     rows = reference_of(space, what="what is predicted").rows
     named = {name: config for name, config in _legal(forecaster, space).named.items() if name in rows}
@@ -176,7 +176,7 @@ def _predict_reference(forecaster: "Forecaster", space: "SearchSpace", *, as_jso
 
 
 def _legal(forecaster: "Forecaster", space: "SearchSpace") -> "LegalSpace":
-    from autotune.search_space import bind_space
+    from autotune.spec.search_space import bind_space
 
     return bind_space(space, forecaster.workload.circumstances, unavailable={})
 
@@ -199,7 +199,7 @@ def _asked(
     space: "SearchSpace | None",
 ) -> "Workload":
     """The workload that the options say, for which their configuration is legal. Raises InvalidInput."""
-    from autotune.study.forecast import workload_of
+    from autotune.study.predictions import workload_of
 
     workload = workload_of(device_type, settings, space=space)
     if space is None:
@@ -228,7 +228,7 @@ def forecaster_of(
 
     Raises InvalidInput where a GPU is meant and the study is on a CPU: its workload has the defaults of a CPU.
     """
-    from autotune.study.forecast import Forecaster
+    from autotune.study.predictions import Forecaster
 
     device = result.device
     if compute_capability is not None:
@@ -272,7 +272,7 @@ def _check_page(file: Path) -> None:
 
 
 def _write_page(answer: "Answer", file: Path) -> None:
-    from autotune.reporting import memory_timeline
+    from autotune.reporting.figures import memory_timeline
 
     figure = memory_timeline.compute(
         answer.prediction,

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Sequence
 
+from autotune.analysis.front import pareto_front
+from autotune.analysis.pick import Preferences, choose
 from autotune.cli.tables import speed
-from autotune.executors.device_turn import waiting_words
-from autotune.quantities import format_duration, format_size
-from autotune.recommendation.front import pareto_front
-from autotune.recommendation.pick import Preferences, choose
+from autotune.execution.device_slots import waiting_words
 from autotune.reporting.outcomes import outcome_counts
-from autotune.result import TrialRecord
+from autotune.spec.result import TrialRecord
+from autotune.study.eta import seconds_left
 from autotune.study.events import (
     AttemptLost,
     Comparing,
@@ -25,7 +25,7 @@ from autotune.study.events import (
     WaitingForOthers,
     WaitingForStorage,
 )
-from autotune.study.pace import seconds_left
+from autotune.units import format_duration, format_size
 
 
 class Progress:

@@ -23,9 +23,9 @@ def report(
     """Write all of a study as one page that opens offline: answer, figures, every trial, how to repeat it."""
     import autotune
     from autotune import api
-    from autotune.definition import RESULTS_FOLDER
     from autotune.reporting.report import contents
     from autotune.reporting.report.page import page
+    from autotune.spec.study import RESULTS_FOLDER
 
     file = out or RESULTS_FOLDER / f"{study}-report.html"
     if file.suffix.lower() not in (".html", ".htm"):

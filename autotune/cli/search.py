@@ -14,15 +14,15 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.option_groups import with_workload
-from autotune.definition import DEFAULT_SAMPLER, SAMPLERS
 from autotune.errors import InvalidInput, Stopped, StorageAway, TrialLost
-from autotune.quantities import format_duration, parse_duration, parse_size
+from autotune.spec.study import DEFAULT_SAMPLER, SAMPLERS
+from autotune.units import format_duration, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.result import StudyResult
-    from autotune.study import SearchRequest
+    from autotune.spec.result import StudyResult
+    from autotune.study.search import SearchRequest
 
 
 @with_workload
@@ -107,7 +107,7 @@ def search(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every trial in the end.")] = False,
 ) -> None:
     """Measure real trainings under a memory cap; find the front of memory, speed and perplexity, and a pick."""
-    from autotune.study import SearchRequest
+    from autotune.study.search import SearchRequest
 
     request = SearchRequest(
         name=name,
@@ -138,7 +138,7 @@ def search(
     if dry_run and as_json:
         raise InvalidInput("--dry-run has no JSON form", hint="leave --json out")
     if dry_run:
-        from autotune.cli.plan import print_plan
+        from autotune.cli.dry_run import print_plan
 
         print_plan(request, quiet=quiet)
     else:
@@ -146,10 +146,10 @@ def search(
 
 
 def _search(request: "SearchRequest", *, as_json: bool, quiet: bool, verbose: bool) -> None:
-    from autotune import study
     from autotune.cli.live import make_display
     from autotune.cli.tables import make_console
     from autotune.study.events import Event, StudyOpened
+    from autotune.study.search import search as run_search
 
     display = make_display(
         quiet=quiet,
@@ -167,7 +167,7 @@ def _search(request: "SearchRequest", *, as_json: bool, quiet: bool, verbose: bo
     with _stop_on_signals() as signals:
         try:
             with display:
-                result = study.search(request, listener=listener, should_stop=lambda: bool(signals))
+                result = run_search(request, listener=listener, should_stop=lambda: bool(signals))
         except Stopped:
             if opened:
                 command = continue_command(opened[0].definition.name, request)
@@ -208,9 +208,9 @@ def _stop_on_signals() -> Iterator[list[int]]:
 
 def continue_command(study: str, request: "SearchRequest", *, trials: int | None = None) -> str:
     """The command that goes on with a study; a password in its URL is left for the reader to fill in."""
-    from autotune.storage.refusals import shown_url
-    from autotune.study.patience import DEFAULT_PATIENCE_SECONDS
+    from autotune.storage.error_translation import shown_url
     from autotune.study.request import DEFAULT_TIME_LIMIT_SECONDS
+    from autotune.study.workers.retry import DEFAULT_PATIENCE_SECONDS
 
     storage = request.storage
     words = ["autotune", "search", "--name", study]

@@ -9,7 +9,7 @@ from autotune.cli import options
 from autotune.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from autotune.result import StudyResult
+    from autotune.spec.result import StudyResult
 
 MOST_INDENTED = 1000
 """Trials of an object of JSON that is printed on many lines."""
@@ -58,7 +58,7 @@ def show(
 
 def _show_reference(study: str, *, storage: str, forms: list[str]) -> None:
     from autotune import api
-    from autotune.cli.reference import of_study, print_reference
+    from autotune.cli.published import of_study, print_reference
 
     if "--csv" in forms:
         raise InvalidInput("--reference has no CSV form", hint="use --json or --markdown")

@@ -25,8 +25,8 @@ def _list(storage: str) -> None:
 
     import autotune
     from autotune.cli.tables import describe, make_console
-    from autotune.quantities import format_size
-    from autotune.storage import StudyStore
+    from autotune.storage.store import StudyStore
+    from autotune.units import format_size
 
     store = StudyStore(storage)
     try:

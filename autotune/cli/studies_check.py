@@ -8,7 +8,7 @@ from autotune.cli import options
 from autotune.errors import StorageUnavailable
 
 if TYPE_CHECKING:
-    from autotune.storage.findings import Checked
+    from autotune.storage.integrity.findings import Checked
 
 
 def check(
@@ -19,8 +19,8 @@ def check(
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
     """Read all of a database and say what is wrong, one line each, with what to do. Changes nothing."""
-    from autotune.storage.refusals import shown_url
-    from autotune.study.checking import check_studies
+    from autotune.storage.error_translation import shown_url
+    from autotune.study.check import check_studies
 
     storage = options.storage_of(context, storage)
     checked = check_studies(storage, study or ())

@@ -21,7 +21,7 @@ def export(
 ) -> None:
     """Write studies with all their trials, predictions and attempts as JSON lines."""
     import autotune
-    from autotune.storage import StudyStore
+    from autotune.storage.store import StudyStore
 
     if out is not None:
         _check_target(out)
@@ -45,9 +45,9 @@ def import_file(
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
     """Bring exported studies into a database: all of the file, or nothing."""
-    from autotune.definition import check_study_name
-    from autotune.storage import StudyStore
-    from autotune.storage.transfer import check_file
+    from autotune.spec.study import check_study_name
+    from autotune.storage.store import StudyStore
+    from autotune.storage.transfer.transfer import check_file
 
     if name is not None:
         check_study_name(name)

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.quantities import format_size
-from autotune.recommendation.pick import closest_miss, needed_bytes
+from autotune.analysis.pick import closest_miss, needed_bytes
 from autotune.reporting.outcomes import OUTCOME_WORDS
 from autotune.reporting.trial_text import (
     SHARED_MARK_SAYS,
@@ -23,7 +22,8 @@ from autotune.reporting.trial_text import (
     perplexity_words,
     speed_words,
 )
-from autotune.result import StudyResult, TrialRecord
+from autotune.spec.result import StudyResult, TrialRecord
+from autotune.units import format_size
 
 MOST_FOLDED = 1000
 """Trials of a table whose cells are folded to the width of the terminal."""

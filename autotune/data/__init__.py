@@ -1,1 +1,4 @@
-"""Text, tokens and batches. Run in a process of its own, for `datasets` may load torch; only `early.py` runs before."""
+"""Text, tokens and batches. Runs in a process of its own, for `datasets` may load torch.
+
+Only `validation.py` runs before that.
+"""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autotune.data.token_file import IGNORED_LABEL, NO_TOKEN, TextFacts, Tokens, read_token_of
-from autotune.workload_settings import Packing
+from autotune.spec.workload_settings import Packing
 
 
 class Batch(NamedTuple):

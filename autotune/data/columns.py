@@ -9,7 +9,7 @@ import numpy
 from autotune.data.hub import reason_of
 from autotune.data.token_file import IGNORED_LABEL, NO_TOKEN, Tokens, read_token_of
 from autotune.errors import InvalidDataset
-from autotune.workload import Workload
+from autotune.spec.workload import Workload
 
 TOKENS, LABELS, MASK = "input_ids", "labels", "attention_mask"
 """What transformers calls the columns of a tokenized set."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidDataset, InvalidInput
-from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 TIMEOUT_SECONDS = 10
 

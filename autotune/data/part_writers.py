@@ -11,7 +11,7 @@ import numpy
 
 from autotune.data.token_file import NO_TOKEN, TokenFile, Tokens
 from autotune.data.tokenizer import Tokenizer
-from autotune.workload import Workload
+from autotune.spec.workload import Workload
 
 
 class PartWriter(ABC):

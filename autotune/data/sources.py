@@ -14,8 +14,8 @@ from autotune.data import hub
 from autotune.data.columns import TokenColumn, documents_of, unreadable
 from autotune.data.text_files import TextFiles, check_lines
 from autotune.errors import InvalidDataset
-from autotune.user_paths import expanded, is_plain_file, is_there
-from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.spec.user_paths import expanded, is_plain_file, is_there
+from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 READERS = {
     ".txt": "text",

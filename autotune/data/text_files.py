@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from autotune.errors import InvalidDataset
-from autotune.quantities import format_size
+from autotune.units import format_size
 
 PIECE_CHARACTERS = 1024 * 4096
 """A whole number of passages (`tokens.py`), so that they are the same however a file is read."""

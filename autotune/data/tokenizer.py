@@ -14,8 +14,8 @@ import numpy
 from autotune.data import hub
 from autotune.data.token_file import Tokens
 from autotune.errors import InvalidInput
-from autotune.user_paths import expanded, is_plain_file, is_there
-from autotune.workload import BYTE_VOCABULARY, Workload
+from autotune.spec.user_paths import expanded, is_plain_file, is_there
+from autotune.spec.workload import BYTE_VOCABULARY, Workload
 
 FILE_NAME = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"

@@ -18,7 +18,7 @@ from autotune.data.sources import Parts
 from autotune.data.token_file import TextFacts
 from autotune.data.tokenizer import FILE_NAME, Tokenizer, load_tokenizer, train_bpe
 from autotune.errors import InvalidDataset
-from autotune.workload import Workload
+from autotune.spec.workload import Workload
 
 PASSAGE_CHARACTERS = 4096
 HELD_OUT_ONE_IN = 10

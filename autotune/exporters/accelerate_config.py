@@ -6,7 +6,6 @@ script; each refusal says the line. Its file decides mixed precision and compila
 
 import yaml
 
-from autotune.config import TrainingConfig
 from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
@@ -20,6 +19,7 @@ from autotune.exporters.script_lines import (
     write_schedule,
 )
 from autotune.exporters.shipped import shipped_files
+from autotune.spec.config import TrainingConfig
 
 FILE = "accelerate_config.yaml"
 ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"

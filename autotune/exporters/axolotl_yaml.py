@@ -19,7 +19,7 @@ from autotune.exporters.named_schedule import named_schedule, warmup_refusal
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
 from autotune.exporters.script_lines import own_script_note, text_notes
 from autotune.exporters.transformers.training_script import LOADERS
-from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "axolotl.yaml"
 

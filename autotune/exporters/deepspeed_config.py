@@ -6,7 +6,6 @@ sections keep 16-bit weights and a float32 copy of them, which is another traini
 
 import json
 
-from autotune.config import TrainingConfig
 from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
@@ -20,6 +19,7 @@ from autotune.exporters.script_lines import (
     write_schedule,
 )
 from autotune.exporters.shipped import shipped_files
+from autotune.spec.config import TrainingConfig
 
 FILE = "ds_config.json"
 AUTO_FILE = "ds_config_auto.json"

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.config import FIELD_ORDER
 from autotune.exporters.recipe import Recipe
+from autotune.spec.config import FIELD_ORDER
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ answers, whether products use TF32 and how the allocator grows are settings of t
 
 from collections.abc import Mapping
 
-from autotune.config import Attention, TrainingConfig
 from autotune.exporters.recipe import Recipe, in_docstring
+from autotune.spec.config import Attention, TrainingConfig
 
 FILE = "autotune_launch.py"
 SETTINGS_IT_MAKES = ("memory_budget", "attention", "allocator")

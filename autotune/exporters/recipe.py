@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autotune.config import FIELD_ORDER, TrainingConfig
-from autotune.result import StudyResult, TrialRecord
-from autotune.workload import Workload
+from autotune.spec.config import FIELD_ORDER, TrainingConfig
+from autotune.spec.result import StudyResult, TrialRecord
+from autotune.spec.workload import Workload
 
 OPTIMIZER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8},
@@ -18,7 +18,7 @@ OPTIMIZER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 """What trials train with besides the learning rate (`autotune/techniques/optimizer.py`)."""
 
 SMALLEST_RATE = 0.1
-"""Share of the learning rate that a cosine schedule ends at (`autotune/training_step.py`)."""
+"""Share of the learning rate that a cosine schedule ends at (`autotune/training/step.py`)."""
 
 WORKLOAD_SETTINGS = (
     "learning_rate",

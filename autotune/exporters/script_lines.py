@@ -3,10 +3,10 @@
 Each is one line as it would be typed, with the names `model` and `optimizer`; the reasons of refusals quote them.
 """
 
-from autotune.config import TrainingConfig
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.exporters.shipped import BLOCKS
-from autotune.workload import Workload
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import Workload
 
 _CLASSES = {
     "adamw": "torch.optim.AdamW",

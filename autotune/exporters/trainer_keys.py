@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.config import Checkpointing, OptimizerFusion, TrainingConfig
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
+from autotune.spec.config import Checkpointing, OptimizerFusion, TrainingConfig
 
 _EVERY: Mapping[Checkpointing, int] = {"block": 1, "every-2": 2, "every-4": 4}
 LONGEST_ADAFACTOR_STEPS = 5623

@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from autotune.config import TrainingConfig
 from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import own_script_note, text_notes
 from autotune.exporters.trainer_keys import KEY_NOTES, Change, model_keys, nearest, training_keys
 from autotune.exporters.transformers.training_script import LOADERS
-from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "sft.yaml"
 

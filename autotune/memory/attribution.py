@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.memory.recording import Block, Recording
-from autotune.prediction import CATEGORIES, Category, Holder, Timeline
+from autotune.spec.prediction import CATEGORIES, Category, Holder, Timeline
 
 HOLDERS_KEPT = 12
 TIMELINE_POINTS = 400

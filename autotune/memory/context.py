@@ -26,7 +26,7 @@ import torch
 
 from autotune.errors import DeviceDisturbed
 from autotune.memory.nvml import NvmlDevice
-from autotune.quantities import format_size
+from autotune.units import format_size
 
 TOLERANCE_BYTES = 32 * 1024**2
 """Differences up to this are no disturbance: the driver's own bookkeeping, a desktop that redraws. The context of any

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from autotune.memory import MemoryReading
+from autotune.memory.meter import MemoryReading
 from autotune.memory.torch_interfaces import check_cpu_meter
 
 _PHASE_PREFIX = "autotune::"

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from autotune.memory import CONTEXT_ALONE, MemoryReading
 from autotune.memory.context import create_context
+from autotune.memory.meter import CONTEXT_ALONE, MemoryReading
 from autotune.memory.nvml import open_device
-from autotune.quantities import format_size
+from autotune.units import format_size
 
 
 class CudaMeter:

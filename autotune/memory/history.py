@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from autotune.memory import PhaseMarker
+from autotune.memory.meter import PhaseMarker
 from autotune.memory.recording import Block, Phase, Recording, Scope
 from autotune.memory.torch_interfaces import check_snapshots
-from autotune.prediction import Category
+from autotune.spec.prediction import Category
 
 MOST_ENTRIES = 1_000_000
 """Allocations and frees that torch keeps; a step of the largest models has some ten thousand."""

@@ -6,7 +6,7 @@ reads it.
 
 from dataclasses import dataclass, field
 
-from autotune.prediction import Category
+from autotune.spec.prediction import Category
 
 
 @dataclass(slots=True, kw_only=True)

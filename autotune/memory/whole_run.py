@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from autotune.memory import MemoryMeter, MemoryReading, make_meter
 from autotune.memory.cpu import peak_of
+from autotune.memory.meter import MemoryMeter, MemoryReading, make_meter
 
 _STEADY = "autotune steady steps"
 

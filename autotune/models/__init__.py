@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from autotune.models import deep_one, gpt, hugging_face, own
+from autotune.models import deep_one, gpt, hugging_face, user_model
 from autotune.models.parts import ModelParts
-from autotune.user_code import is_function_reference
-from autotune.workload import Workload
+from autotune.spec.user_code import is_function_reference
+from autotune.spec.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ HUGGING_FACE = ModelFamily(
     build=hugging_face.build, find_parts=hugging_face.find_parts, initialize=hugging_face.initialize
 )
 
-OWN = ModelFamily(build=own.build, find_parts=own.find_parts, initialize=own.initialize)
+OWN = ModelFamily(build=user_model.build, find_parts=user_model.find_parts, initialize=user_model.initialize)
 
 
 def family_of(workload: Workload) -> ModelFamily:

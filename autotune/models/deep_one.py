@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autotune.models.parts import ModelParts, TokenLoss, full_token_loss
-from autotune.workload import Workload
+from autotune.spec.workload import Workload
 
 RESIDUAL_FACTOR = 2.828
 """(2 * layers) ** (1/4) of DeepNet's decoder, for the 32 layers of the full size; kept at every size."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autotune.models.parts import ModelParts, TokenLoss, full_token_loss
-from autotune.workload import Workload
+from autotune.spec.workload import Workload
 
 ROTARY_BASE = 10_000.0
 INITIAL_DEVIATION = 0.02

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from autotune.errors import InvalidInput
-from autotune.model_file import with_layers
 from autotune.models.parts import ModelParts, TokenLoss, next_token_loss
 from autotune.models.structure import find_blocks
-from autotune.workload import Workload
+from autotune.spec.model_file import with_layers
+from autotune.spec.workload import Workload
 
 _PROBED_TOKENS = 4
 _NOISE = 1e-4

@@ -7,10 +7,10 @@ import hashlib
 from pathlib import Path
 
 from autotune.errors import InvalidInput
-from autotune.model_file import WEIGHT_FILES, no_weights, weight_files
 from autotune.models import hugging_face
-from autotune.user_code import sha256_of
-from autotune.workload import Workload
+from autotune.spec.model_file import WEIGHT_FILES, no_weights, weight_files
+from autotune.spec.user_code import sha256_of
+from autotune.spec.workload import Workload
 
 
 def read_pretrained(workload: Workload) -> hugging_face.HuggingFaceModel:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from autotune.models import build_model, family_of
 from autotune.models.parts import ModelParts
 from autotune.models.pretrained import read_pretrained
-from autotune.workload import Workload
+from autotune.spec.workload import Workload
 
 
 def draw_weights(workload: Workload, *, file: Path) -> int:
@@ -31,7 +31,7 @@ def load_model(workload: Workload, *, file: Path | None, dtype: torch.dtype, dev
     Without a file the weights are left as they are in memory, for a model on fake tensors.
     """
     with torch.device("meta"):
-        parts = build_model(workload)  # some stand on the CPU nevertheless (`own.py`)
+        parts = build_model(workload)  # some stand on the CPU nevertheless (`user_model.py`)
     drawn = _unset_weights(parts.model) if file is None else torch.load(file, mmap=True, weights_only=True)
     loaded: dict[nn.Parameter, nn.Parameter] = {}
     for name, parameter in list(parts.model.named_parameters(remove_duplicate=False)):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autotune.config import TrainingConfig
+from autotune.spec.config import TrainingConfig
 
 Group = Literal["eager fp32", "eager 16-bit", "compiled fp32", "compiled 16-bit"]
 """Configurations whose predictions err in the same way."""

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.config import Attention
 from autotune.errors import PredictionImpossible
 from autotune.predictor.gpu import Gpu
+from autotune.spec.config import Attention
 
 Kernel = Literal["cudnn", "flash", "efficient", "math"]
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from autotune.predictor.gpu import Gpu
-from autotune.quantities import format_size
+from autotune.units import format_size
 
 Library = Literal["cuBLAS", "cublasLt"]
 

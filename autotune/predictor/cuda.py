@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.config import Attention
 from autotune.predictor.attention import OPERATORS, attention, bytes_during
 from autotune.predictor.cublas import CublasWorkspaces
 from autotune.predictor.gpu import Gpu
-from autotune.quantities import format_size
+from autotune.spec.config import Attention
 from autotune.techniques import activation_offload
+from autotune.units import format_size
 
 
 class CudaKernels:

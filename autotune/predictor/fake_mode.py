@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter
 
 from autotune.memory.recording import Block, Phase, Recording, Scope
-from autotune.prediction import Category
+from autotune.spec.prediction import Category
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default

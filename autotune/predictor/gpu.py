@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.prediction import parse_compute_capability
+from autotune.spec.prediction import parse_compute_capability
 
 ASSUMED_COMPUTE_CAPABILITY = "8.0"
 """Of the GPU that is meant where nobody says which and none is there: an A100."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from autotune.result import Outcome, TrialRecord
+from autotune.spec.result import Outcome, TrialRecord
 
 OUTCOME_WORDS: Mapping[Outcome, str] = {
     "ok": "ok",

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from autotune.config import FIELD_ORDER
-from autotune.quantities import format_size
-from autotune.recommendation.beside_reference import Beside
-from autotune.reporting import reference_table
+from autotune.analysis.published_comparison import Beside
+from autotune.reporting import published_rows
 from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
 from autotune.reporting.trial_text import (
     SHARED_MARK_SAYS,
@@ -20,7 +18,9 @@ from autotune.reporting.trial_text import (
     perplexity_words,
     speed_words,
 )
-from autotune.result import StudyResult, TrialRecord
+from autotune.spec.config import FIELD_ORDER
+from autotune.spec.result import StudyResult, TrialRecord
+from autotune.units import format_size
 
 _NESTED = ("config", "bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
 _FIRST = ("number", "name", "outcome", "feasible")
@@ -78,9 +78,9 @@ def _cell(value: Any) -> Any:
 
 def reference_markdown(about: str, notes: Iterable[str], rows: Sequence[Beside]) -> str:
     """A published table with one's own rows beside it."""
-    heads = reference_table.heads(rows)
+    heads = published_rows.heads(rows)
     rules = [":--" if head in ("row", "remark") else "--:" for head in heads]
-    cells = ([_plain(cell) for cell in row] for row in reference_table.cells(rows))
+    cells = ([_plain(cell) for cell in row] for row in published_rows.cells(rows))
     table = "\n".join(_row(line) for line in [heads, rules, *cells])
     return "\n\n".join([f"**{_plain(about)}**", table, *map(_plain, notes)]) + "\n"
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition
-from autotune.prediction import Forecast, Prediction
-from autotune.result import StudyResult, TrialRecord
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Forecast, Prediction
+from autotune.spec.result import StudyResult, TrialRecord
+from autotune.spec.study import StudyDefinition
 
 
 @dataclass(frozen=True, kw_only=True)

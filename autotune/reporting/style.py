@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from autotune.prediction import Category
+from autotune.spec.prediction import Category
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -1,10 +1,10 @@
 """A trial in words: what tables, pages and figures say of one, and the texts that figures show beside a mark."""
 
-from autotune.quantities import format_size
-from autotune.recommendation.pick import savings
+from autotune.analysis.pick import savings
 from autotune.reporting import style
 from autotune.reporting.outcomes import OUTCOME_WORDS
-from autotune.result import StudyResult, TrialRecord
+from autotune.spec.result import StudyResult, TrialRecord
+from autotune.units import format_size
 
 
 def described(record: TrialRecord) -> str:

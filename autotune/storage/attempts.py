@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, case, func, insert, literal_column, select, update
 
-from autotune.attempt import LEASE_SECONDS, MOST_RETRIES, Attempt, AttemptState, RunningAttempt
-from autotune.config import TrainingConfig
-from autotune.crash_points import reached
-from autotune.result import Measurement
+from autotune.failpoints import reached
+from autotune.spec.attempt import LEASE_SECONDS, MOST_RETRIES, Attempt, AttemptState, RunningAttempt
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import Measurement
 from autotune.storage.database import Database
 from autotune.storage.rows import (
     LONGEST_NAME,

@@ -15,9 +15,9 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
 
 from autotune.errors import StorageAway, StorageUnavailable, UnknownStudy
+from autotune.storage.error_translation import StorageBusy, parsed_url, shown_url, storage_errors
 from autotune.storage.file_systems import refuse_network_file_system, refuse_without_write_ahead_log
-from autotune.storage.refusals import StorageBusy, parsed_url, shown_url, storage_errors
-from autotune.storage.wholeness import make_file, refuse_damaged_file, refuse_log_without_its_file
+from autotune.storage.integrity.sqlite_file import make_file, refuse_damaged_file, refuse_log_without_its_file
 
 BUSY_TIMEOUT_SECONDS = 60.0
 """How long SQLite waits for another process's lock."""

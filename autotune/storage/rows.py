@@ -7,15 +7,15 @@ from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition, check_study_name
 from autotune.errors import InvalidInput
-from autotune.prediction import Forecast, Prediction
-from autotune.result import DIRECTIONS, DeviceInfo, Measurement, TrialRecord
-from autotune.search_space import SearchSpace
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Forecast, Prediction
+from autotune.spec.result import DIRECTIONS, DeviceInfo, Measurement, TrialRecord
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.study import StudyDefinition, check_study_name
+from autotune.spec.workload import Workload
 from autotune.storage.tables import SCHEMA_VERSION
 from autotune.storage.typed import check_types
-from autotune.workload import Workload
 
 _MEASUREMENT_FIELDS = tuple(field.name for field in fields(Measurement))
 

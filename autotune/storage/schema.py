@@ -9,13 +9,13 @@ from pathlib import Path
 import sqlalchemy
 from sqlalchemy import Connection, select
 
-from autotune.crash_points import reached
 from autotune.errors import StorageUnavailable, UnknownStudy
-from autotune.storage.backup import back_up
+from autotune.failpoints import reached
 from autotune.storage.database import Database
-from autotune.storage.refusals import way_out_of_damage
+from autotune.storage.error_translation import way_out_of_damage
+from autotune.storage.integrity.backup import back_up
+from autotune.storage.integrity.sqlite_file import refuse_foreign_tables, refuse_rows_of_nothing
 from autotune.storage.tables import ATTEMPTS, METADATA, PREDICTIONS, REVISION, STUDIES, VERSION_TABLE
-from autotune.storage.wholeness import refuse_foreign_tables, refuse_rows_of_nothing
 
 _LOG = logging.getLogger(__name__)
 

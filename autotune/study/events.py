@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition
-from autotune.result import TrialRecord
-from autotune.search_space import LegalSpace
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import TrialRecord
+from autotune.spec.search_space import LegalSpace
+from autotune.spec.study import StudyDefinition
 
 
 @dataclass(frozen=True, kw_only=True)

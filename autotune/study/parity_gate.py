@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from autotune.config import TrainingConfig
-from autotune.parity import ParityTrace, largest_difference
+from autotune.spec.config import TrainingConfig
+from autotune.spec.parity import ParityTrace, largest_difference
 from autotune.storage.durable_file import durable_file
 
 LARGEST_RATIO = 2**0.5

@@ -11,32 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.config import FIELD_ORDER
-from autotune.data.early import check_data
+from autotune.analysis.pick import Preferences
 from autotune.data.sources import check_there
-from autotune.definition import (
-    DEFAULT_SAMPLER,
-    DEFAULT_STORAGE,
-    SAMPLERS,
-    Sampler,
-    StudyDefinition,
-    check_study_name,
-)
+from autotune.data.validation import check_data
 from autotune.errors import InvalidInput
-from autotune.executors.local import LocalExecutor
-from autotune.executors.server_tasks import PREPARED
-from autotune.quantities import LARGEST_SIZE_BYTES
-from autotune.recommendation.pick import Preferences
-from autotune.result import DeviceInfo
-from autotune.search_space import SearchSpace, bind_space
-from autotune.space_file import load_space
+from autotune.execution.local import LocalExecutor
+from autotune.execution.server.limits import DEFAULT_TRIAL_SECONDS, time_limits
+from autotune.execution.server_tasks import PREPARED
+from autotune.spec.config import FIELD_ORDER
+from autotune.spec.result import DeviceInfo
+from autotune.spec.search_space import SearchSpace, bind_space
+from autotune.spec.space_file import load_space
+from autotune.spec.study import DEFAULT_SAMPLER, DEFAULT_STORAGE, SAMPLERS, Sampler, StudyDefinition, check_study_name
+from autotune.spec.workload import Workload, make_workload
 from autotune.study.events import Listener, Preparing
-from autotune.study.forecast import on_some_device
-from autotune.study.patience import DEFAULT_PATIENCE_SECONDS
-from autotune.study.spool import SPOOL
-from autotune.study.waiting_folder import WaitingFolder, sweep
-from autotune.trial.limits import DEFAULT_TRIAL_SECONDS, time_limits
-from autotune.workload import Workload, make_workload
+from autotune.study.predictions import on_some_device
+from autotune.study.staging import WaitingFolder, sweep
+from autotune.study.workers.outbox import SPOOL
+from autotune.study.workers.retry import DEFAULT_PATIENCE_SECONDS
+from autotune.units import LARGEST_SIZE_BYTES
 
 DEFAULT_SPACE = "default"
 DEFAULT_TRIALS = 30
@@ -66,7 +59,7 @@ class SearchRequest:
     trials: int | None = None
     time_budget_seconds: float | None = None
     until_converged: bool = False
-    """Whether the study ends once no trial is expected to make the front better by much (`ranking.py`)."""
+    """Whether the study ends once no trial is expected to make the front better by much (`ehvi_sampler.py`)."""
     trial_time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
     compile_time_limit_seconds: float | None = None
     """For a step in which code is compiled; None is half of the whole trial's."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from autotune.definition import RESULTS_FOLDER
 from autotune.errors import InvalidInput, StorageUnavailable
-from autotune.executors.compiler_cache import CACHE
+from autotune.execution.compile_cache import CACHE
+from autotune.spec.study import RESULTS_FOLDER
 from autotune.storage.database import sqlite_file
 
 

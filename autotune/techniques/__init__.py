@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.config import TrainingConfig
 from autotune.models.parts import ModelParts
 from autotune.models.weights import load_model
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import Workload
 from autotune.techniques import (
     activation_offload,
     allocator,
@@ -28,7 +29,6 @@ from autotune.techniques import (
 )
 from autotune.techniques.optimizer_fusion import Updater, UpdateRule, make_updater
 from autotune.techniques.requirements import check_parts
-from autotune.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def find_unavailable(choices: Mapping[str, Sequence[Any]], *, device: torch.devi
     """What of `choices`, {technique: values}, does not work on `device`: {technique: {value: reason}}.
 
     Each is tried out on the device. A fused update that only one optimizer lacks is no entry here: that is a rule of
-    `autotune/config.py`.
+    `autotune/spec/config.py`.
     """
     probes: dict[str, Callable[[Any], str | None]] = {
         "precision": lambda value: precision.unavailable(value, device=device),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from autotune.config import ActivationOffload
+from autotune.spec.config import ActivationOffload
 
 SMALLEST_BYTES = 1024**2
 """What is smaller stays: a copy takes longer to start than to run."""

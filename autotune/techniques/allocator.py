@@ -9,7 +9,7 @@ import os
 
 import torch
 
-from autotune.config import Allocator
+from autotune.spec.config import Allocator
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The variable's name today and the one it had until torch 2.9."""

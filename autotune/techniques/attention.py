@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from autotune.config import Attention
+from autotune.spec.config import Attention
 
 _KERNELS_OF_16_BIT = ("flash", "cudnn")
 

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from autotune.config import Checkpointing
 from autotune.models.parts import ModelParts
+from autotune.spec.config import Checkpointing
 
 _aten = torch.ops.aten
 _KEPT_OPERATORS = frozenset(

@@ -11,8 +11,8 @@ from functools import cache
 import torch
 
 from autotune.build_tools import why_no_compilation
-from autotune.config import CompileScope
 from autotune.models.parts import ModelParts
+from autotune.spec.config import CompileScope
 
 
 def compile_blocks(parts: ModelParts, scope: CompileScope) -> None:

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from autotune.config import FP8_MULTIPLE, Precision
 from autotune.models.parts import ModelParts
+from autotune.spec.config import FP8_MULTIPLE, Precision
 
 
 def convert_blocks(parts: ModelParts, precision: Precision, *, emulate: bool = False) -> None:

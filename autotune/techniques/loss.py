@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autotune.config import Loss
 from autotune.models.parts import ModelParts, TokenLoss, full_token_loss
+from autotune.spec.config import Loss
 
 LEAST_CHUNKS = 8
 LEAST_TOKENS = 64

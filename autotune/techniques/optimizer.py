@@ -1,4 +1,4 @@
-"""Optimizers: torch's own, one of ours and one of torchao's. Default learning rates: `autotune/workload.py`.
+"""Optimizers: torch's own, one of ours and one of torchao's. Default learning rates: `autotune/spec/workload.py`.
 
 | value | state per parameter | settings |
 |---|---|---|
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from autotune.config import Optimizer, OptimizerFusion
+from autotune.spec.config import Optimizer, OptimizerFusion
 from autotune.techniques.adafactor_fixed_rate import AdafactorFixedRate
 
 SGD_MOMENTUM = 0.9

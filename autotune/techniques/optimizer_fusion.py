@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.build_tools import why_no_compilation
-from autotune.config import Optimizer, OptimizerFusion
+from autotune.spec.config import Optimizer, OptimizerFusion
 from autotune.techniques.fp8 import torchao_is_missing
 from autotune.techniques.optimizer import make_optimizer
 from autotune.techniques.step_in_backward import step_in_backward

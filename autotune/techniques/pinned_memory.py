@@ -8,12 +8,12 @@ Source: c10/core/CachingHostAllocator.h
 import torch
 from torch import Tensor
 
-from autotune.config import TrainingConfig
 from autotune.memory.host import HostMemoryExceeded, available_bytes
-from autotune.quantities import format_size
-from autotune.result import PINNED_ON_HOST
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import PINNED_ON_HOST
 from autotune.techniques import activation_offload
 from autotune.techniques.activation_offload import OnHost, pinned_bytes
+from autotune.units import format_size
 
 KEPT_FREE_SHARE = 0.1
 """Of the memory that the host has available when a trial begins: for all else that it and others then do."""

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from autotune.config import Precision
+from autotune.spec.config import Precision
 from autotune.techniques import fp8
 
 _AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16, "fp8": torch.bfloat16}

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.config import FP8_MULTIPLE, TrainingConfig
 from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
+from autotune.spec.config import FP8_MULTIPLE, TrainingConfig
 from autotune.techniques import attention
 from autotune.techniques.attention import AttentionCall, CallsOfAttention
 from autotune.techniques.fp8 import can_be_fp8

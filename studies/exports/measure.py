@@ -16,14 +16,14 @@ from pathlib import Path
 import autotune
 from autotune.exporters import TARGETS
 from autotune.exporters.recipe import recipe_of
-from autotune.result import StudyResult, TrialRecord
+from autotune.spec.result import StudyResult, TrialRecord
 
 TRAIN = """
 import json, math, statistics, sys, time
 from pathlib import Path
 sys.path.insert(0, str(Path.cwd()))
 import torch, train
-from autotune.memory import make_meter
+from autotune.memory.meter import make_meter
 
 text, held_out = train.read_text(None, train.TEXT)
 training = train.Training()

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.config import CHOICES, TrainingConfig
 from autotune.exporters import TARGETS
 from autotune.exporters.export import Refusal
 from autotune.exporters.recipe import Recipe
-from autotune.workload import make_workload
+from autotune.spec.config import CHOICES, TrainingConfig
+from autotune.spec.workload import make_workload
 
 WORKLOAD = make_workload("cuda", {})
 VALUES: Mapping[str, tuple[Any, ...]] = {

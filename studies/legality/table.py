@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from autotune.config import CHOICES, RULES, Circumstances, Rule, TrainingConfig
 from autotune.models import build_model
 from autotune.models.parts import ModelParts
+from autotune.spec.config import CHOICES, RULES, Circumstances, Rule, TrainingConfig
+from autotune.spec.workload import MODEL_NAMES, make_workload
 from autotune.techniques import find_unavailable
 from autotune.techniques.requirements import missing_parts
-from autotune.workload import MODEL_NAMES, make_workload
 
 SIZES = {
     "num_hidden_layers": 2,
@@ -57,7 +57,7 @@ def _opening() -> Iterator[str]:
     yield "# What is legal where"
     yield ""
     yield "Made by `python studies/legality/table.py`; a test holds it to the code. Three things decide: rules that"
-    yield "hold everywhere (`autotune/config.py`), what a model has and how it attends"
+    yield "hold everywhere (`autotune/spec/config.py`), what a model has and how it attends"
     yield "(`autotune/techniques/requirements.py`), and what the device does when it is tried (`find_unavailable` in"
     yield "`autotune/techniques/`)."
     yield ""

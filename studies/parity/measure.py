@@ -14,14 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.config import Circumstances, TrainingConfig, broken_rules
-from autotune.definition import StudyDefinition
-from autotune.executors.local import LocalExecutor
-from autotune.executors.server_tasks import PREPARED
-from autotune.parity import ParityTrace
-from autotune.search_space import SearchSpace
+from autotune.execution.local import LocalExecutor
+from autotune.execution.server_tasks import PREPARED
+from autotune.spec.config import Circumstances, TrainingConfig, broken_rules
+from autotune.spec.parity import ParityTrace
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.study import StudyDefinition
+from autotune.spec.workload import make_workload
 from autotune.study.parity_gate import plain_form
-from autotune.workload import make_workload
 
 HERE = Path(__file__).parent
 GLOBAL_BATCH = 8

@@ -23,16 +23,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import autotune.predictor
+import autotune.predictor.predict
 from autotune.memory.recording import Recording
 from autotune.models import deep_one
 from autotune.models.parts import IGNORED_LABEL
-from autotune.prediction import Prediction
-from autotune.predictor import PredictionRequest, cuda, predict
-from autotune.search_space import bind_space
-from autotune.space_file import load_space
+from autotune.predictor import cuda
+from autotune.predictor.predict import PredictionRequest, predict
+from autotune.spec.prediction import Prediction
+from autotune.spec.search_space import bind_space
+from autotune.spec.space_file import load_space
+from autotune.spec.workload import make_workload
 from autotune.techniques import adafactor_fixed_rate as adafactor
-from autotune.workload import make_workload
 
 GIB = 1024**3
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from autotune.config import TrainingConfig
-from autotune.executors.local import LocalExecutor
-from autotune.prediction import Forecast
-from autotune.space_file import load_space
-from autotune.study.forecast import Forecaster
-from autotune.workload import make_workload
+from autotune.execution.local import LocalExecutor
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Forecast
+from autotune.spec.space_file import load_space
+from autotune.spec.workload import make_workload
+from autotune.study.predictions import Forecaster
 
 Curves = dict[str, dict[str, Any]]
 """{curve: {budget: what is predicted}}"""

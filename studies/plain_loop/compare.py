@@ -59,7 +59,7 @@ def make_step(settings: dict, choices: dict, folder: Path, *, device: str) -> tu
     from torch.utils.checkpoint import checkpoint
 
     from autotune.models.gpt import build
-    from autotune.workload import Workload
+    from autotune.spec.workload import Workload
 
     workload = Workload(**settings)
     batch, length, micro = workload.global_batch, workload.sequence_length, choices.get("micro_batch_size")
@@ -105,7 +105,7 @@ def make_step(settings: dict, choices: dict, folder: Path, *, device: str) -> tu
 
 def plain_loop(settings: dict, choices: dict, folder: Path, device: str) -> dict:
     """A training loop by hand: peak live bytes over two steps, tokens per second, last loss."""
-    from autotune.workload import Workload
+    from autotune.spec.workload import Workload
 
     workload, on_cuda = Workload(**settings), device != "cpu"
     step, resident = make_step(settings, choices, folder, device=device)
@@ -210,8 +210,8 @@ def main() -> None:
         return
     from importlib.metadata import version
 
-    from autotune.trial.client import TrialServer
-    from autotune.workload import make_workload
+    from autotune.execution.server.client import TrialServer
+    from autotune.spec.workload import make_workload
 
     results, workloads = {}, {}
     with tempfile.TemporaryDirectory() as temporary, TrialServer(log_file=Path(temporary) / "server.log") as server:

@@ -23,16 +23,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
-from autotune.config import CHOICES, Circumstances, TrainingConfig
-from autotune.definition import StudyDefinition
 from autotune.errors import AutotuneError
-from autotune.executors.local import LocalExecutor
+from autotune.execution.local import LocalExecutor
 from autotune.predictor.accuracy import Group, PredictionError
 from autotune.predictor.accuracy import group_of as group_of_bound
-from autotune.result import DeviceInfo
-from autotune.search_space import DIVISORS, LegalSpace, SearchSpace, bind_space
-from autotune.study.forecast import Forecaster
-from autotune.workload import make_workload
+from autotune.spec.config import CHOICES, Circumstances, TrainingConfig
+from autotune.spec.result import DeviceInfo
+from autotune.spec.search_space import DIVISORS, LegalSpace, SearchSpace, bind_space
+from autotune.spec.study import StudyDefinition
+from autotune.spec.workload import make_workload
+from autotune.study.predictions import Forecaster
 
 HERE = Path(__file__).parent
 MIB = 1024**2

@@ -11,11 +11,11 @@ from pathlib import Path
 from sqlalchemy import select
 from stand_in import measurement_of
 
-from autotune.result import Measurement, TrialRecord
+from autotune.spec.result import Measurement, TrialRecord
 from autotune.storage.database import Database, sqlite_file
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
-from autotune.study.spool import SPOOL
 from autotune.study.work_folder import place_of_work
+from autotune.study.workers.outbox import SPOOL
 
 MARK = "AUTOTUNE_PROOF"
 """An environment variable of every process of a proof; what they start has it from them."""
@@ -32,7 +32,7 @@ def violations(storage: str, study: str, *, trials: int | None = None) -> list[s
 
 
 def _of_trials(storage: str, study: str, *, trials: int | None) -> Iterator[str]:
-    from autotune.storage import StudyStore
+    from autotune.storage.store import StudyStore
 
     with closing(StudyStore(storage)) as store:
         records = store.trials(study)

@@ -1,4 +1,4 @@
-"""A search is killed at every durable step, by name, and continued: `autotune/crash_points.py` has the names.
+"""A search is killed at every durable step, by name, and continued: `autotune/failpoints.py` has the names.
 
     python studies/reliability/crash_points.py > studies/reliability/crash_points.json
 
@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from quick_executor import QuickExecutor
 from watch import Watch, snapshot, violations_at_the_end
 
-from autotune.crash_points import CRASH_POINTS
 from autotune.errors import Stopped
-from autotune.study import SearchRequest, search
+from autotune.failpoints import CRASH_POINTS
 from autotune.study.events import Event, TrialBegan
+from autotune.study.search import SearchRequest, search
 
 STUDY, TRIALS = "points", 5
 SPACE = Path(__file__).with_name("space.toml")
@@ -185,10 +185,10 @@ def _begin_with_schema_1(url: str, folder: Path) -> None:
     from alembic.config import Config
     from sqlalchemy import create_engine
 
-    import autotune.storage
+    import autotune.storage.store
 
     config = Config()
-    config.set_main_option("script_location", str(Path(autotune.storage.__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(Path(autotune.storage.store.__file__).parent / "migrations"))
     engine = create_engine(url)
     with engine.begin() as connection:
         config.attributes["connection"] = connection

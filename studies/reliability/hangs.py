@@ -19,14 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition
-from autotune.executors.local import FinishedTrial, LocalExecutor
-from autotune.result import DeviceInfo
-from autotune.search_space import SearchSpace
-from autotune.trial.limits import TimeLimits
-from autotune.trial.process_tree import started_under
-from autotune.workload import make_workload
+from autotune.execution.local import FinishedTrial, LocalExecutor
+from autotune.execution.server.limits import TimeLimits
+from autotune.execution.server.process_tree import started_under
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import DeviceInfo
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.study import StudyDefinition
+from autotune.spec.workload import make_workload
 
 LONG_SECONDS = 600.0
 """A limit that is not the one to be met."""

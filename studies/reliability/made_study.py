@@ -10,14 +10,14 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition
-from autotune.prediction import Forecast, Holder, Prediction
-from autotune.quantities import format_size
-from autotune.result import DeviceInfo, Measurement, TrialRecord
-from autotune.space_file import load_space
-from autotune.storage import StudyStore
-from autotune.workload import make_workload
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Forecast, Holder, Prediction
+from autotune.spec.result import DeviceInfo, Measurement, TrialRecord
+from autotune.spec.space_file import load_space
+from autotune.spec.study import StudyDefinition
+from autotune.spec.workload import make_workload
+from autotune.storage.store import StudyStore
+from autotune.units import format_size
 
 GIB = 1024**3
 CAP_BYTES = 6 * GIB

@@ -23,9 +23,9 @@ from quick_study import QuickStudy, Worker, quick_study, report, say
 from sqlalchemy import insert, update
 from stand_in import measurement_of
 
-from autotune.attempt import new_attempt_id
-from autotune.config import TrainingConfig
-from autotune.storage import StudyStore
+from autotune.spec.attempt import new_attempt_id
+from autotune.spec.config import TrainingConfig
+from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
 
 EVERY = 500

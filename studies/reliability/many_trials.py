@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import made_study
 from quick_study import provenance
 
-from autotune.recommendation.front import Tolerance, pareto_front
-from autotune.storage import StudyStore
-from autotune.study import ranking, result_of, view_of
+from autotune.analysis.front import Tolerance, pareto_front
+from autotune.storage.store import StudyStore
+from autotune.study.sampler import ehvi_sampler
+from autotune.study.search import result_of, view_of
 
 STUDY, COPY = "many", "many-again"
 FIGURES = ("pareto", "parallel", "importance", "ladder", "memory", "history", "predicted")
@@ -82,13 +83,13 @@ def choices(trials: int) -> Iterator[dict[str, Any]]:
     made = made_study.make(study, trials=trials)
     for has_converged in (False, True):
         # A search that has converged looks at as many configurations as it may before it says so.
-        converged = math.inf if has_converged else ranking.CONVERGED_GAIN
+        converged = math.inf if has_converged else ehvi_sampler.CONVERGED_GAIN
         for count in sorted({min(count, trials) for count in RECORDS}):
             records, forecasts = made.records[:count], made.forecasts[:count]
-            chooser = ranking.Ranking(study.legal_space(), cap_bytes=study.cap_bytes)
+            chooser = ehvi_sampler.Ranking(study.legal_space(), cap_bytes=study.cap_bytes)
             tried = {record.config for record in records}
             took = []
-            with patch.object(ranking, "CONVERGED_GAIN", converged):
+            with patch.object(ehvi_sampler, "CONVERGED_GAIN", converged):
                 for seed in range(CHOICES):
                     began = time.perf_counter()
                     chooser.choose(records, forecasts, excluded=tried, seed=seed)

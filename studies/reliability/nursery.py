@@ -19,10 +19,10 @@ from typing import Any
 import stand_in
 import worker
 
-import autotune.trainer
-import autotune.trial.failures
-import autotune.trial.tasks  # noqa: F401
-from autotune.trial import client
+import autotune.execution.server.failures
+import autotune.execution.server.tasks
+import autotune.training.trainer  # noqa: F401
+from autotune.execution.server import client
 
 HERE = Path(__file__).parent
 

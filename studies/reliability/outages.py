@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from postgres import PostgresServer
 from quick_study import quick_study, report, say
 
-from autotune.attempt import LEASE_SECONDS
+from autotune.spec.attempt import LEASE_SECONDS
 from autotune.storage.tables import ATTEMPTS, TRIALS
 
 WORKERS = 4

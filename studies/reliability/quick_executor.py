@@ -9,12 +9,12 @@ from typing import Any
 
 from stand_in import measurement_of
 
-from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition
 from autotune.errors import PredictionImpossible, TrialLost
-from autotune.executors.local import FinishedTrial, LocalExecutor
-from autotune.result import DeviceInfo, Measurement
-from autotune.trial.client import Reply
+from autotune.execution.local import FinishedTrial, LocalExecutor
+from autotune.execution.server.client import Reply
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import DeviceInfo, Measurement
+from autotune.spec.study import StudyDefinition
 
 CPU = DeviceInfo(device="cpu", name="a stand-in", total_memory_bytes=2**40, versions={"torch": "2"})
 

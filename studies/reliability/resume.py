@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from replay import cap_of, joined, the_table
 from table import ReplayExecutor
 
-from autotune.definition import SAMPLERS
-from autotune.storage import StudyStore
-from autotune.study.foresight import Foresight
-from autotune.study.measuring import Manner
-from autotune.study.session import StudySession
+from autotune.spec.study import SAMPLERS
+from autotune.storage.store import StudyStore
+from autotune.study.loop import StudySession
+from autotune.study.prediction_cache import Foresight
+from autotune.study.trial_runner import Manner
 
 TRIALS = 20
 CRASH_POINTS = ("trial claimed", "result kept")

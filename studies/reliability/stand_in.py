@@ -13,8 +13,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from autotune.config import TrainingConfig
-from autotune.result import Measurement
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import Measurement
 
 MIB = 1024**2
 
@@ -53,11 +53,11 @@ def trace(**_: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    from autotune.trial import server, tasks
+    from autotune.execution.server import fork_server, tasks
 
-    server._import_what_trials_need = lambda: None  # nothing is trained here
+    fork_server._import_what_trials_need = lambda: None  # nothing is trained here
     tasks.TASKS = {**tasks.TASKS, "train": train, "trace": trace}
-    server.main()
+    fork_server.main()
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from sqlalchemy import Connection, inspect, select
 from sqlalchemy.engine import make_url
 from stand_in import measurement_of
 
-from autotune.attempt import MOST_RETRIES
-from autotune.config import TrainingConfig
+from autotune.spec.attempt import MOST_RETRIES
+from autotune.spec.config import TrainingConfig
 from autotune.storage.database import Database, sqlite_file
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
-from autotune.study.shared_study import WORKERS
-from autotune.study.spool import SPOOL
 from autotune.study.work_folder import place_of_work
+from autotune.study.workers.coordinator import WORKERS
+from autotune.study.workers.outbox import SPOOL
 
 JUDGED_BY_THE_STUDY = ("parity", "parity_message")
 """What the study adds to what the trial's process said."""

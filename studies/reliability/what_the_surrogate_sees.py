@@ -17,12 +17,12 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parent))
 import made_study
 
-from autotune.config import TrainingConfig
-from autotune.result import TrialRecord
-from autotune.study.gain import Point, hypervolume, not_dominated
-from autotune.study.ranking import Ranking
-from autotune.study.relevance import Relevance
-from autotune.study.surrogate import MOST_SEEN
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import TrialRecord
+from autotune.study.sampler.ehvi import Point, hypervolume, not_dominated
+from autotune.study.sampler.ehvi_sampler import Ranking
+from autotune.study.sampler.surrogate import MOST_SEEN
+from autotune.study.sampler.training_subset import Relevance
 
 Places = Callable[[Relevance, Sequence[TrainingConfig]], Sequence[int]]
 

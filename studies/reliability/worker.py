@@ -15,9 +15,9 @@ from pathlib import Path
 from types import FrameType
 
 from autotune.errors import AutotuneError, Stopped
-from autotune.executors.local import LocalExecutor
-from autotune.study import SearchRequest, search
+from autotune.execution.local import LocalExecutor
 from autotune.study.events import Event, Preparing
+from autotune.study.search import SearchRequest, search
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 SPACE = Path(__file__).with_name("space.toml")

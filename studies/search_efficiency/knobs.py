@@ -18,8 +18,8 @@ import numpy
 sys.path.insert(0, str(Path(__file__).parent))
 from replay import CAPS, cap_of, exhaustive_volume, point_of, reference_point, the_table
 
-from autotune.config import TrainingConfig
-from autotune.study.gain import Point, hypervolume
+from autotune.spec.config import TrainingConfig
+from autotune.study.sampler.ehvi import Point, hypervolume
 
 OBJECTIVES = ("memory", "speed", "perplexity")
 PLAIN = {

@@ -23,11 +23,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition
-from autotune.executors.local import LocalExecutor
-from autotune.parity import ParityTrace
-from autotune.prediction import Prediction
+from autotune.execution.local import LocalExecutor
+from autotune.spec.config import TrainingConfig
+from autotune.spec.parity import ParityTrace
+from autotune.spec.prediction import Prediction
+from autotune.spec.study import StudyDefinition
 from autotune.study.parity_gate import ParityGate
 from autotune.study.request import SearchRequest, new_definition, space_of
 from autotune.study.work_folder import work_folder

@@ -30,20 +30,20 @@ import optuna
 sys.path.insert(0, str(Path(__file__).parent))
 from table import ReplayExecutor, Table
 
-from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition
 from autotune.errors import Stopped
-from autotune.search_space import LegalSpace
-from autotune.space_file import load_space
-from autotune.storage import StudyStore
-from autotune.study.distributions import decide, decide_static
+from autotune.spec.config import TrainingConfig
+from autotune.spec.search_space import LegalSpace
+from autotune.spec.space_file import load_space
+from autotune.spec.study import StudyDefinition
+from autotune.storage.store import StudyStore
 from autotune.study.events import Converged, Event, Listener, TrialEnded
-from autotune.study.foresight import Foresight
-from autotune.study.gain import Point, hypervolume, not_dominated
-from autotune.study.measuring import Manner
-from autotune.study.patience import Patience
-from autotune.study.session import StudySession
-from autotune.study.shared_study import SharedStudy
+from autotune.study.loop import StudySession
+from autotune.study.prediction_cache import Foresight
+from autotune.study.sampler.distributions import decide, decide_static
+from autotune.study.sampler.ehvi import Point, hypervolume, not_dominated
+from autotune.study.trial_runner import Manner
+from autotune.study.workers.coordinator import SharedStudy
+from autotune.study.workers.retry import Patience
 
 CAPS = {"loose": 1.0, "middle": 0.5, "tight": 0.05}
 """The cap fits this share of the table's configurations."""

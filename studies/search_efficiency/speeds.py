@@ -27,12 +27,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from record import Only
 from table import SPEEDS, Table, disturbance, undisturbed
 
-from autotune.config import TrainingConfig
-from autotune.executors.server_tasks import PREPARED
+from autotune.execution.server_tasks import PREPARED
+from autotune.spec.config import TrainingConfig
+from autotune.spec.training_request import TrainingRequest
+from autotune.spec.workload import Workload
 from autotune.study.work_folder import place_of_work
-from autotune.trainer import Trainer
-from autotune.training_request import TrainingRequest
-from autotune.workload import Workload
+from autotune.training.trainer import Trainer
 
 PAIRS, WARMUP_STEPS, SAMPLE, REPEATS = 8, 3, 24, 3
 STUDY = place_of_work("sqlite:///record.db") / "record"

@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from typing import Any
 
-from autotune.study.pace import seconds_left
+from autotune.study.eta import seconds_left
 
 SHARES = (0.9, 0.95, 0.99)
 Run = dict[str, Any]

@@ -16,16 +16,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition
-from autotune.executors.local import FinishedTrial
-from autotune.parity import ParityTrace
-from autotune.prediction import Forecast, Prediction
-from autotune.quantities import format_size
-from autotune.result import DeviceInfo, Measurement
-from autotune.rival import SETTLED_STEPS, Rival, beaten_by
-from autotune.space_file import load_space
-from autotune.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
+from autotune.execution.local import FinishedTrial
+from autotune.spec.config import TrainingConfig
+from autotune.spec.early_stopping import SETTLED_STEPS, Rival, beaten_by
+from autotune.spec.parity import ParityTrace
+from autotune.spec.prediction import Forecast, Prediction
+from autotune.spec.result import DeviceInfo, Measurement
+from autotune.spec.space_file import load_space
+from autotune.spec.study import StudyDefinition
+from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
+from autotune.units import format_size
 
 HERE = Path(__file__).parent
 TABLE, ENVIRONMENT, SPACE = HERE / "table.jsonl", HERE / "environment.json", HERE / "space.toml"

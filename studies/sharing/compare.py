@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import autotune
-from autotune.config import TrainingConfig
-from autotune.quantities import format_size
-from autotune.result import StudyResult, TrialRecord
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import StudyResult, TrialRecord
+from autotune.units import format_size
 
 HERE = Path(__file__).parent
 MAX_MEM = "64MiB"

@@ -14,9 +14,10 @@ from mistaken_spaces import SPACES, space_file
 from mistakes import LATE, all_mistakes, mistakes
 from typer.main import get_command
 
-from autotune import cli, reference
-from autotune import space_file as reader
-from autotune.config import FIELD_ORDER
+from autotune import cli
+from autotune.spec import published_table
+from autotune.spec import space_file as reader
+from autotune.spec.config import FIELD_ORDER
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +165,8 @@ def test_every_key_of_a_search_space_stands_in_a_mistake():
         "conditions": ("if", "then"),
         "configurations": ("name",),
         "workload": reader.WORKLOAD_KEYS,
-        "reference": reference.KEYS,
-        "reference.rows": reference.ROW_KEYS,
+        "reference": published_table.KEYS,
+        "reference.rows": published_table.ROW_KEYS,
     }
     keys = {*reader.TABLES, *(f"{table}.{key}" for table, keys in tables.items() for key in keys)}
     assert keys <= {name.partition("/")[0] for name in SPACES}

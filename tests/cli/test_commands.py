@@ -15,8 +15,8 @@ from study_building import CAP_BYTES, MIB, measured, write_study
 
 import autotune
 from autotune.cli import app
-from autotune.config import FIELD_ORDER
-from autotune.result import Measurement
+from autotune.spec.config import FIELD_ORDER
+from autotune.spec.result import Measurement
 
 COMMANDS = ("search", "predict", "show", "studies", "plot", "export", "explain", "fit", "doctor", "compare", "report")
 HEAVY = ("torch", "optuna", "sqlalchemy", "datasets", "plotly", "numpy")

@@ -7,7 +7,7 @@ import pytest
 from study_building import CAP_BYTES, MIB, measured, write_study
 
 from autotune.cli import compare, main
-from autotune.workload import make_workload
+from autotune.spec.workload import make_workload
 
 
 @pytest.fixture(scope="module")

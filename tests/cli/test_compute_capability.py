@@ -9,11 +9,11 @@ import autotune
 from autotune import cli
 from autotune.cli.explain import question_of_trial
 from autotune.cli.predict import forecaster_of
-from autotune.config import TrainingConfig
-from autotune.executors.local import LocalExecutor
-from autotune.result import DeviceInfo
-from autotune.study.fit import FitRequest, fit
-from autotune.workload import make_workload
+from autotune.execution.local import LocalExecutor
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import DeviceInfo
+from autotune.spec.workload import make_workload
+from autotune.study.fit.fit import FitRequest, fit
 
 SIZES = {"layers": 1, "width": 16, "heads": 2, "sequence_length": 16, "global_batch": 1}
 H100 = DeviceInfo(

@@ -9,8 +9,8 @@ import sys
 import pytest
 from study_building import MIB, definition, keep, measured, open_store
 
-from autotune.config import TrainingConfig
-from autotune.workload import make_workload
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import make_workload
 
 SIZES = {"layers": 2, "width": 16, "heads": 2, "sequence_length": 16, "global_batch": 2}
 FLAGS = ("--device", "cpu", "--layers", "2", "--width", "16", "--heads", "2", "--seq-len", "16", "--global-batch", "2")

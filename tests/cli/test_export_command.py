@@ -15,7 +15,7 @@ from autotune.cli import app
 from autotune.errors import AutotuneError, IllegalConfiguration, InvalidInput, StorageUnavailable
 from autotune.exporters import TARGETS
 from autotune.exporters.export import Export, Refusal, Target
-from autotune.workload import make_workload
+from autotune.spec.workload import make_workload
 
 MEASUREMENTS = [
     measured(device_bytes=2 * CAP_BYTES, peak_memory_bytes=2 * CAP_BYTES, outcome="over_cap", message="over"),
@@ -164,8 +164,8 @@ def test_a_trial_that_has_no_numbers_is_exported(folder, outcome):
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_study_from_before_an_optimizer_was_known_is_exported(folder, target):
     """What stands for its optimizer in another trainer has no rate in the study."""
-    from autotune.config import TrainingConfig
     from autotune.exporters.recipe import Recipe
+    from autotune.spec.config import TrainingConfig
 
     asked = workload(text_sha256="f" * 64)
     old = dataclasses.replace(asked, learning_rates={"adamw": 1e-3, "adafactor": 1e-2, "sgd": 0.1})

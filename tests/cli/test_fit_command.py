@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from autotune.quantities import parse_size
+from autotune.units import parse_size
 
 SMALL = ["--width", "32", "--heads", "2", "--seq-len", "32", "--global-batch", "2", "--layers", "2"]
 ROW_KEYS = {

@@ -11,10 +11,10 @@ from study_building import CAP_BYTES, MIB, definition, keep, measured, open_stor
 from view_building import predicted
 
 from autotune.cli import main
-from autotune.config import TrainingConfig
-from autotune.prediction import Forecast
 from autotune.reporting.figures import FIGURES
-from autotune.result import Measurement
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Forecast
+from autotune.spec.result import Measurement
 
 HAND_MADE = ("pareto", "parallel", "importance", "ladder", "memory", "history", "predicted")
 """All but the timeline, which is predicted on the spot."""

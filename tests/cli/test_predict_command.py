@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from autotune.config import CHOICES
+from autotune.spec.config import CHOICES
 
 DEVICE = ("--device", "cpu")
 SMALL = ("--layers", "2", "--width", "32", "--heads", "2", "--seq-len", "32", "--global-batch", "4", *DEVICE)

@@ -6,16 +6,16 @@ import numpy
 import pytest
 import torch
 
-from autotune.config import TrainingConfig
 from autotune.data.batches import TokenSequences
 from autotune.data.sources import Parts
 from autotune.data.tokenizer import train_bpe
 from autotune.data.tokens import write_tokens
 from autotune.errors import InvalidDataset
 from autotune.models.parts import IGNORED_LABEL
-from autotune.trainer import Trainer
-from autotune.training_request import TrainingRequest
-from autotune.workload import make_workload
+from autotune.spec.config import TrainingConfig
+from autotune.spec.training_request import TrainingRequest
+from autotune.spec.workload import make_workload
+from autotune.training.trainer import Trainer
 
 LENGTH = 8
 SHORT, LONG = "abc", "abcdefghijkl"
@@ -78,7 +78,7 @@ def test_too_few_documents_are_refused_with_both_numbers(sequences):
 @pytest.fixture(scope="module")
 def padded_request(tmp_path_factory):
     """padded_request(**choices) trains on documents of very different lengths."""
-    from autotune.trial.tasks import prepare
+    from autotune.execution.server.tasks import prepare
 
     folder = tmp_path_factory.mktemp("padded")
     (folder / "data.jsonl").write_text(

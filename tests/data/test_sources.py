@@ -11,7 +11,7 @@ import pytest
 from autotune.data import python_docs
 from autotune.data.sources import READERS, read_documents
 from autotune.errors import InvalidDataset
-from autotune.workload import make_workload
+from autotune.spec.workload import make_workload
 
 TEXTS = ["first, with a comma", "second\n\nin two paragraphs", "third: ünï¢ödé"]
 
@@ -209,7 +209,7 @@ READ_FROM_THE_HUB = """
 import pathlib, sys
 from autotune.data.sources import read_documents
 from autotune.errors import InvalidDataset
-from autotune.workload import make_workload
+from autotune.spec.workload import make_workload
 try:
     read_documents(make_workload("cpu", {"dataset": sys.argv[1]}), cache_folder=pathlib.Path(sys.argv[2]))
 except InvalidDataset as error:

@@ -13,7 +13,7 @@ from autotune.data.sources import read_documents
 from autotune.data.token_file import TextFacts
 from autotune.data.tokens import write_tokens
 from autotune.errors import InvalidDataset
-from autotune.workload import make_workload
+from autotune.spec.workload import make_workload
 
 TRAIN = [f"training document {number}" for number in range(200)]
 VALIDATION = [f"validation document {number}" for number in range(100)]

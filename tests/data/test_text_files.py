@@ -9,7 +9,7 @@ from autotune.data.sources import read_documents
 from autotune.data.text_files import PIECE_CHARACTERS, TextFiles
 from autotune.data.tokens import PASSAGE_CHARACTERS, passages
 from autotune.errors import InvalidDataset
-from autotune.workload import make_workload
+from autotune.spec.workload import make_workload
 
 MEBIBYTE = 2**20
 

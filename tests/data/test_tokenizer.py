@@ -10,7 +10,7 @@ from autotune.data.token_file import TextFacts
 from autotune.data.tokenizer import END_OF_TEXT, PADDING, ByteTokenizer, load_tokenizer, train_bpe
 from autotune.data.tokens import write_tokens
 from autotune.errors import InvalidInput
-from autotune.workload import make_workload
+from autotune.spec.workload import make_workload
 
 SETTINGS = {"sequence_length": 32, "global_batch": 4, "evaluation_sequences": 4}
 DOCUMENTS = [f"document {number}: " + "word ünï " * (number % 50) for number in range(400)]

@@ -17,7 +17,7 @@ from autotune.data.tokens import (
     write_tokens,
 )
 from autotune.errors import InvalidDataset
-from autotune.workload import BYTE_VOCABULARY, make_workload
+from autotune.spec.workload import BYTE_VOCABULARY, make_workload
 
 DOCUMENTS = [f"document {number}: " + "word " * (number % 50) for number in range(500)]
 WORKLOAD = make_workload("cpu", {"sequence_length": 32, "global_batch": 8, "evaluation_sequences": 8})

@@ -12,9 +12,9 @@ import torch
 from own_training import distance, global_batches, mean_loss, small_model, trained
 from recipes import recipe
 
-from autotune.config import TrainingConfig
 from autotune.exporters import TARGETS
 from autotune.exporters.deepspeed_config import FILE
+from autotune.spec.config import TrainingConfig
 
 STEPS = 3
 WORKLOAD = {"layers": 2, "width": 32, "heads": 2, "sequence_length": 16, "learning_rate_warmup_steps": 4}

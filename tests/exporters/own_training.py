@@ -5,7 +5,7 @@ import torch
 from autotune.models.gpt import build, initialize
 from autotune.techniques.optimizer_fusion import UpdateRule, make_updater
 from autotune.techniques.precision import autocast, gradient_scaler, weights_dtype
-from autotune.training_step import TrainingStep
+from autotune.training.step import TrainingStep
 
 CPU = torch.device("cpu")
 

@@ -1,8 +1,8 @@
 """Recipes for the contract of all exporters: every value of every technique, in a configuration where it is legal."""
 
-from autotune.config import CHOICES, Circumstances, TrainingConfig, broken_rules
 from autotune.exporters.recipe import Recipe
-from autotune.workload import make_workload
+from autotune.spec.config import CHOICES, Circumstances, TrainingConfig, broken_rules
+from autotune.spec.workload import make_workload
 
 MIB = 1024**2
 

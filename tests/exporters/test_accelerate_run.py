@@ -11,10 +11,10 @@ import pytest
 from own_training import small_model
 from recipes import recipe
 
-from autotune.config import TrainingConfig
 from autotune.exporters import TARGETS
 from autotune.exporters.accelerate_config import FILE
 from autotune.exporters.shipped.autotune_blocks import prepare_blocks
+from autotune.spec.config import TrainingConfig
 
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
@@ -26,7 +26,7 @@ from accelerate import Accelerator
 sys.path.append(sys.argv[1])
 from own_training import distance, global_batches, mean_loss, small_model, trained
 from recipes import recipe
-from autotune.config import TrainingConfig
+from autotune.spec.config import TrainingConfig
 
 asked = recipe(TrainingConfig(**json.loads(sys.argv[2])), device_type="cpu", **json.loads(sys.argv[3]))
 workload, config = asked.workload, asked.config

@@ -6,13 +6,13 @@ import pytest
 import torch
 from techniques.operators import OperatorCount
 
-from autotune.config import CHOICES
 from autotune.exporters.shipped.autotune_blocks import KEPT, find_blocks, prepare_blocks
 from autotune.memory.cpu import CpuMeter
 from autotune.models.gpt import build, find_parts
 from autotune.models.structure import find_blocks as find_own
+from autotune.spec.config import CHOICES
+from autotune.spec.workload import make_workload
 from autotune.techniques import checkpointing as technique
-from autotune.workload import make_workload
 
 CHECKPOINTING = CHOICES["checkpointing"]
 LAYERS = 6

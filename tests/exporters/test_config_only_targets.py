@@ -9,10 +9,10 @@ from readers.torchtitan import read
 from recipes import recipe
 from test_exporter_contract import check
 
-from autotune.config import TrainingConfig
 from autotune.exporters import TARGETS
 from autotune.exporters.torchtitan.files import chunks
-from autotune.model_file import model_name
+from autotune.spec.config import TrainingConfig
+from autotune.spec.model_file import model_name
 from autotune.techniques.loss import tokens_in_a_chunk
 
 TRAINERS = [(name, version) for name in ("torchtitan", "axolotl", "forgather") for version in TARGETS[name].versions]

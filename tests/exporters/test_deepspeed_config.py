@@ -9,9 +9,9 @@ from readers.deepspeed_reader import rates
 from readers.rates import trial_rates
 from recipes import recipe
 
-from autotune.config import TrainingConfig
 from autotune.exporters import TARGETS
 from autotune.exporters.deepspeed_config import AUTO_FILE, FILE
+from autotune.spec.config import TrainingConfig
 
 pytest.importorskip("deepspeed", reason="deepspeed is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from recipes import recipe
 
-from autotune.config import TrainingConfig
 from autotune.exporters import TARGETS
 from autotune.exporters.pytorch.script import FILE as SCRIPT
-from autotune.model_file import model_name
+from autotune.spec.config import TrainingConfig
+from autotune.spec.model_file import model_name
 
 HOSTILE = (
     'a"""\nimport os\n"""b',

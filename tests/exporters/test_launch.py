@@ -7,9 +7,9 @@ import pytest
 from readers.launcher import process_settings
 from recipes import recipe
 
-from autotune.config import TrainingConfig
 from autotune.exporters.export import Export
 from autotune.exporters.launch import FILE, is_needed, launcher
+from autotune.spec.config import TrainingConfig
 
 SCRIPT = """
 import os, sys

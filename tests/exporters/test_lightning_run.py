@@ -9,9 +9,9 @@ from own_training import distance, global_batches, mean_loss, small_model, train
 from readers.lightning_reader import provide_shipped
 from recipes import recipe
 
-from autotune.config import TrainingConfig
 from autotune.exporters import TARGETS
 from autotune.exporters.lightning_cli import FILE
+from autotune.spec.config import TrainingConfig
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
 pytest.importorskip("jsonargparse", reason="jsonargparse is not installed")

@@ -5,8 +5,8 @@ import shlex
 import pytest
 from recipes import recipe
 
-from autotune.config import TrainingConfig
 from autotune.exporters import TARGETS
+from autotune.spec.config import TrainingConfig
 
 READ_BY_THE_TRAINER = ("trl", "axolotl", "transformers")
 LOOPS_OF_ONES_OWN = ("accelerate", "deepspeed", "lightning")

@@ -9,12 +9,12 @@ from readers.pytorch_script import loaded
 from recipes import recipe
 from texts import settings_of_text
 
-from autotune.config import TrainingConfig
+from autotune.execution.server.tasks import prepare
 from autotune.exporters import TARGETS
 from autotune.memory.cpu import CpuMeter
-from autotune.model_file import model_name
-from autotune.trial.tasks import prepare
-from autotune.workload import make_workload
+from autotune.spec.config import TrainingConfig
+from autotune.spec.model_file import model_name
+from autotune.spec.workload import make_workload
 
 STEPS = 5
 GLOBAL_BATCH = 4
@@ -139,8 +139,8 @@ def test_gradients_are_clipped_as_in_the_trial(make_trainer_of, workload):
 @pytest.fixture
 def make_trainer_of(tmp_path):
     """make_trainer_of(workload) is what makes its trainers, and its prepared folder."""
-    from autotune.trainer import Trainer
-    from autotune.training_request import TrainingRequest
+    from autotune.spec.training_request import TrainingRequest
+    from autotune.training.trainer import Trainer
 
     def of(workload):
         folder = tmp_path / "prepared"

@@ -7,9 +7,9 @@ from recipes import recipe
 from texts import KINDS, settings_of_text
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from autotune.execution.server.tasks import prepare
 from autotune.exporters import TARGETS
-from autotune.trial.tasks import prepare
-from autotune.workload import make_workload
+from autotune.spec.workload import make_workload
 
 
 def exported(workload):

@@ -5,8 +5,8 @@ import torch
 from readers.hugging_face import imported, tiny_llama
 from recipes import recipe
 
-from autotune.config import TrainingConfig
 from autotune.exporters import transformers
+from autotune.spec.config import TrainingConfig
 
 STEPS, SAVED_AT = 6, 3
 

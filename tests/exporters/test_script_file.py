@@ -10,8 +10,8 @@ import torch
 from test_pytorch_script import COMPILED, EAGER, OWN, exported
 from texts import settings_of_text
 
-from autotune.config import TrainingConfig
-from autotune.workload import Workload, make_workload
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import Workload, make_workload
 
 
 def every_script(tmp_path):
@@ -67,8 +67,8 @@ def test_the_script_as_a_program_ends_at_the_perplexity_of_the_trial(workload, p
 
 
 def perplexity_of_trial(workload: Workload, prepared):
-    from autotune.trainer import Trainer
-    from autotune.training_request import TrainingRequest
+    from autotune.spec.training_request import TrainingRequest
+    from autotune.training.trainer import Trainer
 
     config = TrainingConfig(micro_batch_size=workload.global_batch, checkpointing="block")
     request = TrainingRequest(

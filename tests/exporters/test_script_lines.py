@@ -10,10 +10,10 @@ import yaml
 from readers.rates import trial_rates
 from recipes import recipe
 
-from autotune.config import Circumstances, TrainingConfig, broken_rules
 from autotune.exporters import TARGETS
 from autotune.exporters.script_lines import model_and_data, optimizer_line, write_schedule
-from autotune.workload import make_workload
+from autotune.spec.config import Circumstances, TrainingConfig, broken_rules
+from autotune.spec.workload import make_workload
 
 SCHEDULES = [(schedule, warmup) for schedule in ("constant", "cosine") for warmup in (1, 2, 5, 20)]
 

@@ -9,9 +9,9 @@ from readers.hugging_face import autocast_by_arguments, checkpointing_of, parse_
 from readers.transformers import optimizer_of
 from recipes import configurations, recipe
 
-from autotune.config import TrainingConfig
 from autotune.exporters import launch
 from autotune.exporters.transformers import write
+from autotune.spec.config import TrainingConfig
 from autotune.techniques.adafactor_fixed_rate import AdafactorFixedRate
 
 

@@ -6,8 +6,8 @@ from readers.hugging_face import FOLDER, imported
 from recipes import recipe
 from transformers import HfArgumentParser, TrainingArguments
 
-from autotune.config import TrainingConfig
 from autotune.exporters import transformers, trl
+from autotune.spec.config import TrainingConfig
 
 TARGETS = {"transformers": transformers.TARGET, "trl": trl.TARGET}
 

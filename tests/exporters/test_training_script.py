@@ -9,7 +9,7 @@ from recipes import recipe
 
 from autotune.exporters import transformers, trl
 from autotune.exporters.transformers.training_script import MODEL_CONFIG_FILE, training_script
-from autotune.model_file import model_name
+from autotune.spec.model_file import model_name
 
 CONFIG = {**tiny_llama().config.to_dict(), "model_type": "llama", "vocab_size": 256}
 NAMED = {"model": model_name(CONFIG), "model_config": CONFIG}

@@ -16,12 +16,12 @@ from readers.hugging_face import (
 from recipes import recipe
 from test_exporter_contract import WORKLOADS
 
-from autotune.config import TrainingConfig
 from autotune.exporters.source import excerpt
 from autotune.exporters.transformers import write
 from autotune.exporters.transformers.training_script import FILE as SCRIPT
-from autotune.model_file import model_name
-from autotune.training_step import TrainingStep
+from autotune.spec.config import TrainingConfig
+from autotune.spec.model_file import model_name
+from autotune.training.step import TrainingStep
 
 STEPS = 2
 

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import SFTTrainer
 
-from autotune.config import TrainingConfig
 from autotune.exporters.trl import write
-from autotune.model_file import model_name
+from autotune.spec.config import TrainingConfig
+from autotune.spec.model_file import model_name
 
 STEPS = 2
 

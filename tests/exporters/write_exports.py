@@ -13,7 +13,7 @@ import torch
 from recipes import configurations, recipe
 
 from autotune.exporters import TARGETS
-from autotune.training_step import TrainingStep
+from autotune.training.step import TrainingStep
 
 TRAINERS = ("torchtitan", "axolotl", "forgather")
 WORKLOADS = {

@@ -1,6 +1,6 @@
 """A trial server whose tasks use a `CudaMeter` as a trial does, each in a process of its own.
 
-python tests/memory/meter_server.py    # requests on stdin, replies on stdout, as autotune.trial.server
+python tests/memory/meter_server.py    # requests on stdin, replies on stdout, as autotune.execution.server.fork_server
 """
 
 from typing import Any
@@ -40,8 +40,8 @@ def reading(*, first_step_mib: int = 2, steady_mib: int = 2, aside_mib: int = 2,
 
 
 def growth_of_used_memory_by_identifying(*, uuid: str) -> int:
+    from autotune.execution.server.device import identify
     from autotune.memory.nvml import open_device
-    from autotune.trial.device import identify
 
     device = open_device(uuid)
     before = device.used_bytes()
@@ -59,11 +59,11 @@ def _allocate(size_mib: int) -> None:
 
 
 def main() -> None:
-    from autotune.trial import server, tasks
+    from autotune.execution.server import fork_server, tasks
 
     own = {task.__name__: task for task in (reading, growth_of_used_memory_by_identifying)}
     tasks.TASKS = {**tasks.TASKS, **own}
-    server.main()
+    fork_server.main()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.memory import resident_bytes
 from autotune.memory.cpu import CpuMeter
+from autotune.memory.meter import resident_bytes
 from autotune.models.parts import held_tensors
 
 MIB = 2**20

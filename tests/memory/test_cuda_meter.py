@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import DeviceDisturbed, PreparationFailed
+from autotune.execution.server.client import TrialServer
 from autotune.memory.context import TOLERANCE_BYTES
-from autotune.trial.client import TrialServer
 
 pytestmark = pytest.mark.gpu
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from autotune.config import TrainingConfig
 from autotune.errors import AutotuneError, PredictionImpossible
+from autotune.execution.server.tasks import predict, probe
 from autotune.memory import torch_interfaces
 from autotune.memory.cpu import CpuMeter
-from autotune.trial.tasks import predict, probe
+from autotune.spec.config import TrainingConfig
 
 CHECKS = {
     torch_interfaces.check_predictions: torch_interfaces.OF_PREDICTIONS,

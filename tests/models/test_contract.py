@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from autotune.config import CHOICES
 from autotune.models import MODELS, build_model
+from autotune.spec.config import CHOICES
+from autotune.spec.workload import MODEL_NAMES
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
 from autotune.techniques.compilation import compile_blocks, compile_model
-from autotune.workload import MODEL_NAMES
 
 
 @pytest.fixture(params=MODELS)

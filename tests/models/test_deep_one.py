@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autotune.models import build_model, deep_one
-from autotune.workload import make_workload
+from autotune.spec.workload import make_workload
 
 FULL_SIZE = {"model": "deep-one", "layers": 32, "width": 2048, "heads": 16, "vocab_size": 8000, "sequence_length": 768}
 

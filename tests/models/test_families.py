@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from autotune.model_file import model_name
 from autotune.models import build_model
 from autotune.models.hugging_face import initialize
+from autotune.spec.model_file import model_name
+from autotune.spec.workload import make_workload
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
 from autotune.techniques.requirements import missing_parts
-from autotune.workload import make_workload
 
 LAYERS = 2
 SIZES = {

@@ -5,7 +5,7 @@ import torch
 
 from autotune.models import build_model
 from autotune.models.gpt import rotary_table, rotate
-from autotune.workload import make_workload
+from autotune.spec.workload import make_workload
 
 
 def test_rotation_keeps_lengths():

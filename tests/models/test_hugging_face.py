@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.config import TrainingConfig
 from autotune.errors import IllegalConfiguration, InvalidInput
 from autotune.models import build_model
 from autotune.models.hugging_face import HuggingFaceModel, find_parts
 from autotune.models.weights import draw_weights, load_model
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import make_workload
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
 from autotune.techniques.compilation import compile_blocks, compile_model
 from autotune.techniques.requirements import check_parts
-from autotune.workload import make_workload
 
 LAYERS, CPU = 4, torch.device("cpu")
 SIZES = {

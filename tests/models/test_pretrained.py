@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from autotune.errors import InvalidInput
-from autotune.model_file import is_hub_name
+from autotune.execution.server.tasks import model_sha256
 from autotune.models.weights import draw_weights, load_model
-from autotune.trial.tasks import model_sha256
-from autotune.workload import make_workload
+from autotune.spec.model_file import is_hub_name
+from autotune.spec.workload import make_workload
 
 CPU = torch.device("cpu")
 CONFIG = {

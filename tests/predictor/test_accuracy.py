@@ -6,11 +6,11 @@ import pytest
 import torch._dynamo
 from building import ON_CUDA_IN_THIS_PROCESS
 
-from autotune.config import CHOICES, TrainingConfig
-from autotune.predictor import PredictionRequest, predict
-from autotune.trainer import Trainer, train
-from autotune.training_request import TrainingRequest
-from autotune.workload import Workload
+from autotune.predictor.predict import PredictionRequest, predict
+from autotune.spec.config import CHOICES, TrainingConfig
+from autotune.spec.training_request import TrainingRequest
+from autotune.spec.workload import Workload
+from autotune.training.trainer import Trainer, train
 
 GLOBAL_BATCH = 4
 TOLERANCE = 0.001

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config import TrainingConfig
 from autotune.predictor.accuracy import ASSUMED_ON_CUDA, MEASURED_ON_CPU, error_of, group_of
+from autotune.spec.config import TrainingConfig
 
 STUDY = Path(__file__).parents[2] / "studies" / "predictor_accuracy" / "results.json"
 PAIRS = [row for row in json.loads(STUDY.read_text())["pairs"] if row["predicted_bytes"] and row["measured_bytes"]]

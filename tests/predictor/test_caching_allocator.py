@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.config import TrainingConfig
 from autotune.memory.recording import Block, Recording
-from autotune.predictor import PredictionRequest, predict
 from autotune.predictor.caching_allocator import CachingAllocator, count_pieces, round_up
+from autotune.predictor.predict import PredictionRequest, predict
+from autotune.spec.config import TrainingConfig
 
 MIB = 1024**2
 

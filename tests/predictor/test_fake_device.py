@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch._dynamo
 
-from autotune.config import TrainingConfig
-from autotune.executors.local import LocalExecutor
-from autotune.predictor import PredictionRequest, predict
-from autotune.user_code import sha256_of
-from autotune.workload import make_workload
+from autotune.execution.local import LocalExecutor
+from autotune.predictor.predict import PredictionRequest, predict
+from autotune.spec.config import TrainingConfig
+from autotune.spec.user_code import sha256_of
+from autotune.spec.workload import make_workload
 
 GLOBAL_BATCH = 4
 A_CUDA_RELEASE = "13.0"
@@ -67,9 +67,9 @@ def test_the_process_of_a_prediction_sees_no_gpu(tmp_path, monkeypatch):
 
 PREDICT = """
 import dataclasses, json, sys
-from autotune.config import TrainingConfig
-from autotune.predictor import PredictionRequest, predict
-from autotune.workload import Workload
+from autotune.spec.config import TrainingConfig
+from autotune.predictor.predict import PredictionRequest, predict
+from autotune.spec.workload import Workload
 workload, choices = map(json.loads, sys.argv[1:])
 request = PredictionRequest(
     workload=Workload(**workload), config=TrainingConfig(**choices), device="cuda", compute_capability="9.0"

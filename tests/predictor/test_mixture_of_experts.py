@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from autotune.config import TrainingConfig
-from autotune.predictor import PredictionRequest, predict
-from autotune.trainer import Trainer
-from autotune.training_request import TrainingRequest
-from autotune.trial.tasks import prepare
-from autotune.workload import make_workload
+from autotune.execution.server.tasks import prepare
+from autotune.predictor.predict import PredictionRequest, predict
+from autotune.spec.config import TrainingConfig
+from autotune.spec.training_request import TrainingRequest
+from autotune.spec.workload import make_workload
+from autotune.training.trainer import Trainer
 
 MIXTRAL = {
     "model_type": "mixtral",

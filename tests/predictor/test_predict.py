@@ -5,13 +5,13 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from autotune.config import TrainingConfig
 from autotune.errors import PredictionImpossible
-from autotune.model_file import model_name, sizes_of
 from autotune.models import MODELS, gpt
-from autotune.prediction import Prediction
-from autotune.predictor import PredictionRequest, predict
-from autotune.workload import make_workload
+from autotune.predictor.predict import PredictionRequest, predict
+from autotune.spec.config import TrainingConfig
+from autotune.spec.model_file import model_name, sizes_of
+from autotune.spec.prediction import Prediction
+from autotune.spec.workload import make_workload
 
 GLOBAL_BATCH = 4
 MIB = 1024**2

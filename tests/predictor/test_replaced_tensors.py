@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.config import TrainingConfig
-from autotune.predictor import PredictionRequest, predict
-from autotune.trainer import Trainer
-from autotune.training_request import TrainingRequest
-from autotune.trial.tasks import prepare
-from autotune.user_code import sha256_of
-from autotune.workload import make_workload
+from autotune.execution.server.tasks import prepare
+from autotune.predictor.predict import PredictionRequest, predict
+from autotune.spec.config import TrainingConfig
+from autotune.spec.training_request import TrainingRequest
+from autotune.spec.user_code import sha256_of
+from autotune.spec.workload import make_workload
+from autotune.training.trainer import Trainer
 
 MODEL = '''
 import torch

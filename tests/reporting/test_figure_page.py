@@ -10,7 +10,7 @@ from view_building import HOSTILE, failures_only, ladder_view, study_view
 from autotune.reporting.figure_page import figure_page
 from autotune.reporting.figures import FIGURES, FigureOptions
 from autotune.reporting.style import with_heading
-from autotune.result import Pick
+from autotune.spec.result import Pick
 
 FETCHING = {"src", "href", "data", "srcset", "poster", "action"}
 

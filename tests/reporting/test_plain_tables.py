@@ -4,9 +4,9 @@ import io
 import pytest
 from building import MIB, out_of_memory, record, study_result
 
-from autotune.config import FIELD_ORDER, TrainingConfig
 from autotune.reporting.plain_tables import CSV_COLUMNS, csv_text, markdown_text
-from autotune.result import Pick
+from autotune.spec.config import FIELD_ORDER, TrainingConfig
+from autotune.spec.result import Pick
 
 SMALL = record(0, memory=100 * MIB, name="small | not *large*", tokens_per_second_spread=50.0)
 FAST = record(1, memory=200 * MIB, speed=2000.0, config=TrainingConfig(compile="block", memory_budget=0.5))

@@ -8,18 +8,18 @@ import typer.main
 from report_building import TARGETS, view_of
 from study_building import definition
 
+from autotune.analysis.front import Tolerance
+from autotune.analysis.pick import Preferences
+from autotune.analysis.published_comparison import is_of_published_size
 from autotune.cli import app
-from autotune.config import Circumstances, TrainingConfig
-from autotune.model_choice import with_model_config
-from autotune.model_file import model_name
-from autotune.recommendation.beside_reference import is_of_published_size
-from autotune.recommendation.front import Tolerance
-from autotune.recommendation.pick import Preferences
 from autotune.reporting.report import commands, contents
-from autotune.search_space import bind_space
-from autotune.space_file import load_space
-from autotune.workload import make_workload
-from autotune.workload_settings import OPTION_NAMES
+from autotune.spec.config import Circumstances, TrainingConfig
+from autotune.spec.model_choice import with_model_config
+from autotune.spec.model_file import model_name
+from autotune.spec.search_space import bind_space
+from autotune.spec.space_file import load_space
+from autotune.spec.workload import make_workload
+from autotune.spec.workload_settings import OPTION_NAMES
 
 CONFIG = TrainingConfig(
     precision="bf16-mixed", compile="block", memory_budget=0.35, micro_batch_size=4, optimizer_fusion="kernel"

@@ -5,14 +5,14 @@ from building import MIB, out_of_memory, record
 from report_building import BASELINE, FAILED, FAST, SMALL, nothing_view, plain_view, report_of, view_of
 from study_building import SPACE
 
-from autotune.config import TrainingConfig
-from autotune.prediction import Forecast, Prediction
-from autotune.recommendation.pick import Preferences
-from autotune.reporting.report import left_out as module
+from autotune.analysis.pick import Preferences
+from autotune.reporting.report import excluded as module
 from autotune.reporting.report.answer import answer_of
-from autotune.reporting.report.left_out import LINES_SHOWN, left_out
-from autotune.result import Pick
-from autotune.workload import make_workload
+from autotune.reporting.report.excluded import LINES_SHOWN, left_out
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Forecast, Prediction
+from autotune.spec.result import Pick
+from autotune.spec.workload import make_workload
 
 
 def group(view, title):

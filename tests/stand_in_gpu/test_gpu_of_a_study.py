@@ -7,7 +7,7 @@ from machine import SMALL_MODEL, Machine
 
 PREDICTIONS = """
 import json
-from autotune.storage import StudyStore
+from autotune.storage.store import StudyStore
 forecasts = StudyStore("sqlite:///studies/autotune.db").forecasts("hopper")
 print(json.dumps([one.prediction.to_dict() for one in forecasts.values()]))
 """

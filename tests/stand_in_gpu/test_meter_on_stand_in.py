@@ -223,7 +223,7 @@ def test_trials_that_share_a_device_count_the_probes_context_and_it_is_said(mach
 
 
 def test_devices_are_identified_without_a_context(machine):
-    program = "from autotune.trial.device import all_devices; print([one.device for one in all_devices()])"
+    program = "from autotune.execution.server.device import all_devices; print([one.device for one in all_devices()])"
     assert machine.python(program, gpus=2) == "['cuda:0', 'cuda:1', 'cpu']"
     assert machine.logged("context") == []
 
@@ -234,8 +234,8 @@ def test_devices_are_identified_without_a_context(machine):
 )
 def test_the_device_to_predict_for_is_found_without_a_context(machine, device, found):
     program = f"""
-from autotune.executors.local import LocalExecutor
-from autotune.study.forecast import predicted_device_of
+from autotune.execution.local import LocalExecutor
+from autotune.study.predictions import predicted_device_of
 with LocalExecutor(Path("work")) as executor:
     print(predicted_device_of({device!r}, executor=executor))
 """
@@ -274,8 +274,8 @@ print(torch.cuda.max_memory_reserved() // MIB, found.device_bytes // MIB, found.
 
 
 HOLD = f"""
-from autotune.executors.device_turn import DeviceTurns
-from autotune.result import DeviceInfo
+from autotune.execution.device_slots import DeviceTurns
+from autotune.spec.result import DeviceInfo
 device = DeviceInfo(device="cuda:0", name="", total_memory_bytes=1, versions={{}}, uuid={GPU!r})
 with DeviceTurns(device).turn(lambda: None):
     print("held", flush=True)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from autotune.execution.server.failures import measurement_of_exception
 from autotune.techniques.activation_offload import to_host
-from autotune.trial.failures import measurement_of_exception
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 from machine import FOLDER, SMALL_MODEL, Machine
 
-from autotune.config import CHOICES
+from autotune.spec.config import CHOICES
 
 SPACE = FOLDER / "every_technique.toml"
 CONTENT = tomllib.loads(SPACE.read_text())

@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import select, update
 from study_building import config, definition, keep, measured, open_store
 
-from autotune.attempt import LEASE_SECONDS, MOST_RETRIES, new_attempt_id
-from autotune.storage.refusals import Conflict
+from autotune.spec.attempt import LEASE_SECONDS, MOST_RETRIES, new_attempt_id
+from autotune.storage.error_translation import Conflict
 from autotune.storage.tables import ATTEMPTS
 
 MOST = 5

@@ -17,10 +17,10 @@ from hypothesis.strategies import integers, sampled_from
 from sqlalchemy import select, update
 from study_building import config, definition, measured, open_store
 
-from autotune.attempt import LEASE_SECONDS, MOST_RETRIES, new_attempt_id
-from autotune.storage import StudyStore
+from autotune.spec.attempt import LEASE_SECONDS, MOST_RETRIES, new_attempt_id
+from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
-from autotune.study.spool import Spool, SpooledResult
+from autotune.study.workers.outbox import Spool, SpooledResult
 
 STUDY = "by-hand"
 MOST_TRIALS = 3

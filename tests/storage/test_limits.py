@@ -7,8 +7,8 @@ from sqlalchemy import event
 from study_building import config, definition, keep, measured, open_store
 
 from autotune.errors import InvalidInput, StorageAway
-from autotune.prediction import Forecast
-from autotune.study import SearchRequest
+from autotune.spec.prediction import Forecast
+from autotune.study.search import SearchRequest
 
 
 @pytest.fixture

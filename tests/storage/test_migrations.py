@@ -19,13 +19,13 @@ from alembic.operations import Operations
 from alembic.script import ScriptDirectory
 from study_building import config, keep, measured, open_store
 
-from autotune.config import TrainingConfig
 from autotune.errors import StorageUnavailable
+from autotune.spec.config import TrainingConfig
 from autotune.storage import schema
 from autotune.storage.database import Database
 from autotune.storage.schema import MIGRATIONS
 from autotune.storage.tables import METADATA, REVISION, VERSION_TABLE
-from autotune.study.checking import check_studies
+from autotune.study.check import check_studies
 
 OLD = Path(__file__).parent / "data" / "schema-1.db"
 STUDY = "before-attempts"
@@ -197,7 +197,9 @@ def test_a_damaged_old_database_is_not_upgraded(url, file):
 
 # -- once, whole or not at all -----------------------------------------------------------------------------------
 
-OPEN = "import sys; from autotune.storage import StudyStore; sys.stdin.readline(); StudyStore(sys.argv[1]).close()"
+OPEN = (
+    "import sys; from autotune.storage.store import StudyStore; sys.stdin.readline(); StudyStore(sys.argv[1]).close()"
+)
 
 
 def opening(url, **variables):

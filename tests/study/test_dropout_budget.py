@@ -5,11 +5,11 @@ import json
 import pytest
 from study_building import definition
 
-from autotune.config import TrainingConfig
-from autotune.executors.local import LocalExecutor
-from autotune.executors.server_tasks import PREPARED
+from autotune.execution.local import LocalExecutor
+from autotune.execution.server_tasks import PREPARED
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import make_workload
 from autotune.study.parity_gate import ParityGate
-from autotune.workload import make_workload
 
 GPT2 = {
     "model_type": "gpt2",

@@ -5,13 +5,13 @@ from contextlib import ExitStack, closing
 import pytest
 from study_building import config, definition, keep, measured, open_store
 
-from autotune.executors.device_turn import DeviceTurns
-from autotune.executors.local import LocalExecutor
-from autotune.study.foresight import Foresight
-from autotune.study.measuring import Manner
-from autotune.study.patience import Patience
-from autotune.study.session import StudySession
-from autotune.study.shared_study import SharedStudy
+from autotune.execution.device_slots import DeviceTurns
+from autotune.execution.local import LocalExecutor
+from autotune.study.loop import StudySession
+from autotune.study.prediction_cache import Foresight
+from autotune.study.trial_runner import Manner
+from autotune.study.workers.coordinator import SharedStudy
+from autotune.study.workers.retry import Patience
 
 WANTED = 5
 

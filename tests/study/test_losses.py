@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.attempt import MOST_RETRIES, new_attempt_id
-from autotune.definition import DEFAULT_STORAGE
-from autotune.executors.local import LocalExecutor
-from autotune.storage import StudyStore
-from autotune.study import SearchRequest, search
+from autotune.execution.local import LocalExecutor
+from autotune.spec.attempt import MOST_RETRIES, new_attempt_id
+from autotune.spec.study import DEFAULT_STORAGE
+from autotune.storage.store import StudyStore
 from autotune.study.events import AttemptLost, TrialBegan, TrialEnded
+from autotune.study.search import SearchRequest, search
 
 STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
 
@@ -141,7 +141,7 @@ def test_a_trial_at_which_too_many_workers_died_comes_last(folder):
 
 def test_who_joins_a_study_removes_what_a_killed_search_had_prepared(always, folder):
     work = folder / "studies" / "work" / "autotune"
-    dies = "import os, sys, pathlib; from autotune.study.waiting_folder import WaitingFolder as One\n"
+    dies = "import os, sys, pathlib; from autotune.study.staging import WaitingFolder as One\n"
     dies += "one = One(pathlib.Path(sys.argv[1])); one.folder.mkdir(); print(one.folder, flush=True); os._exit(1)"
     died = subprocess.run([sys.executable, "-c", dies, str(work)], stdout=subprocess.PIPE, text=True, check=False)
     left = Path(died.stdout.strip())

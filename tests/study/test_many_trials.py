@@ -6,15 +6,16 @@ from pathlib import Path
 import numpy
 import pytest
 
+from autotune.analysis.front import Rivals, Tolerance
+from autotune.analysis.no_worse_than import find_matches
 from autotune.cli.tables import make_console, print_trials
-from autotune.recommendation.front import Rivals, Tolerance
-from autotune.recommendation.matches import find_matches
-from autotune.study import result_of, surrogate
-from autotune.study.observation import Observer
-from autotune.study.ranking import MOST_CANDIDATES, Knowledge, Ranking
-from autotune.study.relevance import MOST_LATEST, MOST_NEAR, Relevance
-from autotune.study.sampling import RESULTS_SEEN, OptunaStudy
-from autotune.study.surrogate import MOST_SEEN
+from autotune.study.sampler import surrogate
+from autotune.study.sampler.ehvi_sampler import MOST_CANDIDATES, Knowledge, Ranking
+from autotune.study.sampler.optuna_samplers import RESULTS_SEEN, OptunaStudy
+from autotune.study.sampler.optuna_values import Observer
+from autotune.study.sampler.surrogate import MOST_SEEN
+from autotune.study.sampler.training_subset import MOST_LATEST, MOST_NEAR, Relevance
+from autotune.study.search import result_of
 
 STUDY = Path(__file__).parents[2] / "studies" / "reliability"
 TRIALS = 1500
@@ -70,7 +71,7 @@ def test_the_surrogate_of_a_choice_sees_no_more_than_some_hundreds_of_trials(stu
 
 
 def test_scales_are_found_once_a_choice_however_many_configurations_are_looked_at(study, made, inverted, monkeypatch):
-    monkeypatch.setattr("autotune.study.ranking.CONVERGED_GAIN", float("inf"))  # every batch of the space
+    monkeypatch.setattr("autotune.study.sampler.ehvi_sampler.CONVERGED_GAIN", float("inf"))  # every batch of the space
     legal = study.legal_space()
     all_but_three_batches = {*list(legal.configurations())[3 * MOST_CANDIDATES :]}
     Ranking(legal, cap_bytes=study.cap_bytes).choose(made.records, (), excluded=all_but_three_batches, seed=1)

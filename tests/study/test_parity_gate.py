@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.config import TrainingConfig
-from autotune.parity import TOLERANCES, ParityTrace
+from autotune.spec.config import TrainingConfig
+from autotune.spec.parity import TOLERANCES, ParityTrace
 from autotune.study.parity_gate import ParityGate, plain_form
 
 SAME = ParityTrace(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotune.result import DeviceInfo
-from autotune.study.forecast import device_there, kind_and_capability
+from autotune.spec.result import DeviceInfo
+from autotune.study.predictions import device_there, kind_and_capability
 
 CPU = DeviceInfo(device="cpu", name="a CPU", total_memory_bytes=2**30, versions={})
 OLDER, NEWER = (

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config import TrainingConfig
-from autotune.result import Measurement
-from autotune.rival import Rival
+from autotune.spec.config import TrainingConfig
+from autotune.spec.early_stopping import Rival
+from autotune.spec.result import Measurement
 
 STUDY = Path(__file__).parents[2] / "studies" / "search_efficiency"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from study_building import definition
 
 import autotune
-from autotune.config import TrainingConfig
 from autotune.reporting.report.commands import rerun_command
+from autotune.spec.config import TrainingConfig
 
 
 def test_the_command_that_reruns_a_trial_measures_the_same_peak(make_trainer, workload, tmp_path, monkeypatch):

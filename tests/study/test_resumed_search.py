@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.definition import SAMPLERS
+from autotune.spec.study import SAMPLERS
 
 STUDY = Path(__file__).parents[2] / "studies" / "reliability"
 QUICK = [("ehvi", 1), ("ehvi", 9), ("ehvi", 15), ("tpe", 12), ("nsga2", 15)]

@@ -4,10 +4,10 @@ import pytest
 from study_building import definition
 
 from autotune.errors import StudyMismatch
-from autotune.executors.local import LocalExecutor
-from autotune.study.continuing import check_same_model
-from autotune.user_code import sha256_of
-from autotune.workload import make_workload
+from autotune.execution.local import LocalExecutor
+from autotune.spec.user_code import sha256_of
+from autotune.spec.workload import make_workload
+from autotune.study.resume import check_same_model
 
 
 def test_a_changed_file_is_refused_and_the_old_content_let_through(tmp_path):

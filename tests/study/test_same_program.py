@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from study_building import definition, measured, open_store
 
-from autotune.config import TrainingConfig
-from autotune.prediction import CATEGORIES, Forecast, Prediction
-from autotune.result import TrialRecord
-from autotune.study.foresight import Foresight
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import CATEGORIES, Forecast, Prediction
+from autotune.spec.result import TrialRecord
+from autotune.study.prediction_cache import Foresight
 
 MIB = 1024**2
 

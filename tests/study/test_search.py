@@ -17,7 +17,7 @@ import pytest
 
 import autotune
 from autotune.errors import InvalidDataset, InvalidInput, StudyMismatch
-from autotune.storage import StudyStore
+from autotune.storage.store import StudyStore
 from autotune.study.events import TrialBegan, TrialEnded
 
 TRIALS = 9

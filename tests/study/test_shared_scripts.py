@@ -8,7 +8,7 @@ import pytest
 from building import record
 
 import autotune
-from autotune.study.measuring import representative
+from autotune.study.trial_runner import representative
 
 SCRIPT = """
 import torch, autotune

@@ -15,16 +15,16 @@ from sqlalchemy import select
 from study_building import definition
 
 from autotune.errors import Stopped
-from autotune.executors.device_turn import DeviceTurns
-from autotune.executors.local import LocalExecutor
-from autotune.storage import StudyStore
+from autotune.execution.device_slots import DeviceTurns
+from autotune.execution.local import LocalExecutor
+from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
 from autotune.study.events import TrialBegan, WaitingForDevice, WaitingForStorage
-from autotune.study.foresight import Foresight
-from autotune.study.measuring import Manner
-from autotune.study.patience import Patience
-from autotune.study.session import StudySession
-from autotune.study.shared_study import SharedStudy
+from autotune.study.loop import StudySession
+from autotune.study.prediction_cache import Foresight
+from autotune.study.trial_runner import Manner
+from autotune.study.workers.coordinator import SharedStudy
+from autotune.study.workers.retry import Patience
 
 STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
 

@@ -7,8 +7,8 @@ from building import record
 from rich.console import Console
 from study_building import config, definition
 
+from autotune.analysis.pick import Preferences
 from autotune.cli.live import LiveDisplay, PlainDisplay, Progress, taken_over_line
-from autotune.recommendation.pick import Preferences
 from autotune.study.events import StudyOpened
 
 BASELINE = config(0)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.workload import Workload, make_workload
+from autotune.spec.workload import Workload, make_workload
 
 GLOBAL_BATCH, LAYERS = 4, 4
 RUN = {"sequence_length": 32, "global_batch": GLOBAL_BATCH, "steps": 12, "warmup_steps": 3, "evaluation_sequences": 6}

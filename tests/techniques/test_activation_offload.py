@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.config import TrainingConfig
+from autotune.spec.config import TrainingConfig
 from autotune.techniques import activation_offload
 from autotune.techniques.activation_offload import offloaded, to_device, to_host
 
@@ -89,8 +89,8 @@ def test_on_a_cpu_there_is_nowhere_to_move_to():
 
 
 def test_predicted_for_a_gpu_what_is_moved_is_no_memory_of_the_device():
-    from autotune.predictor import PredictionRequest, predict
-    from autotune.workload import make_workload
+    from autotune.predictor.predict import PredictionRequest, predict
+    from autotune.spec.workload import make_workload
 
     sizes = {"layers": 4, "width": 128, "heads": 2, "sequence_length": 512, "global_batch": 4}
     workload = make_workload("cpu", sizes)

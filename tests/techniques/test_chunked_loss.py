@@ -77,9 +77,9 @@ def test_no_generator_is_asked_for_a_recomputation():
 
 @pytest.mark.parametrize("model", ["gpt", "deep-one"])
 def test_the_prediction_of_a_large_vocabulary_shrinks_by_its_logits(model):
-    from autotune.config import TrainingConfig
-    from autotune.predictor import PredictionRequest, predict
-    from autotune.workload import make_workload
+    from autotune.predictor.predict import PredictionRequest, predict
+    from autotune.spec.config import TrainingConfig
+    from autotune.spec.workload import make_workload
 
     sizes = {"layers": 1, "width": 128, "heads": 2, "sequence_length": 512, "global_batch": 4, "vocab_size": 2048}
     workload = make_workload("cpu", {"model": model, **sizes})

@@ -13,13 +13,13 @@ from families import FAMILIES, GLOBAL_BATCH, LAYERS, RUN, workload_of
 from operators import OperatorCount
 from pairwise import pairwise
 
-from autotune.config import CHOICES, Circumstances, TrainingConfig, broken_rules
+from autotune.execution.server.tasks import prepare
 from autotune.models import build_model
+from autotune.spec.config import CHOICES, Circumstances, TrainingConfig, broken_rules
+from autotune.spec.training_request import TrainingRequest
 from autotune.techniques import activation_offload, find_unavailable
 from autotune.techniques.requirements import missing_parts
-from autotune.trainer import Trainer
-from autotune.training_request import TrainingRequest
-from autotune.trial.tasks import prepare
+from autotune.training.trainer import Trainer
 
 STEPS = 3
 TOLERANCES = {"fp32": 1e-5, "fp8": 3e-2}

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.config import Circumstances
 from autotune.errors import InvalidInput
-from autotune.search_space import SearchSpace, bind_space
+from autotune.spec.config import Circumstances
+from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.techniques.optimizer_fusion import UpdateRule, make_updater
 
 RULE = UpdateRule(optimizer="sgd", fusion="none", learning_rate=1.0)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from autotune.config import CHOICES, Circumstances, broken_rules
+from autotune.spec.config import CHOICES, Circumstances, broken_rules
 
 STEPS = 6
 BIT_EQUAL = 0.0
@@ -98,10 +98,10 @@ def test_compiled_checkpointing_gives_the_losses_of_eager_code(value, losses_of,
 ON_CUDA = """
 import sys, time, torch
 from pathlib import Path
-from autotune.config import TrainingConfig
-from autotune.trainer import Trainer
-from autotune.training_request import TrainingRequest
-from autotune.workload import Workload
+from autotune.spec.config import TrainingConfig
+from autotune.training.trainer import Trainer
+from autotune.spec.training_request import TrainingRequest
+from autotune.spec.workload import Workload
 import json
 torch.use_deterministic_algorithms(True)
 settings, checkpointing, folder = json.loads(sys.argv[1]), sys.argv[2], Path(sys.argv[3])

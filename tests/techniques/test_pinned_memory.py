@@ -7,14 +7,14 @@ import pytest
 import torch
 from building import ON_CUDA_IN_THIS_PROCESS
 
-from autotune.config import TrainingConfig
+from autotune.execution.server.failures import measurement_of_exception
 from autotune.memory.host import HostMemoryExceeded
+from autotune.spec.config import TrainingConfig
+from autotune.spec.training_request import TrainingRequest
 from autotune.techniques import activation_offload, pinned_memory
 from autotune.techniques.activation_offload import pinned_bytes
 from autotune.techniques.pinned_memory import PinnedMemoryBudget
-from autotune.trainer import train
-from autotune.training_request import TrainingRequest
-from autotune.trial.failures import measurement_of_exception
+from autotune.training.trainer import train
 
 MIB = 2**20
 

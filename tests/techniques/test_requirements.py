@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from autotune.config import TrainingConfig
 from autotune.errors import IllegalConfiguration
 from autotune.models import build_model
 from autotune.models.parts import ModelParts
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import MODEL_NAMES, make_workload
 from autotune.techniques.requirements import check_parts, missing_parts
-from autotune.workload import MODEL_NAMES, make_workload
 
 CHOICES = {"checkpointing": ["none", "attention", "block", "sqrt"], "compile": ["none", "block", "model"]}
 LOSSES = {"loss": ["full", "chunked"]}

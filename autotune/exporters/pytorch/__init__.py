@@ -14,10 +14,10 @@ from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.pytorch import script
 from autotune.exporters.pytorch.models import MODEL_CONFIG_FILE
 from autotune.exporters.recipe import Recipe
-from autotune.model_file import with_layers
-from autotune.quantities import format_size
-from autotune.user_code import is_function_reference
-from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.spec.model_file import with_layers
+from autotune.spec.user_code import is_function_reference
+from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.units import format_size
 
 CONFIG_FILE = "autotune_config.json"
 

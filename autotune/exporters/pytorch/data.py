@@ -2,7 +2,7 @@
 
 from autotune.exporters.pytorch.documents import document_pieces
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
-from autotune.workload import Workload
+from autotune.spec.workload import Workload
 
 _ANY = "from typing import Any"
 _NUMPY = "import numpy"
@@ -69,7 +69,7 @@ _SUBWORDS = ("END_OF_TEXT", "PADDING", "_NAMES", "SubwordTokenizer", "_bytes_of"
 def _tokenizer(workload: Workload) -> list[Piece]:
     pieces = [own_source("data.token_file", "Tokens", imports=(_NUMPY, "from numpy.typing import NDArray"))]
     if workload.tokenizer == "bytes":
-        vocabulary = own_source("workload", "BYTE_VOCABULARY")
+        vocabulary = own_source("spec.workload", "BYTE_VOCABULARY")
         return [
             *pieces,
             vocabulary,

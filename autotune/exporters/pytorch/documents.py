@@ -5,7 +5,7 @@ study does.
 """
 
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
-from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 _ANY = "from typing import Any"
 _ITERABLE = "from collections.abc import Iterable"

@@ -2,8 +2,8 @@
 
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
 from autotune.exporters.recipe import Recipe
-from autotune.user_code import is_function_reference, read_reference
-from autotune.workload import Workload
+from autotune.spec.user_code import is_function_reference, read_reference
+from autotune.spec.workload import Workload
 
 MODEL_CONFIG_FILE = "model_config.json"
 
@@ -200,6 +200,6 @@ def _module() -> ModuleType:
             _ANY,
             *_TORCH,
         ),
-        own_source("models.observation", *_OBSERVATION),
-        own_source("models.own", "OwnModel", "PassableLinear", "_own_model"),
+        own_source("models.signature", *_OBSERVATION),
+        own_source("models.user_model", "OwnModel", "PassableLinear", "_own_model"),
     ]

@@ -1,7 +1,7 @@
 """The script as a whole: settings, model, techniques, data, and a training loop that is the trials' own.
 
-torch, numpy and what reads the text are all it needs. The loop is that of `autotune/training_step.py` and
-`autotune/trainer.py` without their measuring, with the branches that the configuration does not take left out.
+torch, numpy and what reads the text are all it needs. The loop is that of `autotune/training/step.py` and
+`autotune/training/trainer.py` without their measuring, with the branches that the configuration does not take left out.
 """
 
 import textwrap
@@ -12,7 +12,7 @@ from autotune.exporters.pytorch.models import loss_piece, model_pieces
 from autotune.exporters.pytorch.pieces import Piece, banner, piece, together
 from autotune.exporters.pytorch.techniques import autocast_dtype, technique_pieces, weights_dtype
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe, in_docstring
-from autotune.quantities import format_size
+from autotune.units import format_size
 
 FILE = "train.py"
 

@@ -3,12 +3,12 @@
 The order is that of `autotune/techniques/__init__.py`. What a configuration does not use is not there.
 """
 
-from autotune.config import TrainingConfig
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import optimizer_flags
 from autotune.exporters.source import STEP_IN_BACKWARD, STOCHASTIC_ROUNDING
-from autotune.model_choice import MODEL_NAMES
+from autotune.spec.config import TrainingConfig
+from autotune.spec.model_choice import MODEL_NAMES
 
 _TORCH = ("import torch", "from torch import Tensor, nn")
 _ANY = "from typing import Any"
@@ -59,7 +59,7 @@ def _fp8() -> Piece:
     fp8 = own_source("techniques.fp8", "convert", "can_be_fp8", imports=_TORCH)
     lazy = "    from torchao.float8 import Float8LinearConfig, convert_to_float8_training\n\n"
     imports = fp8.imports | {"from torchao.float8 import Float8LinearConfig, convert_to_float8_training"}
-    multiple = own_source("config", "FP8_MULTIPLE")
+    multiple = own_source("spec.config", "FP8_MULTIPLE")
     return Piece(f"{multiple.text}\n\n\n{fp8.text.replace(lazy, '')}", imports)
 
 

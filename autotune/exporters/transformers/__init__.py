@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.config import TrainingConfig
 from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
@@ -26,6 +25,7 @@ from autotune.exporters.trainer_keys import (
 )
 from autotune.exporters.transformers.trainer_code import FILE, trainer_code
 from autotune.exporters.transformers.training_script import says_tokenizer, training_script
+from autotune.spec.config import TrainingConfig
 
 ARGUMENTS_FILE, MODEL_FILE = "training_args.json", "model_kwargs.json"
 _IN_CODE: Mapping[str, Any] = {"tf32": None, "torch_compile": False}

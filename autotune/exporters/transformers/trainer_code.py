@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.config import TrainingConfig
 from autotune.exporters import launch
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.source import excerpt
 from autotune.exporters.trainer_keys import weights_dtype
 from autotune.exporters.transformers.trainer_definitions import HERE, definitions, needs_blocks, needs_causal_flag
+from autotune.spec.config import TrainingConfig
 
 FILE = "autotune_trainer.py"
 

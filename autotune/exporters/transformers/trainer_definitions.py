@@ -1,10 +1,10 @@
 """Which definitions `autotune_trainer.py` needs: of the trials' own code, and of `inside_trainer.py`."""
 
-from autotune.config import TrainingConfig
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.source import STEP_IN_BACKWARD, STOCHASTIC_ROUNDING, excerpt
+from autotune.spec.config import TrainingConfig
 
-HERE = "exporters.transformers.inside_trainer"
+HERE = "exporters.shipped.inside_trainer"
 _CHECKPOINTING = "techniques.checkpointing"
 
 
@@ -23,14 +23,14 @@ def definitions(recipe: Recipe, *, by_keys: bool, version: str) -> list[str]:
         names = ("BlockList", "find_blocks", "_block_lists", "_is_of_blocks")
         found += [excerpt("models.parts", "Blocks"), excerpt("models.structure", *names)]
     if config.precision == "fp8":
-        found += [excerpt("config", "FP8_MULTIPLE"), excerpt("techniques.fp8", "convert", "can_be_fp8")]
+        found += [excerpt("spec.config", "FP8_MULTIPLE"), excerpt("techniques.fp8", "convert", "can_be_fp8")]
     found += _loss_definitions(recipe)
     found += _checkpointing_definitions(config, by_keys=by_keys)
     if needs_causal_flag(config, version):
         found.append(excerpt(HERE, "keep_causal_flag"))
     if config.activation_offload == "cpu":
         functions = ("SMALLEST_BYTES", "OnHost", "offloaded", "_unpack", "to_host", "to_device")
-        found += [excerpt("config", "ActivationOffload"), excerpt("techniques.activation_offload", *functions)]
+        found += [excerpt("spec.config", "ActivationOffload"), excerpt("techniques.activation_offload", *functions)]
     return [*found, *_optimizer_definitions(config), excerpt(HERE, "share_of_rate")]
 
 

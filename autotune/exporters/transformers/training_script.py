@@ -4,8 +4,8 @@ import json
 from pathlib import PurePath
 
 from autotune.exporters.recipe import Recipe, in_one_line
-from autotune.model_file import with_layers
-from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.spec.model_file import with_layers
+from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "train.py"
 MODEL_CONFIG_FILE = "model_config.json"

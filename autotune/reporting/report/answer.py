@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from autotune.quantities import format_size
-from autotune.recommendation.pick import closest_miss, needed_bytes, savings
+from autotune.analysis.pick import closest_miss, needed_bytes, savings
 from autotune.reporting.outcomes import OUTCOME_WORDS
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import described, no_answer, perplexity_source_words, speed_words
-from autotune.result import StudyResult, TrialRecord
+from autotune.spec.result import StudyResult, TrialRecord
+from autotune.units import format_size
 
 
 @dataclass(frozen=True, kw_only=True)

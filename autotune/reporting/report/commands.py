@@ -10,19 +10,19 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from autotune.config import FIELD_ORDER, TrainingConfig
-from autotune.definition import DEFAULT_SAMPLER, DEFAULT_STORAGE, StudyDefinition, check_study_name
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.errors import InvalidInput
-from autotune.model_choice import MODEL_NAMES
-from autotune.model_file import sizes_of
-from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences
-from autotune.search_space import SearchSpace
-from autotune.space_content import named_spaces
-from autotune.space_file import load_space
-from autotune.space_text import space_text, workload_table
-from autotune.user_code import is_function_reference
-from autotune.workload import DEFAULT_LEARNING_RATES, DEFAULTS_BY_DEVICE, Workload
-from autotune.workload_settings import OF_ONE_DATASET, option_of
+from autotune.spec.config import FIELD_ORDER, TrainingConfig
+from autotune.spec.model_choice import MODEL_NAMES
+from autotune.spec.model_file import sizes_of
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.space_content import named_spaces
+from autotune.spec.space_file import load_space
+from autotune.spec.space_text import space_text, workload_table
+from autotune.spec.study import DEFAULT_SAMPLER, DEFAULT_STORAGE, StudyDefinition, check_study_name
+from autotune.spec.user_code import is_function_reference
+from autotune.spec.workload import DEFAULT_LEARNING_RATES, DEFAULTS_BY_DEVICE, Workload
+from autotune.spec.workload_settings import OF_ONE_DATASET, option_of
 
 NUMBER, CONFIGURATION, TARGET = "\0number\0", "\0configuration\0", "\0target\0"
 """Places in a template. No text of a user's can hold them: neither a path nor an escaped TOML string has a zero."""

@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.exporters import TARGETS
-from autotune.quantities import format_size
-from autotune.recommendation.pick import DEFAULT_PREFERENCES, Preferences
-from autotune.reporting import reference_table
+from autotune.reporting import published_rows
 from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
 from autotune.reporting.report import commands
 from autotune.reporting.report.answer import Answer, answer_of
+from autotune.reporting.report.excluded import Group, left_out
 from autotune.reporting.report.facts import Facts, study_facts, workload_facts
-from autotune.reporting.report.left_out import Group, left_out
 from autotune.reporting.report.trials import trial_table
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import is_shared, perplexity_words, speed_words
-from autotune.result import TrialRecord
+from autotune.spec.result import TrialRecord
+from autotune.units import format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +123,11 @@ def published_table(view: StudyView) -> PublishedTable | None:
     reference = view.definition.space.reference
     if reference is None:
         return None
-    rows = reference_table.rows_beside(view)
-    notes = reference_table.notes(reference, rows, has_published_size=reference_table.has_published_size(view))
+    rows = published_rows.rows_beside(view)
+    notes = published_rows.notes(reference, rows, has_published_size=published_rows.has_published_size(view))
     return PublishedTable(
-        heads=tuple(reference_table.heads(rows)),
-        rows=tuple(map(tuple, reference_table.cells(rows))),
+        heads=tuple(published_rows.heads(rows)),
+        rows=tuple(map(tuple, published_rows.cells(rows))),
         notes=tuple(notes),
     )
 

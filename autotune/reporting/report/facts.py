@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from autotune.quantities import format_duration, format_size
-from autotune.recommendation.pick import Preferences
+from autotune.analysis.pick import Preferences
 from autotune.reporting.outcomes import outcome_counts
-from autotune.reporting.report.left_out import combinations
+from autotune.reporting.report.excluded import combinations
 from autotune.reporting.study_view import StudyView
-from autotune.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.units import format_duration, format_size
 
 Facts = tuple[tuple[str, str], ...]
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autotune.errors import InvalidInput
-from autotune.quantities import format_size
-from autotune.reporting import ladder, memory_at_peak, pareto, pareto_drawing
+from autotune.reporting.figures import ablation, memory_at_peak, pareto, pareto_drawing
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.style import note_of
-from autotune.result import TrialRecord
+from autotune.spec.result import TrialRecord
+from autotune.units import format_size
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -76,7 +76,7 @@ def _pareto(view: StudyView) -> ReportFigure:
 
 
 def _ladder(view: StudyView) -> ReportFigure:
-    figure = ladder.compute(view)
+    figure = ablation.compute(view)
     rows = [
         (row.words, cells.how, *(text or "–" for text in _ladder_cells(cells)), cells.source)
         for row in figure.rows
@@ -90,7 +90,7 @@ def _ladder(view: StudyView) -> ReportFigure:
         alternative=f"Bars for {len(figure.rows)} values of techniques: how much less memory, more speed and more "
         "perplexity each brings, alone, on top of the others, and over all pairs of trials. The table after it has the "
         "same numbers.",
-        drawing=ladder.draw(figure),
+        drawing=ablation.draw(figure),
         table=Table(
             caption="What each value of a technique buys against the baseline's value",
             heads=("technique", "how", "memory", "share", "speed", "perplexity", "from"),
@@ -132,7 +132,7 @@ def _by_size(bar: memory_at_peak.Bar) -> list[tuple[str, float]]:
     return sorted(((name.replace("_", " "), size) for name, size in bar.segments.items()), key=lambda one: -one[1])
 
 
-def _ladder_cells(cells: ladder.Cells) -> tuple[str, ...]:
+def _ladder_cells(cells: ablation.Cells) -> tuple[str, ...]:
     return cells.memory, cells.memory_share, cells.speed, cells.perplexity
 
 

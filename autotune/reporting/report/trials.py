@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.config import FIELD_ORDER
 from autotune.reporting.outcomes import OUTCOME_WORDS
 from autotune.reporting.study_view import StudyView
+from autotune.spec.config import FIELD_ORDER
 
 _PLAIN = (
     "number",

@@ -3,16 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition
-from autotune.executors.local import LocalExecutor
-from autotune.executors.server_tasks import PREPARED
-from autotune.prediction import Prediction
-from autotune.quantities import format_size
-from autotune.result import DeviceInfo, Measurement
-from autotune.search_space import SearchSpace
+from autotune.execution.local import LocalExecutor
+from autotune.execution.server_tasks import PREPARED
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Prediction
+from autotune.spec.result import DeviceInfo, Measurement
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.study import StudyDefinition
+from autotune.spec.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, Workload
 from autotune.study.request import DEFAULT_TIME_LIMIT_SECONDS
-from autotune.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, Workload
+from autotune.units import format_size
 
 _WARMUP_STEPS = 1
 _NO_LEARNING = 1e-9

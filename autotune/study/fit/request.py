@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.config import TrainingConfig, check_legal
 from autotune.errors import InvalidInput
-from autotune.prediction import check_release
-from autotune.search_space import SearchSpace
-from autotune.study.fit.ladder import Rung, ladder
+from autotune.spec.config import TrainingConfig, check_legal
+from autotune.spec.prediction import check_release
+from autotune.spec.search_space import SearchSpace
+from autotune.study.fit.ablation import Rung, ladder
 from autotune.study.fit.varying import VARY, Vary, Varying
-from autotune.study.forecast import device_meant, on_some_device, workload_of
+from autotune.study.predictions import device_meant, on_some_device, workload_of
 from autotune.study.request import check_cap, check_device
 
 CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)

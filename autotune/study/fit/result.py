@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.config import TrainingConfig
-from autotune.prediction import Prediction
-from autotune.result import JSON_SCHEMA, DeviceInfo, Measurement
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Prediction
+from autotune.spec.result import JSON_SCHEMA, DeviceInfo, Measurement
 from autotune.study.fit.varying import Varying
 
 

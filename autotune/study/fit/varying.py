@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from autotune.config import FP8_MULTIPLE, TrainingConfig, check_legal
 from autotune.errors import InvalidInput
-from autotune.user_code import takes_size
-from autotune.workload import Workload
+from autotune.spec.config import FP8_MULTIPLE, TrainingConfig, check_legal
+from autotune.spec.user_code import takes_size
+from autotune.spec.workload import Workload
 
 Vary = Literal["micro-batch", "seq-len", "layers", "width"]
 VARY: tuple[Vary, ...] = get_args(Vary)

@@ -168,7 +168,7 @@ def trials_under(search: int) -> list[int]:
             with suppress(OSError, ValueError):
                 words = (folder / "cmdline").read_bytes()
                 parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                if b"autotune.trial.server" in words:
+                if b"autotune.execution.server.fork_server" in words:
                     servers.add(int(folder.name))
     mine = {pid for pid in servers if parents[pid] == search}
     return [pid for pid in servers if parents[pid] in mine]

@@ -304,7 +304,7 @@ def forks(device: str, **_: Any) -> dict[str, Any]:
     """Whether the process that trials are forked from has touched CUDA, and two trials after one another work."""
     from tempfile import TemporaryDirectory
 
-    from autotune.trial.client import TrialServer
+    from autotune.execution.server.client import TrialServer
 
     with TemporaryDirectory() as folder, TrialServer(log_file=Path(folder) / "server.log") as server:
 

@@ -14,14 +14,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autotune.config import TrainingConfig
-from autotune.definition import StudyDefinition
-from autotune.executors.local import LocalExecutor
-from autotune.executors.server_tasks import PREPARED
-from autotune.parity import ParityTrace
-from autotune.search_space import SearchSpace
+from autotune.execution.local import LocalExecutor
+from autotune.execution.server_tasks import PREPARED
+from autotune.spec.config import TrainingConfig
+from autotune.spec.parity import ParityTrace
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.study import StudyDefinition
+from autotune.spec.workload import make_workload
 from autotune.study.parity_gate import plain_form
-from autotune.workload import make_workload
 
 GLOBAL_BATCH = 8
 SIZES = {"layers": 8, "width": 512, "heads": 8, "sequence_length": 512, "global_batch": GLOBAL_BATCH}

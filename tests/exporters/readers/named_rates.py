@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from autotune.workload import make_workload
+from autotune.spec.workload import make_workload
 from readers.rates import schedule_of, trial_rates
 
 

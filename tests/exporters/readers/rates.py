@@ -5,9 +5,9 @@ import functools
 import pytest
 import torch
 
-from autotune.config import TrainingConfig
-from autotune.training_step import TrainingStep
-from autotune.workload import make_workload
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import make_workload
+from autotune.training.step import TrainingStep
 
 CPU = torch.device("cpu")
 

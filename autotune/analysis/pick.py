@@ -1,0 +1,132 @@
+"""The one configuration to recommend, and why, in words a person can check."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from autotune.analysis.front import Tolerance, perplexity_spread
+from autotune.errors import InvalidInput
+from autotune.spec.result import Pick, TrialRecord
+from autotune.units import format_size
+
+Preference = Literal["fastest", "smallest", "balanced"]
+PREFERENCES = get_args(Preference)
+
+MAX_PERPLEXITY_INCREASE = 0.01
+
+NOISY_SPREAD = 0.2
+"""Relative spread of a trial's speed beyond which the pick comes with a warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferences:
+    """How the front and the pick are drawn from the records; may differ at every look."""
+
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    prefer: Preference = "fastest"
+    max_perplexity_increase: float = MAX_PERPLEXITY_INCREASE
+    """Share of the best perplexity that the pick may be worse by."""
+
+    def __post_init__(self) -> None:
+        if self.prefer not in PREFERENCES:
+            raise InvalidInput(f"there is no preference {self.prefer!r}", hint=f"use one of {', '.join(PREFERENCES)}")
+        if not 0 <= self.max_perplexity_increase < 100:
+            raise InvalidInput(
+                f"a perplexity increase of {self.max_perplexity_increase} is not possible",
+                hint="give a share of the best perplexity, for example 0.01 for 1 %",
+            )
+
+
+DEFAULT_PREFERENCES = Preferences()
+
+
+def choose(
+    records: Sequence[TrialRecord], front: Sequence[int], *, baseline: TrialRecord | None, preferences: Preferences
+) -> Pick | None:
+    """The preferred trial of the front among those whose perplexity is good enough; None when the front is empty.
+
+    Good enough: within `max_perplexity_increase` of the front's best, or within the measured spread of perplexity
+    where that is larger.
+    """
+    prefer, max_perplexity_increase = preferences.prefer, preferences.max_perplexity_increase
+    candidates = [record for record in records if record.number in front]
+    if not candidates:
+        return None
+    allowed = max(max_perplexity_increase, perplexity_spread(records))
+    best = min(_perplexity(record) for record in candidates)
+    good = [record for record in candidates if _perplexity(record) <= best * (1 + allowed)]
+    picked = min(good, key=lambda record: (_COST[prefer](record, good), record.number))
+    words = {"fastest": "the fastest", "smallest": "the smallest", "balanced": "the best balance of speed and memory"}
+    reason = f"{words[prefer]} on the front whose perplexity is within {100 * allowed:.2g} % of the best, {best:.4g}"
+    return Pick(number=picked.number, reason=reason + savings(picked, baseline) + _noise_warning(picked))
+
+
+def _noise_warning(picked: TrialRecord) -> str:
+    assert picked.tokens_per_second is not None
+    spread = (picked.tokens_per_second_spread or 0.0) / picked.tokens_per_second
+    if spread <= NOISY_SPREAD:
+        return ""
+    return f"; its speed varied by ±{100 * spread:.0f} %, so something else was using the device: do not trust speeds"
+
+
+def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
+    """`; against the baseline: 62 % less memory, 1.2x the speed, perplexity +0.1 %`; empty without a baseline."""
+    if baseline is None or baseline.number == record.number or not _known_peak(baseline):
+        return "; it is the baseline" if baseline is not None and baseline.number == record.number else ""
+    words = []
+    if record.peak_memory_bytes is not None:
+        saved = 1 - record.peak_memory_bytes / _known_peak(baseline)
+        source = "" if baseline.peak_memory_bytes else " predicted"
+        sizes = f"{format_size(record.peak_memory_bytes)} for {format_size(_known_peak(baseline))}{source}"
+        words.append(f"{100 * abs(saved):.0f} % {'less' if saved >= 0 else 'more'} memory ({sizes})")
+    if record.tokens_per_second and baseline.tokens_per_second:
+        words.append(f"{record.tokens_per_second / baseline.tokens_per_second:.2f}x the speed")
+    if record.perplexity and baseline.perplexity:
+        change_percent = round(100 * (record.perplexity / baseline.perplexity - 1), 2)
+        words.append(f"perplexity {change_percent:+.2f} %" if change_percent else "the same perplexity")
+    return f"; against the baseline: {', '.join(words)}"
+
+
+def _known_peak(record: TrialRecord) -> int:
+    """Measured, or for a baseline that no device could hold, predicted."""
+    return record.peak_memory_bytes or record.predicted_peak_memory_bytes or 0
+
+
+def closest_miss(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The trial that was over the cap by least, measured or predicted; None when none got as far as a number."""
+    over = [record for record in records if record.outcome in ("over_cap", "predicted_over_cap")]
+    return min((record for record in over if needed_bytes(record)), key=needed_bytes, default=None)
+
+
+def needed_bytes(record: TrialRecord) -> int:
+    """What the device must have: measured, else predicted; 0 where neither is known."""
+    return record.device_bytes or record.predicted_peak_memory_bytes or 0
+
+
+def _perplexity(record: TrialRecord) -> float:
+    assert record.perplexity is not None
+    return record.perplexity
+
+
+def _seconds_per_token(record: TrialRecord, _good: Sequence[TrialRecord]) -> float:
+    assert record.tokens_per_second is not None
+    return 1 / record.tokens_per_second
+
+
+def _memory(record: TrialRecord, _good: Sequence[TrialRecord]) -> float:
+    assert record.peak_memory_bytes is not None
+    return record.peak_memory_bytes
+
+
+def _balance(record: TrialRecord, good: Sequence[TrialRecord]) -> float:
+    """Time and memory relative to the best of each, multiplied: 10 % of one is worth 10 % of the other."""
+    least_memory = min(_memory(other, good) for other in good)
+    least_seconds = min(_seconds_per_token(other, good) for other in good)
+    return _memory(record, good) / least_memory * (_seconds_per_token(record, good) / least_seconds)
+
+
+_COST: Mapping[Preference, Callable[[TrialRecord, Sequence[TrialRecord]], float]] = {
+    "fastest": _seconds_per_token,
+    "smallest": _memory,
+    "balanced": _balance,
+}

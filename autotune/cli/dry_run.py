@@ -1,0 +1,48 @@
+"""`autotune search --dry-run`: what would be tried, what is left out, and how long it takes."""
+
+from rich.text import Text
+
+from autotune.cli.live import make_display, taken_over_line
+from autotune.cli.tables import make_console
+from autotune.study.dry_run import plan
+from autotune.study.request import SearchRequest
+from autotune.units import format_duration, format_size
+
+
+def print_plan(request: SearchRequest, *, quiet: bool) -> None:
+    display = make_display(quiet=quiet, preferences=request.preferences, time_budget_seconds=None)
+    with display:
+        planned = plan(request, listener=display)
+    console = make_console()
+
+    def say(line: str) -> None:
+        console.print(Text(line), soft_wrap=True)
+
+    definition, legal = planned.definition, planned.legal
+    say(f"Search space {definition.space.name}: {planned.configurations} legal configurations")
+    for field, values in legal.values.items():
+        if len(values) > 1:
+            say(f"  {field}: {', '.join(map(str, values))}")
+    for line in legal.left_out:
+        say(f"Left out  {line}")
+    say(f"Cap       {format_size(definition.cap_bytes)} on {definition.device.device} ({definition.device.name})")
+    if definition.device.others:
+        say(f"Warning   {definition.device.device}: {definition.device.others}")
+    for note in definition.device.notes:
+        say(f"Note      {note}")
+    if line := taken_over_line(planned.taken_over):
+        say(line)
+    say(f"First     {planned.trials_wanted} trials wanted; the first are")
+    for name, config in planned.first[: planned.trials_wanted]:
+        say(f"  {name}: {config.describe()}")
+    if planned.seconds is None:
+        say("Time      not known: no short training finished")
+        return
+    say(f"Time      about {format_duration(planned.seconds)}, were the trials drawn evenly from the space; a trial of")
+    for precision, seconds in planned.seconds_by_precision.items():
+        shared = format_duration(planned.shared_seconds_by_precision[precision])
+        say(f"  {precision}, eager: {format_duration(seconds)} to the end, {shared} for memory and speed only")
+    say(f"  {planned.full_trainings} of {planned.trials_wanted} are trained to the end")
+    if planned.compile_seconds is not None:
+        share = f"{100 * planned.compiled_share:.0f} %"
+        say(f"  and {format_duration(planned.compile_seconds)} more for the {share} that compile")

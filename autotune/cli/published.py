@@ -1,0 +1,139 @@
+"""Own results beside a published table, as `show --reference` and `predict --reference` print them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from autotune.analysis.published_comparison import (
+    LEFT_OUT,
+    Beside,
+    OwnRow,
+    beside_reference,
+    is_of_published_size,
+    reference_of,
+)
+from autotune.spec.published_table import Figures, Reference
+from autotune.spec.result import JSON_SCHEMA
+
+if TYPE_CHECKING:
+    from autotune.reporting.study_view import StudyView
+    from autotune.spec.config import TrainingConfig
+    from autotune.spec.prediction import Forecast
+    from autotune.spec.search_space import SearchSpace
+    from autotune.spec.workload import Workload
+
+_NARROW = 124
+"""Letters in a line that the table of one line a row needs."""
+
+Form = Literal["table", "json", "markdown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceAnswer:
+    """A published table with the rows of one study, or of predictions, beside it."""
+
+    reference: Reference
+    rows: tuple[Beside, ...]
+    about: str
+    has_published_size: bool
+    facts: Mapping[str, Any]
+    """What the JSON says first: which study or which workload."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": JSON_SCHEMA,
+            **self.facts,
+            "source": self.reference.source,
+            "measured_on": self.reference.measured_on,
+            "control": self.reference.control,
+            "has_published_size": self.has_published_size,
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+
+def of_study(view: "StudyView") -> ReferenceAnswer:
+    """Raises InvalidInput for a study of a search space without a table."""
+    from autotune.reporting import published_rows
+
+    result = view.result
+    torch = result.device.versions.get("torch", "?")
+    return ReferenceAnswer(
+        reference=reference_of(view.definition.space, what=f"study {result.study!r}"),
+        rows=published_rows.rows_beside(view),
+        about=f"Study {result.study}: {result.workload.describe()}, {result.workload.steps} steps, "
+        f"on {result.device.name}, torch {torch}",
+        has_published_size=published_rows.has_published_size(view),
+        facts={"study": result.study},
+    )
+
+
+def of_forecasts(
+    space: "SearchSpace",
+    workload: "Workload",
+    forecasts: "Sequence[Forecast]",
+    named: "Mapping[str, TrainingConfig]",
+    *,
+    about: str,
+) -> ReferenceAnswer:
+    """`named`: the legal configurations; two may be equal. Raises InvalidInput for a search space without a table."""
+    reference = reference_of(space, what="what is predicted")
+    known = {one.config.fingerprint: _predicted(one) for one in forecasts}
+
+    def own(name: str) -> OwnRow:
+        return known[named[name].fingerprint] if name in named else OwnRow(remark=LEFT_OUT)
+
+    has_published_size = is_of_published_size(space, workload)
+    return ReferenceAnswer(
+        reference=reference,
+        rows=beside_reference(reference, own, has_published_size=has_published_size),
+        about=f"Predicted: {about}",
+        has_published_size=has_published_size,
+        facts={"predicted": about, "workload": workload.to_dict()},
+    )
+
+
+def _predicted(forecast: "Forecast") -> OwnRow:
+    if forecast.prediction is None:
+        return OwnRow(remark=forecast.refusal)
+    return OwnRow(figures=Figures(peak_memory_bytes=forecast.prediction.peak_memory_bytes), peak_is_predicted=True)
+
+
+def print_reference(answer: ReferenceAnswer, *, form: Form) -> None:
+    if form == "json":
+        print(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
+    elif form == "markdown":
+        from autotune.reporting.plain_tables import reference_markdown
+
+        print(reference_markdown(answer.about, _lines(answer), answer.rows), end="")
+    else:
+        _print_table(answer)
+
+
+def _lines(answer: ReferenceAnswer) -> list[str]:
+    from autotune.reporting.published_rows import notes
+
+    return notes(answer.reference, answer.rows, has_published_size=answer.has_published_size)
+
+
+def _print_table(answer: ReferenceAnswer) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from autotune.cli.tables import make_console
+    from autotune.reporting import published_rows
+
+    console = make_console()
+    if console.width < _NARROW:
+        heads, lines = list(published_rows.STACKED_HEADS), published_rows.stacked_cells(answer.rows)
+    else:
+        heads, lines = published_rows.heads(answer.rows), published_rows.cells(answer.rows)
+    table = Table(title=Text(answer.about), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for head in heads:
+        is_text = head in ("row", "remark")
+        table.add_column(head, justify="left" if is_text else "right", no_wrap=head != "remark", overflow="fold")
+    for cells in lines:
+        table.add_row(*map(Text, cells))
+    console.print(table)
+    for line in _lines(answer):
+        console.print(Text(line))

@@ -1,0 +1,212 @@
+"""Trials on a device of this machine, one at a time, each in a process of its own."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.execution.server.client import SERVER_COMMAND, Reply
+from autotune.execution.server.limits import TimeLimits, time_limits
+from autotune.execution.server_tasks import ServerTasks, prepared_folder, warn
+from autotune.spec.config import TrainingConfig
+from autotune.spec.early_stopping import Rival
+from autotune.spec.parity import ParityTrace
+from autotune.spec.result import Measurement
+from autotune.spec.study import StudyDefinition
+from autotune.spec.workload import Workload
+
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+"""For a prediction, which needs no GPU: it cannot create a context on one, which would disturb a trial there."""
+_PREDICTION_SECONDS = 1800.0
+"""A model may hang before anything is trained of it, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedTrial:
+    measurement: Measurement
+    seconds: float
+    """Wall-clock time of the trial's process."""
+
+
+class LocalExecutor(ServerTasks):
+    """Runs a study's trials through a trial server. `folder` keeps logs, prepared files and the compiler's cache."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        server_command: Sequence[str] = SERVER_COMMAND,
+        note: Callable[[str], None] = warn,
+    ) -> None:
+        super().__init__(folder, should_stop=should_stop, server_command=server_command, note=note)
+        self._replies: dict[Future[FinishedTrial], Future[Reply]] = {}
+
+    def submit_prediction(
+        self,
+        workload: Workload,
+        config: TrainingConfig,
+        *,
+        device_type: str,
+        compute_capability: str | None = None,
+        torch_version: str | None = None,
+        with_timeline: bool = False,
+    ) -> "Future[Reply]":
+        """Peak memory on fake tensors, without the device: a Prediction as JSON. Its error: PredictionImpossible.
+
+        `compute_capability` is that of the GPU it is for, such as 9.0. The process sees no GPU.
+        """
+        payload = {
+            "workload": workload.to_dict(),
+            "config": config.to_dict(),
+            "device": device_type,
+            "compute_capability": compute_capability,
+            "torch_version": torch_version,
+            "with_timeline": with_timeline,
+        }
+        folder = self._folder / "predictions"
+        log_file = folder / f"{config.fingerprint}.log"
+        environment = {**self._caches.environment(folder), **_NO_GPU}
+        return self._server.submit(
+            "predict",
+            payload,
+            log_file=log_file,
+            limits=time_limits(_PREDICTION_SECONDS),
+            environment=environment,
+            turn=self._turn,
+        )
+
+    def submit(
+        self,
+        definition: StudyDefinition,
+        config: TrainingConfig,
+        *,
+        study_folder: Path,
+        log_name: str,
+        enforce_cap: bool,
+        time_limit_seconds: float,
+        compile_time_limit_seconds: float | None = None,
+        step_time_limit_seconds: float | None = None,
+        workload: Workload | None = None,
+        reference: ParityTrace | None = None,
+        shares_perplexity: bool = False,
+        rivals: Sequence[Rival] = (),
+        keep_snapshot: bool = False,
+    ) -> "Future[FinishedTrial]":
+        """Trains `config` on the study's workload, or on `workload` in its place.
+
+        Limits that are not said are shares of the whole (`execution/server/limits.py`). The future's error is
+        TrialLost where the machine has ended the trial: its configuration is none the worse for it.
+        The training must begin as `reference` does. `shares_perplexity`: only memory and speed are measured.
+        It ends with the outcome `dominated` once one of `rivals` is seen to be better in both.
+        `keep_snapshot` keeps torch's allocation history of the measured steps in the study's folder; CUDA only.
+        """
+        snapshot_file = study_folder / "snapshots" / f"{log_name}.pickle"
+        payload = {
+            **self._training(
+                definition, config, workload or definition.workload, study_folder, enforce_cap=enforce_cap
+            ),
+            "reference": None if reference is None else reference.to_dict(),
+            "shares_perplexity": shares_perplexity,
+            "rivals": [asdict(rival) for rival in rivals],
+            "snapshot_file": str(snapshot_file.absolute()) if keep_snapshot else None,
+        }
+        limits = time_limits(
+            time_limit_seconds, compile_seconds=compile_time_limit_seconds, step_seconds=step_time_limit_seconds
+        )
+        reply = self._submit_training("train", payload, definition, study_folder, log_name=log_name, limits=limits)
+        finished: Future[FinishedTrial] = Future()
+        self._replies[finished] = reply
+        reply.add_done_callback(lambda done: self._finish(done, finished))
+        return finished
+
+    def trace(
+        self,
+        definition: StudyDefinition,
+        config: TrainingConfig,
+        *,
+        study_folder: Path,
+        dropout: bool,
+        time_limit_seconds: float,
+        compile_time_limit_seconds: float | None = None,
+        step_time_limit_seconds: float | None = None,
+    ) -> ParityTrace | str:
+        """The first steps of `config`, beyond the cap if need be, or why there are none.
+
+        Raises TrialLost, and Stopped when asked to stop meanwhile.
+        """
+        payload = {
+            **self._training(definition, config, definition.workload, study_folder, enforce_cap=False),
+            "dropout": dropout,
+        }
+        reply = self._submit_training(
+            "trace",
+            payload,
+            definition,
+            study_folder,
+            log_name=f"trace-{config.fingerprint}",
+            limits=time_limits(
+                time_limit_seconds, compile_seconds=compile_time_limit_seconds, step_seconds=step_time_limit_seconds
+            ),
+        )
+        result = self.wait_for(reply).result
+        if result.get("trace") is None:
+            return str(result.get("failure") or result.get("message"))
+        return ParityTrace.from_dict(result["trace"])
+
+    def _training(
+        self,
+        definition: StudyDefinition,
+        config: TrainingConfig,
+        workload: Workload,
+        study_folder: Path,
+        *,
+        enforce_cap: bool,
+    ) -> dict[str, Any]:
+        return {
+            "workload": workload.to_dict(),
+            "config": config.to_dict(),
+            "folder": str((study_folder / prepared_folder(definition.workload, workload)).absolute()),
+            "device": definition.device.device,
+            "device_uuid": definition.device.uuid if definition.device.is_known_to_nvml else None,
+            "new_context_bytes": definition.device.context_bytes,
+            "shares_device": self._shares_device,
+            "cap_bytes": definition.cap_bytes,
+            "enforce_cap": enforce_cap,
+            "requested_at": time.monotonic(),
+        }
+
+    def _submit_training(
+        self,
+        task: str,
+        payload: dict[str, Any],
+        definition: StudyDefinition,
+        study_folder: Path,
+        *,
+        log_name: str,
+        limits: TimeLimits,
+    ) -> "Future[Reply]":
+        return self._server.submit(
+            task,
+            payload,
+            log_file=study_folder / "logs" / f"{log_name}.log",
+            limits=limits,
+            environment=self._caches.environment(study_folder),
+            limit_host_memory=definition.device.type == "cpu",
+            turn=self._turn,
+        )
+
+    def cancel(self, future: "Future[FinishedTrial]") -> None:
+        """Ends the trial; its future then holds the outcome `interrupted`, within seconds."""
+        if reply := self._replies.get(future):
+            self._server.cancel(reply)
+
+    def _finish(self, reply: "Future[Reply]", finished: "Future[FinishedTrial]") -> None:
+        self._replies.pop(finished, None)
+        if error := reply.exception():
+            finished.set_exception(error)
+        else:
+            result = reply.result()
+            finished.set_result(FinishedTrial(measurement=Measurement(**result.result), seconds=result.seconds))

@@ -1,0 +1,221 @@
+"""The caller's side of the trial server: starts it, sends requests, hands out futures. Does not load torch."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from autotune import errors
+from autotune.errors import AutotuneError, TrialServerLost
+from autotune.execution.server.limits import TimeLimits
+from autotune.execution.server.process_tree import kill_all, started_under
+
+SERVER_COMMAND = (sys.executable, "-P", "-m", "autotune.execution.server.fork_server")
+"""-P: a datasets.py or json.py in the current folder must not stand in for the real one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """A task's return value and the wall-clock seconds of its process."""
+
+    result: Any
+    seconds: float
+
+
+class TrialServer:
+    """One server process and the futures of what it was asked to do. Use as a context manager, or `close` it.
+
+    `environment` has variables of all its processes, which those of a task override.
+    """
+
+    def __init__(
+        self,
+        *,
+        log_file: Path,
+        command: Sequence[str] = SERVER_COMMAND,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._log_file = log_file
+        self._futures: dict[int, Future[Reply]] = {}
+        self._ids = itertools.count(1)
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        """Apart: a write may wait for a server that waits until its replies are read, which takes the other lock."""
+        self._is_ready = self._is_lost = False
+        self._why_lost = ""
+        self._mark = uuid.uuid4().hex
+        with log_file.open("a") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C at the terminal reaches the search only
+                env={**_environment_of_trials(self._mark), **(environment or {})},
+            )
+        self._reader = threading.Thread(target=self._read_replies, name="trial replies", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended: nothing more can be asked of it."""
+        return self._is_lost
+
+    def submit(
+        self,
+        task: str,
+        payload: dict[str, Any],
+        *,
+        log_file: Path,
+        limits: TimeLimits | None = None,
+        environment: dict[str, str] | None = None,
+        limit_host_memory: bool = False,
+        turn: str | None = None,
+    ) -> "Future[Reply]":
+        """Runs `task` of `autotune/execution/server/tasks.py` in a process of its own.
+
+        The process and all that it forks hold `turn`, a turn on a device (`execution/device_slots.py`).
+
+        The future's exception is the AutotuneError the task raised, TrialLost where the machine ended it, or
+        PreparationFailed.
+        """
+        future: Future[Reply] = Future()
+        request_id = next(self._ids)
+        request = {
+            "id": request_id,
+            "task": task,
+            "payload": payload,
+            "log_file": str(log_file.absolute()),
+            "limits": None if limits is None else asdict(limits),
+            "environment": environment,
+            "limit_host_memory": limit_host_memory,
+            "turn": turn,
+        }
+        with self._lock:
+            if is_lost := self._is_lost:
+                future.set_exception(self._loss())
+            else:
+                self._futures[request_id] = future
+        if not is_lost:
+            self._send(request)
+        return future
+
+    def cancel(self, future: "Future[Reply]") -> None:
+        """Ends the process behind `future`; a training then has the outcome `interrupted`, within seconds."""
+        with self._lock:
+            ids = [request_id for request_id, known in self._futures.items() if known is future]
+        for request_id in ids:
+            self._send({"cancel": request_id})
+
+    def close(self) -> None:
+        """Ends the server and everything it runs."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+        if not self._is_ready:
+            self._process.kill()  # still importing: it would see the end of its input seconds later, and runs nothing
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(timeout=5)
+
+    def __enter__(self) -> "TrialServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            with self._writing:
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+                self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the reader sees the end of the server and fails every future
+
+    def _read_replies(self) -> None:
+        assert self._process.stdout is not None
+        replies: IO[bytes] = self._process.stdout
+        try:
+            for line in replies:
+                if (reply := _reply_in(line)) is None:
+                    continue
+                if "failed" in reply:
+                    self._why_lost = f": {reply['failed']}"
+                    continue
+                self._is_ready = True
+                if "id" in reply:
+                    with self._lock:
+                        future = self._futures.pop(reply["id"])
+                    _resolve(future, reply)
+            kill_all(lambda: started_under(self._mark), within_seconds=_LEFTOVER_SECONDS, between=self._process.poll)
+        finally:  # whatever goes wrong here, nobody waits for ever
+            with self._lock:
+                self._is_lost = True
+                lost, self._futures = list(self._futures.values()), {}
+            for future in lost:
+                future.set_exception(self._loss())
+
+    def _loss(self) -> TrialServerLost:
+        return TrialServerLost(
+            f"the process that starts the trials has ended{self._why_lost}",
+            hint=f"see {self._log_file}; the same command goes on from here",
+        )
+
+
+def _reply_in(line: bytes) -> dict[str, Any] | None:
+    """None for what is none: half a line of a server that was killed, or what the interpreter says before it begins."""
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        return None
+    return reply if isinstance(reply, dict) else None
+
+
+def _resolve(future: "Future[Reply]", reply: dict[str, Any]) -> None:
+    if reply["error"] is None:
+        future.set_result(Reply(result=reply["result"], seconds=reply["seconds"]))
+        return
+    kind: type[AutotuneError] = getattr(errors, reply["error"]["kind"])
+    future.set_exception(kind(reply["error"]["message"], hint=reply["error"]["hint"]))
+
+
+_MARK = "AUTOTUNE_TRIAL_SERVER"
+"""Variable in the environment of a server, which all that it starts inherits: by it they are found without it."""
+_LEFTOVER_SECONDS = 2.0
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+
+
+def _environment_of_trials(mark: str) -> dict[str, str]:
+    """The caller's, less what would decide a technique (the allocator) before a trial can."""
+    kept = {name: value for name, value in python_environment().items() if name not in _ALLOCATOR_VARIABLES}
+    return {**kept, _MARK: mark}
+
+
+def python_environment() -> dict[str, str]:
+    """The caller's, in which another Python runs this very package, also from a checkout that is not installed."""
+    return {**os.environ, "PYTHONPATH": _python_path()}
+
+
+def _python_path() -> str:
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    root = Path(__file__).resolve().parents[2]
+    return os.pathsep.join(paths if root.name == "site-packages" else [*paths, str(root)])

@@ -1,0 +1,194 @@
+"""What a forked process can be asked to do: prepare a study's files, probe a device, predict or train one trial.
+
+Each task takes and returns JSON-ready values.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune.errors import PredictionImpossible, StudyMismatch, TrialLost
+from autotune.execution.server import device as device_tasks
+from autotune.execution.server.forked import in_a_fork
+from autotune.execution.server.infrastructure import host_memory_kills
+from autotune.execution.server.prepared import model_sha256, prepare, prepare_seed
+from autotune.spec.config import TrainingConfig
+from autotune.spec.early_stopping import Rival
+from autotune.spec.parity import ParityTrace
+from autotune.spec.result import DeviceInfo, Measurement
+from autotune.spec.training_request import Progress, TrainingRequest, unwatched
+from autotune.spec.workload import Workload
+
+
+def identify(*, device: str | None) -> dict[str, Any]:
+    """Returns the DeviceInfo of `device`, and creates no CUDA context; None is the first CUDA device, else the CPU.
+
+    Raises InvalidInput for a device that is not there.
+    """
+    return asdict(device_tasks.identify(device))
+
+
+def probe(*, device: str | None, choices: dict[str, list[Any]], with_context: bool = True) -> dict[str, Any]:
+    """What `device` is and which of `choices`, {technique: values}, do not work on it.
+
+    None is the first CUDA device, else the CPU. Returns {"device": DeviceInfo, "unavailable": {technique: {value:
+    reason}}}; `with_context` measures the size of a new CUDA context, too. Raises InvalidInput, and AutotuneError for a
+    torch on which no trial could run.
+    """
+    from autotune.memory.torch_interfaces import check_cpu_meter, check_trials
+    from autotune.techniques import find_unavailable
+
+    check_trials()
+    # In processes of their own: what comes after must find CUDA untouched.
+    info = DeviceInfo(**in_a_fork(lambda: identify(device=device)))
+    if info.type == "cpu":
+        check_cpu_meter()
+    if info.type == "cuda" and with_context:
+        info = device_tasks.with_context_size(info)
+    return {"device": asdict(info), "unavailable": find_unavailable(choices, device=torch.device(info.device))}
+
+
+def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]], device: str) -> dict[str, dict[str, str]]:
+    """What of `choices`, {technique: values}, the model cannot take on `device`: {technique: {value: reason}}.
+
+    Raises InvalidInput for a model that cannot be built.
+    """
+    from autotune.models import build_model
+    from autotune.techniques.requirements import missing_parts
+
+    if workload["script"] is not None:
+        from autotune.training.script.trainer import examine_script
+
+        return examine_script(Workload(**workload), choices, device=torch.device(device))
+    with torch.device("meta"):
+        parts = build_model(Workload(**workload))
+    length = workload["sequence_length"]
+    return missing_parts(parts, choices, device=torch.device(device), sequence_length=length)
+
+
+def devices() -> list[dict[str, Any]]:
+    """Returns a DeviceInfo of every device that this torch can use: the CUDA devices, then the CPU.
+
+    Creates no CUDA context. Where CUDA does not start, the CPU is the only one.
+    """
+    return [asdict(info) for info in device_tasks.all_devices()]
+
+
+def check_device(*, device: str) -> dict[str, Any]:
+    """A tiny computation on `device`. Raises whatever torch raises, and RuntimeError for a wrong result."""
+    numbers = torch.arange(1000, dtype=torch.float64).to(device)
+    if (numbers @ numbers).item() != 332833500.0:
+        raise RuntimeError(f"{device} computes a wrong sum of squares")
+    return {}
+
+
+def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
+    """Trains one configuration; returns a Measurement, whatever happens short of the process's death.
+
+    Raises TrialLost for what the machine has done to it, and StudyMismatch where what the study is made of has changed.
+    """
+    from autotune.training.script.trainer import train_script
+    from autotune.training.trainer import train as run
+
+    memory_kills = host_memory_kills()
+    try:
+        training = _training_request(**request)
+        train_one = run if training.workload.script is None else train_script
+        return asdict(train_one(training, progress=progress))
+    except (StudyMismatch, TrialLost):
+        raise
+    except Exception as error:
+        return asdict(_failed(error, device=request["device"], memory_kills=memory_kills))
+
+
+def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
+    """A configuration's first steps; returns {"trace": ParityTrace or None, "failure": why there is none}.
+
+    Raises TrialLost as `train` does.
+    """
+    from autotune.training.script.run import trace_script
+    from autotune.training.trainer import trace as run
+
+    memory_kills = host_memory_kills()
+    try:
+        training = _training_request(**request)
+        first_steps = run if training.workload.script is None else trace_script
+        return {"trace": first_steps(training, dropout=dropout, progress=progress).to_dict(), "failure": ""}
+    except (StudyMismatch, TrialLost):
+        raise
+    except Exception as error:
+        failed = _failed(error, device=request["device"], memory_kills=memory_kills)
+        return {"trace": None, "failure": failed.message}
+
+
+def _failed(error: Exception, *, device: str, memory_kills: int) -> Measurement:
+    """With the whole story in the trial's log. Raises TrialLost."""
+    import traceback
+
+    from autotune.execution.server.failures import measurement_of_exception
+
+    try:
+        traceback.print_exception(error)
+    except OSError:
+        pass  # the log's disk is full
+    killed = host_memory_kills() > memory_kills
+    return measurement_of_exception(error, device_type=device.partition(":")[0], host_killed_for_memory=killed)
+
+
+def _training_request(
+    *,
+    workload: dict[str, Any],
+    config: dict[str, Any],
+    folder: str,
+    reference: dict[str, Any] | None = None,
+    rivals: Sequence[dict[str, Any]] = (),
+    snapshot_file: str | None = None,
+    **options: Any,
+) -> TrainingRequest:
+    if workload["script"] is None and not Path(folder).is_dir():
+        raise StudyMismatch(f"{folder} is gone, the text and the weights", hint="the same command prepares them again")
+    return TrainingRequest(
+        workload=Workload(**workload),
+        config=TrainingConfig(**config),
+        folder=Path(folder),
+        reference=None if reference is None else ParityTrace.from_dict(reference),
+        rivals=tuple(Rival(**rival) for rival in rivals),
+        snapshot_file=None if snapshot_file is None else Path(snapshot_file),
+        **options,
+    )
+
+
+def predict(*, workload: dict[str, Any], config: dict[str, Any], device: str, **options: Any) -> dict[str, Any]:
+    """Peak memory of one configuration on fake tensors; returns a Prediction. Raises PredictionImpossible."""
+    from autotune.memory import torch_interfaces
+
+    torch_interfaces.check_predictions()  # before the import below, which needs them
+    from autotune.predictor.predict import PredictionRequest
+    from autotune.predictor.predict import predict as run
+
+    if workload["script"] is not None:
+        raise PredictionImpossible(
+            "what a script will do cannot be predicted", hint="measure it: autotune search --script"
+        )
+    request = PredictionRequest(
+        workload=Workload(**workload), config=TrainingConfig(**config), device=device, **options
+    )
+    return run(request).to_dict()
+
+
+TASKS: Mapping[str, Callable[..., Any]] = {
+    "prepare": prepare,
+    "identify": identify,
+    "probe": probe,
+    "examine": examine,
+    "model_sha256": model_sha256,
+    "devices": devices,
+    "check_device": check_device,
+    "predict": predict,
+    "train": train,
+    "trace": trace,
+    "prepare_seed": prepare_seed,
+}

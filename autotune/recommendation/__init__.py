@@ -1,1 +1,0 @@
-"""The Pareto front and the pick: pure functions over records."""

@@ -1,0 +1,297 @@
+"""What each technique buys, as a table and as bars: alone, on top of the others, and over all pairs of trials."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autotune.analysis.ablation import Effect, Pairs, Range, Rung, ladder
+from autotune.analysis.variants import named
+from autotune.reporting import style
+from autotune.reporting.figures.parallel import nothing_to_show
+from autotune.reporting.study_view import StudyView
+from autotune.units import format_size
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """One effect as a row of a table shows it; empty texts where nothing is known."""
+
+    how: str
+    """alone, on top of the others, pairs."""
+    memory: str
+    """`12.40 GiB less`"""
+    memory_share: str
+    speed: str
+    perplexity: str
+    source: str
+    """Which trials, or why there is none."""
+    is_predicted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One value of a technique: its name and its three effects."""
+
+    words: str
+    """`micro-batch 4`, as in a configuration's description."""
+    cells: tuple[Cells, Cells, Cells]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderFigure:
+    rungs: tuple[Rung, ...]
+    rows: tuple[Row, ...]
+    note: str
+
+
+HOW = ("alone", "on top of the others", "over all pairs")
+
+
+def compute(view: StudyView) -> LadderFigure:
+    """Raises InvalidInput where no trial chose anything but the baseline's values."""
+    baseline = view.baseline.config if view.baseline is not None else view.definition.baseline_config()
+    rungs = ladder(
+        view.result.trials,
+        plain=baseline,
+        pick=view.pick,
+        predicted_peak=_peaks_of(view),
+        at=view.definition.workload.circumstances,
+    )
+    if not rungs:
+        raise nothing_to_show(view, "uses a technique beside the baseline's")
+    return LadderFigure(rungs=rungs, rows=tuple(_row(rung) for rung in rungs), note=_note(view, rungs))
+
+
+def _peaks_of(view: StudyView) -> Callable[..., int | None]:
+    def peak(config: object) -> int | None:
+        prediction = view.prediction_of(config)  # type: ignore[arg-type]
+        return None if prediction is None else prediction.peak_memory_bytes
+
+    return peak
+
+
+def _row(rung: Rung) -> Row:
+    return Row(
+        words=named(rung.technique, rung.value),
+        cells=(_cells(HOW[0], rung.alone), _cells(HOW[1], rung.on_top), _cells_of_pairs(rung.pairs)),
+    )
+
+
+def _cells(how: str, effect: Effect | str) -> Cells:
+    if isinstance(effect, str):
+        return Cells(how=how, memory="", memory_share="", speed="", perplexity="", source=effect)
+    numbers = [n for n in (effect.with_number, effect.without_number) if n is not None]
+    trials = f"#{numbers[0]} against #{numbers[1]}" if len(numbers) == 2 else style.listed_numbers(numbers)
+    return Cells(
+        how=how,
+        memory=_size(effect.saved_bytes),
+        memory_share=_less(effect.saved_share),
+        speed=_change(effect.speed_share, effect.speed_spread, digits=0),
+        perplexity=_change(effect.perplexity_share, effect.perplexity_spread, digits=2),
+        source=", ".join(word for word in (trials, "memory predicted" if effect.is_predicted else "") if word),
+        is_predicted=effect.is_predicted,
+    )
+
+
+def _cells_of_pairs(pairs: Pairs) -> Cells:
+    if not pairs.count:
+        return Cells(how=HOW[2], memory="", memory_share="", speed="", perplexity="", source="no pair")
+    return Cells(
+        how=HOW[2],
+        memory="" if pairs.saved_bytes is None else _size(pairs.saved_bytes.median),
+        memory_share=_less_range(pairs.saved_share),
+        speed=_change_range(pairs.speed_share, digits=0),
+        perplexity=_change_range(pairs.perplexity_share, digits=2),
+        source=f"{pairs.count} pair{'' if pairs.count == 1 else 's'}",
+    )
+
+
+# -- words -------------------------------------------------------------------------------------------------------
+
+
+def _size(saved_bytes: float | None) -> str:
+    if saved_bytes is None:
+        return ""
+    return f"{format_size(abs(saved_bytes))} {'less' if saved_bytes >= 0 else 'more'}" if saved_bytes else "the same"
+
+
+def _less(share: float | None) -> str:
+    if share is None:
+        return ""
+    percent = round(100 * share)
+    return f"{abs(percent)} % {'less' if percent > 0 else 'more'}" if percent else "0 %"
+
+
+def _less_range(shares: Range | None) -> str:
+    if shares is None:
+        return ""
+    if shares.lowest == shares.highest:
+        return _less(shares.median)
+    return f"{_less(shares.median)} ({_signed(-shares.highest, 0)} to {_signed(-shares.lowest, 0)})"
+
+
+def _change(share: float | None, spread: float | None, *, digits: int) -> str:
+    if share is None:
+        return ""
+    around = f" ± {100 * spread:.{digits}f}" if spread is not None else ""
+    return f"{_signed(share, digits).removesuffix(' %')}{around} %"
+
+
+def _change_range(shares: Range | None, *, digits: int) -> str:
+    if shares is None:
+        return ""
+    if shares.lowest == shares.highest:
+        return _signed(shares.median, digits)
+    return f"{_signed(shares.median, digits)} ({_signed(shares.lowest, digits)} to {_signed(shares.highest, digits)})"
+
+
+def _signed(share: float, digits: int) -> str:
+    percent = round(100 * share, digits) + 0.0  # no minus before a zero
+    return f"{percent:+.{digits}f} %" if percent else "0 %"
+
+
+def _note(view: StudyView, rungs: Sequence[Rung]) -> str:
+    baseline = "the baseline" if view.baseline is None else f"the baseline, #{view.baseline.number}"
+    pick = "there is no pick" if view.pick is None else f"the pick, #{view.pick.number}, against the pick without it"
+    sentences = [
+        f"Alone: {baseline}, with this one choice. On top of the others: {pick}. Over all pairs: median and range over "
+        "the pairs of measured trials that differ in this choice only."
+    ]
+    if view.pick is not None and not any(isinstance(rung.on_top, Effect) for rung in rungs):
+        sentences.append("On top of the others nothing is known: no trial is the pick without one of its choices.")
+    if any(isinstance(e, Effect) and e.is_predicted for rung in rungs for e in (rung.alone, rung.on_top)):
+        sentences.append("Hatched: both peaks are predicted.")
+    return " ".join(sentences)
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------
+
+_PANELS = (
+    ("saved_share", "less memory, %"),
+    ("speed_share", "change of speed, %"),
+    ("perplexity_share", "change of perplexity, %"),
+)
+_LABEL_WIDTH = 30
+_ZERO = 0.0005
+"""A bar of this share cannot be seen, and gets a figure instead."""
+
+
+def draw(figure: LadderFigure) -> "go.Figure":
+    """Three panels side by side, on a phone one below the other; a group of bars each value."""
+    from plotly.subplots import make_subplots
+
+    panels = make_subplots(rows=1, cols=3, shared_yaxes=True, horizontal_spacing=0.03)
+    drawing = style.empty_figure(note=figure.note, panels=panels)
+    for column, (number, title) in enumerate(_PANELS, start=1):
+        for kind, how in enumerate(HOW):
+            drawing.add_trace(_bars(figure, kind, number, name=how, legend=column == 1), row=1, col=column)
+        drawing.update_xaxes(title={"text": title, "standoff": 8}, row=1, col=column, zeroline=True, zerolinewidth=2)
+    rows = len(figure.rungs)
+    names = [style.wrapped(row.words, width=_LABEL_WIDTH, lines=2) for row in figure.rows]
+    drawing.update_yaxes(
+        tickvals=list(range(rows)), ticktext=names, range=[rows - 0.5, -0.5], showgrid=False, showticklabels=False
+    )
+    drawing.update_layout(
+        barmode="group",
+        legend=style.LEGEND_ABOVE,
+        height=140 + 46 * rows,
+        yaxis_showticklabels=True,
+    )
+    for place, row in enumerate(figure.rows):
+        if not any(cells.memory or cells.speed for cells in row.cells):
+            drawing.add_annotation(x=0, y=place, text=_why_not(row), showarrow=False, xanchor="left", font_size=11)
+    narrow = {f"annotations[{number}].text": " not known" for number in range(len(drawing.layout.annotations))}
+    style.on_narrow_screens(drawing, {**narrow, **_below_each_other(height=3 * (80 + 36 * rows))})
+    return drawing
+
+
+def _why_not(row: Row) -> str:
+    """` alone: not tried; on top: not in the pick; no pair`, in the place of bars."""
+    alone, on_top, pairs = row.cells
+    return f" alone: {alone.source}; on top: {on_top.source}; {pairs.source}"
+
+
+def _below_each_other(*, height: int) -> dict[str, object]:
+    changes: dict[str, object] = {"height": height}
+    for number, suffix in enumerate(("", "2", "3")):
+        top = 1 - number / 3
+        changes[f"xaxis{suffix}.title.text"] = _PANELS[number][1].removeprefix("change of ")
+        changes[f"xaxis{suffix}.domain"] = [0, 1]
+        changes[f"yaxis{suffix}.domain"] = [top - 0.28, top]
+        changes[f"yaxis{suffix}.showticklabels"] = True
+    return changes
+
+
+def _bars(figure: LadderFigure, kind: int, number: str, *, name: str, legend: bool) -> "go.Bar":
+    import plotly.graph_objects as go
+
+    effects = [(rung.alone, rung.on_top, rung.pairs)[kind] for rung in figure.rungs]
+    values = [_middle(effect, number) for effect in effects]
+    predicted = [number == "saved_share" and isinstance(e, Effect) and e.is_predicted for e in effects]
+    return go.Bar(
+        x=[None if value is None else 100 * value for value in values],
+        y=list(range(len(effects))),
+        orientation="h",
+        text=[_of_nothing(value, is_one) for value, is_one in zip(values, predicted, strict=True)],
+        textposition="outside",
+        cliponaxis=False,
+        name=name,
+        legendgroup=name,
+        showlegend=legend,
+        error_x=_whiskers(effects, number),
+        marker={
+            "color": style.PALETTE[kind],
+            "pattern": {"shape": ["/" if is_one else "" for is_one in predicted], "fillmode": "overlay", "size": 6},
+        },
+        customdata=[_hover(row, kind) for row in figure.rows],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+
+
+def _of_nothing(value: float | None, is_predicted: bool) -> str:
+    """What stands in the place of a bar that cannot be seen."""
+    if value is None or abs(value) >= _ZERO:
+        return ""
+    return "0 predicted" if is_predicted else "0"
+
+
+def _middle(effect: Effect | Pairs | str, number: str) -> float | None:
+    if isinstance(effect, str):
+        return None
+    found: float | Range | None = getattr(effect, number)
+    return found.median if isinstance(found, Range) else found
+
+
+def _whiskers(effects: Sequence[Effect | Pairs | str], number: str) -> dict[str, object] | None:
+    """The spread of one effect, or the range over pairs."""
+    up, down = [], []
+    for effect in effects:
+        above = below = 0.0
+        if isinstance(effect, Pairs) and (found := getattr(effect, number)) is not None:
+            above, below = found.highest - found.median, found.median - found.lowest
+        elif isinstance(effect, Effect) and number != "saved_share":
+            above = below = getattr(effect, number.replace("share", "spread")) or 0.0
+        up.append(100 * above)
+        down.append(100 * below)
+    if not any(up) and not any(down):
+        return None
+    return {
+        "array": [size or None for size in up],
+        "arrayminus": [size or None for size in down],
+        "symmetric": False,
+        "thickness": 1,
+        "width": 2,
+        "color": style.GREY,
+    }
+
+
+def _hover(row: Row, kind: int) -> str:
+    cells = row.cells[kind]
+    lines = [f"<b>{style.wrapped(row.words, width=40)}</b>, {cells.how} ({cells.source})"]
+    lines += [f"memory: {cells.memory}, {cells.memory_share}"] if cells.memory_share else []
+    lines += [f"speed: {cells.speed}"] if cells.speed else []
+    lines += [f"perplexity: {cells.perplexity}"] if cells.perplexity else []
+    return "<br>".join(lines)

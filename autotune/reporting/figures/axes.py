@@ -1,0 +1,91 @@
+"""What a trial is compared by, as axes of a figure: memory, memory on the device, speed and perplexity."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from autotune.errors import InvalidInput
+from autotune.reporting.style import Unit, unit_for
+from autotune.spec.result import TrialRecord
+
+AxisName = Literal["memory", "device-memory", "speed", "perplexity"]
+AXES = get_args(AxisName)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One quantity of a trial. Values are in the figure's unit."""
+
+    name: AxisName
+    title: str
+    is_lower_better: bool
+    unit: Unit | None
+    """None: not a size in bytes."""
+    spread_is: str = ""
+    _value: Callable[[TrialRecord], float | None]
+    _spread: Callable[[TrialRecord], float | None]
+
+    def of(self, record: TrialRecord) -> float | None:
+        """None where it was not measured or is no finite number."""
+        value = self._value(record)
+        if value is None or not math.isfinite(value) or value <= 0:
+            return None
+        return value if self.unit is None else self.unit.of(value)
+
+    def spread_of(self, record: TrialRecord) -> float:
+        return self._spread(record) or 0.0
+
+    def is_better(self, one: float, other: float) -> bool:
+        return one < other if self.is_lower_better else one > other
+
+
+def make_axis(name: str, *, unit: Unit) -> Axis:
+    """The axis of that name; memory is in `unit`. Raises InvalidInput for a name there is not."""
+    if name not in AXES:
+        raise InvalidInput(f"there is no axis {name!r}", hint=f"use one of {', '.join(AXES)}")
+    title, is_lower_better, spread_is, value, spread = _MEASURES[name]  # type: ignore[index]
+    is_memory = name in ("memory", "device-memory")
+    return Axis(
+        name=name,  # type: ignore[arg-type]
+        title=f"{title}, {unit.name}" if is_memory else title,
+        is_lower_better=is_lower_better,
+        unit=unit if is_memory else None,
+        spread_is=spread_is,
+        _value=value,
+        _spread=spread,
+    )
+
+
+def memory_unit(records: Sequence[TrialRecord], *, cap_bytes: int) -> Unit:
+    """The unit of a study's cap, or of its largest trial where the cap is far above all of them."""
+    largest = max((record.device_bytes or 0 for record in records), default=0)
+    return unit_for(min(cap_bytes, largest) if largest else cap_bytes)
+
+
+def capped_axis(device_type: str) -> AxisName:
+    """The memory a cap is held against. On a CPU it is the peak; on CUDA what the device must have is more."""
+    return "device-memory" if device_type == "cuda" else "memory"
+
+
+_MEASURES: Mapping[
+    AxisName,
+    tuple[str, bool, str, Callable[[TrialRecord], float | None], Callable[[TrialRecord], float | None]],
+] = {
+    "memory": ("peak memory", True, "", lambda r: r.peak_memory_bytes, lambda r: None),
+    "device-memory": ("memory the device must have", True, "", lambda r: r.device_bytes, lambda r: None),
+    "speed": (
+        "tokens per second",
+        False,
+        "bars of speed: half the interquartile range over the steps",
+        lambda r: r.tokens_per_second,
+        lambda r: r.tokens_per_second_spread,
+    ),
+    "perplexity": (
+        "perplexity",
+        True,
+        "bars of perplexity: standard deviation over the seeds",
+        lambda r: r.perplexity,
+        lambda r: r.perplexity_spread,
+    ),
+}

@@ -1,0 +1,251 @@
+"""Several studies beside each other: their fronts in one figure, their picks in one table, and what differs."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import InvalidInput
+from autotune.reporting import style
+from autotune.reporting.figures.axes import capped_axis, make_axis
+from autotune.reporting.study_view import StudyView
+from autotune.reporting.trial_text import described, full_hover, no_answer, perplexity_words
+from autotune.spec.result import TrialRecord
+from autotune.units import format_size
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+INCOMPARABLE = "perplexities and speeds cannot be compared"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One trial of a front; memory in the figure's unit."""
+
+    number: int
+    memory: float
+    tokens_per_second: float
+    hover: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One study: what it is, and what came out. None: there is no pick, or no baseline to save against."""
+
+    study: str
+    device: str
+    torch: str
+    cap_bytes: int
+    workload: str
+    trials: int
+    front: tuple[Point, ...]
+    pick: int | None
+    pick_words: str
+    """Its choices, or why there is none."""
+    peak_memory_bytes: int | None
+    tokens_per_second: float | None
+    tokens_per_second_spread: float | None
+    perplexity: float | None
+    perplexity_words: str
+    """With its spread, and a mark where another trial was trained for it."""
+    saved_share: float | None
+    """Of the peak memory of its own baseline, which may be a prediction."""
+    baseline_is_predicted: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; the front as trial numbers."""
+        return {**dataclasses.asdict(self), "front": [point.number for point in self.front]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    sides: tuple[Side, ...]
+    unit: style.Unit
+    memory_is: str
+    differences: tuple[str, ...]
+    """One sentence each."""
+    workloads_differ: bool
+
+
+def compute(views: Sequence[StudyView]) -> Comparison:
+    """Raises InvalidInput for fewer than two studies, and for one study twice."""
+    names = [view.result.study for view in views]
+    if len(set(names)) < len(names) or len(names) < 2:
+        raise InvalidInput(
+            f"{' and '.join(dict.fromkeys(names)) or 'nothing'} cannot be compared with itself",
+            hint="name at least two different studies; autotune studies lists them",
+        )
+    unit = style.unit_for(max(_largest(view) for view in views))
+    axes = {capped_axis(view.result.device.type) for view in views}
+    memory_is = (
+        make_axis(axes.pop(), unit=unit).title if len(axes) == 1 else f"memory held against the cap, {unit.name}"
+    )
+    return Comparison(
+        sides=tuple(_side(view, unit) for view in views),
+        unit=unit,
+        memory_is=memory_is,
+        differences=tuple(_differences(views)),
+        workloads_differ=len({view.definition.workload.fingerprint for view in views}) > 1,
+    )
+
+
+def _largest(view: StudyView) -> int:
+    front = (view.result.trial(number).device_bytes or 0 for number in view.result.front)
+    return max(front, default=view.result.cap_bytes)
+
+
+def _side(view: StudyView, unit: style.Unit) -> Side:
+    result, pick, baseline = view.result, view.pick, view.baseline
+    whole = None if baseline is None else baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
+    peak = None if pick is None else pick.peak_memory_bytes
+    return Side(
+        study=result.study,
+        device=f"{result.device.device} ({result.device.name})",
+        torch=result.device.versions.get("torch", "?"),
+        cap_bytes=result.cap_bytes,
+        workload=f"{result.workload.describe()}, {result.workload.steps} steps",
+        trials=len(result.trials),
+        front=tuple(_point(view, result.trial(number), unit) for number in result.front),
+        pick=None if pick is None else pick.number,
+        pick_words=no_answer(result) if pick is None else described(pick),
+        peak_memory_bytes=peak,
+        tokens_per_second=None if pick is None else pick.tokens_per_second,
+        tokens_per_second_spread=None if pick is None else pick.tokens_per_second_spread,
+        perplexity=None if pick is None else pick.perplexity,
+        perplexity_words="" if pick is None else perplexity_words(pick),
+        saved_share=1 - peak / whole if peak and whole else None,
+        baseline_is_predicted=baseline is not None and baseline.peak_memory_bytes is None,
+    )
+
+
+def _point(view: StudyView, record: TrialRecord, unit: style.Unit) -> Point:
+    axis = make_axis(capped_axis(view.result.device.type), unit=unit)
+    study = style.wrapped(view.result.study, width=40)
+    return Point(
+        number=record.number,
+        memory=axis.of(record) or 0.0,
+        tokens_per_second=record.tokens_per_second or 0.0,
+        hover=f"<i>{study}</i><br>{full_hover(record, view.baseline)}",
+    )
+
+
+def _differences(views: Sequence[StudyView]) -> Iterator[str]:
+    workloads = [_flat(view.definition.workload.to_dict()) for view in views]
+    known = dict.fromkeys(name for workload in workloads for name in workload)
+    fields = [name for name in known if len({str(workload.get(name)) for workload in workloads}) > 1]
+    if fields:
+        parts = [f"{_words(name)} {' / '.join(_short(w.get(name)) for w in workloads)}" for name in fields]
+        yield f"The workloads differ, so {INCOMPARABLE}: {', '.join(parts)}."
+    for what, values in (
+        ("device", [f"{view.result.device.type} ({view.result.device.name})" for view in views]),
+        ("torch", [view.result.device.versions.get("torch", "?") for view in views]),
+        ("cap", [format_size(view.result.cap_bytes) for view in views]),
+        ("search space", [view.definition.space.name for view in views]),
+        ("sampler", [view.definition.sampler for view in views]),
+    ):
+        if len(set(values)) > 1:
+            yield f"Different {what}: {' / '.join(values)}."
+
+
+def _flat(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """What is a table there, entry by entry: of the whole only the beginning could be said, which may be the same."""
+    flat: dict[str, Any] = {}
+    for name, value in workload.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name} {key}": one for key, one in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _words(field: str) -> str:
+    return {"text_sha256": "text", "model_sha256": "file of the model"}.get(field, field.replace("_", " "))
+
+
+def _short(value: object) -> str:
+    text = "none" if value in (None, "") else str(value)
+    return text if len(text) <= 24 else f"{text[:12]}…"
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------
+
+
+def draw(comparison: Comparison) -> "go.Figure":
+    """Each study's front as a line with marks of its own colour, shape and dash; its pick starred, its cap upright."""
+    import plotly.graph_objects as go
+
+    drawing = style.empty_figure(note=" ".join(comparison.differences))
+    caps = {side.cap_bytes for side in comparison.sides}
+    for place, side in enumerate(comparison.sides):
+        color, dash = (among[place % len(among)] for among in (style.PALETTE, style.DASHES))
+        name = style.wrapped(side.study, width=40)
+        drawing.add_trace(_line(side.front, name=name, color=color, dash=dash))
+        drawing.add_trace(
+            go.Scatter(
+                x=[point.memory for point in side.front],
+                y=[point.tokens_per_second for point in side.front],
+                mode="markers",
+                name=name,
+                legendgroup=name,
+                marker={"symbol": style.SYMBOLS[place % len(style.SYMBOLS)], "size": 10, "color": color},
+                customdata=[point.hover for point in side.front],
+                hovertemplate="%{customdata}<extra></extra>",
+            )
+        )
+        drawing.add_trace(_star([point for point in side.front if point.number == side.pick], name=name, color=color))
+        if len(caps) > 1 or place == 0:
+            _draw_cap(drawing, comparison.unit, side, color=color if len(caps) > 1 else style.VERMILLION)
+    drawing.update_layout(
+        xaxis={"title": comparison.memory_is, "rangemode": "tozero"},
+        yaxis={"title": "tokens per second", "rangemode": "tozero"},
+        legend=style.LEGEND_ABOVE,
+    )
+    return drawing
+
+
+def _line(front: Sequence[Point], *, name: str, color: str, dash: str) -> "go.Scatter":
+    """Steps through what is fastest so far; what is on a front for its perplexity lies below."""
+    import plotly.graph_objects as go
+
+    by_memory = sorted(front, key=lambda point: point.memory)
+    fastest = accumulate((point.tokens_per_second for point in by_memory), max)
+    return go.Scatter(
+        x=[point.memory for point in by_memory],
+        y=list(fastest),
+        mode="lines",
+        name=f"line of {name}",
+        legendgroup=name,
+        showlegend=False,
+        line={"color": color, "dash": dash, "width": 1.5, "shape": "hv"},
+        hoverinfo="skip",
+    )
+
+
+def _star(points: Sequence[Point], *, name: str, color: str) -> "go.Scatter":
+    import plotly.graph_objects as go
+
+    return go.Scatter(
+        x=[point.memory for point in points],
+        y=[point.tokens_per_second for point in points],
+        mode="markers",
+        name=f"pick of {name}",
+        legendgroup=name,
+        marker={"symbol": "star", "size": 20, "color": color, "line": {"width": 1, "color": style.GREY}},
+        hoverinfo="skip",
+    )
+
+
+def _draw_cap(drawing: "go.Figure", unit: style.Unit, side: Side, *, color: str) -> None:
+    drawing.add_vline(x=unit.of(side.cap_bytes), line={"color": color, "dash": "dash", "width": 1.5})
+    drawing.add_annotation(
+        x=unit.of(side.cap_bytes),
+        y=1,
+        yref="paper",
+        text=f"cap {format_size(side.cap_bytes)}",
+        showarrow=False,
+        xanchor="right",
+        yanchor="top",
+        textangle=-90,
+    )

@@ -1,0 +1,174 @@
+"""How a search went: the best so far of each objective and the hypervolume of the feasible, by trials and by time."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from autotune.reporting import style
+from autotune.reporting.figures.axes import Axis, capped_axis, make_axis, memory_unit
+from autotune.reporting.figures.parallel import nothing_to_show
+from autotune.reporting.study_view import StudyView
+from autotune.spec.result import TrialRecord
+from autotune.units import format_size
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+BEYOND = 1.1
+"""How far behind the worst trial hypervolume is measured from. At the worst itself nothing of a box would be left where
+all trials have one perplexity, or where there is one trial."""
+Corner = tuple[float, float, float]
+"""Memory in bytes, seconds a token, perplexity: less of each is better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """One quantity after each trial; None until there is a feasible one."""
+
+    title: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryFigure:
+    numbers: tuple[int, ...]
+    moments: tuple[float, ...]
+    """Time of all trials up to the end of each, one after the other, in `time_unit`."""
+    time_unit: str
+    courses: tuple[Course, ...]
+    reference: Corner
+    """Where hypervolume is measured from."""
+    note: str
+
+
+def compute(view: StudyView) -> HistoryFigure:
+    """Raises InvalidInput where no trial is feasible."""
+    result = view.result
+    trials = sorted((r for r in result.trials if r.is_finished), key=lambda record: record.number)
+    feasible = [record for record in trials if record.feasible]
+    if not feasible:
+        raise nothing_to_show(view, "is feasible")
+    unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
+    axes = [make_axis(name, unit=unit) for name in (capped_axis(result.device.type), "speed", "perplexity")]
+    reference = _reference(feasible, cap_bytes=result.cap_bytes)
+    passed = list(accumulate(record.seconds or 0.0 for record in trials))
+    time_unit, length = next((name, s) for name, s in _TIME_UNITS if passed[-1] >= s or s == 1.0)
+    return HistoryFigure(
+        numbers=tuple(record.number for record in trials),
+        moments=tuple(moment / length for moment in passed),
+        time_unit=time_unit,
+        courses=(
+            *(Course(title=f"best {axis.title}", values=tuple(_best(axis, trials))) for axis in axes),
+            Course(title="hypervolume", values=hypervolumes(trials, reference)),
+        ),
+        reference=reference,
+        note=_note(reference, trials, feasible),
+    )
+
+
+def _best(axis: Axis, trials: Sequence[TrialRecord]) -> Iterator[float | None]:
+    best: float | None = None
+    for record in trials:
+        value = axis.of(record) if record.feasible else None
+        if value is not None and (best is None or axis.is_better(value, best)):
+            best = value
+        yield best
+
+
+# -- hypervolume -------------------------------------------------------------------------------------------------
+
+
+def _reference(feasible: Sequence[TrialRecord], *, cap_bytes: int) -> Corner:
+    """The cap, and a little beyond the slowest and the least sure of what is feasible."""
+    corners = [_corner(record) for record in feasible]
+    return (
+        float(cap_bytes),
+        BEYOND * max(corner[1] for corner in corners),
+        BEYOND * max(corner[2] for corner in corners),
+    )
+
+
+def _corner(record: TrialRecord) -> Corner:
+    assert record.tokens_per_second, "a feasible trial has all three"
+    assert record.perplexity
+    return float(record.device_bytes or record.peak_memory_bytes or 0), 1 / record.tokens_per_second, record.perplexity
+
+
+def hypervolumes(trials: Sequence[TrialRecord], reference: Corner) -> tuple[float, ...]:
+    """After each trial, the share of the box from nothing to `reference` that is dominated by a feasible one.
+
+    Optuna computes it; its public way to the numbers is the figure it draws of them.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(directions=["minimize"] * 3)
+    for record in (record for record in trials if record.feasible):
+        shares = [value / most for value, most in zip(_corner(record), reference, strict=True)]
+        study.add_trial(optuna.trial.create_trial(values=shares))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        drawn = optuna.visualization.plot_hypervolume_history(study, reference_point=[1.0] * 3)
+    of_feasible = iter(float(value) for value in drawn.data[0].y)
+    volume, volumes = 0.0, []
+    for record in trials:
+        volume = next(of_feasible) if record.feasible else volume
+        volumes.append(volume)
+    return tuple(volumes)
+
+
+def _note(reference: Corner, trials: Sequence[TrialRecord], feasible: Sequence[TrialRecord]) -> str:
+    memory, seconds, perplexity = reference
+    return (
+        f"Best so far among the {len(feasible)} feasible of {len(trials)} trials. Hypervolume: how much of the box "
+        f"between nothing at all and {format_size(memory)} (the cap), {1 / seconds:,.0f} tokens/s and perplexity "
+        f"{perplexity:.4g} (10 % behind the slowest and the worst feasible trial) is beaten by some feasible trial."
+    )
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------
+
+
+def draw(figure: HistoryFigure) -> "go.Figure":
+    """One row a quantity; on the left over the trials, on the right over their time."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    rows = len(figure.courses)
+    panels = make_subplots(
+        rows=rows, cols=2, shared_yaxes=True, shared_xaxes="columns", vertical_spacing=0.04, horizontal_spacing=0.05
+    )
+    drawing = style.empty_figure(note=figure.note, panels=panels)
+    for row, course in enumerate(figure.courses, start=1):
+        for column, (places, where) in enumerate(_across(figure), start=1):
+            corners = _corners(course.values)
+            line = go.Scatter(
+                x=[places[corner] for corner in corners],
+                y=[course.values[corner] for corner in corners],
+                mode="lines",
+                line={"shape": "hv", "color": style.PALETTE[(row - 1) % len(style.PALETTE)], "width": 2},
+                name=course.title,
+                showlegend=False,
+                hovertemplate="%{y:.5g}, " + where + "<extra></extra>",
+            )
+            drawing.add_trace(line, row=row, col=column)
+        drawing.update_yaxes(title={"text": course.title, "font": {"size": 12}}, row=row, col=1)
+        if "perplexity" not in course.title:
+            drawing.update_yaxes(rangemode="tozero", row=row)  # a line that is level would be magnified to its noise
+    drawing.update_xaxes(title="trial", row=rows, col=1)
+    drawing.update_xaxes(title=f"{figure.time_unit} of trials", row=rows, col=2)
+    drawing.update_layout(height=200 * rows + 60)
+    return drawing
+
+
+def _corners(values: Sequence[float | None]) -> list[int]:
+    """Where a stepped line changes, and its ends: nothing else of it can be seen."""
+    ends = {0, len(values) - 1}
+    return [i for i, value in enumerate(values) if i in ends or value != values[i - 1]]
+
+
+def _across(figure: HistoryFigure) -> tuple[tuple[tuple[float, ...], str], ...]:
+    return (figure.numbers, "#%{x}"), (figure.moments, "after %{x:.3g} " + figure.time_unit)

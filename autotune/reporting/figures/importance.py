@@ -1,0 +1,167 @@
+"""Which techniques decide each objective: fANOVA over a study's records, by optuna.importance.
+
+A forest of trees learns each objective's logarithm from the techniques; a technique's importance is the share of the
+differences between trials that goes with its values alone. It needs scikit-learn. Optuna's PED-ANOVA does not, and was
+left out for what it said of a real study of 46 trials: of perplexity, 18 % to checkpointing, which computes the same
+numbers whatever its value (fANOVA: nothing; 95 % to precision). It says how the best trials differ from the others,
+and a sampler that repeats what went well makes them differ in everything.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autotune.errors import InvalidInput
+from autotune.reporting import style
+from autotune.reporting.figures.axes import Axis, AxisName, make_axis, memory_unit
+from autotune.reporting.study_view import StudyView
+from autotune.spec.config import FIELD_ORDER
+from autotune.spec.result import TrialRecord
+
+if TYPE_CHECKING:
+    import optuna
+    import plotly.graph_objects as go
+
+EVALUATOR = "fANOVA"
+OBJECTIVES: tuple[AxisName, ...] = ("memory", "speed", "perplexity")
+FEWEST_TRIALS = 20
+TREES, DEPTH = 16, 8
+"""Twice as many trees take more than twice as long and move no share by more than a few hundredths. Eight choices on
+top of each other; deeper trees take minutes for hundreds of trials and learn their noise."""
+MOST_TRIALS = 200
+"""Of more, evenly spaced ones: the forest's time grows faster than their number."""
+SAME = 1e-6
+"""Relative differences below this are rounding, and no technique decides them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importance:
+    """Shares of one objective; empty where all trials have the same value.
+
+    What they leave of 1 goes with the interplay of techniques.
+    """
+
+    objective: AxisName
+    trials: int
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportanceFigure:
+    techniques: tuple[str, ...]
+    """In the order of their largest share."""
+    objectives: tuple[Importance, ...]
+    note: str
+
+
+def compute(view: StudyView) -> ImportanceFigure:
+    """Raises InvalidInput for too few trials, where nothing differs between them, and without scikit-learn."""
+    result = view.result
+    unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
+    objectives = tuple(_importance(view, make_axis(name, unit=unit)) for name in OBJECTIVES)
+    techniques = {technique for objective in objectives for technique in objective.shares}
+    if not techniques:
+        raise InvalidInput(
+            f"the trials of study {result.study!r} have the same choices or the same results: nothing decides them",
+            hint="search a space with more values",
+        )
+    largest = {t: max(objective.shares.get(t, 0.0) for objective in objectives) for t in techniques}
+    return ImportanceFigure(
+        techniques=tuple(sorted(techniques, key=lambda technique: (-largest[technique], technique))),
+        objectives=objectives,
+        note=_note(objectives),
+    )
+
+
+def _importance(view: StudyView, axis: Axis) -> Importance:
+    measured = [(record, value) for record in view.result.trials if (value := axis.of(record)) is not None]
+    if len(measured) < FEWEST_TRIALS:
+        study = view.result.study
+        raise InvalidInput(
+            f"importance needs at least {FEWEST_TRIALS} trials with a measured {axis.name}, "
+            f"study {study!r} has {len(measured)}",
+            hint=f"go on with autotune search --name {study} --trials {2 * FEWEST_TRIALS}",
+        )
+    every = math.ceil(len(measured) / MOST_TRIALS)
+    used = [(record, math.log(value)) for record, value in measured[::every]]
+    logarithms = [logarithm for _, logarithm in used]
+    differ = max(logarithms) - min(logarithms) > SAME
+    return Importance(objective=axis.name, trials=len(used), shares=_shares(used) if differ else {})
+
+
+def _shares(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, float]:
+    """Importance of each technique of which at least two values were tried."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    tried = {
+        field: tuple(dict.fromkeys(getattr(record.config, field) for record, _ in losses)) for field in FIELD_ORDER
+    }
+    distributions: dict[str, optuna.distributions.BaseDistribution] = {
+        field: optuna.distributions.CategoricalDistribution(values)
+        for field, values in tried.items()
+        if len(values) > 1
+    }
+    if not distributions:
+        return {}
+    study = optuna.create_study(direction="minimize")
+    for record, loss in losses:
+        parameters = {field: getattr(record.config, field) for field in distributions}
+        study.add_trial(optuna.trial.create_trial(params=parameters, distributions=distributions, value=loss))
+    return {field: float(share) for field, share in _evaluated(study).items()}
+
+
+def _evaluated(study: "optuna.Study") -> Mapping[str, float]:
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # values that few trials have
+        try:
+            evaluator = optuna.importance.FanovaImportanceEvaluator(n_trees=TREES, max_depth=DEPTH, seed=0)
+        except ImportError:
+            raise InvalidInput(
+                "importance needs the package scikit-learn", hint="pip install 'autotune[importance]'"
+            ) from None
+        # Normalized they would add up to 1 even where nothing but the interplay of two techniques decides.
+        return optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False)
+
+
+def _note(objectives: Sequence[Importance]) -> str:
+    numbers = ", ".join(f"{one.trials} for {one.objective}" for one in objectives)
+    sentences = [
+        "Share of the differences between trials that goes with each technique alone, all else as it came "
+        f"({EVALUATOR} on logarithms; trials: {numbers}); what is missing to 100 % goes with their interplay. It says "
+        "what decides, not in which direction."
+    ]
+    same = [one.objective for one in objectives if not one.shares]
+    return " ".join(sentences + [f"All trials have the same {name}." for name in same])
+
+
+def draw(figure: ImportanceFigure) -> "go.Figure":
+    """Lying bars, three a technique."""
+    import plotly.graph_objects as go
+
+    drawing = style.empty_figure(note=figure.note)
+    names = [technique.removesuffix("_size").replace("_", " ") for technique in figure.techniques]
+    for number, one in enumerate(figure.objectives):
+        pattern = {"shape": ("", "/", "x")[number], "fillmode": "overlay", "solidity": 0.3, "size": 6}
+        drawing.add_trace(
+            go.Bar(
+                x=[100 * one.shares.get(technique, 0.0) for technique in figure.techniques],
+                y=names,
+                orientation="h",
+                name=one.objective,
+                marker={"color": style.PALETTE[number], "pattern": pattern},
+                hovertemplate="%{y}: %{x:.0f} %<extra>" + one.objective + "</extra>",
+            )
+        )
+    drawing.update_layout(
+        barmode="group",
+        xaxis={"title": "share of the differences, %", "rangemode": "tozero"},
+        yaxis={"autorange": "reversed", "showgrid": False},
+        legend=style.LEGEND_ABOVE,
+        height=160 + 62 * len(names),
+    )
+    return drawing

@@ -1,0 +1,170 @@
+"""Who holds the memory over one training step: stacked categories over its allocations and frees, the peak marked."""
+
+import html
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from autotune.errors import InvalidInput
+from autotune.reporting import style
+from autotune.reporting.figures.memory_at_peak import trial_of
+from autotune.reporting.html_page import whole_page
+from autotune.reporting.study_view import StudyView
+from autotune.reporting.trial_text import described
+from autotune.spec.prediction import CATEGORIES, Category, Prediction
+from autotune.spec.result import TrialRecord
+from autotune.units import format_size
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineFigure:
+    """All that the picture shows, ready to draw; sizes in `unit`."""
+
+    title: str
+    about: str
+    answer: str
+    unit: str
+    events: tuple[int, ...]
+    layers: tuple[tuple[Category, tuple[float, ...]], ...]
+    """From the bottom up; categories without bytes are left out."""
+    phases: tuple[tuple[str, int, int], ...]
+    peak_event: int
+    peak: float
+    cap: float | None
+    holders: tuple[str, ...]
+    note: str = ""
+
+
+def compute(
+    prediction: Prediction, *, title: str, about: str, answer: str, cap_bytes: int | None = None
+) -> TimelineFigure:
+    """The figure of a prediction that was made with its timeline."""
+    timeline = prediction.timeline
+    assert timeline is not None, "predict with_timeline=True"
+    unit = style.unit_for(prediction.peak_memory_bytes)
+    constant = prediction.bytes_by_category["workspace"]
+    layers = []
+    for category in CATEGORIES:
+        sizes = timeline.bytes_by_category[category]
+        if category == "workspace":
+            sizes = tuple(constant for _ in sizes)
+        if any(sizes):
+            layers.append((category, tuple(unit.of(size) for size in sizes)))
+    return TimelineFigure(
+        title=title,
+        about=about,
+        answer=answer,
+        unit=unit.name,
+        events=timeline.events,
+        layers=tuple(layers),
+        phases=timeline.phases,
+        peak_event=timeline.peak_event,
+        peak=unit.of(prediction.peak_memory_bytes),
+        cap=None if cap_bytes is None else unit.of(cap_bytes),
+        holders=tuple(
+            f"{format_size(holder.size_bytes)} in {holder.count}: {holder.category.replace('_', ' ')}, "
+            f"{holder.module or 'outside modules'}, {holder.operator}"
+            for holder in prediction.holders
+        ),
+    )
+
+
+def compute_of_trial(view: StudyView, prediction: Prediction | None, *, number: int | None) -> TimelineFigure:
+    """The figure of a trial of a study, the pick where none is named. Raises InvalidInput without a timeline."""
+    record = trial_shown(view, number)
+    if prediction is None or prediction.timeline is None:
+        raise InvalidInput(
+            f"the timeline of trial {record.number} needs a prediction made for it",
+            hint=f"use autotune plot {view.result.study} timeline --trial {record.number}",
+        )
+    measured = f", measured {format_size(record.peak_memory_bytes)}" if record.peak_memory_bytes else ""
+    note = (
+        f"#{record.number} {described(record)}: predicted peak {format_size(prediction.peak_memory_bytes)}, in "
+        f"{prediction.phase}{measured}."
+    )
+    cap_bytes = view.result.cap_bytes if view.result.device.type != "cuda" else None
+    figure = compute(prediction, title=f"#{record.number}", about="", answer=note, cap_bytes=cap_bytes)
+    return replace(figure, note=note)
+
+
+def trial_shown(view: StudyView, number: int | None) -> TrialRecord:
+    """Trial `number`, else the pick. Raises InvalidInput where there is neither."""
+    if number is not None:
+        return trial_of(view, number)
+    if view.pick is None:
+        raise InvalidInput(f"study {view.result.study!r} has no pick to show", hint="name a trial with --trial")
+    return view.pick
+
+
+def draw(figure: TimelineFigure) -> "go.Figure":
+    """Stacked areas over the step, the phases behind them, the peak on top."""
+    import plotly.graph_objects as go
+
+    drawing = style.empty_figure(note=figure.note)
+    for category, sizes in figure.layers:
+        drawing.add_trace(
+            go.Scatter(
+                x=figure.events,
+                y=sizes,
+                name=category.replace("_", " "),
+                stackgroup="memory",
+                mode="lines",
+                line={"width": 0.5, "color": style.CATEGORY_COLORS[category], "shape": "hv"},
+                fillpattern={"shape": style.CATEGORY_PATTERNS[category], "fillmode": "overlay", "solidity": 0.2},
+                hovertemplate="%{y:.4g} " + figure.unit,
+            )
+        )
+    for number, phase in enumerate(figure.phases):
+        _shade(drawing, number, phase)
+    drawing.add_annotation(
+        x=figure.peak_event,
+        y=figure.peak,
+        text=f"peak {figure.peak:.4g} {figure.unit}",
+        arrowcolor=style.VERMILLION,
+        ay=-32,
+    )
+    if figure.cap is not None:
+        drawing.add_hline(
+            y=figure.cap,
+            line={"color": style.VERMILLION, "dash": "dash"},
+            annotation_text=f"cap {figure.cap:.4g} {figure.unit}",
+        )
+    highest = max(figure.peak, figure.cap or 0.0)
+    drawing.update_layout(
+        xaxis={"title": "allocations and frees, in order"},
+        yaxis={"title": f"live memory, {figure.unit}", "range": [0, 1.2 * highest]},
+        legend={"traceorder": "reversed", "orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"},
+        hovermode="x unified",
+    )
+    style.on_narrow_screens(drawing, {f"legend.{key}": value for key, value in _LEGEND_BELOW.items()})
+    return drawing
+
+
+_LEGEND_BELOW = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
+
+
+def _shade(drawing: "go.Figure", number: int, phase: tuple[str, int, int]) -> None:
+    name, first, last = phase
+    drawing.add_vrect(
+        x0=first,
+        x1=max(last, first + 1),
+        fillcolor=style.GREY,
+        opacity=0.08 if number % 2 else 0.18,
+        line_width=0,
+        annotation_text=name if last > first else None,
+        annotation_position="top left",
+    )
+
+
+def page(figure: TimelineFigure) -> str:
+    """The figure and the largest holders at the peak as one HTML page."""
+    rows = "".join(f"<li>{html.escape(line)}</li>" for line in figure.holders)
+    return whole_page(
+        figure.title,
+        about=figure.about,
+        answer=figure.answer,
+        drawing=draw(figure),
+        below=f"<p>Largest at the peak:</p><ul>{rows}</ul>",
+    )

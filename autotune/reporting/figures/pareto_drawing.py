@@ -1,0 +1,215 @@
+"""The marks of `pareto.py` on two axes: feasible, dominated and over the cap, the front's line, pick and baseline."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from autotune.reporting import style
+from autotune.reporting.figures.pareto import Mark, ParetoFigure
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+LABELLED = 16
+"""A front of more trials has no numbers beside its marks: they would cover each other."""
+_NUMBERS = "numbers"
+
+
+def draw(figure: ParetoFigure) -> "go.Figure":
+    """Feasible trials in the colour of the third objective, the others grey; front as a line, pick as a star."""
+    drawing = style.empty_figure(note=_note(figure))
+    feasible = [mark for mark in figure.marks if mark.feasible]
+    others = [mark for mark in figure.marks if not mark.feasible]
+    front = [mark for mark in feasible if mark.on_front]
+    dominated = [mark for mark in feasible if not mark.on_front]
+    drawing.add_trace(_line(figure.front_line))
+    drawing.add_trace(_points(figure, others, name="not feasible", color=style.GREY, size=8, symbol="x-thin-open"))
+    drawing.add_trace(_points(figure, dominated, name="dominated", size=8, opacity=0.5))
+    drawing.add_trace(_points(figure, front, name="front", size=14, symbol="diamond"))
+    if len(front) <= LABELLED:
+        drawing.add_trace(_labels(front, pick=figure.pick))
+    if figure.not_timed:
+        drawing.add_trace(_ticks(figure.not_timed))
+    pick = [mark for mark in figure.marks if mark.number == figure.pick]
+    baseline = [mark for mark in figure.marks if mark.number == figure.baseline]
+    drawing.add_trace(_marked(pick, name="pick", symbol="star", size=22, is_coloured=True))
+    drawing.add_trace(_marked(baseline, name="baseline", symbol="square-open", size=20))
+    for trace in list(drawing.data):
+        if not trace.x:
+            trace.showlegend = False  # a key to something that is not there
+        elif trace.marker.coloraxis is not None:
+            drawing.add_trace(style.grey_key(trace))
+    drawing.update_layout(
+        xaxis={"title": figure.x.title},
+        yaxis={"title": figure.y.title},
+        legend=style.LEGEND_ABOVE,
+        coloraxis=colour_scale(feasible, title=figure.colour.title),
+    )
+    _set_ranges(drawing, figure)
+    _mark_the_cap(drawing, figure)
+    style.hide_on_narrow_screens(drawing, _NUMBERS)
+    return drawing
+
+
+def _note(figure: ParetoFigure) -> str:
+    ticks = "Ticks at the bottom: memory of trials that were not timed." if figure.not_timed else ""
+    return f"{figure.note} {ticks}".strip()
+
+
+def colour_scale(marks: Sequence[Mark], *, title: str) -> dict[str, object]:
+    """Spans at least 2 %, so that noise does not look like a difference; none where nothing is coloured."""
+    values = [mark.colour for mark in marks if mark.colour is not None]
+    lowest = min(values, default=1.0)
+    return {
+        "showscale": bool(values),
+        "colorscale": style.SCALE,
+        "cmin": lowest,
+        "cmax": max(max(values, default=1.0), 1.02 * lowest),
+        "colorbar": {
+            "title": {"text": title, "side": "right"},
+        },
+    }
+
+
+def _line(corners: Sequence[tuple[float, float]]) -> "go.Scatter":
+    import plotly.graph_objects as go
+
+    return go.Scatter(
+        x=[x for x, _ in corners],
+        y=[y for _, y in corners],
+        mode="lines",
+        line={"shape": "hv", "color": style.GREY, "width": 1.5},
+        hoverinfo="skip",
+        showlegend=False,
+        name="front line",
+    )
+
+
+def _points(
+    figure: ParetoFigure,
+    marks: Sequence[Mark],
+    *,
+    name: str,
+    size: int,
+    symbol: str = "circle",
+    color: str | None = None,
+    opacity: float = 1.0,
+) -> "go.Scatter | go.Scattergl":
+    """Marks in the colour of the third objective, unless `color` is given."""
+    import plotly.graph_objects as go
+
+    colouring = (
+        {"color": color} if color else {"color": _short(m.colour or 0.0 for m in marks), "coloraxis": "coloraxis"}
+    )
+    is_lean = figure.is_large and name != "front"
+    return (go.Scattergl if is_lean else go.Scatter)(
+        x=_short(mark.x for mark in marks),
+        y=_short(mark.y for mark in marks),
+        error_x=None if is_lean else _bars(mark.spread_x for mark in marks),
+        error_y=None if is_lean else _bars(mark.spread_y for mark in marks),
+        mode="markers",
+        name=name,
+        marker={
+            "size": size,
+            "symbol": symbol,
+            "opacity": opacity,
+            "line": {"width": 1, "color": style.GREY},
+            **colouring,
+        },
+        customdata=[mark.hover for mark in marks],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+
+
+def _bars(spreads: Iterable[float]) -> dict[str, object] | None:
+    array = _short(spreads)
+    return {"array": array, "thickness": 1, "width": 2, "color": style.GREY} if any(array) else None
+
+
+def _short(values: Iterable[float]) -> list[float]:
+    """Six digits: more would only make the file larger."""
+    return [float(f"{value:.6g}") for value in values]
+
+
+def _marked(marks: Sequence[Mark], *, name: str, symbol: str, size: int, is_coloured: bool = False) -> "go.Scatter":
+    """A sign around one of the marks; what is to be read there is the mark's own."""
+    import plotly.graph_objects as go
+
+    inside = {"color": [mark.colour for mark in marks], "coloraxis": "coloraxis"} if is_coloured else {}
+    return go.Scatter(
+        x=[mark.x for mark in marks],
+        y=[mark.y for mark in marks],
+        mode="markers",
+        name=name,
+        marker={
+            "symbol": symbol,
+            "size": size,
+            "color": style.VERMILLION,
+            "line": {"width": 2.5, "color": style.VERMILLION},
+            **inside,
+        },
+        hoverinfo="skip",
+    )
+
+
+def _labels(marks: Sequence[Mark], *, pick: int | None) -> "go.Scatter":
+    """Numbers beside marks that are not seen: they keep the distance."""
+    import plotly.graph_objects as go
+
+    return go.Scatter(
+        x=[mark.x for mark in marks],
+        y=[mark.y for mark in marks],
+        mode="markers+text",
+        marker={"size": [24 if mark.number == pick else 14 for mark in marks], "opacity": 0, "color": style.GREY},
+        text=[f"#{mark.number}" for mark in marks],
+        textposition="top left",
+        textfont={"size": 11},
+        name=_NUMBERS,
+        legendgroup="front",
+        showlegend=False,
+        hoverinfo="skip",
+        cliponaxis=False,
+    )
+
+
+def _ticks(not_timed: Sequence[tuple[float, str]]) -> "go.Scatter":
+    """Trials without a speed, as ticks on the memory axis."""
+    import plotly.graph_objects as go
+
+    return go.Scatter(
+        x=[memory for memory, _ in not_timed],
+        y=[0.0 for _ in not_timed],
+        mode="markers",
+        name="not timed",
+        marker={"symbol": "line-ns-open", "size": 14, "color": style.VERMILLION, "line": {"width": 2}},
+        text=[hover for _, hover in not_timed],
+        hovertemplate="%{text}<extra></extra>",
+        cliponaxis=False,
+    )
+
+
+def _set_ranges(drawing: "go.Figure", figure: ParetoFigure) -> None:
+    """Memory and speed begin at zero, where a distance is a share; perplexity does not."""
+    for place, axis, values in (
+        ("x", figure.x, [*(m.x + m.spread_x for m in figure.marks), *(x for x, _ in figure.not_timed)]),
+        ("y", figure.y, [m.y + m.spread_y for m in figure.marks]),
+    ):
+        highest = max([*values, figure.cap if figure.cap_axis == place else 0.0], default=0.0) or 1.0
+        settings = {"rangemode": "normal"} if axis.name == "perplexity" else {"range": [0, 1.06 * highest]}
+        drawing.update_layout({f"{place}axis": settings})
+
+
+def _mark_the_cap(drawing: "go.Figure", figure: ParetoFigure) -> None:
+    """A dashed line, and what lies beyond it shaded."""
+    beyond = {"fillcolor": style.VERMILLION, "opacity": 0.09, "line_width": 0, "layer": "below"}
+    line = {"color": style.VERMILLION, "dash": "dash", "width": 1.5}
+    if figure.cap_axis == "x":
+        drawing.add_vrect(x0=figure.cap, x1=drawing.layout.xaxis.range[1], **beyond)
+        drawing.add_vline(x=figure.cap, line=line)
+        place = {"x": figure.cap, "y": 1, "yref": "paper", "xanchor": "right", "yanchor": "top"}
+    elif figure.cap_axis == "y":
+        drawing.add_hrect(y0=figure.cap, y1=drawing.layout.yaxis.range[1], **beyond)
+        drawing.add_hline(y=figure.cap, line=line)
+        place = {"y": figure.cap, "x": 1, "xref": "paper", "xanchor": "right", "yanchor": "top"}
+    else:
+        return
+    drawing.add_annotation(text=figure.cap_words, showarrow=False, **place)

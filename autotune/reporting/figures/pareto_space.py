@@ -1,0 +1,94 @@
+"""The three objectives of a study's trials in space, to be turned with the mouse: what `pareto.py` shows two by two."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from autotune.reporting import style
+from autotune.reporting.figures.axes import Axis
+from autotune.reporting.figures.pareto import Mark, ParetoFigure
+from autotune.reporting.figures.pareto_drawing import colour_scale
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+def draw(figure: ParetoFigure) -> "go.Figure":
+    """x and y as there; the third objective is both height and colour."""
+    import plotly.graph_objects as go
+
+    drawing = style.empty_figure(note=f"{figure.note} Drag to turn, scroll to come nearer.".strip())
+    marks = [mark for mark in figure.marks if mark.colour is not None]
+    feasible = [mark for mark in marks if mark.feasible]
+    groups = (
+        (
+            "not feasible",
+            [m for m in marks if not m.feasible],
+            {"color": style.GREY, "symbol": "cross", "size": 4},
+        ),
+        ("dominated", [m for m in feasible if not m.on_front], {"symbol": "circle", "size": 4, "opacity": 0.5}),
+        ("front", [m for m in feasible if m.on_front], {"symbol": "diamond", "size": 6}),
+        ("pick", [m for m in marks if m.number == figure.pick], _ring("diamond-open")),
+        ("baseline", [m for m in marks if m.number == figure.baseline], _ring("square-open")),
+    )
+    for name, members, marker in groups:
+        if "color" not in marker:
+            marker = {**marker, "color": [mark.colour for mark in members], "coloraxis": "coloraxis"}
+        trace = _points(members, name=name, marker=marker)
+        drawing.add_trace(trace)
+        if not members:
+            drawing.data[-1].showlegend = False
+        elif "coloraxis" in marker:
+            drawing.add_trace(style.grey_key(drawing.data[-1]))
+    if figure.cap_axis == "x" and marks:
+        drawing.add_trace(_wall(figure, marks))
+    axes = {f"{place}axis": {"title": axis.title} for place, axis in zip("xyz", _axes(figure), strict=True)}
+    drawing.update_layout(
+        scene=go.layout.Scene(axes, camera={"eye": {"x": 1.7, "y": -1.8, "z": 0.9}}),
+        legend=style.LEGEND_ABOVE,
+        coloraxis=colour_scale(feasible, title=figure.colour.title),
+    )
+    return drawing
+
+
+def _axes(figure: ParetoFigure) -> tuple[Axis, ...]:
+    return figure.x, figure.y, figure.colour
+
+
+def _ring(symbol: str) -> dict[str, object]:
+    return {"symbol": symbol, "size": 10, "color": style.VERMILLION, "line": {"width": 3}}
+
+
+def _points(marks: Sequence[Mark], *, name: str, marker: dict[str, object]) -> "go.Scatter3d":
+    import plotly.graph_objects as go
+
+    return go.Scatter3d(
+        x=[mark.x for mark in marks],
+        y=[mark.y for mark in marks],
+        z=[mark.colour for mark in marks],
+        mode="markers",
+        name=name,
+        marker=marker,
+        customdata=[mark.hover for mark in marks],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+
+
+def _wall(figure: ParetoFigure, marks: Sequence[Mark]) -> "go.Mesh3d":
+    """The cap as a plane."""
+    import plotly.graph_objects as go
+
+    low, high = min(m.y for m in marks), max(m.y for m in marks)
+    bottom, top = min(m.colour or 0.0 for m in marks), max(m.colour or 0.0 for m in marks)
+    return go.Mesh3d(
+        x=[figure.cap] * 4,
+        y=[low, high, high, low],
+        z=[bottom, bottom, top, top],
+        i=[0, 0],
+        j=[1, 2],
+        k=[2, 3],
+        color=style.VERMILLION,
+        opacity=0.15,
+        name=figure.cap_words,
+        showlegend=True,
+        hoverinfo="skip",
+    )

@@ -1,0 +1,174 @@
+"""Predicted against measured peak memory: the diagonal, the bounds of the prediction, and how far off it was."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autotune.reporting import style
+from autotune.reporting.figures.parallel import nothing_to_show
+from autotune.reporting.figures.pareto import MANY
+from autotune.reporting.study_view import StudyView
+from autotune.reporting.trial_text import described
+from autotune.spec.prediction import Prediction
+from autotune.spec.result import TrialRecord
+from autotune.units import format_size
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A trial's prediction and measurement, in the figure's unit."""
+
+    number: int
+    group: str
+    """Configurations whose predictions err in the same way have one."""
+    predicted: float
+    measured: float
+    lower: float
+    upper: float
+    """Bounds of what was expected to be measured."""
+    hover: str
+
+    @property
+    def ratio(self) -> float:
+        return self.measured / self.predicted
+
+    @property
+    def is_inside(self) -> bool:
+        return self.lower <= self.measured <= self.upper
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedFigure:
+    unit: str
+    points: tuple[Point, ...]
+    note: str
+
+
+def compute(view: StudyView) -> PredictedFigure:
+    """Raises InvalidInput where no trial has both a measured and a predicted peak."""
+    both = [(record, view.prediction_of(record.config)) for record in view.result.trials]
+    known = [(record, found) for record, found in both if found is not None and record.peak_memory_bytes]
+    if not known:
+        raise nothing_to_show(view, "has both a predicted and a measured peak")
+    unit = style.unit_for(max(record.peak_memory_bytes or 0 for record, _ in known))
+    points = tuple(_point(record, prediction, unit, is_short=len(known) > MANY) for record, prediction in known)
+    return PredictedFigure(unit=unit.name, points=points, note=_note(points))
+
+
+def _point(record: TrialRecord, prediction: Prediction, unit: style.Unit, *, is_short: bool) -> Point:
+    measured = record.peak_memory_bytes or 0
+    off = 100 * (measured / prediction.peak_memory_bytes - 1)
+    hover = f"#{record.number}: measured {off:+.2f} % against predicted"
+    if not is_short:
+        hover = (
+            f"<b>#{record.number}</b> {style.wrapped(described(record), width=60)}<br>"
+            f"predicted {format_size(prediction.peak_memory_bytes)}, measured {format_size(measured)}: "
+            f"{off:+.2f} %<br>"
+            f"expected from {format_size(prediction.lower_bound_bytes)} to {format_size(prediction.upper_bound_bytes)}"
+        )
+    return Point(
+        number=record.number,
+        group=_group(record),
+        predicted=unit.of(prediction.peak_memory_bytes),
+        measured=unit.of(measured),
+        lower=unit.of(prediction.lower_bound_bytes),
+        upper=unit.of(prediction.upper_bound_bytes),
+        hover=hover,
+    )
+
+
+def _group(record: TrialRecord) -> str:
+    is_32_bit = record.config.precision in ("fp32", "tf32")
+    return f"{'eager' if record.config.compile == 'none' else 'compiled'} {'fp32' if is_32_bit else '16-bit'}"
+
+
+def _note(points: Sequence[Point]) -> str:
+    ratios = [point.ratio for point in points]
+    outside = sum(not point.is_inside for point in points)
+    return (
+        f"Measured over predicted peak in {len(points)} trial{'' if len(points) == 1 else 's'}: "
+        f"median {statistics.median(ratios):.4f}, "
+        f"from {min(ratios):.4f} to {max(ratios):.4f}; {outside or 'none'} outside the bounds."
+    )
+
+
+def draw(figure: PredictedFigure) -> "go.Figure":
+    """Above the sizes, below how far off they are: beside the diagonal nobody sees one percent."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    panels = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.6, 0.4], vertical_spacing=0.05)
+    drawing = style.empty_figure(note=figure.note, panels=panels)
+    ends = [0.9 * min(p.predicted for p in figure.points), 1.05 * max(p.predicted for p in figure.points)]
+    diagonal = {"mode": "lines", "line": {"color": style.GREY, "dash": "dash", "width": 1}, "hoverinfo": "skip"}
+    drawing.add_trace(go.Scatter(x=ends, y=ends, name="as predicted", **diagonal), row=1, col=1)
+    drawing.add_trace(go.Scatter(x=ends, y=[0, 0], showlegend=False, **diagonal), row=2, col=1)
+    for number, group in enumerate(sorted({point.group for point in figure.points})):
+        points = sorted((p for p in figure.points if p.group == group), key=lambda point: point.predicted)
+        for row, height in ((1, _size), (2, _percent_off)):
+            color = style.PALETTE[number]
+            for edge in _band(points, height, name=group, color=color):
+                drawing.add_trace(edge, row=row, col=1)
+            marker = {"color": color, "symbol": style.SYMBOLS[number], "size": 9}
+            drawing.add_trace(_marks(points, height, name=group, marker=marker, legend=row == 1), row=row, col=1)
+    drawing.update_yaxes(title=f"measured peak, {figure.unit}", row=1, col=1)
+    drawing.update_yaxes(title="measured against<br>predicted, %", row=2, col=1)
+    drawing.update_xaxes(title=f"predicted peak, {figure.unit}", row=2, col=1)
+    drawing.update_layout(legend=style.LEGEND_ABOVE, height=640)
+    return drawing
+
+
+Height = Callable[[Point, float], float]
+"""Where something of `point` that is so large stands on an axis."""
+
+
+def _size(_: Point, size: float) -> float:
+    return size
+
+
+def _percent_off(point: Point, size: float) -> float:
+    return 100 * (size / point.predicted - 1)
+
+
+def _band(points: Sequence[Point], height: Height, *, name: str, color: str) -> "Iterator[go.Scatter]":
+    """The bounds, as two edges with the room between them filled."""
+    import plotly.graph_objects as go
+
+    points = points[:: math.ceil(len(points) / MANY)]
+    for edge, fill in (([height(p, p.lower) for p in points], None), ([height(p, p.upper) for p in points], "tonexty")):
+        yield go.Scatter(
+            x=[point.predicted for point in points],
+            y=edge,
+            mode="lines",
+            line={"width": 1, "color": color, "dash": "dot"},
+            opacity=0.5,
+            fill=fill,
+            fillcolor=f"rgba({int(color[1:3], 16)},{int(color[3:5], 16)},{int(color[5:7], 16)},0.15)",
+            name=f"bounds, {name}",
+            legendgroup=name,
+            showlegend=False,
+            hoverinfo="skip",
+        )
+
+
+def _marks(
+    points: Sequence[Point], height: Height, *, name: str, marker: dict[str, object], legend: bool
+) -> "go.Scatter":
+    import plotly.graph_objects as go
+
+    return (go.Scattergl if len(points) > MANY else go.Scatter)(
+        x=[float(f"{point.predicted:.6g}") for point in points],
+        y=[float(f"{height(point, point.measured):.6g}") for point in points],
+        mode="markers",
+        name=name,
+        legendgroup=name,
+        showlegend=legend,
+        marker=marker,
+        customdata=[point.hover for point in points],
+        hovertemplate="%{customdata}<extra></extra>",
+    )

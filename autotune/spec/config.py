@@ -1,0 +1,299 @@
+"""A training configuration: one choice for every technique, and which choices go together.
+
+Legality lives here and nowhere else: `RULES` lists every illegal combination with the sentence that explains it.
+What *this device* cannot do is not known here; a probe finds it (`autotune/execution/server/tasks.py`).
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from autotune.errors import IllegalConfiguration, InvalidInput
+
+Precision = Literal["fp32", "tf32", "bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"]
+Checkpointing = Literal["none", "attention", "selective", "every-4", "every-2", "block", "sqrt"]
+CompileScope = Literal["none", "block", "model"]
+Optimizer = Literal["adamw", "adafactor", "sgd", "adafactor-fixed-rate", "adamw-8bit"]
+OptimizerFusion = Literal["none", "foreach", "kernel", "backward"]
+Allocator = Literal["default", "expandable"]
+Attention = Literal["auto", "flash", "efficient", "cudnn", "math"]
+Loss = Literal["full", "chunked"]
+ActivationOffload = Literal["none", "cpu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """One choice for every technique. Flat, hashable, JSON-ready. Raises InvalidInput for a value no technique has."""
+
+    precision: Precision = "fp32"
+    """Numbers computed and kept in. `*-mixed`: autocast over fp32 weights; `bf16-true`: the whole model in bf16;
+    `bf16-stochastic`: the same, its update rounded stochastically; `fp8`: bf16-mixed, the blocks' products in fp8."""
+
+    checkpointing: Checkpointing = "none"
+    """Which activations are dropped in forward and recomputed in backward."""
+
+    compile: CompileScope = "none"
+    """What torch.compile sees at once: nothing, each transformer block, or the whole model with its loss."""
+
+    memory_budget: float = 1.0
+    """torch.compile's activation memory budget, 1.0 (keep what the partitioner keeps) to 0.0 (recompute all)."""
+
+    optimizer: Optimizer = "adamw"
+    """torch.optim's AdamW, Adafactor or SGD (momentum 0.9), Adafactor with a rate that no weight scales, or torchao's
+    AdamW with its state in 8 bits."""
+
+    optimizer_fusion: OptimizerFusion = "none"
+    """How the update runs: a loop, batched (`foreach`), one kernel (`fused=True`), or inside backward."""
+
+    micro_batch_size: int = 1
+    """Sequences per forward pass; the global batch divided by it is the number of accumulation steps."""
+
+    allocator: Allocator = "default"
+    """CUDA caching allocator: default segments or expandable segments."""
+
+    attention: Attention = "auto"
+    """Kernel behind scaled_dot_product_attention; `auto`: torch's own choice, call by call."""
+
+    loss: Loss = "full"
+    """Whether the logits of the whole micro batch exist at once, or chunk by chunk."""
+
+    activation_offload: ActivationOffload = "none"
+    """Where large activations wait for the backward pass: on the device, or in pinned memory of the host."""
+
+    def __post_init__(self) -> None:
+        values = vars(self)
+        for name, value in values.items():
+            # Thousands are read at once: what is a choice at first sight is not looked at again.
+            if value.__class__ is not str or value not in _CHOICES.get(name, ()):
+                check_value(name, value)
+        # 1 and 1.0, and both zeros, are one budget and must have one fingerprint.
+        object.__setattr__(self, "memory_budget", float(self.memory_budget) + 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits that are equal exactly for equal configurations."""
+        said = {
+            name: value
+            for name, value in self.to_dict().items()
+            if name not in _YOUNGER_FIELDS or value != getattr(_PLAIN, name)
+        }
+        return hashlib.sha256(_SORTED_JSON.encode(said).encode()).hexdigest()[:12]
+
+    @cached_property
+    def numerics_class(self) -> tuple[str, ...]:
+        """Configurations of one class compute the same numbers up to rounding of the order of operations.
+
+        Compiled and eager are one class in fp32 and tf32 and two in 16 bit, where fusion changes what is rounded; so
+        do other attention kernels there, and the sum over the chunks of a loss.
+        """
+        is_16_bit = self.precision not in ("fp32", "tf32")
+        rounding = ["compiled" if is_16_bit and self.compile != "none" else "eager"]
+        if is_16_bit:
+            rounding += [value for value in (self.attention, self.loss) if value not in ("auto", "full")]
+        return (self.precision, self.optimizer, *rounding)
+
+    def describe(self) -> str:
+        """The choices that differ from a plain fp32 training, in a few words."""
+        words = [
+            f"{name.replace('_', '-')} {value}"
+            for name, value in self.to_dict().items()
+            if name not in ("precision", "micro_batch_size") and value != getattr(_PLAIN, name)
+        ]
+        return ", ".join([self.precision, *words, f"micro-batch {self.micro_batch_size}"])
+
+
+_SORTED_JSON = json.JSONEncoder(sort_keys=True)
+_YOUNGER_FIELDS = ("attention", "loss", "activation_offload")
+"""Newer than the first studies: at their defaults no part of a fingerprint, so that old records keep theirs."""
+
+CHOICES: Mapping[str, tuple[Any, ...]] = {
+    "precision": get_args(Precision),
+    "optimizer": get_args(Optimizer),
+    "checkpointing": get_args(Checkpointing),
+    "compile": get_args(CompileScope),
+    "optimizer_fusion": get_args(OptimizerFusion),
+    "allocator": get_args(Allocator),
+    "attention": get_args(Attention),
+    "loss": get_args(Loss),
+    "activation_offload": get_args(ActivationOffload),
+}
+"""Values of the techniques that have a fixed list of them."""
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(TrainingConfig))
+_CHOICES = {field: frozenset(values) for field, values in CHOICES.items()}
+
+FIELD_ORDER = (
+    "precision",
+    "optimizer",
+    "micro_batch_size",
+    "checkpointing",
+    "compile",
+    "memory_budget",
+    "optimizer_fusion",
+    "allocator",
+    "attention",
+    "loss",
+    "activation_offload",
+)
+"""The order in which a configuration is decided: a field's legal values depend only on those before it."""
+
+
+def check_value(field: str, value: object) -> None:
+    """Raises InvalidInput, naming field, value and what is allowed, unless `value` is one `field` can have."""
+    if field in CHOICES:
+        # No member test by `in` alone: True == 1 and 1.0 == 1 must not pass for other types.
+        if not isinstance(value, str) or value not in CHOICES[field]:
+            raise InvalidInput(f"{field} = {value!r} is not possible", hint=f"use one of {', '.join(CHOICES[field])}")
+    elif field == "memory_budget":
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+            raise InvalidInput(f"memory_budget = {value!r} is not possible", hint="use a number from 0.0 to 1.0")
+    elif field == "micro_batch_size":
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidInput(f"micro_batch_size = {value!r} is not possible", hint="use a whole number from 1 up")
+    else:
+        raise InvalidInput(f"there is no technique {field!r}", hint=f"the techniques are {', '.join(FIELD_ORDER)}")
+
+
+_PLAIN = TrainingConfig()
+"""fp32 without any technique."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What of a workload decides which configurations are legal."""
+
+    global_batch: int
+    clips_gradients: bool = False
+    sequence_length: int | None = None
+    """None where it is not known, as in a user's script."""
+
+
+FP8_MULTIPLE = 16
+"""What a product in fp8 wants the sides of its matrices to be multiples of."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One illegal combination: `broken` over `fields` (and the circumstances), and why, with what to change."""
+
+    fields: tuple[str, ...]
+    broken: Callable[[Mapping[str, Any], Circumstances], bool]
+    why: str
+
+    def sentence(self, chosen: Mapping[str, Any], at: Circumstances) -> str:
+        """Returns `why` with the values of `chosen` and of the circumstances in it."""
+        return self.why.format_map({**vars(at), **chosen})
+
+
+RULES = (
+    Rule(
+        ("micro_batch_size",),
+        lambda c, at: at.global_batch % c["micro_batch_size"] != 0,
+        "micro_batch_size {micro_batch_size} does not divide the global batch of {global_batch}: use one of its "
+        "divisors, so that every optimizer step sees the same number of sequences",
+    ),
+    Rule(
+        ("compile", "memory_budget"),
+        lambda c, _: c["memory_budget"] != 1.0 and c["compile"] == "none",
+        "memory_budget {memory_budget} needs torch.compile, whose partitioner it steers: set compile to block or model",
+    ),
+    Rule(
+        ("checkpointing", "memory_budget"),
+        lambda c, _: c["memory_budget"] != 1.0 and c["checkpointing"] != "none",
+        "memory_budget {memory_budget} and checkpointing {checkpointing} both decide what is recomputed: "
+        "set checkpointing to none or memory_budget to 1.0",
+    ),
+    Rule(
+        ("optimizer", "optimizer_fusion"),
+        lambda c, _: c["optimizer_fusion"] == "kernel" and c["optimizer"] == "adafactor",
+        "torch's Adafactor has no fused kernel: use optimizer_fusion foreach, or another optimizer",
+    ),
+    Rule(
+        ("optimizer", "optimizer_fusion"),
+        lambda c, _: c["optimizer_fusion"] in ("foreach", "kernel") and c["optimizer"] == "adafactor-fixed-rate",
+        "adafactor-fixed-rate updates one parameter after the other and has no optimizer_fusion {optimizer_fusion}: "
+        "use none or backward, or another optimizer",
+    ),
+    Rule(
+        ("precision", "optimizer_fusion"),
+        lambda c, _: c["optimizer_fusion"] == "backward" and c["precision"] == "fp16-mixed",
+        "optimizer_fusion backward steps before GradScaler could unscale the gradients of fp16-mixed: "
+        "use bf16-mixed, or another fusion",
+    ),
+    Rule(
+        ("micro_batch_size", "optimizer_fusion"),
+        lambda c, at: c["optimizer_fusion"] == "backward" and c["micro_batch_size"] != at.global_batch,
+        "optimizer_fusion backward would step after every micro batch of {micro_batch_size} instead of once for the "
+        "global batch of {global_batch}: set micro_batch_size to {global_batch}, or use another fusion",
+    ),
+    Rule(
+        ("optimizer_fusion",),
+        lambda c, at: c["optimizer_fusion"] == "backward" and at.clips_gradients,
+        "optimizer_fusion backward updates each parameter before the norm of all gradients is known, by which "
+        "gradient_clipping scales them: use another fusion, or no clipping",
+    ),
+    Rule(
+        ("optimizer", "optimizer_fusion"),
+        lambda c, _: c["optimizer_fusion"] in ("foreach", "kernel") and c["optimizer"] == "adamw-8bit",
+        "adamw-8bit compiles its own kernel for each parameter and has no optimizer_fusion {optimizer_fusion}: "
+        "use none or backward, or another optimizer",
+    ),
+    Rule(
+        ("precision", "optimizer_fusion"),
+        lambda c, _: c["optimizer_fusion"] in ("foreach", "kernel") and c["precision"] == "bf16-stochastic",
+        "bf16-stochastic holds one parameter at a time in float32, and optimizer_fusion {optimizer_fusion} updates all "
+        "at once: use none or backward, or precision bf16-true",
+    ),
+    Rule(
+        ("precision", "optimizer"),
+        lambda c, _: c["precision"] == "bf16-stochastic" and c["optimizer"] == "adamw-8bit",
+        "bf16-stochastic rounds an optimizer's state to bf16, and that of adamw-8bit is in 8 bits: "
+        "use precision bf16-true, or optimizer adamw",
+    ),
+    Rule(
+        ("precision", "attention"),
+        lambda c, _: c["precision"] in ("fp32", "tf32") and c["attention"] in ("flash", "cudnn"),
+        "attention {attention} is a kernel for 16-bit numbers, precision {precision} has 32: "
+        "use attention auto or efficient, or precision bf16-mixed",
+    ),
+    Rule(
+        ("precision", "micro_batch_size"),
+        # The gradient of a weight is a product along the tokens of a micro batch; every micro batch is a full one.
+        lambda c, at: (
+            c["precision"] == "fp8"
+            and at.sequence_length is not None
+            and c["micro_batch_size"] * at.sequence_length % FP8_MULTIPLE != 0
+        ),
+        "precision fp8 needs micro batches whose number of tokens is a multiple of 16, and micro_batch_size "
+        "{micro_batch_size} has sequences of {sequence_length} tokens: use a sequence length that is a multiple of 16, "
+        "another micro_batch_size, or precision bf16-mixed",
+    ),
+)
+
+
+def broken_rules(chosen: Mapping[str, Any], at: Circumstances) -> list[str]:
+    """Why `chosen` (a configuration or the beginning of one) is illegal: one sentence a broken rule."""
+    return [
+        rule.sentence(chosen, at)
+        for rule in RULES
+        if all(field in chosen for field in rule.fields) and rule.broken(chosen, at)
+    ]
+
+
+def check_legal(config: TrainingConfig, at: Circumstances) -> None:
+    """Raises IllegalConfiguration with the first reason why `config` cannot be trained in these circumstances."""
+    if reasons := broken_rules(config.to_dict(), at):
+        message, _, hint = reasons[0].partition(": ")
+        raise IllegalConfiguration(message, hint=hint)
+
+
+def baseline_of(*, optimizer: Optimizer, global_batch: int) -> TrainingConfig:
+    """The denominator of every saving: fp32, no technique, the whole global batch at once."""
+    return TrainingConfig(optimizer=optimizer, micro_batch_size=global_batch)

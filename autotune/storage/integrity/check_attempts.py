@@ -1,0 +1,72 @@
+"""Whether the attempts at a study's trials and the trials' results belong together."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, get_args
+
+from sqlalchemy import Connection, case, select
+
+from autotune.spec.attempt import AttemptState
+from autotune.spec.result import Measurement
+from autotune.storage.integrity.findings import Finding, RunningTrial
+from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS, DatabaseNow
+from autotune.storage.typed import check_types
+
+
+def running_trials(connection: Connection, study_id: int) -> list[RunningTrial]:
+    expired = case((ATTEMPTS.c.lease_until < DatabaseNow(), 1), else_=0).label("expired")
+    query = (
+        select(STUDIES.c.name, TRIALS.c.number, ATTEMPTS.c.worker, expired)
+        .select_from(ATTEMPTS.join(TRIALS).join(STUDIES))
+        .where(STUDIES.c.id == study_id, ATTEMPTS.c.state == "running")
+        .order_by(TRIALS.c.number)
+    )
+    return [
+        RunningTrial(study=row.name, number=row.number, worker=row.worker, is_expired=bool(row.expired))
+        for row in connection.execute(query)
+    ]
+
+
+def attempt_findings(connection: Connection, study_id: int, *, where: str, to_do: str) -> Iterator[Finding]:
+    """`to_do`: about what is wrong."""
+    query = (
+        select(ATTEMPTS, TRIALS.c.number, TRIALS.c.finished_at.is_not(None).label("has_result"))
+        .join(TRIALS, ATTEMPTS.c.trial_id == TRIALS.c.id)
+        .where(TRIALS.c.study_id == study_id)
+        .order_by(TRIALS.c.number, ATTEMPTS.c.ordinal)
+    )
+    for number, rows in groupby(connection.execute(query), key=lambda row: row.number):
+        attempts = list(rows)
+        place = f"{where}, trial {number}"
+        for what in _faults(attempts, has_result=bool(attempts[0].has_result)):
+            yield Finding(where=place, what=what, to_do=to_do)
+        for one in attempts:
+            if one.state == "late":
+                what = (
+                    f"the result of attempt {one.ordinal} came after it was given up ({one.cause}), and is kept aside"
+                )
+                yield Finding(where=place, what=what, to_do="nothing: that of another attempt counts", is_fault=False)
+
+
+def _faults(attempts: Sequence[Any], *, has_result: bool) -> Iterator[str]:
+    states = Counter(one.state for one in attempts)
+    if strange := sorted(set(states) - set(get_args(AttemptState))):
+        yield f"has an attempt that is {', '.join(strange)}"
+    if [one.ordinal for one in attempts] != list(range(1, len(attempts) + 1)):
+        yield f"has attempts {', '.join(str(one.ordinal) for one in attempts)}, and not those between"
+    if states["running"] > 1 or (states["running"] and has_result):
+        yield f"has {states['running']} running attempts{' and a result' if has_result else ''}"
+    if states["finished"] != has_result:
+        yield f"has {states['finished']} finished attempts and {'a' if has_result else 'no'} result"
+    for one in attempts:
+        if one.state == "late" and not _is_measurement(one.measurement):
+            yield f"the late result of attempt {one.ordinal} cannot be read"
+
+
+def _is_measurement(stored: Any) -> bool:
+    try:
+        check_types(Measurement(**stored))
+    except (ValueError, TypeError):
+        return False
+    return True

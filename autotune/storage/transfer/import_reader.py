@@ -1,0 +1,207 @@
+"""A file of exported studies as it is read: every line is looked at, and the last says whether it was all of them.
+
+What comes out may be used before the end was seen only where it can be taken back.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any, BinaryIO, get_args
+
+from autotune.errors import InvalidInput
+from autotune.spec.attempt import AttemptState
+from autotune.spec.study import check_study_name
+from autotune.storage.rows import DamagedRow, definition_of, forecast_of, record_of
+from autotune.storage.transfer.json_lines import FORMAT, KINDS, Kind, values_of
+
+LONGEST_LINE_BYTES = 2**28
+
+_COPY_AGAIN = "copy the file again, or export the studies again"
+_HOW_TO_EXPORT = "such a file is written by: autotune studies export STUDY --out FILE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    source: str
+    number: int
+    content: dict[str, Any]
+
+    @property
+    def kind(self) -> Any:
+        return self.content.get("kind")
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Its columns. Raises InvalidInput."""
+        if self.kind not in KINDS:
+            raise self.refused(f"there is no kind {self.kind!r:.60} of line")
+        kind: Kind = self.kind
+        try:
+            return values_of(kind, self.content)
+        except ValueError as error:
+            raise self.refused(str(error)) from None
+
+    def studies(self) -> list[str]:
+        """Of a header: the names of the studies. Raises InvalidInput."""
+        names = self.content.get("studies")
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise self.refused("it names no studies")
+        for name in names:
+            check_study_name(name)
+        return names
+
+    def refused(self, why: str) -> InvalidInput:
+        return InvalidInput(f"line {self.number} of {self.source} cannot be read: {why}", hint=_COPY_AGAIN)
+
+
+def lines_of_file(file: BinaryIO, *, source: str) -> Iterator[Line]:
+    """All but the last, which is checked. Raises InvalidInput."""
+    digest, count = hashlib.sha256(), 0
+    while text := file.readline(LONGEST_LINE_BYTES):
+        line = _parsed(text, source=source, number=count + 1)
+        if count == 0:
+            _check_header(line)
+        if line.kind == "end":
+            _check_end(line, count=count, sha256=digest.hexdigest())
+            if file.read(1):
+                raise InvalidInput(f"{source} was changed: something follows its last line", hint=_COPY_AGAIN)
+            return
+        digest.update(text)
+        count += 1
+        yield line
+    if not count:
+        raise InvalidInput(f"{source} is empty", hint=_HOW_TO_EXPORT)
+    raise _truncated(source, count)
+
+
+def _parsed(text: bytes, *, source: str, number: int) -> Line:
+    try:
+        content = json.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        if number == 1:
+            raise _foreign(source) from None
+        if not text.endswith(b"\n") and len(text) < LONGEST_LINE_BYTES:
+            raise _truncated(source, number - 1) from None
+        why = str(error).partition(": line")[0]
+        raise InvalidInput(f"line {number} of {source} is no JSON: {why}", hint=_COPY_AGAIN) from None
+    if not isinstance(content, dict):
+        if number == 1:
+            raise _foreign(source)
+        raise InvalidInput(f"line {number} of {source} is no JSON object", hint=_COPY_AGAIN)
+    return Line(source=source, number=number, content=content)
+
+
+def _check_header(line: Line) -> None:
+    version, written = line.content.get("autotune"), line.content.get("format")
+    if line.kind != "studies" or not isinstance(version, str) or type(written) is not int:
+        raise _foreign(line.source)
+    if written != FORMAT:
+        raise InvalidInput(
+            f"{line.source} has format {written}, this autotune reads {FORMAT}",
+            hint=f"import it with autotune {version[:40]}, which wrote it, or a later one",
+        )
+
+
+def _check_end(line: Line, *, count: int, sha256: str) -> None:
+    if line.content.get("lines") != count:
+        raise InvalidInput(
+            f"{line.source} was changed: it has {count} lines before its last, which says "
+            f"{line.content.get('lines')!r:.20}",
+            hint=_COPY_AGAIN,
+        )
+    if line.content.get("sha256") != sha256:
+        raise InvalidInput(
+            f"{line.source} was changed: its lines are not those that its last line was made for", hint=_COPY_AGAIN
+        )
+
+
+def _foreign(source: str) -> InvalidInput:
+    return InvalidInput(f"{source} is not a file of exported studies", hint=_HOW_TO_EXPORT)
+
+
+def _truncated(source: str, count: int) -> InvalidInput:
+    return InvalidInput(f"{source} is truncated: it ends after line {count}", hint=_COPY_AGAIN)
+
+
+class ArrivingStudy:
+    """One study of the file; its trials, predictions and attempts are read in this order. Raises InvalidInput."""
+
+    def __init__(self, line: Line, lines: "_Lookahead") -> None:
+        self._lines = lines
+        self.row = line.values
+        check_study_name(self.row["name"])
+        with _refusing(line):
+            self._definition = definition_of(SimpleNamespace(**self.row))
+
+    @staticmethod
+    def each_of(lines: Iterator[Line], *, names: Sequence[str], source: str) -> Iterator["ArrivingStudy"]:
+        """Those of the header, each to be read to its end before the next."""
+        ahead = _Lookahead(lines)
+        for name in names:
+            if ahead.next is not None and ahead.next.content.get("name") != name:
+                raise ahead.unexpected(f"study {name!r}", source=source)
+            line = ahead.take("study")
+            if line is None:
+                raise ahead.unexpected(f"study {name!r}", source=source)
+            yield ArrivingStudy(line, ahead)
+        if ahead.next is not None:
+            raise ahead.unexpected("the end", source=source)
+
+    def trials(self) -> Iterator[Line]:
+        number = 0
+        while line := self._lines.take("trial"):
+            values = line.values
+            if values["number"] != number:
+                raise line.refused(f"it is trial {values['number']}, where {number} is next")
+            if values["revision"] > self.row["revision"]:
+                raise line.refused(f"it has revision {values['revision']}, the study {self.row['revision']}")
+            if (values["measurement"] is None) != (values["finished_at"] is None):
+                raise line.refused("it has a result without its date, or a date without a result")
+            with _refusing(line):
+                record_of(SimpleNamespace(**values), cap_bytes=self._definition.cap_bytes)
+            number += 1
+            yield line
+
+    def predictions(self) -> Iterator[Line]:
+        while line := self._lines.take("prediction"):
+            with _refusing(line):
+                forecast_of(SimpleNamespace(**line.values))
+            yield line
+
+    def attempts(self) -> Iterator[Line]:
+        while line := self._lines.take("attempt"):
+            if line.content.get("state") not in get_args(AttemptState):
+                raise line.refused(f"there is no state {line.content.get('state')!r:.60}")
+            yield line
+
+
+class _Lookahead:
+    """Lines that are taken only where they are of the kind that is asked for."""
+
+    def __init__(self, lines: Iterator[Line]) -> None:
+        self._lines = lines
+        self.next = next(lines, None)
+
+    def take(self, kind: Kind) -> Line | None:
+        line = self.next
+        if line is None or line.kind != kind:
+            return None
+        self.next = next(self._lines, None)
+        return line
+
+    def unexpected(self, expected: str, *, source: str) -> InvalidInput:
+        if self.next is None:
+            return InvalidInput(f"{source} has not {expected}, which its first line names", hint=_COPY_AGAIN)
+        return self.next.refused(f"it is a {self.next.kind!r:.60} where {expected} is expected")
+
+
+@contextmanager
+def _refusing(line: Line) -> Iterator[None]:
+    try:
+        yield
+    except DamagedRow as error:
+        raise line.refused(str(error)) from None

@@ -1,0 +1,302 @@
+"""The loop of a study: what next, run it, keep the result. Any number of processes may be at it at once.
+
+In its turn on the device a worker looks what the others have found, chooses, takes the trial, runs it and keeps the
+result. A configuration is never run twice: a suggestion that is known is passed over, and so is one that compiles to a
+program that was run. What is predicted to be over the cap is not run at all.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from autotune.errors import Stopped, TrialLost
+from autotune.execution.device_slots import DeviceTurns
+from autotune.execution.local import LocalExecutor
+from autotune.failpoints import reached
+from autotune.spec.attempt import MOST_RETRIES
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import Measurement, TrialRecord
+from autotune.spec.search_space import LegalSpace
+from autotune.spec.study import StudyDefinition
+from autotune.study.events import (
+    BudgetSpent,
+    Converged,
+    Event,
+    Listener,
+    Predicting,
+    SameProgram,
+    SpaceExhausted,
+    TrialBegan,
+    TrialEnded,
+    WaitingForDevice,
+    WaitingForOthers,
+)
+from autotune.study.prediction_cache import Foresight
+from autotune.study.sampler.ehvi_sampler import CONVERGED_GAIN, Choice, Ranking
+from autotune.study.sampler.optuna_samplers import OptunaStudy, derived_seed
+from autotune.study.sampler.optuna_values import Observer
+from autotune.study.trial_runner import Manner, Measuring
+from autotune.study.workers.coordinator import SharedStudy
+
+REPEATS_BEFORE_DRAWING = 6
+"""After so many suggestions in a row that are known already, an unseen configuration is drawn."""
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+"""At what other workers do, while there is nothing to do here."""
+
+
+class _AttemptGivenUp(Exception):
+    """Another worker has taken over what this one was at."""
+
+
+class StudySession:
+    def __init__(
+        self,
+        definition: StudyDefinition,
+        *,
+        shared: SharedStudy,
+        executor: LocalExecutor,
+        turns: DeviceTurns,
+        foresight: Foresight,
+        study_folder: Path,
+        listener: Listener,
+        should_stop: Callable[[], bool],
+        manner: Manner,
+        until_converged: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._definition = definition
+        self._legal: LegalSpace = definition.legal_space()
+        self._shared = shared
+        self._executor = executor
+        self._turns = turns
+        self._foresight = foresight
+        self._listener = listener
+        self._should_stop = should_stop
+        self._until_converged = until_converged
+        self._clock = clock
+        self._optuna = OptunaStudy(legal=self._legal, sampler=definition.sampler, seed=definition.seed)
+        self._observer = Observer(cap_bytes=definition.cap_bytes, vocab_size=definition.workload.vocab_size)
+        self._ranking = Ranking(self._legal, cap_bytes=definition.cap_bytes)
+        self.seconds_in_sampler = 0.0
+        """Time in the sampler so far."""
+        self._first = definition.first_configurations()
+        self._trials_wanted = 0
+        self._deadline: float | None = None
+        self._ending: Event | None = None
+        self._take_in(shared.records.values(), say=False)
+        self._measuring = Measuring(
+            definition,
+            baseline=definition.baseline_config(),
+            executor=executor,
+            foresight=foresight,
+            study_folder=study_folder,
+            manner=manner,
+            listener=listener,
+            check_stop=self._check_stop,
+            clock=clock,
+        )
+
+    def run(self, *, trials_wanted: int, deadline: float | None) -> None:
+        """Runs until the study has `trials_wanted` distinct configurations, or the clock passes `deadline`.
+
+        Raises Stopped when asked to stop, TrialLost when the device no longer works, StorageAway when the database
+        stays away: whatever ends it early, nothing that was measured is lost.
+        """
+        self._trials_wanted, self._deadline = trials_wanted, deadline
+        while not self._is_over():
+            known = self._shared.revision
+            with self._turn():
+                self._refresh()
+                is_done = not self._measure_next() and self._shared.revision == known
+            if is_done and not self._shared.running:
+                break
+            if is_done:
+                self._wait_for_others()
+        if self._is_over() and len(self._shared.records) < trials_wanted:
+            self._ending = BudgetSpent(trials=len(self._shared.records), trials_wanted=trials_wanted)
+        if self._ending is not None:
+            self._listener(self._ending)
+
+    # -- among others ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        def say(holder: str) -> None:
+            self._listener(WaitingForDevice(device=self._definition.device.device, holder=holder))
+
+        with self._executor.turn(self._turns, on_wait=say):
+            reached("device taken")
+            yield
+
+    def _refresh(self) -> None:
+        self._take_in(self._shared.refresh(), say=True)
+
+    def _take_in(self, records: Iterable[TrialRecord], *, say: bool) -> None:
+        """Results in the order they came: the sampler of every worker, and of every later search, hears the same."""
+        for record in records:
+            if record.is_finished:
+                with self._in_sampler():
+                    self._optuna.tell(record.config, self._observer.observe(record))
+                if say:
+                    self._listener(TrialEnded(record=record))
+
+    def _wait_for_others(self) -> None:
+        self._listener(WaitingForOthers(numbers=tuple(sorted(self._shared.running))))
+        end = self._clock() + _SECONDS_BETWEEN_LOOKS
+        while self._clock() < end and not self._is_over():
+            time.sleep(_SECONDS_BETWEEN_LOOKS / 5)
+
+    # -- what next ---------------------------------------------------------------------------------------------
+
+    def _measure_next(self) -> bool:
+        """Measures one configuration; False when there is none, or none for this worker just now."""
+        self._ending = None
+        return self._measure_unfinished(deadly=False) or self._measure_new() or self._measure_unfinished(deadly=True)
+
+    def _measure_unfinished(self, *, deadly: bool) -> bool:
+        """One of the trials without a result that no other worker is at, and that can still be tried."""
+        busy = self._shared.running | self._shared.lost_too_often
+        for number, record in sorted(self._shared.unfinished.items()):
+            is_its_turn = number not in busy and (number in self._shared.deadly) == deadly
+            if is_its_turn and self._measure(record.config, name=record.name):
+                return True
+        return False
+
+    def _measure_new(self) -> bool:
+        for name, config in self._first:
+            is_new = config.fingerprint not in self._shared.records
+            if is_new and self._has_room() and self._measure(config, name=name):
+                return True
+        return self._has_room() and self._measure_next_suggestion()
+
+    def _has_room(self) -> bool:
+        return len(self._shared.records) < self._trials_wanted
+
+    def _measure_next_suggestion(self) -> bool:
+        """Measures one configuration that was not seen; False when none is left, or none that is worth it."""
+        if self._legal.values and self._definition.sampler == "ehvi":
+            return self._measure_most_promising()
+        if self._legal.values and self._definition.sampler != "grid":
+            for repeat in range(REPEATS_BEFORE_DRAWING):
+                self._check_stop()
+                with self._in_sampler():
+                    config = self._optuna.ask(repeat=repeat)
+                if not self._is_known(config) and self._measure(config):
+                    return True
+                if not self._has_room():
+                    return False  # others have begun the last ones
+        for config in self._optuna.unseen(set(self._shared.records)):
+            self._check_stop()
+            if not self._is_known(config) and self._measure(config):
+                return True
+            if not self._has_room():
+                return False
+        self._ending = SpaceExhausted(trials=len(self._shared.records))
+        return False
+
+    def _measure_most_promising(self) -> bool:
+        """The best by all that is known; what is predicted for it first may make another the best."""
+        while choice := self._choose():
+            if self._until_converged and choice.relative_gain < CONVERGED_GAIN:
+                self._ending = Converged(trials=len(self._shared.records), relative_gain=choice.relative_gain)
+                return False
+            if choice.surely_fits:
+                self._foresight.do_without(choice.config)
+            if self._foresight.is_known(choice.config):
+                return self._measure(choice.config)
+            self._predict(choice.config)
+            if self._is_over():
+                return True
+        self._ending = SpaceExhausted(trials=len(self._shared.records))
+        return False
+
+    def _choose(self) -> Choice | None:
+        self._check_stop()
+        records = list(self._shared.records.values())
+        finished = [record for record in records if record.is_finished]
+        beyond = self._foresight.not_to_train(finished, limit_bytes=self._definition.cap_bytes)
+        with self._in_sampler():
+            return self._ranking.choose(
+                finished,
+                self._foresight.known.values(),
+                excluded={*(record.config for record in records), *beyond},
+                seed=derived_seed(self._definition.seed, told=len(finished)),
+            )
+
+    @contextmanager
+    def _in_sampler(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds_in_sampler += time.perf_counter() - began
+
+    def _is_known(self, config: TrainingConfig) -> bool:
+        """Whether there is a trial of it, or one of the very program it compiles to."""
+        if config.fingerprint in self._shared.records:
+            return True
+        is_news = not self._foresight.is_known(config)
+        self._predict(config)
+        same = self._foresight.same_program(config, self._shared.records.values())
+        if same is not None and is_news:
+            self._listener(SameProgram(config=config, number=same.number))
+        return same is not None
+
+    def _predict(self, config: TrainingConfig) -> None:
+        if self._foresight.is_known(config):
+            return
+        self._listener(Predicting(config=config))
+        for _ in range(MOST_RETRIES):
+            try:
+                self._foresight.of(config)
+                return
+            except TrialLost:
+                continue  # its process was killed from outside
+        self._foresight.of(config)
+
+    def _is_over(self) -> bool:
+        self._check_stop()
+        return self._deadline is not None and self._clock() >= self._deadline
+
+    def _check_stop(self) -> None:
+        if self._should_stop():
+            raise Stopped("the search was stopped", hint="the same command goes on from here")
+        if self._shared.has_lost_its_lease:
+            raise _AttemptGivenUp
+
+    def _check_device_after(self, measurement: Measurement) -> None:
+        """What CUDA says of a crash may be the device's fault. Raises TrialLost where it no longer works."""
+        if measurement.outcome == "crashed" and self._definition.device.type == "cuda":
+            self._executor.check_device(self._definition.device.device)
+
+    # -- run and keep ------------------------------------------------------------------------------------------
+
+    def _measure(self, config: TrainingConfig, *, name: str | None = None) -> bool:
+        """Runs one attempt at the configuration; False where it was not to be had."""
+        attempt = self._shared.claim(config, most_trials=self._trials_wanted, name=name)
+        if attempt is None:
+            self._refresh()
+            return False
+        self._listener(TrialBegan(number=attempt.number, config=config, name=attempt.name))
+        with self._shared.working_on(attempt):
+            try:
+                self._predict(config)
+                finished = self._measuring.measure(
+                    config, log_name=attempt.log_name, records=self._shared.records.values()
+                )
+                self._check_device_after(finished.measurement)
+            except TrialLost as error:
+                self._shared.lose(attempt, cause=error.message)
+                self._executor.check_device(self._definition.device.device)
+                return True
+            except _AttemptGivenUp:
+                return True
+            except BaseException:
+                self._shared.give_back(attempt)
+                raise
+            reached("trial measured")
+            self._shared.keep(attempt, finished)
+        self._refresh()
+        return True

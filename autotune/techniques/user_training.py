@@ -1,0 +1,153 @@
+"""Techniques applied to a model and an optimizer that a script has made, in the order and by the code of every trial.
+
+The script keeps its own loop: it calls the model, computes the loss, calls backward and steps the optimizer. So the
+loss cannot be scaled (fp16-mixed) nor made in chunks, and the optimizer is the script's own, made for its own layers.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from autotune.errors import IllegalConfiguration
+from autotune.models.parts import ModelParts
+from autotune.models.structure import find_blocks
+from autotune.spec.config import ActivationOffload, Precision, TrainingConfig
+from autotune.techniques import activation_offload, attention, memory_budget, precision, reshape
+from autotune.techniques.requirements import check_parts, missing_parts
+from autotune.techniques.user_optimizer import with_fusion
+
+_NO_PRECISION: Mapping[Precision, str] = {
+    "fp16-mixed": "a script calls backward on its loss itself, so that nothing scales it",
+    "fp8": "a script's optimizer was made for the layers that fp8 would replace",
+    "bf16-stochastic": "a script brings its own optimizer, which rounds to nearest",
+}
+_NO_CHUNKS = "a script computes its loss itself"
+_NO_OPTIMIZER = "a script brings its own optimizer"
+
+
+def apply_to_own(config: TrainingConfig, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    """Changes the model in place and gives an optimizer of the same class and settings with the asked fusion.
+
+    Raises IllegalConfiguration.
+    """
+    apply_to_own_model(config, model)
+    return model, with_fusion(optimizer, config.optimizer_fusion)
+
+
+def apply_to_own_model(config: TrainingConfig, model: nn.Module) -> None:
+    """All of it but the update. Raises IllegalConfiguration."""
+    precision.set_matmul_precision(config.precision)
+    memory_budget.set_memory_budget(config.memory_budget)
+    attention.set_attention_backend(config.attention)
+    if config.loss == "chunked":
+        raise IllegalConfiguration(f"loss chunked cannot be applied: {_NO_CHUNKS}", hint="use another loss")
+    parts = parts_of_own(model)
+    check_parts(parts, config)
+    if config.precision in _NO_PRECISION:
+        reason = _NO_PRECISION[config.precision]
+        raise IllegalConfiguration(f"precision {config.precision} cannot be applied: {reason}", hint="use bf16-mixed")
+    _cast_weights(model, precision.weights_dtype(config.precision))
+    _cast_around_forward(model, config.precision)  # inside what is compiled
+    reshape(parts, config)
+    _offload_around_forward(model, config.activation_offload)
+
+
+def parts_of_own(model: nn.Module) -> ModelParts:
+    """By structure alone. How the blocks are called is not known, so several are never run as one."""
+    found = find_blocks(model)
+    if found is None:
+        return ModelParts(model=model)
+    return ModelParts(
+        model=model,
+        blocks_owner=found.owner,
+        blocks_name=found.name,
+        attention_name=found.attention_name,
+        blocks_are_called_alike=False,
+    )
+
+
+def missing_in_own(
+    model: nn.Module, optimizer: Optimizer, choices: Mapping[str, Sequence[Any]]
+) -> dict[str, dict[str, str]]:
+    """Which of `choices`, {technique: values}, a script's training cannot take: {technique: {value: reason}}.
+
+    Of optimizers the first is left, a name for the script's own.
+    """
+    missing = missing_parts(parts_of_own(model), choices)
+    refusals = [("loss", "chunked", _NO_CHUNKS)]
+    refusals += [("precision", str(value), reason) for value, reason in _NO_PRECISION.items()]
+    refusals += [("optimizer", value, _NO_OPTIMIZER) for value in choices.get("optimizer", ())[1:]]
+    for fusion in choices.get("optimizer_fusion", ()):
+        try:
+            with_fusion(optimizer, fusion)
+        except IllegalConfiguration as error:
+            refusals.append(("optimizer_fusion", fusion, error.message))
+    for technique, value, reason in refusals:
+        if value in choices.get(technique, ()):
+            missing.setdefault(technique, {})[value] = reason
+    return missing
+
+
+def _cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and dtype != torch.float32:
+            parameter.data = parameter.data.to(dtype)  # the optimizer holds this very parameter
+
+
+def _cast_around_forward(model: nn.Module, name: Precision) -> None:
+    """Autocast inside; what comes out is float32, as the script's loss expects."""
+    if name in ("fp32", "tf32"):
+        return
+    device = next(model.parameters()).device
+
+    def around(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with precision.autocast(name, device=device):
+                output = inner(*args, **kwargs)
+            return tree_map(_widened, output)
+
+        return forward
+
+    _wrap_forward(model, around)
+
+
+def _offload_around_forward(model: nn.Module, place: ActivationOffload) -> None:
+    """Outside what is compiled: the hooks see what a compiled region keeps, not what is inside it."""
+    if place == "none":
+        return
+
+    def around(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with activation_offload.offloaded(place, model=model):
+                return inner(*args, **kwargs)
+
+        return call
+
+    if model._compiled_call_impl is None:
+        _wrap_forward(model, around)
+    else:
+        model._compiled_call_impl = around(model._compiled_call_impl)
+
+
+def _wrap_forward(model: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts what `around` makes of the model's forward in its place.
+
+    In a class of the same name: a copy of the model, such as an average of its weights, then computes with its own
+    weights, and the signature of forward stays what others read it for.
+    """
+    if "forward" in vars(model):  # somebody has given this very object a forward of its own
+        model.forward = functools.wraps(model.forward)(around(model.forward))
+        return
+    kind = type(model)
+    forward = functools.wraps(kind.forward)(around(kind.forward))
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _widened(value: Any) -> Any:
+    is_narrow = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_narrow else value

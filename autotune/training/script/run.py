@@ -1,0 +1,187 @@
+"""Runs a training script of the user's own in this process, and watches its first steps."""
+
+import functools
+import inspect
+import math
+import os
+import random
+import runpy
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy
+import torch
+import torch._inductor.config
+from torch import nn
+from torch.optim import Optimizer
+
+from autotune.spec.parity import PARITY_STEPS, ParityTrace
+from autotune.spec.training_request import Progress, TrainingRequest, unwatched
+from autotune.spec.user_code import changed_since, script_sha256
+from autotune.spec.user_paths import expanded
+from autotune.spec.workload import Workload
+from autotune.techniques import before_the_device
+from autotune.techniques.pinned_memory import bound_pinned_memory
+from autotune.techniques.user_training import apply_to_own, parts_of_own
+from autotune.training.parity import ParityFailed, ParityWatch
+from autotune.training.script.interface import begin
+
+
+class ScriptEnd(BaseException):
+    """Leaves the script; no handler of its own for exceptions stops it. `why`: the error that ends it, if one does."""
+
+    def __init__(self, why: Exception | None = None) -> None:
+        super().__init__()
+        self.why = why
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def choose_device(device: torch.device) -> None:
+    """Hides GPUs from a script that is to run on the CPU. To be called before the process touches any device."""
+    if device.type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a script takes a GPU where it sees one
+
+
+def run_script(workload: Workload, *, expected_sha256: str) -> bool:
+    """Runs the script as `python script.py` would; whether it was ended from here and not by itself."""
+    assert workload.script is not None
+    script = expanded(workload.script)
+    if expected_sha256 and script_sha256(workload.script) != expected_sha256:
+        raise changed_since(str(script))
+    sys.argv = [str(script)]
+    sys.path.insert(0, str(script.absolute().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except ScriptEnd as end:
+        if end.why is not None:
+            raise end.why from None
+        return True
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"the script ended with exit code {end.code}") from end
+    return False
+
+
+class WatchedRun:
+    """A run of the script whose first steps are watched."""
+
+    is_trace = False
+
+    def __init__(self, request: TrainingRequest, *, progress: Progress) -> None:
+        self.config, self._progress = request.config, progress
+        self._request, self._workload, self._device = request, request.workload, torch.device(request.device)
+        self.parity: ParityWatch | None = None
+        self._watched_step = ExitStack()
+        if self.config.optimizer_fusion == "backward":
+            _end_where_gradients_are_clipped()
+
+    def apply_and_watch(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Applies the configuration; from here on steps are watched."""
+        # Before techniques wrap the model's parts.
+        self.parity = ParityWatch(
+            parts_of_own(model).parameters_by_block(),
+            device=self._device,
+            precision=self.config.precision,
+            reference=self._request.reference,
+            is_trace=self.is_trace,
+            progress=self._progress,
+        )
+        model, optimizer = apply_to_own(self.config, model, optimizer)
+        self.parity.follow(optimizer)
+        self._watched_step.enter_context(self.parity.step())
+        self._progress("step")
+        return model, optimizer
+
+    def watch_next_step(self) -> None:
+        """To be called where one step ends and the next begins."""
+        if self.parity is not None:
+            self._watched_step.close()
+            self._watched_step.enter_context(self.parity.step())
+
+    def note(self, loss: float, *, tokens: int) -> None:
+        """Takes the loss of the earliest step whose loss it has not had. The device has finished that step."""
+        self._progress("step")
+        if self.parity is None:
+            return
+        try:
+            self.parity.note(loss, tokens=tokens)
+        except ParityFailed as error:
+            raise ScriptEnd(error) from None
+
+
+def _end_where_gradients_are_clipped() -> None:
+    """Ends a script at its first call of torch's clipping, which would find no gradients and change nothing.
+
+    To be called before the script imports the functions. A limit of infinity only asks for the norm.
+    """
+
+    def guarded(clip: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(clip)
+
+        @functools.wraps(clip)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            _, limit, *_ = signature.bind(*args, **kwargs).arguments.values()
+            if math.isfinite(limit):
+                raise ScriptEnd(ParityFailed(_CLIPS))
+            return clip(*args, **kwargs)
+
+        return call
+
+    for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
+        guard = guarded(getattr(nn.utils, name))
+        setattr(nn.utils, name, guard)
+        setattr(nn.utils.clip_grad, name, guard)
+
+
+_CLIPS = "the script clips gradients, which optimizer_fusion backward has used and freed before"
+
+
+class _ScriptTrace(WatchedRun):
+    """A run that ends after the steps that are compared."""
+
+    is_trace = True
+
+    def __init__(self, request: TrainingRequest, *, dropout: bool, progress: Progress) -> None:
+        super().__init__(request, progress=progress)
+        self._dropout = dropout
+        self._steps = 0
+
+    def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        if not self._dropout:
+            model.eval()
+            model.train = lambda mode=True: model  # type: ignore[method-assign]  # the script would turn it on again
+        return self.apply_and_watch(model, optimizer)
+
+    def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+        self.watch_next_step()
+        self.note(float(loss), tokens=tokens)
+        self._steps += 1
+        if self._steps == PARITY_STEPS:
+            raise ScriptEnd
+
+
+def trace_script(request: TrainingRequest, *, dropout: bool, progress: Progress = unwatched) -> ParityTrace:
+    """The script's first steps, to compare with those of another configuration; without `dropout` in evaluation mode.
+
+    Raises whatever the script raises.
+    """
+    torch._inductor.config.fallback_random = True
+    choose_device(torch.device(request.device))
+    if torch.device(request.device).type == "cuda":
+        torch.cuda.set_device(torch.device(request.device))  # as a trial's meter does
+        if request.config.activation_offload != "none":
+            bound_pinned_memory()
+    trial = _ScriptTrace(request, dropout=dropout, progress=progress)
+    before_the_device(request.config)
+    seed_everything(request.workload.seed)
+    begin(trial)
+    if not run_script(request.workload, expected_sha256=request.workload.model_sha256) or trial.parity is None:
+        raise RuntimeError(f"the script ended before {PARITY_STEPS} steps")
+    return trial.parity.trace()

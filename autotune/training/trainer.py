@@ -1,0 +1,349 @@
+"""One configuration, trained in this process: build, warm up, measure memory, time, evaluate.
+
+Runs in a trial's own process, where a leaked setting or a crash ends with it. Failures are exceptions here; the
+process around it turns them into outcomes (`autotune/execution/server/failures.py`).
+"""
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+import torch._dynamo.utils
+import torch._inductor.config
+from torch import Tensor
+
+from autotune.data.batches import Batch, TokenSequences, training_order
+from autotune.data.token_file import TextFacts
+from autotune.memory.attribution import bytes_by_category, find_peak
+from autotune.memory.history import StepHistory
+from autotune.memory.meter import MemoryMeter, MemoryReading, make_meter, resident_bytes
+from autotune.models.parts import held_tensors
+from autotune.spec.early_stopping import SETTLED_STEPS, Rival, beaten_by
+from autotune.spec.parity import PARITY_STEPS, ParityTrace
+from autotune.spec.result import Measurement, Outcome
+from autotune.spec.training_request import Progress, TrainingRequest, unwatched
+from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
+from autotune.techniques import Training, apply_techniques, before_the_device
+from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
+from autotune.training.parity import ParityWatch
+from autotune.training.speed import DeviceClock, StepEnd, TimedStep, measured_speed
+from autotune.training.step import Diverged, TrainingStep, finite
+from autotune.units import format_size
+
+LARGEST_LOSS = 700.0
+"""Nats a token; the perplexity of more is not a number a float can hold."""
+
+
+def train(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
+    """Trains the workload's steps and measures them. Raises ParityFailed, Diverged and whatever torch raises."""
+    before_the_device(request.config)
+    return Trainer(request, progress=progress).run()
+
+
+def trace(request: TrainingRequest, *, dropout: bool, progress: Progress = unwatched) -> ParityTrace:
+    """The first steps, to compare with those of another configuration; without `dropout` as in evaluation.
+
+    Compiled code draws the random numbers of eager code, which costs memory and time: nothing else is measured.
+    """
+    before_the_device(request.config)
+    torch._inductor.config.fallback_random = True
+    trainer = Trainer(request, is_trace=True, progress=progress)
+    trainer.training.parts.model.train(dropout)
+    batches = trainer.batches()
+    progress("step")
+    for step in range(PARITY_STEPS):
+        trainer.take_step(step, next(batches))
+    return trainer.parity.trace()
+
+
+class Trainer:
+    """A training with all techniques applied, ready for its first step."""
+
+    def __init__(self, request: TrainingRequest, *, is_trace: bool = False, progress: Progress = unwatched) -> None:
+        self._request, self._progress = request, progress
+        self._config, self._workload = request.config, request.workload
+        self._device = torch.device(request.device)
+        if self._device.type == "cuda" and self._config.activation_offload != "none":
+            bound_pinned_memory()
+        torch.manual_seed(self._workload.seed)
+        started = time.monotonic()
+        self._meter: MemoryMeter = make_meter(
+            self._device,
+            uuid=request.device_uuid,
+            cap_bytes=request.cap_bytes if request.enforce_cap else None,
+            new_context_bytes=request.new_context_bytes,
+            shares_device=request.shares_device,
+        )
+        self._device_startup_seconds = time.monotonic() - started
+        self._startup_seconds = 0.0
+        self._seconds_by_part: dict[str, float] = {}
+        self.training: Training = apply_techniques(
+            self._config, self._workload, weights_file=request.folder / "weights.pt", device=self._device
+        )
+        self._history = StepHistory(marker=self._meter)
+        self.step = TrainingStep(
+            self.training, workload=self._workload, config=self._config, device=self._device, marker=self._history
+        )
+        self.parity = ParityWatch(
+            self.training.parameters_by_block,
+            device=self._device,
+            precision=self._config.precision,
+            reference=request.reference,
+            is_trace=is_trace,
+            progress=progress,
+        )
+        self.parity.follow(self.training.updater.optimizer)
+        self._train, self._held_out = (
+            TokenSequences(
+                request.folder / name, packing=self._workload.packing, sequence_length=self._workload.sequence_length
+            )
+            for name in ("train.npy", "held_out.npy")
+        )
+
+    def run(self) -> Measurement:
+        workload, batches = self._workload, self.batches()
+        self._startup_seconds = time.monotonic() - self._request.requested_at
+        self._progress("step")
+        with self._clocked("training"):
+            warmup = self._warm_up(batches)
+            memory = self._measure_memory(batches)
+        if self._request.enforce_cap and memory.device_bytes > self._request.cap_bytes:
+            # Nothing that follows could bring it back under the cap.
+            return self._measurement(memory, warmup=warmup, timed=[], held_out_loss=None)
+        timed_from = workload.warmup_steps + MEMORY_STEPS
+        wanted = SHORT_TIMED_STEPS if self._request.shares_perplexity else workload.steps
+        last = min(workload.steps, timed_from + wanted)
+        timed, rival = list[TimedStep](), None
+        with self._clocked("training"):
+            for step in self._timed_steps(range(timed_from, last), batches):
+                timed.append(step)
+                if rival := self._rival(memory, timed):
+                    break
+        if rival is not None:
+            return self._measurement(memory, warmup=warmup, timed=timed, held_out_loss=None, rival=rival)
+        held_out_loss = self._evaluate()
+        return self._measurement(self._meter.reading(), warmup=warmup, timed=timed, held_out_loss=held_out_loss)
+
+    def _warm_up(self, batches: Iterator[Batch]) -> list[TimedStep]:
+        first = self._timed_step(0, next(batches))
+        self._meter.kernels_have_run()
+        return [first, *(self._timed_step(step, next(batches)) for step in range(1, self._workload.warmup_steps))]
+
+    def _measure_memory(self, batches: Iterator[Batch]) -> MemoryReading:
+        first = self._workload.warmup_steps
+        with self._history_kept(), self._meter.measuring(self._resident_tensors):
+            for step in range(first, first + MEMORY_STEPS):
+                self.take_step(step, next(batches))
+        return self._meter.reading()
+
+    def _rival(self, memory: MemoryReading, timed: Sequence[TimedStep]) -> Rival | None:
+        """The trial of the same numerics that already needs less and runs faster, asked once speed has settled."""
+        if len(timed) != SETTLED_STEPS:
+            return None
+        speed = statistics.median(step.tokens / step.seconds for step in timed)
+        return beaten_by(self._request.rivals, peak_memory_bytes=memory.peak_memory_bytes, tokens_per_second=speed)
+
+    @contextmanager
+    def _clocked(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds_by_part[part] = self._seconds_by_part.get(part, 0.0) + time.perf_counter() - began
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def _timed_step(self, step: int, batch: Batch) -> TimedStep:
+        """A step that begins on an idle device and is waited for."""
+        self._synchronize()
+        started, read_before = time.perf_counter(), self.parity.seconds
+        loss = self.take_step(step, batch)
+        self._synchronize()
+        seconds = time.perf_counter() - started - (self.parity.seconds - read_before)
+        return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
+
+    def _timed_steps(self, steps: Iterable[int], batches: Iterator[Batch]) -> Iterator[TimedStep]:
+        """Takes `steps` one after the other; each is given out when it has ended, a CUDA device then has the next one.
+
+        So a loss that is no number, or a step that hangs, is noticed one step later. Raises as `take_step` does.
+        """
+        if self._device.type != "cuda":
+            yield from (self._timed_step(step, next(batches)) for step in steps)
+            return
+        clock, queued = DeviceClock(self._device), deque[tuple[int, StepEnd]]()
+        # The host's memory of offloaded activations is free again when the device is done with it: to be a step ahead
+        # would pin as much once more.
+        most_queued = 1 if self._config.activation_offload == "none" else 0
+        for step in steps:
+            with self.parity.step():
+                loss = self.step.launch(step, next(batches))
+            queued.append((step, clock.step_ended(loss)))
+            del loss  # or it would stand on the device during the next step, and count
+            self._progress("step")
+            if len(queued) > most_queued:
+                yield self._ended(*queued.popleft())
+        for step, wait in queued:
+            yield self._ended(step, wait)
+
+    def _ended(self, step: int, wait: StepEnd) -> TimedStep:
+        seconds, loss = wait()
+        self._progress("step")
+        self.parity.note(finite(loss, step=step))
+        return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
+
+    def take_step(self, step: int, batch: Batch) -> float:
+        """One step of the training. Raises ParityFailed once its beginning is known not to be the reference's."""
+        with self.parity.step():
+            loss = self.step(step, batch)
+        self._progress("step")
+        self.parity.note(loss)
+        return loss
+
+    # -- held-out text -----------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _evaluate(self) -> float | None:
+        """Mean token loss on the held-out set, in nats, by the model as it was trained, in its micro batches.
+
+        None where perplexity is shared: only the memory of a first micro batch is then measured.
+
+        Compiled models stay compiled: eager code would hold logits that the training never holds, and set the peak.
+        """
+        workload, micro_batch_size = self._workload, self._config.micro_batch_size
+        self.training.parts.model.eval()  # no dropout
+        total = workload.evaluation_sequences
+        batches = (
+            self._held_out.padded_batch(start, size=micro_batch_size, total=total)
+            for start in range(0, total, micro_batch_size)
+        )
+        self._progress("evaluation")
+        first = next(batches)
+        if self._config.compile != "none":
+            with self._clocked("compilation"), self._meter.aside():
+                self._summed_loss(first)  # compiles the graph without gradients, outside every number
+        with self._clocked("evaluation"):
+            with self._meter.measuring(self._resident_tensors), self._meter.phase("evaluation"):
+                loss = self._summed_loss(first)
+            if self._request.shares_perplexity:
+                return None
+            valid_labels = first.valid_labels()
+            for batch in batches:
+                loss += self._summed_loss(batch)
+                valid_labels += batch.valid_labels()
+        mean_loss = loss / max(1, valid_labels)
+        if not mean_loss < LARGEST_LOSS:
+            raise Diverged(f"the held-out loss is {mean_loss} after {workload.steps} steps")
+        return mean_loss
+
+    def _summed_loss(self, batch: Batch) -> float:
+        loss = self.step.forward(*(part.to(self._device) for part in batch)).item()
+        self._progress("evaluation")
+        return loss
+
+    # -- what the steps work on --------------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[Batch]:
+        """Global batches on the host, in the order all trials of the study share."""
+        for indices in training_order(
+            sequences=len(self._train), global_batch=self._workload.global_batch, seed=self._workload.seed
+        ):
+            batch = self._train.batch(indices)
+            if self._device.type == "cuda":
+                # From pinned memory it is copied while the device still computes; from any other the copy waits.
+                batch = Batch(*(part.contiguous().pin_memory() for part in batch))
+            yield batch
+
+    def _resident_tensors(self) -> list[Tensor]:
+        model = self.training.parts.model
+        held = [tensor for module in model.modules() for _, tensor in held_tensors(module)]
+        resident = [*model.parameters(), *held, *self.training.updater.state()]
+        return [tensor for tensor in resident if tensor.device.type == self._device.type]
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    # -- the result --------------------------------------------------------------------------------------------
+
+    def _measurement(
+        self,
+        memory: MemoryReading,
+        *,
+        warmup: list[TimedStep],
+        timed: list[TimedStep],
+        held_out_loss: float | None,
+        rival: Rival | None = None,
+    ) -> Measurement:
+        outcome: Outcome = "over_cap" if memory.device_bytes > self._request.cap_bytes else "ok"
+        message = ""
+        if outcome == "over_cap":
+            message = f"needs {format_size(memory.device_bytes)} of {format_size(self._request.cap_bytes)}"
+        elif rival is not None:
+            outcome, message = "dominated", f"trial {rival.number} trains the same faster in no more memory"
+        speed = measured_speed(warmup, timed, compiled=self._config.compile != "none")
+        return Measurement(
+            outcome=outcome,
+            message=message,
+            peak_memory_bytes=memory.peak_memory_bytes,
+            peak_reserved_bytes=memory.peak_reserved_bytes,
+            device_bytes=memory.device_bytes,
+            context_bytes=memory.context_bytes,
+            alloc_retries=memory.alloc_retries,
+            peak_phase=memory.peak_phase,
+            bytes_by_kind=self._bytes_by_kind(),
+            peak_bytes_by_category=self._bytes_at_the_peak(),
+            perplexity=None if held_out_loss is None else math.exp(held_out_loss),
+            perplexity_source=None if held_out_loss is None else "measured",
+            **self.parity.verdict(),
+            bits_per_byte=self._bits_per_byte(held_out_loss),
+            startup_seconds=self._startup_seconds,
+            device_startup_seconds=self._device_startup_seconds,
+            final_loss=timed[-1].loss if held_out_loss is not None else None,
+            seconds_by_part=self._parts(compile_seconds=speed.get("compile_seconds") or 0.0),
+            **speed,
+        )
+
+    def _parts(self, *, compile_seconds: float) -> dict[str, float]:
+        """With what the first steps compiled counted where it belongs, and so what reading gradients took."""
+        parts = {"startup": self._startup_seconds, "compilation": 0.0, "evaluation": 0.0, **self._seconds_by_part}
+        parts["compilation"] += compile_seconds
+        parts["training"] -= compile_seconds + self.parity.seconds
+        if self.parity.seconds:
+            parts["parity"] = self.parity.seconds
+        return parts
+
+    def _bits_per_byte(self, held_out_loss: float | None) -> float | None:
+        bytes_per_token = TextFacts.read(self._request.folder).bytes_per_token
+        if held_out_loss is None or bytes_per_token is None:
+            return None
+        return held_out_loss / math.log(2) / bytes_per_token
+
+    def _history_kept(self) -> AbstractContextManager[None]:
+        file = self._request.snapshot_file
+        return nullcontext() if file is None else self._history.recorded(self._device, snapshot_file=file)
+
+    def _bytes_at_the_peak(self) -> Mapping[str, int] | None:
+        if self._request.snapshot_file is None:
+            return None
+        model = self.training.parts.model
+        recording = self._history.recording(
+            {
+                "parameters": model.parameters(),
+                "buffers": model.buffers(),
+                "optimizer_state": (t for t in self.training.updater.state() if t.device.type == self._device.type),
+            }
+        )
+        return {str(name): size_bytes for name, size_bytes in bytes_by_category(find_peak(recording).blocks).items()}
+
+    def _bytes_by_kind(self) -> dict[str, int]:
+        model = self.training.parts.model
+        return {
+            "parameters": resident_bytes(model.parameters()),
+            "buffers": resident_bytes(model.buffers()),
+            "optimizer_state": resident_bytes(self.training.updater.state()),
+            **offloaded_bytes(self._config),
+        }

@@ -1,0 +1,213 @@
+import statistics
+
+import pytest
+from building import out_of_memory, record
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.analysis.front import Tolerance, pareto_front, perplexity_spread
+from autotune.errors import InvalidInput
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import Outcome
+
+TOLERANCE = Tolerance(speed=0.03, perplexity=0.005)
+
+OBJECTIVES = st.tuples(
+    st.integers(1, 12), st.integers(900, 1100).map(float), st.integers(970, 1030).map(lambda p: p / 100)
+)
+
+
+def front(*objectives, tolerance=TOLERANCE):
+    return set(pareto_front(records(objectives), tolerance=tolerance))
+
+
+def records(objectives):
+    return [record(n, memory=m, speed=s, perplexity=p) for n, (m, s, p) in enumerate(objectives)]
+
+
+def dominates(one, other, tolerance=TOLERANCE):
+    """As the design says it: worse on no objective by more than its tolerance, better on one by more than it."""
+    worse = (
+        one[0] > other[0] or one[1] < other[1] * (1 - tolerance.speed) or one[2] > other[2] * (1 + tolerance.perplexity)
+    )
+    better = (
+        one[0] < other[0] or one[1] > other[1] * (1 + tolerance.speed) or one[2] < other[2] * (1 - tolerance.perplexity)
+    )
+    return better and not worse
+
+
+# -- by hand -----------------------------------------------------------------------------------------------------
+
+
+def test_no_trial_has_no_front():
+    assert front() == set()
+
+
+def test_one_trial_is_the_front():
+    assert front((1, 1000.0, 10.0)) == {0}
+
+
+def test_a_trial_that_is_worse_in_everything_is_not_on_it():
+    assert front((1, 1000.0, 10.0), (2, 900.0, 11.0)) == {0}
+
+
+def test_more_memory_for_more_speed_is_on_it():
+    assert front((1, 1000.0, 10.0), (2, 1100.0, 10.0)) == {0, 1}
+
+
+def test_a_perplexity_better_by_less_than_its_spread_over_seeds_is_not_better():
+    far, near = (
+        [
+            record(0, memory=1, speed=1000.0, perplexity=10.0, perplexity_spread=spread),
+            record(1, memory=2, speed=1000.0, perplexity=9.0, perplexity_spread=0.1),
+        ]
+        for spread in (0.5, 1.5)
+    )
+    assert pareto_front(far, tolerance=TOLERANCE) == (0, 1)
+    assert pareto_front(near, tolerance=TOLERANCE) == (0,)
+
+
+def test_more_memory_for_a_better_perplexity_is_on_it():
+    assert front((1, 1000.0, 10.0), (2, 1000.0, 9.0)) == {0, 1}
+
+
+def test_more_memory_for_a_gain_within_the_noise_is_not_on_it():
+    assert front((100, 1000.0, 10.0), (101, 1029.0, 9.96)) == {0}
+
+
+def test_one_byte_is_a_difference():
+    assert front((2**33, 1000.0, 10.0), (2**33 + 1, 1000.0, 10.0)) == {0}
+
+
+def test_without_tolerances_the_smallest_gain_counts():
+    assert front((100, 1000.0, 10.0), (101, 1000.1, 10.0), tolerance=Tolerance(speed=0, perplexity=0)) == {0, 1}
+
+
+def test_equal_trials_are_both_on_it():
+    assert front((1, 1000.0, 10.0), (1, 1000.0, 10.0)) == {0, 1}
+
+
+def test_near_equal_trials_do_not_remove_each_other_in_a_chain():
+    # Each is within the noise of the one before, the last is not within the noise of the first.
+    assert front((1, 1000.0, 10.0), (2, 1025.0, 10.0), (3, 1050.0, 10.0)) == {0, 2}
+
+
+def test_of_equal_memory_the_one_that_is_faster_beyond_the_noise_stays():
+    assert front((1, 1000.0, 10.0), (1, 1100.0, 10.0)) == {1}
+
+
+def test_of_equal_memory_and_speed_the_one_with_the_better_perplexity_stays():
+    assert front((1, 1000.0, 10.0), (1, 1000.0, 11.0)) == {0}
+
+
+def test_the_front_is_in_the_order_of_its_memory():
+    trials = records([(3, 1200.0, 10.0), (1, 1000.0, 10.0), (2, 1100.0, 10.0)])
+    assert pareto_front(trials, tolerance=TOLERANCE) == (1, 2, 0)
+
+
+@pytest.mark.parametrize("outcome", Outcome.__args__[1:])
+def test_a_trial_that_is_not_ok_is_never_on_it(outcome):
+    better = record(0, memory=1, speed=9e9, perplexity=1.0, outcome=outcome)
+    assert pareto_front([better, record(1)], tolerance=TOLERANCE) == (1,)
+
+
+def test_a_trial_over_the_cap_is_never_on_it_even_when_it_trained():
+    baseline = record(0, memory=1, speed=9e9, perplexity=1.0, feasible=False)
+    assert pareto_front([baseline, record(1)], tolerance=TOLERANCE) == (1,)
+
+
+def test_a_trial_without_numbers_does_not_disturb_the_front():
+    assert pareto_front([out_of_memory(0), record(1)], tolerance=TOLERANCE) == (1,)
+
+
+@pytest.mark.parametrize("share", [-0.01, 1, 1.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["speed", "perplexity"])
+def test_an_impossible_tolerance_is_refused_by_name(name, share):
+    with pytest.raises(InvalidInput, match=f"{name} tolerance of {share}"):
+        Tolerance(**{name: share})
+
+
+# -- whatever the trials -----------------------------------------------------------------------------------------
+
+
+@given(st.lists(OBJECTIVES, min_size=1))
+def test_a_feasible_trial_is_on_the_front_or_dominated_by_one_on_it(objectives):
+    kept = front(*objectives)
+    left = [o for n, o in enumerate(objectives) if n not in kept]
+    assert all(any(dominates(objectives[n], other) for n in kept) for other in left)
+
+
+@given(st.lists(OBJECTIVES, min_size=1, unique_by=lambda objectives: objectives[0]))
+def test_of_different_memory_no_trial_on_the_front_dominates_another_on_it(objectives):
+    kept = [objectives[number] for number in front(*objectives)]
+    assert not any(dominates(one, other) for one in kept for other in kept)
+
+
+@given(st.lists(OBJECTIVES, min_size=1))
+def test_a_front_without_tolerances_is_the_pareto_front(objectives):
+    exact = Tolerance(speed=0, perplexity=0)
+    undominated = {
+        number for number, one in enumerate(objectives) if not any(dominates(o, one, exact) for o in objectives)
+    }
+    assert front(*objectives, tolerance=exact) == undominated
+
+
+@given(st.lists(OBJECTIVES, min_size=1), st.data())
+def test_a_dominated_trial_more_changes_nothing(objectives, data):
+    kept = front(*objectives)
+    memory, speed, perplexity = objectives[data.draw(st.sampled_from(sorted(kept)))]
+    worse = (memory + data.draw(st.integers(1, 5)), speed * 0.99, perplexity * 1.001)
+    assert front(*objectives, worse) == kept
+
+
+@given(st.lists(OBJECTIVES), st.randoms())
+def test_the_order_of_the_records_does_not_matter(objectives, draw):
+    trials = records(objectives)
+    shuffled = draw.sample(trials, len(trials))
+    assert pareto_front(shuffled, tolerance=TOLERANCE) == pareto_front(trials, tolerance=TOLERANCE)
+
+
+@given(st.lists(OBJECTIVES, min_size=1))
+def test_the_least_memory_of_all_is_on_the_front(objectives):
+    kept = front(*objectives)
+    assert min(objectives[number][0] for number in kept) == min(memory for memory, _, _ in objectives)
+
+
+# -- the noise of perplexity -------------------------------------------------------------------------------------
+
+
+def test_without_trials_there_is_no_spread():
+    assert perplexity_spread([]) == 0.0
+
+
+def test_one_trial_of_a_class_has_no_spread():
+    assert perplexity_spread([record(0), record(1, config=TrainingConfig(precision="tf32"), perplexity=20.0)]) == 0.0
+
+
+def test_the_spread_of_one_class_is_its_relative_standard_deviation():
+    values = [10.0, 10.1, 10.4]
+    trials = [record(number, perplexity=value) for number, value in enumerate(values)]
+    assert perplexity_spread(trials) == pytest.approx(statistics.stdev(values) / statistics.fmean(values))
+
+
+def test_the_spread_is_within_classes_and_not_between_them():
+    other = TrainingConfig(precision="bf16-true")
+    trials = [record(0), record(1), record(2, config=other, perplexity=20.0), record(3, config=other, perplexity=20.0)]
+    assert perplexity_spread(trials) == 0.0
+
+
+def test_a_trial_over_the_cap_counts_for_the_spread():
+    assert perplexity_spread([record(0), record(1, outcome="over_cap", perplexity=11.0)]) > 0
+
+
+@pytest.mark.parametrize("outcome", ["diverged", "crashed", "timeout"])
+def test_a_trial_that_did_not_end_well_does_not_count_for_the_spread(outcome):
+    assert perplexity_spread([record(0), record(1, outcome=outcome, perplexity=99.0), out_of_memory(2)]) == 0.0
+
+
+def test_shared_perplexities_say_nothing_of_the_spread_and_seeds_do():
+    shared = [
+        record(0, perplexity=10.0, perplexity_source="measured, mean of 3 seeds", perplexity_spread=0.2),
+        record(1, perplexity=10.0, perplexity_source="shared with trial 0", perplexity_spread=0.2),
+    ]
+    assert perplexity_spread(shared) == pytest.approx(0.02)

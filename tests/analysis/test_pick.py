@@ -1,0 +1,181 @@
+import pytest
+from building import MIB, out_of_memory, record
+
+from autotune.analysis.front import Tolerance, pareto_front
+from autotune.analysis.pick import PREFERENCES, Preferences, choose, closest_miss, savings
+from autotune.errors import InvalidInput
+from autotune.spec.config import TrainingConfig
+
+SMALL = record(0, memory=100 * MIB, speed=1000.0, perplexity=10.0)
+MIDDLE = record(1, memory=120 * MIB, speed=1900.0, perplexity=10.02)
+FAST = record(2, memory=300 * MIB, speed=2000.0, perplexity=10.05)
+UNSURE = record(3, memory=90 * MIB, speed=3000.0, perplexity=11.0, config=TrainingConfig(precision="bf16-true"))
+ALL = (SMALL, MIDDLE, FAST, UNSURE)
+EVERY_PREFERENCE = pytest.mark.parametrize("prefer", PREFERENCES)
+
+
+def pick(trials=ALL, *, baseline=None, **preferences):
+    asked = Preferences(**preferences)
+    front = pareto_front(trials, tolerance=asked.tolerance)
+    return choose(trials, front, baseline=baseline, preferences=asked)
+
+
+# -- which -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("prefer", "number"), [("fastest", 2), ("smallest", 0), ("balanced", 1)])
+def test_a_preference_has_its_pick(prefer, number):
+    assert pick(prefer=prefer).number == number
+
+
+def test_the_fastest_is_preferred_unless_said_otherwise():
+    assert pick() == pick(prefer="fastest")
+
+
+@EVERY_PREFERENCE
+def test_an_empty_front_has_no_pick(prefer):
+    assert pick([out_of_memory(0)], prefer=prefer) is None
+
+
+@EVERY_PREFERENCE
+def test_a_single_feasible_trial_is_the_pick(prefer):
+    assert pick([out_of_memory(0), record(7)], prefer=prefer).number == 7
+
+
+@EVERY_PREFERENCE
+def test_only_a_trial_of_the_front_is_picked(prefer):
+    asked = Preferences(prefer=prefer)
+    assert choose(ALL, [MIDDLE.number], baseline=None, preferences=asked).number == MIDDLE.number
+
+
+@EVERY_PREFERENCE
+def test_the_order_of_the_records_does_not_change_the_pick(prefer):
+    assert pick(ALL[::-1], prefer=prefer) == pick(ALL, prefer=prefer)
+
+
+@EVERY_PREFERENCE
+def test_of_equals_the_first_is_picked(prefer):
+    assert pick([record(5), record(4)], prefer=prefer).number == 4
+
+
+# -- perplexity --------------------------------------------------------------------------------------------------
+
+
+@EVERY_PREFERENCE
+def test_a_trial_with_too_high_a_perplexity_is_not_picked(prefer):
+    assert pick(prefer=prefer).number != UNSURE.number
+
+
+@EVERY_PREFERENCE
+def test_a_larger_allowance_lets_it_in(prefer):
+    assert pick(prefer=prefer, max_perplexity_increase=0.11).number == UNSURE.number
+
+
+def test_an_allowance_of_nothing_leaves_only_the_best_perplexity():
+    unlike = TrainingConfig(precision="tf32")
+    trials = [record(0), record(1, memory=200 * MIB, speed=2000.0, perplexity=10.01, config=unlike)]
+    assert pick(trials, max_perplexity_increase=0.0).number == 0
+
+
+def test_a_spread_larger_than_the_allowance_takes_its_place():
+    noisy = TrainingConfig(precision="tf32")
+    trials = [
+        record(0, memory=100 * MIB, perplexity=10.0),
+        record(1, memory=200 * MIB, speed=2000.0, perplexity=10.3),
+        record(2, memory=900 * MIB, speed=500.0, perplexity=9.7, outcome="over_cap", config=noisy),
+        record(3, memory=900 * MIB, speed=500.0, perplexity=10.5, outcome="over_cap", config=noisy),
+    ]
+    assert pick(trials, max_perplexity_increase=0.01).number == 1
+
+
+@pytest.mark.parametrize("share", [-0.01, 100, float("nan"), float("inf")])
+def test_an_impossible_allowance_is_refused(share):
+    with pytest.raises(InvalidInput, match=f"increase of {share}"):
+        Preferences(max_perplexity_increase=share)
+
+
+def test_an_unknown_preference_is_refused_with_those_there_are():
+    with pytest.raises(InvalidInput, match="'cheapest'") as refused:
+        Preferences(prefer="cheapest")
+    assert all(prefer in refused.value.hint for prefer in PREFERENCES)
+
+
+# -- why ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prefer", "words"),
+    [("fastest", "the fastest"), ("smallest", "the smallest"), ("balanced", "the best balance of speed and memory")],
+)
+def test_the_reason_says_what_was_preferred(prefer, words):
+    assert pick(prefer=prefer).reason.startswith(f"{words} on the front")
+
+
+def test_the_reason_names_the_allowance_and_the_best_perplexity():
+    assert "within 5 % of the best, 10" in pick(max_perplexity_increase=0.05).reason
+
+
+def test_the_reason_ends_with_what_is_saved():
+    baseline = record(9, memory=600 * MIB, speed=1000.0, perplexity=10.0, outcome="over_cap")
+    assert pick([*ALL, baseline], baseline=baseline).reason.endswith(savings(FAST, baseline))
+
+
+def test_savings_are_counted_against_the_baseline():
+    one = record(1, memory=50 * MIB, speed=1200.0, perplexity=10.1)
+    baseline = record(0, memory=200 * MIB, speed=1000.0, perplexity=10.0)
+    assert savings(one, baseline) == (
+        "; against the baseline: 75 % less memory (50.00 MiB for 200.0 MiB), 1.20x the speed, perplexity +1.00 %"
+    )
+
+
+def test_more_memory_than_the_baseline_is_not_called_less():
+    assert "100 % more memory" in savings(record(1, memory=200 * MIB), record(0, memory=100 * MIB))
+
+
+def test_without_a_baseline_nothing_is_saved():
+    assert savings(record(1), None) == ""
+
+
+def test_against_a_baseline_that_was_not_measured_nothing_is_saved():
+    assert savings(record(1), out_of_memory(0)) == ""
+
+
+def test_the_baseline_itself_is_called_so():
+    assert savings(record(0), record(0)) == "; it is the baseline"
+
+
+def test_a_baseline_without_a_speed_is_compared_by_memory_alone():
+    baseline = record(0, memory=200 * MIB, speed=None, perplexity=None, outcome="over_cap")
+    assert savings(record(1), baseline) == "; against the baseline: 50 % less memory (100.0 MiB for 200.0 MiB)"
+
+
+# -- when nothing fits -------------------------------------------------------------------------------------------
+
+
+def test_the_closest_miss_was_over_the_cap_by_least():
+    trials = [record(n, memory=memory, outcome="over_cap") for n, memory in enumerate([900, 700, 800])]
+    assert closest_miss(trials).number == 1
+
+
+def test_the_closest_miss_is_judged_by_what_the_device_must_have():
+    trials = [
+        record(0, memory=100, device_bytes=900, outcome="over_cap"),
+        record(1, memory=200, device_bytes=800, outcome="over_cap"),
+    ]
+    assert closest_miss(trials).number == 1
+
+
+def test_a_trial_that_fits_or_got_no_number_is_no_miss():
+    assert closest_miss([record(0), out_of_memory(1), record(2, outcome="crashed")]) is None
+
+
+def test_tolerances_change_what_can_be_picked():
+    trials = [record(0, memory=100, speed=1000.0), record(1, memory=101, speed=1020.0)]
+    assert [pick(trials, tolerance=Tolerance(speed=share)).number for share in (0.03, 0.0)] == [0, 1]
+
+
+@pytest.mark.parametrize(("spread", "warned"), [(10.0, False), (560.0, True)])
+def test_a_pick_whose_speed_varied_much_comes_with_a_warning(spread, warned):
+    picked = record(0, speed=1000.0, tokens_per_second_spread=spread)
+    reason = choose([picked], [0], baseline=None, preferences=Preferences()).reason
+    assert ("do not trust speeds" in reason) == warned

@@ -1,0 +1,146 @@
+"""`--reference` and `--scale` as a user types them, on a study made by hand and on predictions."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from study_building import MIB, keep, measured, open_store
+from study_building import definition as study_definition
+
+from autotune.cli.published import of_forecasts
+from autotune.spec.prediction import Forecast
+from autotune.spec.search_space import bind_space
+from autotune.spec.space_file import load_space
+from autotune.spec.workload import make_workload
+
+TABLE = """
+[techniques]
+checkpointing = ["none", "block"]
+[workload]
+layers = 2
+width = 32
+heads = 2
+sequence_length = 32
+global_batch = 4
+[[configurations]]
+name = "plain"
+[[configurations]]
+name = "check | pointed"
+checkpointing = "block"
+[scales.double]
+layers = 4
+[reference]
+source = "a paper"
+measured_on = "one GPU"
+control = "plain"
+[reference.rows]
+plain = { peak_memory = "20GiB", tokens_per_second = 1000, perplexity = 12.5 }
+"check | pointed" = { peak_memory = "10GiB", tokens_per_second = 800, perplexity = 12.5 }
+"""
+PEAKS = {"plain": 40 * MIB, "check | pointed": 10 * MIB}
+
+
+def run(*arguments, folder):
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with `table.toml`, its study `mine`, and a study `plain` of a space without a table."""
+    folder = tmp_path_factory.mktemp("reference")
+    (folder / "table.toml").write_text(TABLE)
+    space = load_space(str(folder / "table.toml"))
+    with open_store(f"sqlite:///{folder}/studies/autotune.db") as store:
+        definition = study_definition("mine", space=space, workload=make_workload("cpu", space.workload))
+        store.create_study(definition, trials_wanted=2)
+        for name, config in definition.legal_space().named.items():
+            result = measured(peak_memory_bytes=PEAKS[name], device_bytes=PEAKS[name])
+            keep(store, config, result, study="mine", name=name)
+        store.create_study(study_definition("plain"), trials_wanted=1)
+    return folder
+
+
+def test_measured_stands_beside_published_with_the_difference(folder):
+    ended = run("show", "mine", "--reference", "--json", folder=folder)
+    answer = json.loads(ended.stdout)
+    row = answer["rows"][1]
+    assert (row["saved"], row["published_saved"], row["saved_difference"]) == (0.75, 0.5, 0.25)
+    assert (answer["control"], answer["source"]) == ("plain", "a paper")
+
+
+@pytest.mark.parametrize("width", ["60", "80", "140"])
+def test_the_table_says_every_row_in_full_whatever_the_terminal(folder, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", width)
+    ended = run("show", "mine", "--reference", folder=folder)
+    for words in ("check | pointed", "75.0 %", "50.0 %", "+25.0", "a paper, on one GPU"):
+        assert words in ended.stdout
+
+
+def test_markdown_keeps_a_name_in_its_cell(folder):
+    ended = run("show", "mine", "--reference", "--markdown", folder=folder)
+    assert r"| check \| pointed | 10.00 MiB | 10.00 GiB |" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("show", "plain", "--reference"), "'plain'"),
+        (("show", "mine", "--reference", "--csv"), "--csv"),
+        (("predict", "--space", "quick", "--reference"), "'quick'"),
+        (("predict", "--reference"), "--reference"),
+        (("predict", "--space", "table.toml", "--reference", "--max-mem", "1GiB"), "--max-mem"),
+        (("predict", "--scale", "tiny"), "--scale"),
+        (("explain", "--scale", "tiny"), "--scale"),
+        (("fit", "--max-mem", "1GiB", "--scale", "tiny"), "--scale"),
+        (("predict", "--space", "table.toml", "--scale", "huge"), "double"),
+        (("search", "--scale", "tiny"), "'default'"),
+    ],
+)
+def test_what_has_no_table_or_no_scale_is_refused_by_name(arguments, named, folder):
+    ended = run(*arguments, folder=folder)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert named in ended.stderr.replace("CSV", "--csv")
+    assert "Traceback" not in ended.stderr
+
+
+def test_predictions_stand_beside_the_table(folder):
+    ended = run("predict", "--space", "table.toml", "--device", "cpu", "--reference", "--json", folder=folder)
+    plain, checkpointed = json.loads(ended.stdout)["rows"]
+    assert checkpointed["peak_memory_bytes"] < plain["peak_memory_bytes"]
+    assert (plain["peak_is_predicted"], plain["speed"], plain["published_speed"]) == (True, None, 1.0)
+
+
+def test_a_scale_is_predicted_in_its_size(folder):
+    peaks = []
+    for scale in ((), ("--scale", "double")):
+        ended = run(
+            "predict", "--space", "table.toml", *scale, "--device", "cpu", "--reference", "--json", folder=folder
+        )
+        peaks.append(json.loads(ended.stdout)["rows"][0]["peak_memory_bytes"])
+    assert peaks[1] > 1.5 * peaks[0]
+
+
+def predicted_rows(text, tmp_path, *, refusal="no kernel"):
+    """The rows of a table whose configurations cannot be predicted, by name."""
+    file = tmp_path / "space.toml"
+    file.write_text(text)
+    space = load_space(str(file))
+    workload = make_workload("cpu", space.workload)
+    named = bind_space(space, workload.circumstances, unavailable={}).named
+    forecasts = [Forecast(config=config, refusal=refusal) for config in set(named.values())]
+    answer = of_forecasts(space, workload, forecasts, named, about="")
+    return {row.name: row for row in answer.rows}
+
+
+def test_two_rows_of_one_configuration_have_the_same_prediction(tmp_path):
+    rows = predicted_rows(TABLE.replace('checkpointing = "block"', 'checkpointing = "none"'), tmp_path)
+    assert [row.own.remark for row in rows.values()] == ["no kernel"] * 2
+
+
+def test_a_row_that_is_not_legal_here_says_so(tmp_path):
+    text = TABLE.replace('checkpointing = "block"', 'optimizer_fusion = "backward"')
+    rows = predicted_rows(text.replace("[workload]", "[workload]\ngradient_clipping = 1.0"), tmp_path)
+    assert [row.own.remark for row in rows.values()] == ["no kernel", "cannot be trained here"]

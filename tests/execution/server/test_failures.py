@@ -1,0 +1,252 @@
+"""Every way to run out of memory is recognised, and whose it was; everything else is not mistaken for it."""
+
+import signal
+
+import pytest
+import torch
+
+from autotune.errors import TrialLost
+from autotune.execution.server.failures import measurement_of_exception, measurement_of_exit
+from autotune.execution.server.infrastructure import host_memory_kills
+from autotune.training.parity import ParityFailed
+from autotune.training.step import Diverged
+
+CPU_REFUSAL = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "16777216 bytes. Error code 12 (Cannot allocate memory)"
+)
+CUDA_REFUSAL = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.64 GiB"
+
+
+REFUSAL_WITHOUT_NVML = (
+    "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "
+    '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":1135, please report a bug to PyTorch. '
+)
+HOST, DEVICE = "the host ran out of memory", "out of device memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "whose"),
+    [
+        pytest.param(RuntimeError(CPU_REFUSAL), HOST, id="cpu allocator"),
+        pytest.param(RuntimeError("std::bad_alloc"), HOST, id="bad_alloc"),
+        pytest.param(MemoryError(), HOST, id="python"),
+        pytest.param(OSError(12, "Cannot allocate memory"), HOST, id="fork"),
+        pytest.param(RuntimeError("unable to mmap 8 bytes: Cannot allocate memory (12)"), HOST, id="mmap"),
+        pytest.param(torch.OutOfMemoryError(CUDA_REFUSAL), DEVICE, id="cuda"),
+        pytest.param(RuntimeError(f"wrapped: OutOfMemoryError: {CUDA_REFUSAL}"), DEVICE, id="wrapped"),
+        pytest.param(RuntimeError("CUDA error: out of memory"), DEVICE, id="driver"),
+        pytest.param(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `c`"), DEVICE, id="cublas"),
+        pytest.param(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), DEVICE, id="cudnn"),
+        pytest.param(RuntimeError("Triton Error [CUDA]: out of memory"), DEVICE, id="triton"),
+        pytest.param(RuntimeError(REFUSAL_WITHOUT_NVML), DEVICE, id="where NVML fails"),
+        pytest.param(torch.OutOfMemoryError("the CUDA context alone needs 0.6 GiB of the cap"), DEVICE, id="context"),
+    ],
+)
+def test_running_out_of_memory_is_recognised_and_whose(error, whose):
+    measurement = measurement_of_exception(error, device_type="cuda")
+    assert (measurement.outcome, measurement.message.partition(":")[0]) == ("out_of_memory", whose)
+
+
+def test_memory_pinned_for_the_device_is_the_hosts():
+    """The words are the device's; the line that asked tells."""
+    with pytest.raises(RuntimeError) as refused:
+        raise RuntimeError("CUDA error: out of memory")  # as torch.empty(..., pin_memory=True) does
+    assert measurement_of_exception(refused.value, device_type="cuda").message == HOST
+
+
+@pytest.mark.parametrize(
+    ("error", "device_type", "requested_bytes", "message"),
+    [
+        (RuntimeError(CPU_REFUSAL), "cpu", 16777216, f"{HOST}: 16.00 MiB more asked for"),
+        (RuntimeError(CPU_REFUSAL), "cuda", None, f"{HOST}: 16.00 MiB more asked for"),
+        (torch.OutOfMemoryError(CUDA_REFUSAL), "cuda", int(2.5 * 2**30), f"{DEVICE}: 2.50 GiB more asked for"),
+        (MemoryError("Unable to allocate 2.00 TiB for an array"), "cpu", 2**41, f"{HOST}: 2.00 TiB more asked for"),
+        (RuntimeError("std::bad_alloc"), "cpu", None, HOST),
+    ],
+    ids=["cpu", "cpu beside a device", "cuda", "numpy", "unsaid"],
+)
+def test_the_refused_request_is_read_from_the_message_and_counts_on_its_own_device_only(
+    error, device_type, requested_bytes, message
+):
+    measurement = measurement_of_exception(error, device_type=device_type)
+    assert (measurement.requested_bytes, measurement.message) == (requested_bytes, message)
+
+
+@pytest.mark.parametrize(
+    "text", ["DataLoader worker (pid 7) is killed by signal: Killed. ", "A child process terminated abruptly"]
+)
+def test_a_process_of_the_trials_own_that_the_kernel_killed_for_memory_is_out_of_memory(text):
+    error = RuntimeError(text)
+    measurement = measurement_of_exception(error, device_type="cuda", host_killed_for_memory=True)
+    assert (measurement.outcome, measurement.message) == ("out_of_memory", HOST)
+
+
+def test_a_real_refusal_of_the_cpu_allocator_is_recognised():
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**55)
+    assert measurement_of_exception(refused.value, device_type="cpu").requested_bytes == 4 * 2**55
+
+
+def _of(error, *, device_type="cuda"):
+    return measurement_of_exception(error, device_type=device_type)
+
+
+def test_another_training_is_an_outcome_of_its_own():
+    assert _of(ParityFailed("the loss of step 2 is off")).outcome == "parity_failed"
+
+
+def test_divergence_is_an_outcome_of_its_own():
+    assert _of(Diverged("the loss became nan at step 3")).outcome == "diverged"
+
+
+def test_any_other_error_is_a_crash_with_its_name_and_first_line():
+    measurement = _of(ValueError("bad value\nmore"))
+    assert (measurement.outcome, measurement.message) == ("crashed", "ValueError: bad value")
+
+
+def test_a_signal_is_a_crash_that_names_it(tmp_path):
+    measurement = measurement_of_exit(-11, log_file=tmp_path / "none.log", host_killed_for_memory=False)
+    assert measurement.outcome == "crashed"
+    assert "SIGSEGV" in measurement.message
+
+
+def test_a_kill_by_the_kernel_for_memory_is_out_of_memory(tmp_path):
+    measurement = measurement_of_exit(-9, log_file=tmp_path / "none.log", host_killed_for_memory=True)
+    assert measurement.outcome == "out_of_memory"
+
+
+def test_openmp_without_memory_for_threads_is_out_of_memory(tmp_path):
+    log = tmp_path / "trial.log"
+    log.write_text("libgomp: Thread creation failed: Resource temporarily unavailable\n")
+    assert measurement_of_exit(1, log_file=log, host_killed_for_memory=False).outcome == "out_of_memory"
+
+
+def test_an_exit_code_without_a_result_is_a_crash_that_names_the_log(tmp_path):
+    log = tmp_path / "trial.log"
+    measurement = measurement_of_exit(7, log_file=log, host_killed_for_memory=False)
+    assert "exit code 7" in measurement.message
+    assert str(log) in measurement.message
+
+
+def test_the_log_of_a_trial_that_wrote_without_end_is_not_read_whole(tmp_path):
+    log = tmp_path / "trial.log"
+    with log.open("wb") as file:
+        file.truncate(2**40)  # takes no room
+        file.seek(2**40)
+        file.write(b"libgomp: Thread creation failed: Resource temporarily unavailable\n")
+    assert measurement_of_exit(1, log_file=log, host_killed_for_memory=False).outcome == "out_of_memory"
+
+
+# -- what is not the configuration's -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCUDA kernel errors might be asynchronous",
+        "CUDA error: no CUDA-capable device is detected",
+        "No CUDA GPUs are available",
+        "Found no NVIDIA driver on your system.",
+        "CUDA driver initialization failed, you might not have a CUDA gpu.",
+        "CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: uncorrectable NVLink error detected during the execution",
+        "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+        "CUDA error: hardware stack error",
+        "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        "CUDA error: system has unsupported display driver / cuda driver combination",
+        "CUDA error: MPS server is not ready to accept new MPS client requests",
+        "CUDA error: unknown error",
+        "GPU is lost",
+    ],
+)
+def test_a_device_that_fails_is_no_result_of_the_configuration(text):
+    with pytest.raises(TrialLost, match="device"):
+        _of(RuntimeError(text))
+
+
+def test_a_device_that_fails_is_found_behind_the_error_it_was_wrapped_in():
+    error = RuntimeError("backend='inductor' raised")
+    error.__cause__ = RuntimeError("CUDA error: uncorrectable ECC error encountered")
+    with pytest.raises(TrialLost, match="ECC"):
+        _of(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: unspecified launch failure",
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: device-side assert triggered",
+        "CUDA error: misaligned address",
+        "CUDA error: the launch timed out and was terminated",
+        "CUDA error: invalid device ordinal",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`",
+    ],
+)
+def test_a_kernel_that_fails_is_the_configurations(text):
+    assert _of(RuntimeError(text)).outcome == "crashed"
+
+
+def test_a_script_that_wants_a_gpu_on_a_cpu_is_wrong_itself():
+    assert _of(RuntimeError("No CUDA GPUs are available"), device_type="cpu").outcome == "crashed"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device", "weights.pt"),
+        OSError(122, "Disk quota exceeded"),
+        OSError(5, "Input/output error"),
+        RuntimeError("CppCompileError: g++: fatal error: cannot write: No space left on device"),
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated. "),
+    ],
+    ids=["full", "quota", "broken", "compiler", "worker"],
+)
+def test_a_full_disk_and_a_killed_worker_are_no_result_of_the_configuration(error):
+    with pytest.raises(TrialLost):
+        _of(error, device_type="cpu")
+
+
+def test_a_file_that_a_script_misses_is_its_own_fault():
+    assert _of(FileNotFoundError(2, "No such file or directory", "my.txt"), device_type="cpu").outcome == "crashed"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_that_somebody_sent_is_no_result_of_the_configuration(number, tmp_path):
+    with pytest.raises(TrialLost, match=number.name):
+        measurement_of_exit(-number, log_file=tmp_path / "none.log", host_killed_for_memory=False)
+
+
+@pytest.mark.parametrize("number", [6, 7, 4, 8, 5, 31, 13, 40])
+def test_a_signal_that_a_program_earns_is_a_crash(number, tmp_path):
+    exit_of = measurement_of_exit(-number, log_file=tmp_path / "none.log", host_killed_for_memory=False)
+    assert exit_of.outcome == "crashed"
+
+
+# -- how often the kernel has killed for memory ------------------------------------------------------------------
+
+
+def _kernel(folder, *, group, events=None, vmstat=None):
+    """host_memory_kills over files as the kernel writes them."""
+    proc, groups = folder / "proc", folder / "groups"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text(group)
+    if vmstat is not None:
+        (proc / "vmstat").write_text(f"pgfault 12\noom_kill {vmstat}\n")
+    if events is not None:
+        (groups / "box").mkdir(parents=True)
+        (groups / "box" / "memory.events").write_text(f"low 0\noom 4\noom_kill {events}\noom_group_kill 9\n")
+    return host_memory_kills(proc=proc, groups=groups)
+
+
+def test_the_control_groups_own_count_leaves_out_the_rest_of_the_machine(tmp_path):
+    assert _kernel(tmp_path, group="0::/box\n", events=3, vmstat=70) == 3
+
+
+def test_without_a_group_that_counts_it_is_the_machines(tmp_path):
+    assert _kernel(tmp_path, group="4:memory:/box\n0::/\n", vmstat=70) == 70
+
+
+def test_where_nothing_counts_there_were_none(tmp_path):
+    assert _kernel(tmp_path, group="") == 0

@@ -1,0 +1,436 @@
+"""The trial server with real processes: what it runs, what it survives, and that nothing outlives it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import AutotuneError, InvalidInput, StudyMismatch, TrialLost, TrialServerLost
+from autotune.execution.server.child_process import SECONDS_BETWEEN_ATTEMPTS
+from autotune.execution.server.limits import time_limits
+from autotune.spec.config import TrainingConfig
+from autotune.spec.result import Measurement
+
+WAIT_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """One that all tests share but those that end it."""
+    from autotune.execution.server.client import TrialServer
+
+    with TrialServer(log_file=tmp_path_factory.mktemp("server") / "server.log") as trial_server:
+        yield trial_server
+
+
+@pytest.fixture
+def doomed_server(tmp_path):
+    from autotune.execution.server.client import TrialServer
+
+    with TrialServer(log_file=tmp_path / "server.log") as trial_server:
+        yield trial_server
+
+
+@pytest.fixture
+def train(server, workload, prepared, tmp_path):
+    """train(steps=..., ...) is the future of a training in a process of its own."""
+
+    def submit(*, time_limit_seconds=None, cap_bytes=2**40, workload=workload, by=server, folder=prepared, **choices):
+        config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **choices})
+        payload = {
+            "workload": workload.to_dict(),
+            "config": config.to_dict(),
+            "folder": str(folder),
+            "device": "cpu",
+            "cap_bytes": cap_bytes,
+            "requested_at": time.monotonic(),
+        }
+        limits = (
+            None if time_limit_seconds is None else time_limits(time_limit_seconds, step_seconds=time_limit_seconds)
+        )
+        return by.submit("train", payload, log_file=tmp_path / "trial.log", limits=limits)
+
+    return submit
+
+
+def endless(workload):
+    """The same training, far too long to end in a test."""
+    import dataclasses
+
+    return dataclasses.replace(workload, steps=10**6)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(condition) -> bool:
+    end = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def start_endless_trial(server, train, workload) -> int:
+    """Begins a training that does not end; returns the pid of its process."""
+    train(workload=endless(workload), by=server)
+    return pid_of_trial(server)
+
+
+def pid_of_trial(server) -> int:
+    """Of the one trial there is, once it listens to signals as any program does."""
+    assert wait_until(lambda: [pid for pid in children_of(server.pid) if os.getsid(pid) == pid])
+    (pid,) = children_of(server.pid)
+    return pid
+
+
+def test_what_ends_all_processes_of_a_terminal_leaves_the_server_to_the_search(server, train):
+    train().result(WAIT_SECONDS)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(server.pid, number)
+    assert Measurement(**train().result(WAIT_SECONDS).result).outcome == "ok"
+
+
+def test_a_training_returns_its_measurement(train):
+    measurement = Measurement(**train().result(WAIT_SECONDS).result)
+    assert measurement.outcome == "ok"
+
+
+def test_a_forked_training_measures_the_same_peak_as_one_in_this_process(train, make_trainer):
+    measurement = Measurement(**train().result(WAIT_SECONDS).result)
+    assert measurement.peak_memory_bytes == make_trainer().run().peak_memory_bytes
+
+
+def test_a_forked_training_ends_at_the_same_loss_as_one_in_this_process(train, make_trainer):
+    measurement = Measurement(**train().result(WAIT_SECONDS).result)
+    assert measurement.final_loss == make_trainer().run().final_loss
+
+
+def test_over_the_cap_is_an_outcome_with_the_peak(train):
+    measurement = Measurement(**train(cap_bytes=100_000).result(WAIT_SECONDS).result)
+    assert measurement.outcome == "over_cap"
+    assert measurement.peak_memory_bytes > 100_000
+
+
+def test_a_trial_past_its_time_limit_is_ended(train, workload):
+    measurement = Measurement(**train(workload=endless(workload), time_limit_seconds=2).result(WAIT_SECONDS).result)
+    assert measurement.outcome == "timeout"
+
+
+def test_a_trial_killed_from_outside_says_nothing_of_its_configuration_and_the_next_one_runs(server, train, workload):
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        future = train(workload=endless(workload))
+        os.kill(pid_of_trial(server), number)
+        with pytest.raises(TrialLost, match=number.name):
+            future.result(WAIT_SECONDS)
+    assert Measurement(**train().result(WAIT_SECONDS).result).outcome == "ok"
+
+
+def test_a_fault_of_a_trials_own_is_a_crash(server, train, workload):
+    future = train(workload=endless(workload))
+    os.kill(pid_of_trial(server), signal.SIGSEGV)
+    measurement = Measurement(**future.result(WAIT_SECONDS).result)
+    assert (measurement.outcome, "SIGSEGV" in measurement.message) == ("crashed", True)
+
+
+def test_a_stopped_trial_is_still_ended_at_its_time_limit(server, train, workload):
+    future = train(workload=endless(workload), time_limit_seconds=2)
+    assert wait_until(lambda: children_of(server.pid))
+    os.kill(children_of(server.pid)[0], signal.SIGSTOP)
+    assert Measurement(**future.result(WAIT_SECONDS).result).outcome == "timeout"
+
+
+def test_a_cancelled_trial_is_interrupted(server, train, workload):
+    future = train(workload=endless(workload))
+    assert wait_until(lambda: children_of(server.pid))
+    server.cancel(future)
+    assert Measurement(**future.result(WAIT_SECONDS).result).outcome == "interrupted"
+
+
+def test_a_loss_that_is_no_number_is_diverged(train, workload):
+    import dataclasses
+
+    hopeless = dataclasses.replace(workload, learning_rates={**workload.learning_rates, "sgd": 1e6})
+    measurement = Measurement(**train(workload=hopeless, optimizer="sgd").result(WAIT_SECONDS).result)
+    assert measurement.outcome == "diverged"
+
+
+def test_more_memory_than_the_host_has_is_out_of_memory(server, workload, prepared, tmp_path):
+    """A batch of 2^38 bytes of logits: refused by the host limit, not by the kernel's killer."""
+    import dataclasses
+
+    from autotune.execution.server.tasks import prepare
+
+    huge = dataclasses.replace(workload, vocab_size=2**22, width=8, heads=1, layers=1, global_batch=512)
+    folder = tmp_path / "huge"
+    prepare(workload=dataclasses.replace(huge, evaluation_sequences=1).to_dict(), folder=str(folder))
+    payload = {
+        "workload": huge.to_dict(),
+        "config": TrainingConfig(micro_batch_size=512).to_dict(),
+        "folder": str(folder),
+        "device": "cpu",
+        "cap_bytes": 2**50,
+        "requested_at": time.monotonic(),
+    }
+    future = server.submit("train", payload, log_file=tmp_path / "trial.log", limit_host_memory=True)
+    measurement = Measurement(**future.result(WAIT_SECONDS).result)
+    assert measurement.outcome == "out_of_memory"
+    assert measurement.requested_bytes == 512 * 32 * 2**22 * 4
+
+
+def test_a_task_that_refuses_its_input_raises_it_here(server, tmp_path):
+    future = server.submit("probe", {"device": "cuda:99", "choices": {}}, log_file=tmp_path / "probe.log")
+    with pytest.raises(InvalidInput, match="cuda:99"):
+        future.result(WAIT_SECONDS)
+
+
+def test_a_defect_in_a_task_is_an_error_of_ours_too(server, tmp_path):
+    future = server.submit("probe", {"no_such_argument": 1}, log_file=tmp_path / "probe.log")
+    with pytest.raises(AutotuneError, match="no_such_argument"):
+        future.result(WAIT_SECONDS)
+
+
+def test_closing_the_server_ends_its_trials(doomed_server, train, workload):
+    pid = start_endless_trial(doomed_server, train, workload)
+    doomed_server.close()
+    assert wait_until(lambda: is_gone(pid))
+
+
+def test_trials_end_with_a_killed_server(doomed_server, train, workload):
+    pid = start_endless_trial(doomed_server, train, workload)
+    os.kill(doomed_server.pid, signal.SIGKILL)
+    assert wait_until(lambda: is_gone(pid))
+
+
+def test_the_loss_of_the_server_reaches_the_caller(doomed_server, train, workload):
+    future = train(workload=endless(workload), by=doomed_server)
+    assert wait_until(lambda: children_of(doomed_server.pid))
+    os.kill(doomed_server.pid, signal.SIGKILL)
+    with pytest.raises(TrialServerLost):
+        future.result(WAIT_SECONDS)
+
+
+def test_a_request_to_a_server_that_has_ended_fails_at_once(doomed_server, train):
+    os.kill(doomed_server.pid, signal.SIGKILL)
+    doomed_server._reader.join(WAIT_SECONDS)
+    with pytest.raises(TrialServerLost):
+        train(by=doomed_server).result(WAIT_SECONDS)
+
+
+# -- trials that another process has disturbed -------------------------------------------------------------------
+
+DISTURBED = """
+    from pathlib import Path
+    from autotune.errors import DeviceDisturbed
+    from autotune.execution.server import fork_server as server, tasks
+
+    def measure(*, folder, disturbed, requested_at):
+        attempts = Path(folder, "attempts")
+        attempts.write_text(attempts.read_text() + "x" if attempts.exists() else "x")
+        if len(attempts.read_text()) <= disturbed:
+            raise DeviceDisturbed("process 7 began on cuda:0", hint="end it")
+        return requested_at
+
+    tasks.TASKS = {"measure": measure}
+    server._import_what_trials_need = lambda: None
+    server.main()
+"""
+"""A server whose task is disturbed as often as it is told, and returns when it was asked."""
+
+
+@pytest.fixture(scope="module")
+def disturbed_server(tmp_path_factory):
+    from autotune.execution.server.client import TrialServer
+
+    command = (sys.executable, "-c", textwrap.dedent(DISTURBED))
+    with TrialServer(log_file=tmp_path_factory.mktemp("disturbed") / "server.log", command=command) as trial_server:
+        yield trial_server
+
+
+@pytest.fixture
+def measure(disturbed_server, tmp_path):
+    """measure(disturbed=2) is the future of the task; the file `attempts` gets a letter for each attempt."""
+
+    def submit(*, disturbed):
+        payload = {"folder": str(tmp_path), "disturbed": disturbed, "requested_at": time.monotonic()}
+        return disturbed_server.submit("measure", payload, log_file=tmp_path / "trial.log")
+
+    return submit
+
+
+def test_a_disturbed_trial_is_begun_again_and_counts_from_there(measure, tmp_path):
+    asked = time.monotonic()
+    assert measure(disturbed=2).result(WAIT_SECONDS).result > asked + SECONDS_BETWEEN_ATTEMPTS
+    assert (tmp_path / "attempts").read_text() == "xxx"
+
+
+def test_a_trial_disturbed_three_times_is_lost_and_says_by_what(measure, tmp_path):
+    with pytest.raises(TrialLost, match="process 7 began on cuda:0"):
+        measure(disturbed=99).result(WAIT_SECONDS)
+    assert (tmp_path / "attempts").read_text() == "xxx"
+
+
+def test_a_cancelled_trial_is_not_begun_again(disturbed_server, measure, tmp_path):
+    future = measure(disturbed=99)
+    assert wait_until((tmp_path / "attempts").exists)
+    disturbed_server.cancel(future)
+    with contextlib.suppress(AutotuneError):
+        future.result(WAIT_SECONDS)
+    assert len((tmp_path / "attempts").read_text()) < 3
+
+
+def test_a_server_that_cannot_fork_for_cuda_says_so(tmp_path):
+    from autotune.execution.server.client import TrialServer
+
+    program = """
+        from autotune.execution.server import fork_server
+        from autotune.execution.server.clean_imports import CudaTouched
+
+        def touch():
+            raise CudaTouched("CUDA was initialized while modules were imported")
+
+        fork_server._import_what_trials_need = touch
+        fork_server.main()
+    """
+    command = (sys.executable, "-c", textwrap.dedent(program))
+    with TrialServer(log_file=tmp_path / "server.log", command=command) as server:
+        future = server.submit("devices", {}, log_file=tmp_path / "devices.log")
+        with pytest.raises(TrialServerLost, match="CUDA was initialized while modules were imported"):
+            future.result(WAIT_SECONDS)
+
+
+SERVER = "import runpy; runpy.run_module('autotune.execution.server.fork_server', run_name='__main__')"
+
+
+def test_what_an_interpreter_says_before_the_server_begins_is_no_reply(tmp_path):
+    """As a line in sitecustomize or a .pth file does."""
+    from autotune.execution.server.client import TrialServer
+
+    command = (sys.executable, "-c", f"print('hello', flush=True); print('[1]', flush=True); {SERVER}")
+    with TrialServer(log_file=tmp_path / "server.log", command=command) as chatty:
+        devices = chatty.submit("devices", {}, log_file=tmp_path / "devices.log").result(WAIT_SECONDS)
+    assert devices.result[-1]["device"] == "cpu"
+
+
+def test_half_a_reply_of_a_server_that_was_killed_leaves_nobody_waiting(tmp_path):
+    from autotune.execution.server.client import TrialServer
+
+    half = "import sys; sys.stdin.readline(); print('{\"id\": 1, \"resu', end='', flush=True)"
+    with TrialServer(log_file=tmp_path / "server.log", command=(sys.executable, "-c", half)) as killed:
+        future = killed.submit("devices", {}, log_file=tmp_path / "devices.log")
+        with pytest.raises(TrialServerLost):
+            future.result(WAIT_SECONDS)
+
+
+def test_requests_and_replies_larger_than_the_pipes_pass_each_other(tmp_path):
+    from autotune.execution.server.client import TrialServer
+
+    echo = """
+        import json, sys
+        for line in sys.stdin:
+            request = json.loads(line)
+            print(json.dumps({"id": request["id"], "result": "x" * 100_000, "error": None, "seconds": 0.0}), flush=True)
+    """
+    with TrialServer(log_file=tmp_path / "server.log", command=(sys.executable, "-c", textwrap.dedent(echo))) as server:
+        futures = [server.submit("any", {"x": "y" * 100_000}, log_file=tmp_path / "any.log") for _ in range(30)]
+        assert {len(future.result(WAIT_SECONDS).result) for future in futures} == {100_000}
+
+
+def test_a_study_whose_prepared_files_are_gone_ends_and_no_configuration_is_charged(train):
+    future = train(folder="gone")
+    with pytest.raises(StudyMismatch, match="gone"):
+        future.result(WAIT_SECONDS)
+
+
+def test_nothing_outlives_a_caller_that_was_killed(workload, prepared, tmp_path):
+    caller = textwrap.dedent(
+        f"""
+        import json, time
+        from pathlib import Path
+        from autotune.execution.server.client import TrialServer
+        server = TrialServer(log_file=Path({str(tmp_path / "server.log")!r}))
+        payload = json.loads({__import__("json").dumps(_payload(workload, prepared))!r})
+        server.submit("train", payload, log_file=Path({str(tmp_path / "trial.log")!r}))
+        print(server.pid, flush=True)
+        time.sleep(600)
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, text=True)
+    server_pid = int(process.stdout.readline())
+    assert wait_until(lambda: children_of(server_pid))
+    trial_pid = children_of(server_pid)[0]
+    process.kill()
+    process.wait()
+    assert wait_until(lambda: is_gone(server_pid) and is_gone(trial_pid))
+
+
+def _payload(workload, prepared):
+    return {
+        "workload": endless(workload).to_dict(),
+        "config": TrainingConfig(micro_batch_size=workload.global_batch).to_dict(),
+        "folder": str(prepared),
+        "device": "cpu",
+        "cap_bytes": 2**40,
+        "requested_at": time.monotonic(),
+    }
+
+
+def test_the_server_has_no_thread_and_no_device_of_its_own(server, train):
+    train().result(WAIT_SECONDS)
+    assert len(list(Path(f"/proc/{server.pid}/task").iterdir())) == 1
+
+
+@pytest.mark.gpu
+def test_the_server_stays_free_of_cuda(server, tmp_path):
+    """A forked child could not use CUDA if its parent had; and the GPU must not carry the server's context."""
+    result = (
+        server.submit(
+            "probe", {"device": "cuda:0", "choices": {"precision": ["fp32"]}}, log_file=tmp_path / "probe.log"
+        )
+        .result(300)
+        .result
+    )
+    assert result["device"]["device"] == "cuda:0"
+    assert "nvidia" not in "".join(os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir())
+
+
+@pytest.mark.gpu
+def test_importing_touches_nothing_where_nvml_does_not_say_how_many_devices_there_are():
+    """As with CUDA_VISIBLE_DEVICES=MIG-...: torch then asks the CUDA runtime, and that process cannot fork any more."""
+    program = """
+        import os
+        from autotune.execution.server import fork_server
+        fork_server._import_what_trials_need()
+        import torch
+        if (pid := os.fork()) == 0:
+            os._exit(torch.cuda._is_in_bad_fork())
+        raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "MIG-0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment).returncode == 0
+
+
+def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module(tmp_path, monkeypatch):
+    from autotune.execution.server.client import TrialServer
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("json", "torch", "datasets"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    with TrialServer(log_file=tmp_path / "server.log") as server:
+        devices = server.submit("devices", {}, log_file=tmp_path / "devices.log").result(WAIT_SECONDS).result
+    assert devices[-1]["device"] == "cpu"

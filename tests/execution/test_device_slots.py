@@ -1,0 +1,481 @@
+"""Turns on a device: one trial at a time, over processes and users, until the last process of the trial is gone."""
+
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+
+import pytest
+
+from autotune.analysis.pick import DEFAULT_PREFERENCES
+from autotune.cli.progress import Progress
+from autotune.errors import Stopped, StorageUnavailable
+from autotune.execution.device_slots import DeviceTurns, device_node, reach_of_turns, why_containers_are_not_seen
+from autotune.execution.local import LocalExecutor
+from autotune.execution.server import socket_lock
+from autotune.execution.server.child import HOLDERS_OF_A_TURN, _hold_turn
+from autotune.spec.result import DeviceInfo
+from autotune.study.events import WaitingForDevice
+from autotune.study.search import SearchRequest, _of_this_machine
+
+CPU = DeviceInfo(device="cpu", name="a CPU", total_memory_bytes=2**30, versions={})
+NOBODY = 65534
+
+
+class Waited(Exception):
+    pass
+
+
+def give_up():
+    raise Waited
+
+
+@pytest.fixture
+def our(monkeypatch):
+    """our(device) is a device whose locks, shared by all users, no other test has."""
+    monkeypatch.delenv("AUTOTUNE_LOCK_FOLDER", raising=False)
+    own = uuid.uuid4().hex[:8]
+    return lambda device=CPU: replace(device, uuid=f"{device.uuid or device.device}-{own}")
+
+
+@pytest.fixture(params=["sockets", "files"])
+def turns_on(request, our, tmp_path):
+    """turns_on(device, places=2) are the turns of one search."""
+    opened = []
+
+    def make(device=CPU, **options):
+        if request.param == "files":
+            opened.append(DeviceTurns(device, folder=tmp_path, **options))
+        else:
+            opened.append(DeviceTurns(our(device), **options))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def sockets_of(our):
+    """sockets_of(places=2) are the turns of one search, under the locks that all users share."""
+    return lambda device=CPU, **options: DeviceTurns(our(device), **options)
+
+
+@contextmanager
+def forked(run):
+    """A process that has done `run`, keeps what that returned, and now waits for its end."""
+    done, doing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            kept = run()
+            os.write(doing, b"1")
+            time.sleep(600)
+            del kept
+        os._exit(1)
+    os.close(doing)
+    try:
+        assert os.read(done, 1) == b"1"
+        yield
+    finally:
+        os.close(done)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def begun(turns):
+    """The turn, which lasts as long as what this returns."""
+    turn = turns.turn(give_up)
+    turn.__enter__()
+    return turn
+
+
+def test_one_search_has_the_turn_at_a_time(turns_on):
+    with turns_on().turn(give_up), pytest.raises(Waited), turns_on().turn(give_up):
+        pass
+
+
+def test_the_turn_is_free_again_afterwards(turns_on):
+    with turns_on().turn(give_up):
+        pass
+    with turns_on().turn(give_up):
+        pass
+
+
+def test_the_turn_is_free_again_after_an_error(turns_on):
+    with pytest.raises(KeyError), turns_on().turn(give_up):
+        raise KeyError
+    with turns_on().turn(give_up):
+        pass
+
+
+def test_as_many_turns_as_places_at_a_time(turns_on):
+    searches = [turns_on(places=2) for _ in range(3)]
+    with searches[0].turn(give_up), searches[1].turn(give_up), pytest.raises(Waited), searches[2].turn(give_up):
+        pass
+
+
+def test_another_device_has_turns_of_its_own(turns_on):
+    other = DeviceInfo(device="cuda:1", name="a GPU", total_memory_bytes=2**30, versions={}, uuid="GPU-1")
+    with turns_on().turn(give_up), turns_on(other).turn(give_up):
+        pass
+
+
+def test_a_device_that_changes_its_index_is_still_the_same(turns_on):
+    names = ("cuda:0", "cuda:1")
+    one, other = (
+        DeviceInfo(device=name, name="a GPU", total_memory_bytes=2**30, versions={}, uuid="GPU-7") for name in names
+    )
+    with turns_on(one).turn(give_up), pytest.raises(Waited), turns_on(other).turn(give_up):
+        pass
+
+
+def test_the_turn_of_a_killed_process_is_free(turns_on):
+    with forked(lambda: begun(turns_on())), pytest.raises(Waited), turns_on().turn(give_up):
+        pass
+    with turns_on().turn(give_up):
+        pass
+
+
+def test_a_process_forked_in_a_turn_does_not_hold_it(turns_on):
+    """It may outlive the turn, as the workers of somebody's own program do that calls autotune.search."""
+    turn = begun(turns_on())
+    with forked(lambda: None):
+        turn.__exit__(None, None, None)
+        with turns_on().turn(give_up):
+            pass
+
+
+def test_a_turn_does_not_begin_while_a_trial_of_the_last_one_still_runs(turns_on):
+    turn = turns_on().turn(give_up)
+    held = turn.__enter__()
+    with forked(lambda: _hold_turn(held)):
+        turn.__exit__(None, None, None)
+        with pytest.raises(Waited), turns_on().turn(give_up):
+            pass
+    with turns_on().turn(give_up):
+        pass
+
+
+def test_a_turn_does_not_begin_while_what_a_trial_has_forked_still_runs(turns_on):
+    end, go_on = os.pipe()
+
+    def trial():
+        _hold_turn(held)
+        if os.fork() == 0:
+            os.close(go_on)
+            os.read(end, 1)  # until the test closes its end
+            os._exit(0)
+
+    turn = turns_on().turn(give_up)
+    held = turn.__enter__()
+    with forked(trial):
+        turn.__exit__(None, None, None)
+    with pytest.raises(Waited), turns_on().turn(give_up):
+        pass
+    os.close(go_on)
+    waited = []
+    with turns_on().turn(lambda: waited.append(time.sleep(0.001))):
+        assert len(waited) < 10_000
+
+
+def test_a_trial_holds_the_turn_beside_one_that_could_not_be_ended(turns_on):
+    turn = turns_on().turn(give_up)
+    held = turn.__enter__()
+    left_over = forked(lambda: [_hold_turn(held) for _ in range(HOLDERS_OF_A_TURN - 1)])
+    left_over.__enter__()
+    with forked(lambda: _hold_turn(held)):
+        turn.__exit__(None, None, None)
+        left_over.__exit__(None, None, None)
+        with pytest.raises(Waited), turns_on().turn(give_up):
+            pass
+
+
+def test_who_waits_comes_before_who_has_just_had_a_turn(turns_on):
+    first, second = turns_on(), turns_on()
+    order, waits = [], threading.Event()
+
+    def wait_for_it():
+        def pause():
+            waits.set()
+            time.sleep(0.001)
+
+        with second.turn(pause):
+            order.append("second")
+
+    with first.turn(give_up):
+        waiting = threading.Thread(target=wait_for_it)
+        waiting.start()
+        assert waits.wait(10)
+    with first.turn(lambda: time.sleep(0.001)):
+        order.append("first")
+    waiting.join(10)
+    assert order == ["second", "first"]
+
+
+@pytest.mark.parametrize("kind", ["sockets", "files"])
+def test_closed_turns_leave_no_file_open(our, tmp_path, kind):
+    before = len(os.listdir("/proc/self/fd"))
+    turns = DeviceTurns(our(), folder=tmp_path) if kind == "files" else DeviceTurns(our())
+    with closing(turns), turns.turn(give_up):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# -- all users ---------------------------------------------------------------------------------------------------
+
+
+def become_nobody():
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+@as_root
+def test_a_search_waits_for_the_turn_of_another_user(sockets_of):
+    def other():
+        become_nobody()
+        return begun(sockets_of())
+
+    with forked(other), pytest.raises(Waited), sockets_of().turn(give_up):
+        pass
+    with sockets_of().turn(give_up):
+        pass
+
+
+@as_root
+def test_another_user_waits_for_the_turn_of_this_one(sockets_of):
+    def other():
+        become_nobody()
+        with pytest.raises(Waited):
+            begun(sockets_of())
+
+    with sockets_of().turn(give_up), forked(other):
+        pass
+
+
+@as_root
+def test_a_search_waits_for_a_trial_of_another_user_that_still_runs(sockets_of):
+    turn = sockets_of().turn(give_up)
+    held = turn.__enter__()
+
+    def other():
+        become_nobody()
+        _hold_turn(held)
+
+    with forked(other):
+        turn.__exit__(None, None, None)
+        with pytest.raises(Waited), sockets_of().turn(give_up):
+            pass
+
+
+def test_who_waits_is_told_once_for_whom(sockets_of, tmp_path):
+    looks, said = [], []
+    executor = LocalExecutor(tmp_path, should_stop=lambda: len(looks) > 1 or looks.append(1))
+    waiting = sockets_of()
+    with sockets_of().turn(give_up), pytest.raises(Stopped), executor.turn(waiting, on_wait=said.append):
+        pass
+    (holder,) = said
+    assert holder.startswith(f"process {os.getpid()} of user ")
+
+
+def test_who_only_stands_in_line_for_ever_is_told_as_well(our):
+    device = our()
+    line = socket_lock.take(f"autotune/{device.uuid}/line")
+    waiting = DeviceTurns(device)
+    with pytest.raises(Waited), waiting.turn(give_up):
+        pass
+    assert waiting.holder().startswith(f"process {os.getpid()} of user ")
+    os.close(line)
+
+
+def test_whose_trial_still_runs_is_told_as_well(sockets_of):
+    turn = sockets_of().turn(give_up)
+    held = turn.__enter__()
+    waiting = sockets_of()
+    with forked(lambda: _hold_turn(held)):
+        turn.__exit__(None, None, None)
+        with pytest.raises(Waited), waiting.turn(give_up):
+            pass
+        assert waiting.holder().startswith("process ")
+        assert f"process {os.getpid()} " not in waiting.holder()
+
+
+def test_the_display_says_for_whom_a_search_waits():
+    progress = Progress(preferences=DEFAULT_PREFERENCES, time_budget_seconds=None)
+    progress.note(WaitingForDevice(device="cpu", holder="process 17 of user ada"))
+    assert progress.meanwhile == "waiting for cpu, where another trial has its turn (process 17 of user ada)"
+
+
+# -- the device's node -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(tmp_path):
+    """A file in the place of /dev/nvidia0."""
+    (tmp_path / "node").touch()
+    return tmp_path / "node"
+
+
+@pytest.fixture
+def far_apart(sockets_of, node):
+    """far_apart(1) are turns on the same node; another number does not see their sockets, as in a container."""
+
+    def make(number, **options):
+        device = DeviceInfo(device="cuda:0", name="", total_memory_bytes=1, versions={}, uuid=f"GPU-{number}")
+        return sockets_of(device, node=node, **options)
+
+    return make
+
+
+def test_searches_that_see_only_the_same_node_wait_for_each_other(far_apart):
+    with far_apart(1).turn(give_up), pytest.raises(Waited), far_apart(2).turn(give_up):
+        pass
+    with far_apart(2).turn(give_up):
+        pass
+
+
+def test_those_that_allow_several_trials_share_the_node(far_apart):
+    with far_apart(1, places=2).turn(give_up), far_apart(2, places=2).turn(give_up):
+        pass
+
+
+def test_one_that_allows_a_single_trial_does_not_share_the_node(far_apart):
+    with far_apart(1, places=2).turn(give_up), pytest.raises(Waited), far_apart(2).turn(give_up):
+        pass
+
+
+def test_a_link_in_the_place_of_the_node_is_left_out(far_apart, node):
+    node.rename(node.with_name("elsewhere"))
+    node.symlink_to(node.with_name("elsewhere"))
+    with far_apart(1).turn(give_up), far_apart(2).turn(give_up):
+        pass
+
+
+@pytest.mark.parametrize("uuid", [None, "GPU-that-is-not-there"])
+def test_what_the_driver_does_not_know_has_no_node(uuid):
+    assert device_node(replace(CPU, uuid=uuid)) is None
+
+
+# -- lock files --------------------------------------------------------------------------------------------------
+
+
+def test_lock_files_are_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path / "locks"))
+    with DeviceTurns(CPU).turn(give_up), pytest.raises(Waited), DeviceTurns(CPU).turn(give_up):
+        pass
+    assert "cpu-0.turn" in os.listdir(tmp_path / "locks")
+
+
+def test_a_lock_folder_that_cannot_be_used_is_named_in_one_sentence(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path / "file"))
+    with pytest.raises(StorageUnavailable, match=f"cannot be kept in {tmp_path / 'file'}: File exists"):
+        DeviceTurns(CPU)
+
+
+def test_a_link_in_the_place_of_a_lock_file_is_not_followed(tmp_path):
+    (tmp_path / "cpu-line").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageUnavailable, match="cpu-line"), DeviceTurns(CPU, folder=tmp_path).turn(give_up):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_device_that_calls_itself_a_path_has_its_locks_in_the_folder_all_the_same(tmp_path):
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    with DeviceTurns(replace(CPU, uuid="../../outside"), folder=folder).turn(give_up):
+        pass
+    assert os.listdir(tmp_path) == ["locks"]
+
+
+@pytest.fixture
+def no_sockets(our, monkeypatch, tmp_path):
+    """A system without Unix sockets, and the user's own folders."""
+    monkeypatch.setattr(socket, "AF_UNIX", 4711)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_without_sockets_the_locks_are_files_of_the_user_and_one_sentence_says_what_is_lost(no_sockets):
+    notes = []
+    with DeviceTurns(CPU, note=notes.append).turn(give_up), pytest.raises(Waited), DeviceTurns(CPU).turn(give_up):
+        pass
+    assert notes == [
+        "searches of other users do not wait for this one's turns on cpu: there are no abstract Unix sockets "
+        "(Address family not supported by protocol)"
+    ]
+
+
+def test_without_sockets_and_beside_a_planted_folder_the_search_goes_on_with_one_sentence(no_sockets):
+    for base in ("runtime", "cache"):
+        (no_sockets / base / "autotune").mkdir(parents=True)
+        (no_sockets / base / "autotune").chmod(0o777)
+    notes = []
+    with closing(DeviceTurns(CPU, note=notes.append)) as turns, turns.turn(give_up):
+        assert len(list(no_sockets.glob("autotune-*"))) == 1
+    (note,) = notes
+    assert "runtime/autotune is open to others (mode 777)" in note
+    assert list(no_sockets.glob("autotune-*")) == []
+
+
+def test_that_other_users_are_not_waited_for_is_said_once_a_command(no_sockets):
+    """Also where the lock files are in a temporary folder, whose name the sentence has."""
+    for base in ("runtime", "cache"):
+        (no_sockets / base / "autotune").mkdir(parents=True)
+        (no_sockets / base / "autotune").chmod(0o777)
+    notes = []
+    with LocalExecutor(no_sockets / "work", note=notes.append) as executor:
+        for _ in range(2):
+            with executor.turn_on(CPU):
+                pass
+        with executor.turn(executor.turns_on(CPU, places=2), on_wait=notes.append):
+            pass
+    (note,) = notes
+    assert note.startswith("searches of other users, and others of yours, do not wait for this one's turns on cpu")
+    assert list(no_sockets.glob("autotune-*")) == []
+
+
+# -- whose searches are waited for, in words ---------------------------------------------------------------------
+
+GPU = replace(CPU, device="cuda:0", uuid="GPU-of-no-machine", context_bytes=2**29)
+
+
+def test_who_takes_turns_is_said(our, monkeypatch, tmp_path):
+    assert reach_of_turns(CPU).startswith("all searches of this machine; those in a container")
+    monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
+    assert reach_of_turns(CPU) == f"searches whose AUTOTUNE_LOCK_FOLDER is {tmp_path}, and no others"
+
+
+def test_without_sockets_it_is_said_that_others_are_not_waited_for(no_sockets):
+    assert "this user's searches; others are not waited for" in reach_of_turns(CPU)
+
+
+def test_a_search_on_a_gpu_without_a_node_says_that_containers_do_not_see_it(our):
+    assert why_containers_are_not_seen(GPU) == (
+        "of the searches on cuda:0 those in a container with a network of its own are not waited for: "
+        "it has no device node of its own"
+    )
+
+
+def test_it_is_not_said_of_a_cpu_nor_where_a_lock_folder_was_chosen(our, monkeypatch, tmp_path):
+    assert why_containers_are_not_seen(CPU) == ""
+    monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
+    assert why_containers_are_not_seen(GPU) == ""
+
+
+def test_several_trials_on_one_gpu_are_said_to_disturb_each_other(our, monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
+    assert list(_of_this_machine(GPU, SearchRequest(trials_per_device=1))) == []
+    (sentence,) = _of_this_machine(GPU, SearchRequest(trials_per_device=3))
+    assert sentence.startswith("3 trials at a time share cuda:0: their speeds are those of sharing it")
+    assert list(_of_this_machine(CPU, SearchRequest(trials_per_device=3))) == []

@@ -1,0 +1,121 @@
+"""What every figure keeps: drawn from records alone, at home on light and dark pages, honest about the rest."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+from building import out_of_memory, study_result
+from test_memory_timeline import prediction
+from view_building import HOSTILE, failures_only, ladder_view, many_trials, study_view
+
+from autotune.errors import InvalidInput
+from autotune.reporting import style
+from autotune.reporting.figures import FIGURES, FigureOptions, figure_kind
+from autotune.spec.result import Pick
+
+OPTIONS = FigureOptions(prediction=prediction())
+WITH_OPTIONS = {"pareto": {"three_d": True}, "parallel": {"feasible": True}, "memory": {"trials": (2,)}}
+BLACKISH = ("#000", "black", "#111", "#202124", "rgb(0,0,0)")
+
+
+@pytest.fixture(scope="module")
+def view():
+    return ladder_view(many_trials(), front=(1, 3), pick=Pick(number=3, reason="the smallest"), baseline=0)
+
+
+@pytest.fixture(scope="module")
+def drawings(view):
+    return {name: kind.draw(view, OPTIONS) for name, kind in FIGURES.items()}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_shows_something(name, drawings):
+    assert len(drawings[name].data) > 0
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_has_no_background_and_our_template(name, drawings):
+    layout = drawings[name].layout
+    assert layout.paper_bgcolor is None
+    assert layout.template.layout.paper_bgcolor == "rgba(0,0,0,0)"
+    assert layout.template.layout.font.color == style.LIGHT["layout"]["font"]["color"]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_colour_of_a_figure_is_lost_on_a_dark_page(name, drawings):
+    drawn = drawings[name].to_plotly_json()
+    drawn["layout"].pop("template")
+    said = json.dumps(drawn, default=str).lower()
+    assert [color for color in BLACKISH if f'"{color}"' in said] == []
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_json(name, drawings):
+    assert json.loads(drawings[name].to_json())["data"]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_what_changes_on_a_narrow_screen_can_be_changed_back(name, drawings):
+    meta = drawings[name].layout.meta
+    assert set(meta.get("narrow", {})) == set(meta.get("wide", {}))
+
+
+@pytest.mark.parametrize("name", WITH_OPTIONS)
+def test_an_option_that_a_figure_takes_changes_it(name, view, drawings):
+    assert set(WITH_OPTIONS[name]) <= set(FIGURES[name].takes)
+    changed = FIGURES[name].draw(view, dataclasses.replace(OPTIONS, **WITH_OPTIONS[name]))
+    assert changed.to_json() != drawings[name].to_json()
+
+
+def test_a_figure_takes_only_options_that_there_are():
+    fields = {field.name for field in dataclasses.fields(FigureOptions)}
+    assert all(set(kind.takes) <= fields for kind in FIGURES.values())
+
+
+FAILED, EMPTY = failures_only(), study_view(study_result(study="empty"))
+PICTURES_OF_FAILURES = ("pareto", "ladder")
+"""A ladder says of each technique that it failed; the other figures have nothing to show."""
+NOTHING_TO_SHOW = [(name, FAILED) for name in FIGURES if name not in (*PICTURES_OF_FAILURES, "memory")]
+"""Memory has the one peak that was measured."""
+NOTHING_TO_SHOW += [(name, EMPTY) for name in FIGURES if name != "pareto"]
+
+
+@pytest.mark.parametrize(("name", "study"), NOTHING_TO_SHOW, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_study_with_nothing_to_show_is_answered_in_a_sentence_that_names_it(name, study):
+    with pytest.raises(InvalidInput) as caught:
+        FIGURES[name].draw(study, FigureOptions())
+    assert repr(study.result.study) in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", PICTURES_OF_FAILURES)
+def test_a_study_in_which_all_failed_has_a_picture_without_a_number(name):
+    drawing = FIGURES[name].draw(FAILED, FigureOptions())
+    shown = [place for trace in drawing.data if trace.name != "not timed" for place in trace.x]
+    assert set(shown) <= {None}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_hostile_text_is_no_markup_in_a_figure(name):
+    trials = [dataclasses.replace(trial, name=HOSTILE) for trial in many_trials()]
+    trials.append(out_of_memory(len(trials), name=HOSTILE, message=HOSTILE))
+    view = ladder_view(trials, study=HOSTILE, front=(1, 3), pick=Pick(number=3, reason=HOSTILE))
+    drawn = FIGURES[name].draw(view, OPTIONS).to_plotly_json()
+    drawn["layout"].pop("meta")  # plain text, which a page escapes
+    said = json.dumps(drawn, default=str)
+    assert "<script" not in said
+    assert "<img" not in said
+
+
+def test_an_unknown_figure_is_answered_with_those_there_are():
+    with pytest.raises(InvalidInput) as caught:
+        figure_kind("pie")
+    assert all(name in caught.value.hint for name in FIGURES)
+
+
+def test_the_names_of_the_figures_are_there_without_plotly():
+    code = "import sys, autotune.reporting.figures; print({'plotly', 'optuna', 'numpy', 'torch'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "set()"

@@ -1,0 +1,309 @@
+import dataclasses
+import itertools
+import re
+
+import pytest
+
+from autotune.errors import IllegalConfiguration, InvalidInput
+from autotune.spec.config import (
+    CHOICES,
+    FIELD_ORDER,
+    RULES,
+    Circumstances,
+    TrainingConfig,
+    baseline_of,
+    broken_rules,
+    check_legal,
+    check_value,
+)
+
+GLOBAL_BATCH = 8
+PLAIN = Circumstances(global_batch=GLOBAL_BATCH)
+
+# For each rule, in their order, a configuration that breaks this one and no other.
+BREAKING = (
+    {"micro_batch_size": 3},
+    {"memory_budget": 0.5},
+    {"memory_budget": 0.25, "checkpointing": "block", "compile": "block"},
+    {"optimizer": "adafactor", "optimizer_fusion": "kernel"},
+    {"optimizer": "adafactor-fixed-rate", "optimizer_fusion": "foreach"},
+    {"precision": "fp16-mixed", "optimizer_fusion": "backward"},
+    {"optimizer_fusion": "backward", "micro_batch_size": 4},
+    {"optimizer_fusion": "backward", "clips_gradients": True},
+    {"optimizer": "adamw-8bit", "optimizer_fusion": "kernel"},
+    {"precision": "bf16-stochastic", "optimizer_fusion": "foreach"},
+    {"precision": "bf16-stochastic", "optimizer": "adamw-8bit"},
+    {"precision": "tf32", "attention": "flash"},
+    {"precision": "fp8", "micro_batch_size": 4, "sequence_length": 6},
+)
+EVERY_RULE = pytest.mark.parametrize(
+    ("rule", "example"),
+    [pytest.param(rule, example, id=str(example)) for rule, example in zip(RULES, BREAKING, strict=True)],
+)
+
+
+def breaking_config(example):
+    choices = {name: value for name, value in example.items() if name in FIELD_ORDER}
+    return TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})
+
+
+def circumstances(example):
+    at = {name: value for name, value in example.items() if name not in FIELD_ORDER}
+    return Circumstances(**{"global_batch": GLOBAL_BATCH, **at})
+
+
+def reason_of(config, at=PLAIN):
+    with pytest.raises(IllegalConfiguration) as refused:
+        check_legal(config, at)
+    return refused.value
+
+
+# -- values ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("precision", "fp64"),
+        ("precision", "FP32"),
+        ("precision", None),
+        ("precision", ["fp32"]),
+        ("checkpointing", "every-3"),
+        ("checkpointing", False),
+        ("compile", True),
+        ("compile", ""),
+        ("optimizer", "adam"),
+        ("optimizer_fusion", "fused"),
+        ("allocator", 1),
+        ("memory_budget", -0.01),
+        ("memory_budget", 1.01),
+        ("memory_budget", float("nan")),
+        ("memory_budget", float("inf")),
+        ("memory_budget", "0.5"),
+        ("memory_budget", True),
+        ("memory_budget", None),
+        ("micro_batch_size", 0),
+        ("micro_batch_size", -4),
+        ("micro_batch_size", 2.0),
+        ("micro_batch_size", "2"),
+        ("micro_batch_size", True),
+    ],
+)
+def test_an_impossible_value_is_refused_by_the_name_of_its_field(field, value):
+    with pytest.raises(InvalidInput) as refused:
+        TrainingConfig(**{field: value})
+    assert f"{field} = {value!r}" in refused.value.message
+
+
+@pytest.mark.parametrize("field", CHOICES)
+def test_a_refused_choice_comes_with_every_value_that_is_possible(field):
+    with pytest.raises(InvalidInput) as refused:
+        check_value(field, "no such value")
+    assert all(value in refused.value.hint for value in CHOICES[field])
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field in CHOICES for value in CHOICES[field]])
+def test_every_listed_choice_is_accepted(field, value):
+    assert getattr(TrainingConfig(**{field: value}), field) == value
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.3, 1, 1.0])
+def test_a_memory_budget_from_0_to_1_is_accepted(value):
+    assert TrainingConfig(memory_budget=value).memory_budget == value
+
+
+def test_an_unknown_technique_is_refused_with_those_that_exist():
+    with pytest.raises(InvalidInput, match="teleportation") as refused:
+        check_value("teleportation", "on")
+    assert all(field in refused.value.hint for field in FIELD_ORDER)
+
+
+def test_every_technique_is_decided_exactly_once():
+    assert sorted(FIELD_ORDER) == sorted(field.name for field in dataclasses.fields(TrainingConfig))
+
+
+# -- identity ----------------------------------------------------------------------------------------------------
+
+
+def test_equal_configurations_have_equal_fingerprints():
+    assert TrainingConfig(compile="block").fingerprint == TrainingConfig(compile="block").fingerprint
+
+
+@pytest.mark.parametrize(("whole", "decimal"), [(1, 1.0), (0, 0.0), (-0.0, 0.0)])
+def test_a_memory_budget_written_another_way_has_the_same_fingerprint(whole, decimal):
+    one = TrainingConfig(compile="block", memory_budget=whole)
+    other = TrainingConfig(compile="block", memory_budget=decimal)
+    assert one == other
+    assert one.fingerprint == other.fingerprint
+
+
+def test_a_change_of_any_field_changes_the_fingerprint():
+    changes = [{field: value} for field in CHOICES for value in CHOICES[field]]
+    changes += [{"memory_budget": 0.5}, {"memory_budget": 0.4}, {"micro_batch_size": 2}]
+    configs = {TrainingConfig(**change) for change in changes}
+    assert len({config.fingerprint for config in configs}) == len(configs)
+
+
+@pytest.mark.parametrize(
+    ("config", "fingerprint"),
+    [
+        ({"micro_batch_size": 8}, "51f4542580e3"),
+        (
+            {"precision": "bf16-mixed", "compile": "block", "memory_budget": 0.4, "optimizer_fusion": "kernel"},
+            "219553ff4c07",
+        ),
+    ],
+)
+def test_a_configuration_of_the_first_studies_keeps_its_fingerprint(config, fingerprint):
+    """As it was when attention, loss and activation_offload were no fields yet: databases hold it."""
+    assert TrainingConfig(**config).fingerprint == fingerprint
+
+
+def test_a_configuration_stored_before_a_technique_existed_is_without_that_technique():
+    stored = TrainingConfig(compile="block").to_dict()
+    for field in ("attention", "loss", "activation_offload"):
+        del stored[field]
+    assert TrainingConfig(**stored) == TrainingConfig(compile="block")
+
+
+def test_a_fingerprint_is_twelve_hexadecimal_digits():
+    assert re.fullmatch("[0-9a-f]{12}", TrainingConfig().fingerprint)
+
+
+def test_a_configuration_is_the_same_after_a_trip_through_its_dictionary():
+    config = TrainingConfig(precision="bf16-true", compile="model", memory_budget=0.3, micro_batch_size=4)
+    assert TrainingConfig(**config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    "field", ["checkpointing", "optimizer_fusion", "allocator", "attention", "loss", "activation_offload"]
+)
+def test_a_technique_that_only_moves_memory_does_not_change_the_numbers(field):
+    classes = {TrainingConfig(**{field: value}).numerics_class for value in CHOICES[field]}
+    assert len(classes) == 1
+
+
+@pytest.mark.parametrize("other", [{"micro_batch_size": 4}, {"compile": "block", "memory_budget": 0.5}])
+def test_micro_batch_and_budget_do_not_change_the_numbers(other):
+    assert TrainingConfig(**other).numerics_class == TrainingConfig().numerics_class
+
+
+@pytest.mark.parametrize("field", ["precision", "optimizer"])
+def test_every_precision_and_optimizer_computes_its_own_numbers(field):
+    classes = {TrainingConfig(**{field: value}).numerics_class for value in CHOICES[field]}
+    assert len(classes) == len(CHOICES[field])
+
+
+@pytest.mark.parametrize(
+    ("precision", "classes"), [("fp32", 1), ("tf32", 1), ("bf16-mixed", 2), ("bf16-true", 2), ("fp16-mixed", 2)]
+)
+def test_compiled_and_eager_are_two_classes_only_in_16_bit(precision, classes):
+    configs = [TrainingConfig(precision=precision, compile=scope) for scope in CHOICES["compile"]]
+    assert len({config.numerics_class for config in configs}) == classes
+
+
+# -- rules: a contract of every one ------------------------------------------------------------------------------
+
+
+@EVERY_RULE
+def test_a_rule_is_broken_by_its_example_and_no_other_rule_is(rule, example):
+    config = breaking_config(example)
+    at = circumstances(example)
+    assert [other for other in RULES if other.broken(config.to_dict(), at)] == [rule]
+
+
+@EVERY_RULE
+def test_a_rule_names_the_values_that_do_not_go_together(rule, example):
+    reason = reason_of(breaking_config(example), circumstances(example))
+    named = [str(example[field]) for field in rule.fields if field in example and example[field] != GLOBAL_BATCH]
+    assert named
+    assert all(value in reason.message.lower() for value in named)
+
+
+@EVERY_RULE
+def test_a_rule_says_what_to_change(rule, example):
+    reason = reason_of(breaking_config(example), circumstances(example))
+    assert re.match("(use|set) ", reason.hint)
+
+
+@EVERY_RULE
+def test_a_sentence_has_no_blank_left_to_fill(rule, example):
+    config = breaking_config(example)
+    assert not any("{" in sentence for sentence in broken_rules(config.to_dict(), circumstances(example)))
+
+
+@EVERY_RULE
+def test_a_rule_waits_until_all_its_fields_are_chosen(rule, example):
+    chosen = breaking_config(example).to_dict()
+    del chosen[rule.fields[-1]]
+    assert broken_rules(chosen, circumstances(example)) == []
+
+
+@EVERY_RULE
+def test_a_rule_reads_only_the_fields_it_names(rule, example):
+    config = breaking_config(example)
+    at = circumstances(example)
+    assert rule.broken({field: getattr(config, field) for field in rule.fields}, at)
+
+
+def test_the_micro_batch_refusal_names_the_global_batch():
+    assert str(GLOBAL_BATCH) in reason_of(TrainingConfig(micro_batch_size=3)).message
+
+
+def test_the_fp8_refusal_says_how_many_tokens_there_are():
+    at = Circumstances(global_batch=GLOBAL_BATCH, sequence_length=30)
+    reason = reason_of(TrainingConfig(precision="fp8", micro_batch_size=4), at)
+    assert "4 has sequences of 30 tokens" in reason.message
+    assert "sequence length that is a multiple of 16" in reason.hint
+
+
+def test_every_broken_rule_has_its_sentence():
+    chosen = TrainingConfig(memory_budget=0.5, checkpointing="block", micro_batch_size=3).to_dict()
+    assert len(broken_rules(chosen, PLAIN)) == 3
+
+
+@pytest.mark.parametrize(
+    "legal",
+    [
+        {},
+        {"compile": "model", "memory_budget": 0.05},
+        {"compile": "block", "checkpointing": "block"},
+        {"optimizer": "adafactor", "optimizer_fusion": "foreach"},
+        {"optimizer": "adafactor-fixed-rate"},
+        {"optimizer": "adafactor-fixed-rate", "optimizer_fusion": "backward", "micro_batch_size": GLOBAL_BATCH},
+        {"optimizer_fusion": "backward", "micro_batch_size": GLOBAL_BATCH},
+        {"optimizer_fusion": "kernel", "micro_batch_size": 2, "precision": "fp16-mixed"},
+    ],
+)
+def test_a_legal_configuration_is_let_through(legal):
+    check_legal(TrainingConfig(**legal), PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "global_batch"), list(itertools.product(CHOICES["optimizer"], [1, GLOBAL_BATCH]))
+)
+def test_the_baseline_is_always_legal(optimizer, global_batch):
+    check_legal(baseline_of(optimizer=optimizer, global_batch=global_batch), Circumstances(global_batch=global_batch))
+
+
+def test_the_baseline_uses_no_technique():
+    plain = TrainingConfig(optimizer="sgd", micro_batch_size=GLOBAL_BATCH)
+    assert baseline_of(optimizer="sgd", global_batch=GLOBAL_BATCH) == plain
+
+
+# -- in words ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, "fp32, micro-batch 1"),
+        ({"precision": "bf16-mixed", "micro_batch_size": 4}, "bf16-mixed, micro-batch 4"),
+        ({"checkpointing": "every-2"}, "fp32, checkpointing every-2, micro-batch 1"),
+        ({"compile": "block", "memory_budget": 0.4}, "fp32, compile block, memory-budget 0.4, micro-batch 1"),
+        ({"optimizer_fusion": "backward"}, "fp32, optimizer-fusion backward, micro-batch 1"),
+        ({"allocator": "expandable"}, "fp32, allocator expandable, micro-batch 1"),
+    ],
+)
+def test_a_description_holds_what_differs_from_a_plain_training(config, words):
+    assert TrainingConfig(**config).describe() == words

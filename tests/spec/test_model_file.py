@@ -1,0 +1,185 @@
+import dataclasses
+import json
+
+import pytest
+
+from autotune.errors import InvalidInput
+from autotune.spec.model_choice import with_model_config
+from autotune.spec.model_file import model_name, read_model_config, sizes_of, with_layers
+from autotune.spec.workload import Workload, make_workload
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "hidden_size": 48,
+    "num_attention_heads": 16,  # heads of an odd size: allowed here
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+}
+GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 48, "n_head": 4, "vocab_size": 300, "n_positions": 512}
+
+
+@pytest.fixture
+def file(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    return file
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_and_its_folder_are_the_same_model(file):
+    assert read_model_config(str(file)) == read_model_config(str(file.parent)) == LLAMA
+
+
+@pytest.mark.parametrize("content", [LLAMA, GPT2])
+def test_sizes_are_found_under_the_names_of_each_family(content):
+    assert sizes_of(content) == {
+        "layers": 3,
+        "width": 48,
+        "heads": 16 if content is LLAMA else 4,
+        "vocab_size": 300,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{", "not valid JSON"),
+        ('{"model_type": "llama", "rope_theta": NaN}', "NaN"),
+        ("[]", "does not say which model"),
+        ("{}", "does not say which model"),
+        ('{"model_type": "../llama"}', "does not say which model"),
+        ('{"model_type": 3}', "does not say which model"),
+        ('{"model_type": "llama"}', "num_hidden_layers"),
+        (json.dumps({**LLAMA, "hidden_size": "48"}), "hidden_size = '48'"),
+        (json.dumps({**LLAMA, "vocab_size": 0}), "vocab_size = 0"),
+        (json.dumps({"model_type": "llava", "text_config": LLAMA}), "num_hidden_layers"),
+    ],
+)
+def test_a_file_that_describes_no_model_is_refused(text, named, file):
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=named) as refused:
+        read_model_config(str(file))
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("path", ["", "nope", "missing/config.json", "x" * 5000, "a\0b", "~nobody-of-that-name/x"])
+def test_a_path_to_nothing_is_refused_with_the_models_there_are(path):
+    with pytest.raises(InvalidInput, match="there is no model") as refused:
+        make_workload("cpu", {"model": path})
+    assert "deep-one" in refused.value.hint
+
+
+def test_a_folder_without_the_file_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="No such file"):
+        make_workload("cpu", {"model": str(tmp_path)})
+
+
+def test_bytes_that_are_no_text_are_refused(file):
+    file.write_bytes(bytes(range(256)))
+    with pytest.raises(InvalidInput, match="not valid JSON"):
+        read_model_config(str(file))
+
+
+# -- layers ------------------------------------------------------------------------------------------------------
+
+
+def test_lists_of_one_entry_a_layer_follow_the_number_of_layers():
+    content = {**LLAMA, "layer_types": ["a", "b", "b"], "eos_token_id": [1, 2]}
+    assert with_layers(content, 2) == {**content, "num_hidden_layers": 2, "layer_types": ["a", "b"]}
+    assert with_layers(content, 5)["layer_types"] == ["a", "b", "b", "a", "b"]
+
+
+def test_as_many_layers_as_it_says_change_nothing():
+    assert with_layers(LLAMA, 3) == LLAMA
+
+
+# -- the workload ------------------------------------------------------------------------------------------------
+
+
+def test_a_workload_takes_its_sizes_from_the_file(file):
+    workload = make_workload("cpu", {"width": 64, "steps": 30}, {"model": str(file)})
+    assert (workload.layers, workload.width, workload.heads, workload.vocab_size) == (3, 48, 16, 300)
+    assert (workload.model_config, workload.steps) == (LLAMA, 30)
+
+
+def test_the_layers_can_be_changed(file):
+    assert make_workload("cpu", {"model": str(file), "layers": 2}).layers == 2
+
+
+@pytest.mark.parametrize(("field", "value"), [("width", 64), ("heads", 8), ("vocab_size", 256)])
+def test_a_size_that_contradicts_the_file_is_refused(field, value, file):
+    with pytest.raises(InvalidInput, match=f"{field} = {value} contradicts") as refused:
+        make_workload("cpu", {"model": str(file), field: value})
+    assert f"--{field.replace('_', '-')}" in refused.value.hint
+
+
+def test_a_size_that_agrees_with_the_file_is_let_through(file):
+    assert make_workload("cpu", {"model": str(file), "width": 48}).width == 48
+
+
+def test_the_inner_size_of_the_feed_forward_is_the_files(file):
+    with pytest.raises(InvalidInput, match="feed_forward_width = 64"):
+        make_workload("cpu", {"model": str(file), "feed_forward_width": 64})
+
+
+def test_a_sequence_longer_than_the_positions_is_refused(file):
+    with pytest.raises(InvalidInput, match=r"1024 .* 512 positions"):
+        make_workload("cpu", {"model": str(file), "sequence_length": 1024})
+
+
+def test_a_vocabulary_smaller_than_the_bytes_is_refused(file):
+    file.write_text(json.dumps({**LLAMA, "vocab_size": 100}))
+    with pytest.raises(InvalidInput, match="vocab_size = 100") as refused:
+        make_workload("cpu", {"model": str(file)})
+    assert "--vocab-size" not in refused.value.hint
+
+
+def test_a_built_in_model_asked_for_later_wins(file):
+    workload = make_workload("cpu", {"model": str(file)}, {"model": "gpt", "heads": 4})
+    assert (workload.model, workload.model_config) == ("gpt", None)
+
+
+# -- identity ----------------------------------------------------------------------------------------------------
+
+
+def test_two_files_of_equal_content_are_one_workload(file, tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(dict(reversed(LLAMA.items())), indent=4))
+    one, two = (make_workload("cpu", {"model": str(path)}) for path in (file, other))
+    assert one == two
+    assert one.fingerprint == two.fingerprint
+
+
+def test_another_content_is_another_workload(file):
+    before = make_workload("cpu", {"model": str(file)})
+    file.write_text(json.dumps({**LLAMA, "rope_theta": 5000}))
+    after = make_workload("cpu", {"model": str(file)})
+    assert before.model != after.model
+    assert before.fingerprint != after.fingerprint
+
+
+def test_a_stored_workload_needs_the_file_no_more(file):
+    workload = make_workload("cpu", {"model": str(file)})
+    file.unlink()
+    assert Workload(**json.loads(json.dumps(workload.to_dict()))) == workload
+
+
+def test_a_workload_stored_before_there_were_config_files_still_loads():
+    stored = make_workload("cpu").to_dict()
+    del stored["model_config"]
+    assert Workload(**stored) == make_workload("cpu")
+
+
+def test_naming_the_file_again_says_no_more_than_its_content(file):
+    said = with_model_config({"model": str(file), "layers": None})
+    assert said == {"model": model_name(LLAMA), "model_config": LLAMA, "layers": None}
+    assert with_model_config(said) == said
+
+
+def test_a_content_under_another_name_is_refused(file):
+    workload = make_workload("cpu", {"model": str(file)})
+    with pytest.raises(InvalidInput, match="belong together"):
+        dataclasses.replace(workload, model="gpt")

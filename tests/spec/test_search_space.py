@@ -1,0 +1,540 @@
+import dataclasses
+import itertools
+import json
+import random
+
+import pytest
+from building import bound
+
+from autotune.errors import InvalidSpace
+from autotune.spec.config import FIELD_ORDER, Circumstances, TrainingConfig, broken_rules
+from autotune.spec.search_space import SearchSpace, bind_space
+from autotune.spec.space_content import named_spaces
+from autotune.spec.space_file import load_space
+from autotune.spec.workload import make_workload
+
+BUDGETS = """
+[techniques]
+compile = ["none", "block"]
+memory_budget = [0.5]
+checkpointing = ["none", "block"]
+"""
+
+CONDITIONS = """
+[techniques]
+precision = ["fp32", "bf16-mixed"]
+compile = ["none", "block", "model"]
+memory_budget = { from = 0.2, to = 1.0, step = 0.4 }
+checkpointing = ["none", "selective", "block"]
+optimizer = ["adamw", "adafactor"]
+optimizer_fusion = ["foreach", "kernel", "backward"]
+micro_batch_size = "divisors"
+
+[[conditions]]
+if = { compile = ["model"] }
+then = { checkpointing = ["none"], micro_batch_size = [4, 8] }
+
+[[conditions]]
+if = { precision = ["fp32"], compile = ["none"] }
+then = { optimizer_fusion = ["backward"] }
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_space(text, name="space.toml"):
+        file = tmp_path / name
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    return write_space
+
+
+def refusal(name_or_file):
+    with pytest.raises(InvalidSpace) as refused:
+        load_space(str(name_or_file))
+    return refused.value
+
+
+# -- shipped files -----------------------------------------------------------------------------------------------
+
+EVERY_SHIPPED_SPACE = pytest.mark.parametrize("name", named_spaces())
+
+
+def test_the_spaces_of_the_documentation_are_shipped():
+    assert {"default", "quick", "peak_memory"} <= set(named_spaces())
+
+
+@EVERY_SHIPPED_SPACE
+def test_a_shipped_space_is_the_same_after_a_trip_through_json(name):
+    space = load_space(name)
+    assert SearchSpace.from_dict(json.loads(json.dumps(space.to_dict()))) == space
+
+
+@EVERY_SHIPPED_SPACE
+def test_a_shipped_space_says_in_one_line_what_it_is_for(name):
+    description = load_space(name).description
+    assert description
+    assert "\n" not in description
+
+
+@EVERY_SHIPPED_SPACE
+def test_every_named_configuration_of_a_shipped_space_is_legal(name):
+    space = load_space(name)
+    assert list(bound(name).named) == [configuration["name"] for configuration in space.configurations]
+
+
+@EVERY_SHIPPED_SPACE
+def test_nothing_of_a_shipped_space_is_left_out_on_a_device_that_can_do_everything(name):
+    assert bound(name).left_out == ()
+
+
+def test_a_space_with_conditions_is_the_same_after_a_trip_through_json(write):
+    space = load_space(str(write(CONDITIONS)))
+    assert SearchSpace.from_dict(json.loads(json.dumps(space.to_dict()))) == space
+
+
+# precision, checkpointing, optimizer fusion, compile, memory budget
+REFERENCE_TABLE = {
+    "control": ("fp32", "none", "none", "none", 1.0),
+    "bfloat16": ("bf16-true", "none", "backward", "none", 1.0),
+    "checkpoint": ("fp32", "block", "none", "none", 1.0),
+    "compile": ("fp32", "none", "none", "model", 1.0),
+    "fused": ("fp32", "none", "backward", "none", 1.0),
+    "fused_checkpoint": ("fp32", "block", "backward", "none", 1.0),
+    "bf16_fused_chkpt": ("bf16-true", "block", "backward", "none", 1.0),
+    "memory_budget_05": ("fp32", "none", "none", "model", 0.05),
+    "memory_budget_60": ("fp32", "none", "none", "model", 0.60),
+    "fused_memory_budget_05": ("fp32", "none", "backward", "model", 0.05),
+    "bf16_budget_60": ("bf16-true", "none", "none", "model", 0.60),
+}
+
+
+def test_the_reference_space_has_the_eleven_rows_of_the_table_in_order():
+    assert list(bound("peak_memory", global_batch=4).named) == list(REFERENCE_TABLE)
+
+
+@pytest.mark.parametrize("name", REFERENCE_TABLE)
+def test_a_row_of_the_reference_table_is_configured_as_there(name):
+    precision, checkpointing, fusion, scope, budget = REFERENCE_TABLE[name]
+    assert bound("peak_memory", global_batch=4).named[name] == TrainingConfig(
+        precision=precision,
+        checkpointing=checkpointing,
+        optimizer_fusion=fusion,
+        compile=scope,
+        memory_budget=budget,
+        optimizer="adafactor-fixed-rate",
+        micro_batch_size=4,
+    )
+
+
+def test_the_reference_space_holds_nothing_but_its_rows():
+    assert list(bound("peak_memory", global_batch=4).configurations()) == []
+
+
+def test_every_row_of_the_reference_space_has_published_figures():
+    reference = load_space("peak_memory").reference
+    assert list(reference.rows) == list(REFERENCE_TABLE)
+    assert all(None not in dataclasses.astuple(row) for row in reference.rows.values())
+
+
+@pytest.mark.parametrize("scale", [None, *load_space("peak_memory").scales])
+def test_the_reference_space_trains_the_steps_and_batch_of_the_table_at_every_scale(scale):
+    workload = make_workload("cuda", load_space("peak_memory").at_scale(scale).workload)
+    assert (workload.model, workload.steps, workload.global_batch, workload.seed) == ("deep-one", 100, 4, 42)
+    assert workload.packing == "padded"
+
+
+@pytest.mark.parametrize("scale", [None, *load_space("peak_memory").scales])
+def test_at_every_scale_an_update_has_the_size_beside_a_weight_that_it_has_in_the_table(scale):
+    workload = make_workload("cuda", load_space("peak_memory").at_scale(scale).workload)
+    beside_a_weight = workload.learning_rate_of("adafactor-fixed-rate") * workload.width**0.5
+    assert beside_a_weight == pytest.approx(2e-4 * 2048**0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(("scale", "share"), [("full", 1), ("small", 1 / 4), ("tiny", 1 / 1024)])
+def test_a_scale_keeps_the_proportions_of_the_table(scale, share):
+    """What a layer keeps for backward and what it weighs shrink alike, so savings at any scale compare."""
+    full, scaled = (make_workload("cuda", load_space("peak_memory").at_scale(s).workload) for s in ("full", scale))
+
+    def kept(w):
+        tokens, inner = w.global_batch * w.sequence_length, 5400 / 2048 * w.width
+        return w.layers * (8 * tokens * w.width + 4 * tokens * inner + w.heads * w.sequence_length**2)
+
+    def weights(w):
+        return w.layers * (4 + 3 * 5400 / 2048) * w.width**2
+
+    assert (kept(scaled) / kept(full), weights(scaled) / weights(full)) == pytest.approx((share, share))
+
+
+def test_the_space_that_searches_begins_with_the_rows_of_the_table():
+    assert list(bound("peak_memory_search", global_batch=4).named) == list(REFERENCE_TABLE)
+
+
+# -- broken files ------------------------------------------------------------------------------------------------
+
+TECHNIQUES = '[techniques]\nprecision = ["fp32", "bf16-mixed"]\ncompile = ["none", "block"]\n'
+CONDITION = TECHNIQUES + "[[conditions]]\n"
+NAMED = '[[configurations]]\nname = "a"\n'
+
+# What is wrong, the text, and what the refusal must name.
+BROKEN = [
+    # keys
+    ("top-level key", 'descripton = "x"\n' + TECHNIQUES, ["'descripton'", "did you mean 'description'"]),
+    ("unlike any key", "zzz = 1\n" + TECHNIQUES, ["'zzz'", "techniques", "workload"]),
+    ("technique", '[techniques]\nprecison = ["fp32"]', ["'precison'", "techniques", "did you mean 'precision'"]),
+    ("default", TECHNIQUES + '[defaults]\noptimiser = "sgd"', ["'optimiser'", "defaults", "mean 'optimizer'"]),
+    ("configuration key", NAMED + 'compil = "block"', ["'compil'", "configurations[0]", "did you mean 'compile'"]),
+    ("workload key", TECHNIQUES + "[workload]\nstep = 20", ["'step'", "workload", "did you mean 'steps'"]),
+    ("the text's hash", TECHNIQUES + '[workload]\ntext_sha256 = "0"', ["'text_sha256'", "workload"]),
+    ("condition key", CONDITION + 'when = { compile = "none" }', ["'when'", "conditions[0]"]),
+    ("range key", "[techniques]\nmemory_budget = { form = 0.1, to = 1.0, step = 0.1 }", ["'form'", "mean 'from'"]),
+    # tables and lists
+    ("techniques as a number", "techniques = 3", ["techniques = 3", "not a table"]),
+    ("techniques as a list", 'techniques = ["fp32"]', ["techniques", "not a table"]),
+    ("defaults as a text", 'defaults = "sgd"\n' + TECHNIQUES, ["defaults = 'sgd'", "not a table"]),
+    ("workload as a list", "workload = [1]\n" + TECHNIQUES, ["workload = [1]", "not a table"]),
+    ("conditions as a table", TECHNIQUES + "[conditions]\nif = 1", ["conditions", "not a list of tables"]),
+    ("conditions as numbers", "conditions = [1]\n" + TECHNIQUES, ["conditions", "not a list of tables"]),
+    ("configurations as a table", '[configurations]\nname = "a"', ["configurations", "not a list of tables"]),
+    ("description as a number", "description = 3\n" + TECHNIQUES, ["description = 3", "not a text"]),
+    ("nothing at all", "", ["neither techniques nor configurations"]),
+    ("no technique", "[techniques]\n", ["neither techniques nor configurations"]),
+    # values
+    ("a bare value", '[techniques]\nprecision = "fp32"', ["techniques.precision = 'fp32'", "['fp32']"]),
+    ("an empty list", "[techniques]\nprecision = []", ["techniques.precision", "empty"]),
+    ("an impossible value", '[techniques]\nprecision = ["fp23"]', ["techniques.precision", "'fp23'", "fp32"]),
+    ("a value of another type", "[techniques]\nprecision = [32]", ["techniques.precision", "32"]),
+    ("a list in a list", '[techniques]\nprecision = [["fp32"]]', ["techniques.precision", "['fp32']"]),
+    ("a value twice", '[techniques]\ncompile = ["none", "none"]', ["techniques.compile", "twice"]),
+    ("a budget twice", "[techniques]\nmemory_budget = [1, 1.0]", ["techniques.memory_budget", "twice"]),
+    ("a budget above one", "[techniques]\nmemory_budget = [1.5]", ["techniques.memory_budget", "1.5", "0.0 to 1.0"]),
+    ("a budget that is no number", "[techniques]\nmemory_budget = [nan]", ["techniques.memory_budget", "nan"]),
+    ("a budget that is a truth", "[techniques]\nmemory_budget = [true]", ["techniques.memory_budget", "True"]),
+    ("a micro batch of zero", "[techniques]\nmicro_batch_size = [0]", ["techniques.micro_batch_size", "0"]),
+    ("half a sequence", "[techniques]\nmicro_batch_size = [1.5]", ["techniques.micro_batch_size", "1.5"]),
+    ("another word", '[techniques]\nmicro_batch_size = "divisor"', ["techniques.micro_batch_size", "'divisor'"]),
+    ("divisors of a precision", '[techniques]\nprecision = "divisors"', ["techniques.precision", "'divisors'"]),
+    ("an impossible default", TECHNIQUES + '[defaults]\noptimizer = "adam"', ["defaults.optimizer", "'adam'"]),
+    ("a list as a default", TECHNIQUES + '[defaults]\noptimizer = ["sgd"]', ["defaults.optimizer", "['sgd']"]),
+    ("an impossible named value", NAMED + 'compile = "all"', ["configurations[0].compile", "'all'", "model"]),
+    # ranges
+    ("a range of precisions", "[techniques]\nprecision = { from = 1, to = 2, step = 1 }", ["techniques.precision"]),
+    ("a range without a step", "[techniques]\nmemory_budget = { from = 0.1, to = 1.0 }", ["memory_budget", "range"]),
+    ("a range of texts", '[techniques]\nmemory_budget = { from = "0", to = 1, step = 1 }', ["memory_budget", "range"]),
+    ("a range of truths", "[techniques]\nmemory_budget = { from = false, to = true, step = 1 }", ["memory_budget"]),
+    ("a step of zero", "[techniques]\nmemory_budget = { from = 0.1, to = 1.0, step = 0 }", ["memory_budget", "step"]),
+    ("a step down", "[techniques]\nmemory_budget = { from = 0.1, to = 1.0, step = -0.1 }", ["memory_budget", "step"]),
+    ("a range upside down", "[techniques]\nmemory_budget = { from = 1.0, to = 0.1, step = 0.1 }", ["memory_budget"]),
+    ("a range beyond one", "[techniques]\nmemory_budget = { from = 0.5, to = 1.5, step = 0.5 }", ["memory_budget"]),
+    ("a range without end", "[techniques]\nmemory_budget = { from = 0.1, to = inf, step = 0.1 }", ["memory_budget"]),
+    ("a step that is no number", "[techniques]\nmemory_budget = { from = 0, to = 1, step = nan }", ["memory_budget"]),
+    (
+        "a start that is no number",
+        "[techniques]\nmemory_budget = { from = nan, to = 1, step = 0.1 }",
+        ["memory_budget"],
+    ),
+    ("a step of half a sequence", "[techniques]\nmicro_batch_size = { from = 1, to = 2, step = 0.5 }", ["micro_batch"]),
+    ("from half a sequence", "[techniques]\nmicro_batch_size = { from = 1.5, to = 4, step = 1 }", ["micro_batch_size"]),
+    # conditions
+    ("a condition without if", CONDITION + 'then = { compile = "none" }', ["conditions[0].if", "missing"]),
+    ("a condition without then", CONDITION + 'if = { compile = "none" }', ["conditions[0].then", "missing"]),
+    ("an empty if", CONDITION + 'if = {}\nthen = { compile = "none" }', ["conditions[0].if"]),
+    ("if as a text", CONDITION + 'if = "model"\nthen = { compile = "none" }', ["conditions[0].if"]),
+    (
+        "an unlisted value in if",
+        CONDITION + 'if = { compile = ["model"] }\nthen = { precision = ["fp32"] }',
+        ["conditions[0].if.compile", "'model'", "none, block"],
+    ),
+    (
+        "an unlisted value in then",
+        CONDITION + 'if = { compile = ["block"] }\nthen = { precision = ["tf32"] }',
+        ["conditions[0].then.precision", "'tf32'", "fp32, bf16-mixed"],
+    ),
+    (
+        "an impossible value in then",
+        CONDITION + 'if = { compile = ["block"] }\nthen = { precision = ["fp23"] }',
+        ["conditions[0].then.precision", "'fp23'"],
+    ),
+    (
+        "no value in then",
+        CONDITION + 'if = { compile = ["block"] }\nthen = { precision = [] }',
+        ["conditions[0].then.precision", "empty"],
+    ),
+    (
+        "a technique the space does not vary",
+        CONDITION + 'if = { optimizer = "sgd" }\nthen = { precision = "fp32" }',
+        ["conditions[0].if.optimizer", "does not vary"],
+    ),
+    (
+        "a misspelt technique in then",
+        CONDITION + 'if = { compile = "block" }\nthen = { precison = "fp32" }',
+        ["'precison'", "conditions[0].then", "did you mean 'precision'"],
+    ),
+    (
+        "the second condition",
+        CONDITION
+        + 'if = { compile = "block" }\nthen = { precision = "fp32" }\n[[conditions]]\nif = { compile = "none" }',
+        ["conditions[1].then"],
+    ),
+    # names
+    ("a configuration without a name", '[[configurations]]\ncompile = "block"', ["configurations[0]", "no name"]),
+    ("an empty name", '[[configurations]]\nname = ""', ["configurations[0]", "no name"]),
+    ("a number as a name", "[[configurations]]\nname = 7", ["configurations[0]", "no name"]),
+    ("a name twice", NAMED + NAMED, ["two configurations", "'a'"]),
+    # workload
+    ("steps as a text", TECHNIQUES + '[workload]\nsteps = "40"', ["steps", "'40'"]),
+    ("steps as a list", TECHNIQUES + "[workload]\nsteps = [40]", ["steps", "[40]"]),
+    ("a negative seed", TECHNIQUES + "[workload]\nseed = -1", ["seed", "-1"]),
+    ("a dataset as a number", TECHNIQUES + "[workload]\ndataset = 3", ["dataset", "3"]),
+    ("a dataset as a date", TECHNIQUES + "[workload]\ndataset = 2020-01-01", ["dataset"]),
+    ("one learning rate", TECHNIQUES + "[workload]\nlearning_rates = 0.1", ["learning_rates", "0.1"]),
+    ("an unknown optimizer", TECHNIQUES + "[workload]\nlearning_rates = { adam = 0.1 }", ["'adam'"]),
+    ("a learning rate of zero", TECHNIQUES + "[workload]\nlearning_rates = { sgd = 0 }", ["sgd"]),
+    ("an unknown schedule", TECHNIQUES + '[workload]\nschedule = "linear"', ["schedule", "'linear'"]),
+    # not TOML
+    ("no TOML", "techniques = [", ["not valid TOML"]),
+    ("a key twice", TECHNIQUES + 'compile = ["none"]', ["not valid TOML"]),
+]
+EVERY_BROKEN_FILE = pytest.mark.parametrize(
+    ("text", "named"), [case[1:] for case in BROKEN], ids=[c[0] for c in BROKEN]
+)
+
+
+@EVERY_BROKEN_FILE
+def test_a_broken_file_is_refused_by_its_name_and_what_is_wrong_in_it(write, text, named):
+    file = write(text)
+    error = refusal(file)
+    said = f"{error.message} - {error.hint}"
+    assert str(file) in error.message
+    assert [words for words in named if words not in said] == []
+
+
+@EVERY_BROKEN_FILE
+def test_a_broken_file_is_refused_with_a_way_out(write, text, named):
+    assert refusal(write(text)).hint
+
+
+def test_the_hint_for_a_misspelt_divisors_names_the_word(write):
+    assert '"divisors"' in refusal(write('[techniques]\nmicro_batch_size = "divisor"')).hint
+
+
+def test_a_file_that_is_not_utf_8_is_refused_by_its_name(tmp_path):
+    file = tmp_path / "latin.toml"
+    file.write_bytes('description = "é"\n'.encode("latin-1"))
+    assert str(file) in refusal(file).message
+
+
+def test_a_folder_in_place_of_a_file_is_refused_by_its_name(tmp_path):
+    assert str(tmp_path) in refusal(tmp_path).message
+
+
+def test_a_missing_file_is_refused_with_the_spaces_there_are(tmp_path):
+    error = refusal(tmp_path / "nowhere.toml")
+    assert "nowhere.toml" in error.message
+    assert all(name in error.hint for name in named_spaces())
+
+
+@pytest.mark.parametrize("name", ["", "Quick", "quick.tml", "x" * 5000, "a\0b"])
+def test_a_name_that_no_space_has_is_refused(name):
+    assert "no search space" in refusal(name).message
+
+
+# -- what a file may say -----------------------------------------------------------------------------------------
+
+
+def test_a_range_holds_both_its_ends(write):
+    file = write("[techniques]\nmemory_budget = { from = 0.1, to = 1.0, step = 0.1 }")
+    assert load_space(str(file)).techniques["memory_budget"] == (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+def test_a_range_of_micro_batches_holds_whole_numbers(write):
+    values = load_space(str(write("[techniques]\nmicro_batch_size = { from = 2, to = 6, step = 2 }"))).techniques
+    assert values["micro_batch_size"] == (2, 4, 6)
+
+
+def test_a_budget_always_can_be_one(write):
+    assert load_space(str(write(BUDGETS))).techniques["memory_budget"] == (1.0, 0.5)
+
+
+def test_a_condition_takes_one_value_without_a_list(write):
+    file = write(CONDITION + 'if = { compile = "block" }\nthen = { precision = "fp32" }')
+    assert load_space(str(file)).conditions[0].when == {"compile": ("block",)}
+
+
+def test_a_file_is_named_for_itself(write):
+    assert load_space(str(write(TECHNIQUES, name="mine.toml"))).name == "mine"
+
+
+def test_a_technique_that_is_left_out_keeps_its_default(write):
+    legal = bound(write(TECHNIQUES + '[defaults]\noptimizer = "sgd"'))
+    assert {(config.optimizer, config.checkpointing) for config in legal.configurations()} == {("sgd", "none")}
+
+
+def test_a_micro_batch_that_is_left_out_is_the_whole_batch(write):
+    assert {config.micro_batch_size for config in bound(write(TECHNIQUES)).configurations()} == {8}
+
+
+def test_a_named_configuration_goes_before_the_defaults(write):
+    legal = bound(write('[defaults]\noptimizer = "sgd"\n' + NAMED + 'optimizer = "adafactor"'))
+    assert legal.named["a"].optimizer == "adafactor"
+
+
+def test_divisors_are_all_divisors_of_the_global_batch(write):
+    legal = bound(write('[techniques]\nmicro_batch_size = "divisors"'), global_batch=12)
+    assert legal.values["micro_batch_size"] == (12, 6, 4, 3, 2, 1)
+
+
+# -- legality ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["quick", "peak_memory", BUDGETS, CONDITIONS], ids=["quick", "peak_memory", "budgets", "rules"])
+def legal(request, write):
+    shipped = request.param in named_spaces()
+    return bound(request.param if shipped else write(request.param))
+
+
+def brute_force(legal):
+    """Every combination of the values that no rule and no condition speaks against."""
+    if not legal.values:
+        return set()
+    product = itertools.product(*(legal.values[field] for field in FIELD_ORDER))
+    chosen = [dict(zip(FIELD_ORDER, values, strict=True)) for values in product]
+    return {
+        TrainingConfig(**choice)
+        for choice in chosen
+        if not broken_rules(choice, Circumstances(global_batch=legal.at.global_batch))
+        and all(kept(condition, choice) for condition in legal.conditions)
+    }
+
+
+def kept(condition, choice):
+    applies = all(choice[field] in values for field, values in condition.when.items())
+    return not applies or all(choice[field] in values for field, values in condition.then.items())
+
+
+def test_the_legal_configurations_are_all_that_no_rule_and_no_condition_speaks_against(legal):
+    assert set(legal.configurations()) == brute_force(legal)
+
+
+def test_a_legal_configuration_is_listed_once(legal):
+    configs = list(legal.configurations())
+    assert len(set(configs)) == len(configs)
+
+
+def test_a_space_holds_exactly_the_configurations_it_lists(legal):
+    combinations = itertools.product(*(legal.values[field] for field in FIELD_ORDER)) if legal.values else ()
+    everything = [TrainingConfig(**dict(zip(FIELD_ORDER, values, strict=True))) for values in combinations]
+    assert {config for config in everything if config in legal} == set(legal.configurations())
+
+
+def test_a_configuration_of_another_space_is_not_in_it(legal):
+    assert TrainingConfig(precision="fp16-mixed", micro_batch_size=8) not in legal
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("text", [BUDGETS, CONDITIONS], ids=["budgets", "rules"])
+def test_no_walk_through_the_legal_values_ends_in_a_dead_end(write, text, seed):
+    legal, draw = bound(write(text)), random.Random(seed)
+    for _ in range(40):
+        chosen = {}
+        for field in FIELD_ORDER:
+            chosen[field] = draw.choice(legal.legal_values(field, chosen))
+        assert TrainingConfig(**chosen) in legal
+
+
+def test_the_legal_values_leave_nothing_out(write):
+    legal = bound(write(CONDITIONS))
+
+    def reachable(chosen):
+        if len(chosen) == len(FIELD_ORDER):
+            return {TrainingConfig(**chosen)}
+        field = FIELD_ORDER[len(chosen)]
+        return set().union(*(reachable({**chosen, field: value}) for value in legal.legal_values(field, chosen)))
+
+    assert reachable({}) == set(legal.configurations())
+
+
+# -- what a device cannot do -------------------------------------------------------------------------------------
+
+
+def test_a_value_the_device_cannot_do_is_in_no_configuration():
+    legal = bound("quick", unavailable={"precision": {"tf32": "no tensor cores"}})
+    assert {config.precision for config in legal.configurations()} == {"fp32", "bf16-mixed"}
+
+
+def test_a_value_the_device_cannot_do_is_left_out_with_one_line():
+    legal = bound("quick", unavailable={"precision": {"tf32": "no tensor cores"}})
+    assert legal.left_out == ("precision tf32: no tensor cores",)
+
+
+def test_a_named_configuration_the_device_cannot_do_is_left_out_with_one_line():
+    legal = bound("peak_memory", global_batch=4, unavailable={"compile": {"model": "no compiler"}})
+    left_out = [name for name, row in REFERENCE_TABLE.items() if row[3] == "model"]
+    assert legal.left_out == tuple(f"configuration {name!r}: compile model: no compiler" for name in left_out)
+
+
+def test_what_the_space_does_not_use_is_not_spoken_of():
+    assert bound("quick", unavailable={"optimizer": {"sgd": "broken"}}).left_out == ()
+
+
+def test_a_budget_the_device_cannot_do_is_left_out(write):
+    legal = bound(write(BUDGETS), unavailable={"memory_budget": {"0.5": "too old"}})
+    assert {config.memory_budget for config in legal.configurations()} == {1.0}
+
+
+def test_a_micro_batch_that_does_not_divide_the_batch_is_left_out_with_one_line(write):
+    legal = bound(write("[techniques]\nmicro_batch_size = [8, 3]"))
+    assert legal.left_out == ("micro_batch_size 3: it does not divide the global batch of 8",)
+
+
+def test_an_illegal_named_configuration_is_left_out_with_the_reason(write):
+    legal = bound(write(TECHNIQUES + NAMED + "memory_budget = 0.5"))
+    assert legal.named == {}
+    assert len(legal.left_out) == 1
+    assert "'a': memory_budget 0.5 needs torch.compile" in legal.left_out[0]
+
+
+def test_fp8_is_sampled_only_with_micro_batches_whose_tokens_it_can_multiply(write):
+    space = load_space(str(write('[techniques]\nprecision = ["fp32", "fp8"]\nmicro_batch_size = "divisors"')))
+
+    def sizes_for_fp8(**at):
+        legal = bind_space(space, Circumstances(global_batch=4, **at), unavailable={})
+        return [config.micro_batch_size for config in legal.configurations() if config.precision == "fp8"]
+
+    assert sizes_for_fp8(sequence_length=8) == [4, 2]
+    assert sizes_for_fp8(sequence_length=7) == []
+    assert sizes_for_fp8() == [4, 2, 1]
+
+
+def test_a_space_of_which_nothing_works_is_refused_with_the_reason():
+    space = load_space("quick")
+    with pytest.raises(InvalidSpace, match="no tensor cores") as refused:
+        bind_space(
+            space,
+            Circumstances(global_batch=8),
+            unavailable={"precision": dict.fromkeys(space.techniques["precision"], "no tensor cores")},
+        )
+    assert "quick" in refused.value.message
+    assert refused.value.hint
+
+
+def test_names_alone_of_which_none_works_are_refused():
+    everything = {"optimizer": {"adafactor-fixed-rate": "not built in"}}
+    with pytest.raises(InvalidSpace, match="not built in"):
+        bound("peak_memory", unavailable=everything)
+
+
+def test_conditions_that_contradict_each_other_are_refused(write):
+    conditions = [
+        f'[[conditions]]\nif = {{ compile = ["none", "block"] }}\nthen = {{ precision = "{precision}" }}\n'
+        for precision in ("fp32", "bf16-mixed")
+    ]
+    with pytest.raises(InvalidSpace, match="contradict"):
+        bound(write(TECHNIQUES + "".join(conditions)))
+
+
+def test_names_that_work_are_enough(write):
+    file = write('[techniques]\nprecision = ["tf32"]\n' + NAMED)
+    legal = bound(file, unavailable={"precision": {"tf32": "no tensor cores"}})
+    assert (list(legal.named), list(legal.configurations())) == (["a"], [])

@@ -1,0 +1,301 @@
+"""`studies check`: what is found in a database and beside it, and that looking changes nothing."""
+
+import json
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+from study_building import config, definition, keep, measured, open_store
+from whole_study import TRIALS, run_command, write_whole_study
+
+from autotune.errors import UnknownStudy
+from autotune.spec.attempt import LEASE_SECONDS
+from autotune.storage.tables import ATTEMPTS
+from autotune.study.check import check_studies
+from autotune.study.workers.coordinator import WORKERS
+from autotune.study.workers.liveness import WorkerIdentity
+from autotune.study.workers.outbox import SPOOL, Spool, SpooledResult
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A database with a study of everything; nobody has it open."""
+    file = tmp_path_factory.mktemp("whole") / "autotune.db"
+    write_whole_study(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture
+def file(whole, tmp_path):
+    return Path(shutil.copy(whole, tmp_path / "autotune.db"))
+
+
+def change(file, *statements):
+    """By hand, as with SQLite's own shell, which minds no foreign keys."""
+    with closing(sqlite3.connect(file)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def findings(file, *, faults=True):
+    found = check_studies(f"sqlite:///{file}").findings
+    return [f"{one.where}: {one.what}" for one in found if one.is_fault is faults]
+
+
+# -- whole -------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_with_one_of_everything_is_whole(store_url):
+    write_whole_study(store_url)
+    checked = check_studies(store_url)
+    assert (checked.studies, checked.trials, checked.faults) == (("by-hand",), TRIALS, 0)
+
+
+def test_a_late_result_is_said_and_is_no_fault(file):
+    (said,) = findings(file, faults=False)
+    assert said.startswith("study 'by-hand', trial 2: the result of attempt 1 came after it was given up (because)")
+
+
+def test_looking_changes_no_file(file):
+    before = {path.name: path.read_bytes() for path in file.parent.iterdir()}
+    check_studies(f"sqlite:///{file}")
+    assert {path.name: path.read_bytes() for path in file.parent.iterdir()} == before
+
+
+def test_looking_writes_nothing_while_a_search_has_the_database_open(file):
+    with open_store(f"sqlite:///{file}") as store:
+        keep(store, config(6), measured())
+        log = file.with_name("autotune.db-wal")
+        before = file.read_bytes(), log.read_bytes()
+        assert check_studies(f"sqlite:///{file}").trials == TRIALS + 1
+        assert (file.read_bytes(), log.read_bytes()) == before
+
+
+def test_a_study_that_is_called_by_a_path_is_found_and_nothing_is_looked_at_there(file):
+    waiting = file.parent / "outside" / SPOOL / "secret.json"
+    waiting.parent.mkdir(parents=True)
+    waiting.write_text("{")
+    (file.parent / "work" / "autotune").mkdir(parents=True)
+    change(file, "UPDATE autotune_studies SET name = '../../outside'")
+    found = findings(file)
+    assert [one for one in found if "'../../outside' cannot be a study's name" in one]
+    assert [one for one in found if "secret" in one] == []
+
+
+def test_a_study_that_is_not_there_cannot_be_looked_at(file):
+    with pytest.raises(UnknownStudy, match="no study 'nope'"):
+        check_studies(f"sqlite:///{file}", ["nope"])
+
+
+def test_only_the_studies_that_were_named_are_looked_at(file):
+    with open_store(f"sqlite:///{file}") as store:
+        store.create_study(definition("other"), trials_wanted=1)
+    assert check_studies(f"sqlite:///{file}", ["other"]).studies == ("other",)
+
+
+# -- the database ------------------------------------------------------------------------------------------------
+
+RUNNING = "FROM autotune_attempts WHERE state = 'running'"
+THE_BASELINES = "WHERE state = 'finished' AND trial_id = 1"
+
+
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("DELETE FROM autotune_studies", "autotune_trials has 6 rows of what is not in autotune_studies"),
+        ("DELETE FROM autotune_trials WHERE number = 1", "autotune_attempts has 2 rows of what is not in"),
+        ("DELETE FROM autotune_trials WHERE number = 1", "study 'by-hand': has 5 trials, and not those of all"),
+        ("UPDATE autotune_trials SET number = 77 WHERE number = 3", "and not those of all numbers"),
+        ("DELETE FROM autotune_attempts WHERE ordinal = 1 AND trial_id = 2", "trial 1: has attempts 2, and not"),
+        ("DELETE FROM autotune_attempts WHERE ordinal = 2 AND trial_id = 2", "trial 1: has 0 finished attempts and a"),
+        (f"UPDATE autotune_attempts SET trial_id = 4, ordinal = 2 {THE_BASELINES}", "1 finished attempts and no"),
+        ("UPDATE autotune_attempts SET state = 'finished' WHERE trial_id = 2", "trial 1: has 2 finished attempts"),
+        ("UPDATE autotune_attempts SET state = 'idle' WHERE trial_id = 5", "trial 4: has an attempt that is idle"),
+        ("UPDATE autotune_attempts SET trial_id = 1, ordinal = 2 WHERE state = 'running'", "attempts and a result"),
+        ("UPDATE autotune_attempts SET measurement = '[]' WHERE state = 'late'", "late result of attempt 1 cannot"),
+        ("UPDATE autotune_trials SET finished_at = NULL WHERE number = 0", "has a result without its date"),
+        ("UPDATE autotune_trials SET revision = 999 WHERE number = 0", "younger than its study's last change"),
+        ("UPDATE autotune_trials SET fingerprint = 'abcdefabcdef' WHERE number = 0", "not abcdefabcdef"),
+        ("UPDATE autotune_trials SET config = '{\"a\"' WHERE number = 0", "autotune_trials, row 1"),
+        ("UPDATE autotune_trials SET config = '[]' WHERE number = 0", "trial 0"),
+        ("UPDATE autotune_trials SET measurement = '{}' WHERE number = 0", "it has no 'perplexity'"),
+        ("UPDATE autotune_trials SET started_at = 'noon' WHERE number = 0", "autotune_trials, row 1"),
+        ("UPDATE autotune_predictions SET prediction = '{}' WHERE id = 1", "study 'by-hand': prediction"),
+        ("UPDATE autotune_studies SET space = '{}'", "study 'by-hand' cannot be read: it has no 'name'"),
+        ("UPDATE autotune_studies SET sampler = 'guess'", "sampler is 'guess'"),
+        ("UPDATE autotune_studies SET schema_version = 99", "has schema 99, this autotune reads 2"),
+        ("DROP TABLE autotune_predictions", "the database: has lost its table autotune_predictions"),
+        ("DROP TABLE autotune_attempts", "the database: has lost its table autotune_attempts"),
+        ("DROP TABLE autotune_trials", "the database: has lost its table autotune_trials"),
+        ("DROP TABLE autotune_studies", "the database: has lost its table autotune_studies"),
+        ("DROP TABLE autotune_alembic_version", "the database: has lost its table autotune_alembic_version"),
+    ],
+)
+def test_what_was_changed_by_hand_is_found(file, statement, found):
+    change(file, statement)
+    said = findings(file)
+    assert any(found in line for line in said), said
+
+
+def test_a_row_that_cannot_be_read_hides_no_other(file):
+    change(file, "UPDATE autotune_trials SET config = 'x' WHERE number IN (1, 3)")
+    said = findings(file)
+    assert [line for line in said if "autotune_trials, row" in line] == [
+        "autotune_trials, row 2: Expecting value: line 1 column 1 (char 0)",
+        "autotune_trials, row 4: Expecting value: line 1 column 1 (char 0)",
+    ]
+
+
+def test_a_trial_that_two_workers_are_at_is_found(file):
+    columns = "trial_id, worker, state, lease_until, renewals, cause"
+    change(
+        file,
+        "DROP INDEX autotune_one_running_attempt",
+        f"INSERT INTO autotune_attempts (id, ordinal, {columns}) SELECT 'second', 2, {columns} {RUNNING}",
+    )
+    assert findings(file) == ["study 'by-hand', trial 5: has 2 running attempts"]
+
+
+def test_damage_is_found_on_postgresql_too(postgres_url):
+    write_whole_study(postgres_url)
+    with open_store(postgres_url) as store, store._database.writing() as connection:
+        connection.execute(update(ATTEMPTS).where(ATTEMPTS.c.state == "finished").values(state="given_up"))
+    assert check_studies(postgres_url).faults == 4
+
+
+# -- beside it ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def work(file):
+    return file.parent / "work" / "autotune" / "by-hand"
+
+
+def running_trial(file):
+    """What is said of trial 5, which is running."""
+    return [line.partition(", and ")[2] for line in findings(file, faults=False) if "trial 5" in line]
+
+
+def test_a_running_trial_whose_worker_lives_is_nothing_to_say(file, work):
+    worker = WorkerIdentity(work / WORKERS)
+    change(file, f"UPDATE autotune_attempts SET worker = '{worker.name}' WHERE state = 'running'")
+    assert running_trial(file) == []
+    worker.close()
+
+
+def test_a_running_trial_whose_worker_has_ended_is_said(file, work):
+    worker = WorkerIdentity(work / WORKERS)
+    change(file, f"UPDATE autotune_attempts SET worker = '{worker.name}' WHERE state = 'running'")
+    lock = next((work / WORKERS).glob("*.lock"))
+    worker.close()
+    lock.touch()  # as a killed process leaves it
+    assert running_trial(file) == ["its worker has ended"]
+
+
+def test_a_running_trial_whose_lease_is_over_is_said(file):
+    change(file, f"UPDATE autotune_attempts SET lease_until = lease_until - {LEASE_SECONDS + 60}")
+    assert running_trial(file) == ["its lease is over"]
+
+
+def waiting(work):
+    spool = Spool(work / SPOOL)
+    for letter in "ab":
+        spool.put(SpooledResult(attempt_id=letter * 32, number=0, measurement=measured(), seconds=1.0))
+
+
+def test_results_that_wait_are_said_with_who_delivers_them_and_still_wait(file, work):
+    waiting(work)
+    found = [one for one in check_studies(f"sqlite:///{file}").findings if "wait in" in one.what]
+    assert [(one.what.split()[0], one.is_fault) for one in found] == [("2", False)]
+    assert found[0].to_do == "the next autotune search --name by-hand delivers them"
+    assert len(list((work / SPOOL).glob("*.json"))) == 2
+
+
+def test_a_waiting_file_that_is_no_result_is_found_and_left_alone(file, work):
+    waiting(work)
+    broken = work / SPOOL / f"{'c' * 32}.json"
+    broken.write_text("{")
+    assert findings(file) == [f"study 'by-hand': {broken} is no whole result"]
+    assert broken.exists()
+
+
+def test_a_result_that_no_database_took_is_said(file, work):
+    waiting(work)
+    Spool(work / SPOOL).deliver(lambda _: "unknown")
+    assert len([line for line in findings(file, faults=False) if ".unknown" in line]) == 2
+
+
+# -- the command -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(file, monkeypatch, capsys):
+    monkeypatch.chdir(file.parent)
+    storage = ["--storage", "sqlite:///autotune.db"]
+    return lambda *arguments: run_command(monkeypatch, capsys, "studies", *arguments, *storage)
+
+
+def test_a_whole_database_ends_with_its_size(run):
+    code, out, said = run("check")
+    assert (code, out.splitlines()[-1], said) == (0, "1 study, 6 trials: whole", "")
+
+
+def test_a_damaged_database_ends_with_an_error_after_what_was_found(run, file):
+    change(file, "UPDATE autotune_trials SET config = '[]' WHERE number = 0")
+    code, out, said = run("check", "by-hand")
+    assert code == 2
+    assert "trial 0" in out.splitlines()[0]
+    assert said.splitlines()[0] == "error: the studies database sqlite:///autotune.db has a fault (1 study, 6 trials)"
+    assert said.splitlines()[1].startswith("hint: ")
+
+
+def test_the_storage_may_be_said_before_the_command(file, monkeypatch, capsys):
+    monkeypatch.chdir("/")
+    code, out, _ = run_command(monkeypatch, capsys, "studies", "--storage", f"sqlite:///{file}", "check")
+    assert (code, out.splitlines()[-1]) == (0, "1 study, 6 trials: whole")
+
+
+def test_a_file_is_exported_whole_and_comes_back(run, file):
+    assert run("export", "by-hand", "--out", "there/study.jsonl")[0] == 0
+    assert [path.name for path in (file.parent / "there").iterdir()] == ["study.jsonl"]
+    assert run("import", "there/study.jsonl", "--name", "again")[:2] == (0, "imported again: 6 trials\n")
+
+
+def test_without_a_file_the_lines_go_to_stdout(run, file):
+    run("export", "by-hand", "--out", "study.jsonl")
+    assert run("export", "by-hand")[1] == (file.parent / "study.jsonl").read_text()
+
+
+def test_an_export_that_fails_leaves_the_old_file_as_it_was(run, file):
+    target = file.parent / "study.jsonl"
+    target.write_text("the old one")
+    change(file, "UPDATE autotune_trials SET config = '[]' WHERE number = 3")
+    code, _, said = run("export", "by-hand", "--out", "study.jsonl")
+    assert (code, target.read_text()) == (2, "the old one")
+    assert "trial 3" in said
+    assert sorted(path.name for path in file.parent.iterdir()) == ["autotune.db", "study.jsonl"]
+
+
+def test_no_database_is_written_over_by_an_export(run, file):
+    before = file.read_bytes()
+    code, _, said = run("export", "by-hand", "--out", "autotune.db")
+    assert (code, file.read_bytes()) == (2, before)
+    assert "autotune.db is a database" in said
+
+
+def test_an_export_can_go_to_what_is_no_file(run):
+    assert run("export", "by-hand", "--out", os.devnull)[0] == 0
+    assert not Path(os.devnull).is_file()
+
+
+def test_a_file_that_cannot_be_imported_makes_no_database(run, file, monkeypatch, capsys):
+    (file.parent / "bad.jsonl").write_text(json.dumps({"kind": "trial"}))
+    arguments = ("studies", "import", "bad.jsonl", "--storage", "sqlite:///new.db")
+    code, _, said = run_command(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert "bad.jsonl is not a file of exported studies" in said
+    assert not (file.parent / "new.db").exists()

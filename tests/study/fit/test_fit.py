@@ -1,0 +1,141 @@
+"""What may vary and its values, and the ladder of techniques: nothing here starts a process."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from autotune.errors import InvalidInput
+from autotune.spec.config import CHOICES, Circumstances, TrainingConfig, broken_rules
+from autotune.spec.workload import make_workload
+from autotune.study.fit.ablation import ladder
+from autotune.study.fit.fit import FitRequest
+from autotune.study.fit.varying import VARY, Varying
+
+CONFIG = TrainingConfig(micro_batch_size=8)
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 200,
+}
+
+
+@pytest.fixture
+def llama(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return make_workload("cpu", {"model": str(tmp_path), "sequence_length": 64})
+
+
+def varying(vary, workload=None, **options):
+    return Varying(vary=vary, workload=workload or make_workload("cpu"), **options)
+
+
+# -- values ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vary", VARY)
+def test_the_values_are_ascending_and_hold_the_one_given(vary):
+    values, _ = varying(vary).legal_values(CONFIG)
+    assert list(values[:1000]) == sorted(set(values[:1000]))
+    assert varying(vary).start(CONFIG) in values
+
+
+@pytest.mark.parametrize("vary", VARY)
+def test_the_value_given_stands_for_the_workload_given(vary):
+    one = varying(vary)
+    assert one.at(one.start(CONFIG), CONFIG) == (one.workload, CONFIG)
+
+
+def test_the_size_of_a_head_stays_while_the_width_grows():
+    workload, _ = varying("width").at(320, CONFIG)
+    assert (workload.width, workload.heads) == (320, 10)
+
+
+def test_a_micro_batch_that_varies_takes_the_global_batch_with_it():
+    workload, config = varying("micro-batch").at(24, CONFIG)
+    assert (workload.global_batch, config.micro_batch_size) == (24, 24)
+
+
+def test_a_global_batch_that_stays_has_its_divisors_as_micro_batches():
+    values, end = varying("micro-batch", keeps_global_batch=True).legal_values(CONFIG)
+    assert (list(values), end) == ([1, 2, 4, 8], "the whole global batch")
+
+
+def test_a_step_in_backward_leaves_only_the_whole_global_batch():
+    config = replace(CONFIG, optimizer_fusion="backward")
+    assert list(varying("micro-batch", keeps_global_batch=True).legal_values(config)[0]) == [8]
+
+
+def test_fp8_is_tried_only_with_micro_batches_whose_tokens_it_can_multiply():
+    config = TrainingConfig(precision="fp8", micro_batch_size=1)
+    assert varying("seq-len").legal_values(config)[0][:3] == [16, 32, 48]
+    short = make_workload("cpu", {"sequence_length": 24})
+    assert varying("micro-batch", short).legal_values(config)[0][:3] == [2, 4, 6]
+    assert varying("micro-batch", short, keeps_global_batch=True).legal_values(config)[0] == [2, 4, 8]
+
+
+def test_fp8_with_no_micro_batch_that_it_can_multiply_gets_the_reason():
+    odd = make_workload("cpu", {"sequence_length": 15, "global_batch": 8})
+    with pytest.raises(InvalidInput, match="number of tokens is a multiple of 16"):
+        varying("micro-batch", odd, keeps_global_batch=True).legal_values(TrainingConfig(precision="fp8"))
+
+
+def test_sequences_end_with_the_positions_of_the_model(llama):
+    values, end = varying("seq-len", llama).legal_values(CONFIG)
+    assert values[-1] == 200
+    assert "200 positions" in end
+
+
+def test_the_layers_of_a_model_from_a_file_vary(llama):
+    assert varying("layers", llama).at(5, CONFIG)[0].layers == 5
+
+
+def test_the_width_of_a_model_from_a_file_does_not(llama):
+    with pytest.raises(InvalidInput, match="cannot vary"):
+        varying("width", llama)
+
+
+# -- the ladder --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
+@pytest.mark.parametrize("micro_batch_size", [8, 2])
+def test_every_rung_is_legal(optimizer, micro_batch_size):
+    base = TrainingConfig(optimizer=optimizer, micro_batch_size=micro_batch_size)
+    for rung in ladder(base, accumulates=micro_batch_size != 8):
+        assert broken_rules(rung.config.to_dict(), Circumstances(global_batch=8)) == [], rung.name
+
+
+@pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
+def test_a_rung_changes_one_technique(optimizer):
+    configs = [rung.config.to_dict() for rung in ladder(TrainingConfig(optimizer=optimizer), accumulates=False)]
+    for before, after in pairwise(configs):
+        assert sum(before[field] != after[field] for field in before) == 1
+
+
+def test_accumulation_leaves_the_step_in_backward_out():
+    fusions = {rung.config.optimizer_fusion for rung in ladder(TrainingConfig(), accumulates=True)}
+    assert fusions == {"none"}
+
+
+# -- what is asked -----------------------------------------------------------------------------------------------
+
+
+def rungs(**configuration):
+    request = FitRequest(cap_bytes=2**30, device="cpu", configuration=configuration)
+    return request.rungs(request.varying("cpu"))
+
+
+def test_the_ladder_begins_with_the_optimizer_and_the_micro_batch_that_are_given():
+    first, *others = rungs(optimizer="sgd", micro_batch_size=4)
+    assert others
+    assert (first.config.optimizer, first.config.micro_batch_size) == ("sgd", 4)
+
+
+def test_any_other_technique_asks_for_one_configuration():
+    (only,) = rungs(checkpointing="block", optimizer="sgd")
+    assert (only.config.checkpointing, only.config.optimizer) == ("block", "sgd")

@@ -1,0 +1,40 @@
+"""Which trials may end another one early."""
+
+from ranking_building import record
+
+from autotune.spec.config import TrainingConfig
+from autotune.study.trial_runner import rivals
+
+CONFIG = TrainingConfig(micro_batch_size=8, checkpointing="block")
+PLAIN = TrainingConfig(micro_batch_size=8)
+SAME = {"parity": "same"}
+
+
+def numbers(*records, **options):
+    return [rival.number for rival in rivals(CONFIG, records, **options)]
+
+
+def test_a_feasible_trial_of_the_same_numerics_is_one():
+    assert numbers(record(PLAIN, number=4, **SAME)) == [4]
+
+
+def test_a_trial_of_other_numerics_is_none():
+    assert numbers(record(TrainingConfig(precision="bf16-true"), **SAME)) == []
+
+
+def test_a_trial_over_the_cap_is_none():
+    assert numbers(record(PLAIN, outcome="over_cap", **SAME)) == []
+
+
+def test_a_trial_whose_first_steps_were_not_compared_is_none():
+    assert numbers(record(PLAIN, parity="not compared")) == []
+
+
+def test_a_trial_of_an_earlier_study_is_none():
+    assert numbers(record(PLAIN, reused_from="trial 1 of study 'a'", **SAME)) == []
+
+
+def test_where_the_loss_depends_on_the_micro_batch_only_its_own_counts():
+    other = record(TrainingConfig(micro_batch_size=4), number=2, **SAME)
+    own_only = numbers(other, is_same=lambda config, rival: config.micro_batch_size == rival.micro_batch_size)
+    assert (numbers(other), own_only) == ([2], [])

@@ -1,0 +1,41 @@
+"""A search that is killed at each durable step, by name, and continued: nothing lost, changed or counted twice.
+
+`studies/reliability/crash_points.py` does the same at more visits and on PostgreSQL.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.failpoints import CRASH_POINTS
+
+STUDY = Path(__file__).parents[2] / "studies" / "reliability"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """The study's script; one search is run here first, so that what is forked from here has all that it needs."""
+    sys.path.insert(0, str(STUDY))
+    try:
+        found = importlib.import_module("crash_points")
+        folder = tmp_path_factory.mktemp("warm")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            found.begin(f"sqlite:///{folder}/warm.db")
+        yield found
+    finally:
+        sys.path.remove(str(STUDY))
+
+
+@pytest.mark.parametrize("name", CRASH_POINTS)
+def test_a_search_killed_there_is_continued_and_nothing_is_lost_or_doubled(study, name, tmp_path):
+    [point] = [one for one in study.points(visits=1) if one.name == name]
+    assert study.found_at(point, url=f"sqlite:///{tmp_path}/points.db", folder=tmp_path) == []
+
+
+def test_a_point_that_is_not_reached_is_told(study, tmp_path):
+    never = study.Point(name="attempt lost")
+    [found] = study.found_at(never, url=f"sqlite:///{tmp_path}/points.db", folder=tmp_path)
+    assert "was not killed" in found

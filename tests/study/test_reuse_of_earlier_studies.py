@@ -1,0 +1,304 @@
+"""What a new study takes over from earlier ones: studies made by hand, decided without a device."""
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from building import out_of_memory, record
+from study_building import SPACE, config, definition, measured, open_store, write_study
+from view_building import predicted
+
+from autotune.errors import StorageAway
+from autotune.spec.prediction import Forecast
+from autotune.spec.result import DeviceInfo
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.workload import make_workload
+from autotune.study.request import SearchRequest
+from autotune.study.reuse import EarlierStudy, are_comparable, judge, select, take_over
+
+MIB = 1024**2
+GPU = DeviceInfo(device="cuda:0", name="a GPU", total_memory_bytes=2**36, versions={"torch": "2.13.0"})
+BASELINE = config(0)
+HALF = replace(config(4), optimizer_fusion="foreach")
+"""Half the micro batch, and the fusion of the space."""
+WHOLE = {"perplexity_source": "measured", "parity": "same"}
+NEW = definition("new")
+NOTHING_SAID = SearchRequest()
+
+
+def cuda(name="earlier", **changes):
+    return definition(name, device=GPU, **changes)
+
+
+def study(*records, name="earlier", forecasts=(), **changes):
+    known = {forecast.config.fingerprint: forecast for forecast in forecasts}
+    return EarlierStudy(definition=definition(name, **changes), records=records, forecasts=known)
+
+
+def taken(*studies, new=NEW, **said):
+    return select(new, studies, SearchRequest(**said)).records
+
+
+def outcome_at(cap_mib, found, *, measured_at=64, on=definition):
+    """Of a record measured under one cap, under another; None where it is to be measured again."""
+    earlier = on("earlier", cap_bytes=measured_at * MIB)
+    kept = judge(found, earlier=earlier, new=on("new", cap_bytes=cap_mib * MIB))
+    return kept and kept.outcome
+
+
+# -- whether it holds under another cap --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", ["ok", "over_cap"])
+@pytest.mark.parametrize(("cap_mib", "expected"), [(39, "over_cap"), (40, "ok"), (200, "ok")])
+def test_what_was_measured_on_a_cpu_is_judged_by_the_new_cap(outcome, cap_mib, expected):
+    found = record(1, config=HALF, memory=40 * MIB, outcome=outcome)
+    assert outcome_at(cap_mib, found, measured_at=40 if outcome == "ok" else 30) == expected
+
+
+def test_what_is_now_over_the_cap_says_so_by_the_new_cap():
+    found = record(1, config=HALF, memory=40 * MIB)
+    kept = judge(found, earlier=definition("earlier"), new=definition("new", cap_bytes=30 * MIB))
+    assert kept.message == "needs 40.00 MiB of 30.00 MiB"
+
+
+@pytest.mark.parametrize(("cap_mib", "expected"), [(60, "over_cap"), (80, None)])
+def test_what_was_stopped_over_the_cap_is_measured_where_it_fits_now(cap_mib, expected):
+    found = record(1, config=HALF, memory=70 * MIB, speed=None, perplexity=None, outcome="over_cap")
+    assert outcome_at(cap_mib, found) == expected
+
+
+@pytest.mark.parametrize(("cap_mib", "expected"), [(40, "ok"), (39, None), (29, "over_cap")])
+def test_on_a_gpu_an_allocator_may_do_with_less_but_not_with_less_than_is_alive(cap_mib, expected):
+    found = record(1, config=HALF, memory=20 * MIB, device_bytes=40 * MIB, context_bytes=10 * MIB)
+    assert outcome_at(cap_mib, found, on=cuda) == expected
+
+
+@pytest.mark.parametrize(("cap_mib", "expected"), [(64, "ok"), (128, None)])
+def test_a_trial_whose_allocator_came_to_its_limit_holds_at_that_limit_only(cap_mib, expected):
+    found = record(1, config=HALF, memory=60 * MIB, alloc_retries=3)
+    assert outcome_at(cap_mib, found, on=cuda) == expected
+
+
+@pytest.mark.parametrize(("cap_mib", "expected"), [(63, "over_cap"), (64, "over_cap"), (65, None)])
+def test_what_an_enforced_cap_could_not_hold_is_over_it_up_to_that_cap(cap_mib, expected):
+    found = record(1, config=HALF, memory=50 * MIB, device_bytes=70 * MIB, speed=None, outcome="over_cap")
+    assert outcome_at(cap_mib, found, on=cuda) == expected
+
+
+@pytest.mark.parametrize(("cap_mib", "expected"), [(64, "out_of_memory"), (65, None)])
+def test_out_of_memory_holds_up_to_the_cap_it_was_met_at(cap_mib, expected):
+    assert outcome_at(cap_mib, out_of_memory(1, config=HALF), on=cuda) == expected
+
+
+@pytest.mark.parametrize("outcome", ["parity_failed", "diverged"])
+def test_what_computes_no_training_does_so_under_any_cap(outcome):
+    found = record(1, config=HALF, memory=None, speed=None, perplexity=None, outcome=outcome)
+    assert [outcome_at(cap_mib, found) for cap_mib in (1, 1000)] == [outcome, outcome]
+
+
+@pytest.mark.parametrize("outcome", ["dominated", "predicted_over_cap", "crashed", "timeout", "interrupted"])
+def test_what_was_not_measured_to_its_end_is_not_taken_over(outcome):
+    assert outcome_at(64, record(1, config=HALF, outcome=outcome)) is None
+
+
+# -- the baseline ------------------------------------------------------------------------------------------------
+
+
+def test_a_baseline_over_the_cap_is_taken_over_with_its_speed():
+    found = record(0, config=BASELINE, memory=90 * MIB, outcome="over_cap")
+    assert outcome_at(50, found) == outcome_at(50, found, on=cuda) == "over_cap"
+
+
+def test_a_baseline_without_a_speed_is_measured_beyond_the_cap():
+    found = record(0, config=BASELINE, memory=90 * MIB, speed=None, perplexity=None, outcome="over_cap")
+    assert (outcome_at(50, found), outcome_at(50, replace(found, config=HALF))) == (None, "over_cap")
+
+
+def test_what_ran_out_of_memory_under_a_cap_is_given_all_of_the_device_as_a_baseline():
+    space = replace(SPACE, defaults={"optimizer": "sgd"})
+    found = out_of_memory(1, config=BASELINE)
+    assert judge(found, earlier=definition("earlier"), new=NEW) == found
+    assert judge(found, earlier=definition("earlier", space=space), new=NEW) is None
+
+
+# -- from which study --------------------------------------------------------------------------------------------
+
+
+def other_device(**changes):
+    return {"device": replace(NEW.device, **changes)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workload": make_workload("cpu", {"steps": 24, "text_sha256": "e" * 64})},
+        {"workload": make_workload("cpu", {"steps": 25, "text_sha256": "f" * 64})},
+        other_device(name="another CPU"),
+        other_device(versions={**NEW.device.versions, "torch": "2.14.0"}),
+        other_device(versions={**NEW.device.versions, "autotune": "0.2.0"}),
+        other_device(others="3 GiB of its memory are in use"),
+        {"device": GPU},
+    ],
+    ids=["text", "steps", "device", "torch", "autotune", "busy", "kind of device"],
+)
+def test_a_study_that_would_not_measure_the_same_is_none_to_take_from(changes):
+    assert not are_comparable(definition("earlier", **changes), NEW)
+
+
+def test_another_space_cap_or_sampler_does_not_change_what_a_trial_measures():
+    space = SearchSpace(name="another", techniques={"precision": ("fp32",)})
+    assert are_comparable(definition("earlier", space=space, cap_bytes=MIB, sampler="random"), NEW)
+
+
+def test_what_was_found_particular_about_a_device_makes_it_no_other_one():
+    found = replace(GPU, context_bytes=480 * MIB, compute_mode="default", notes=("NVML names no processes",))
+    today = definition("new", device=found)
+    assert are_comparable(cuda(), today)
+    assert today.identity() == cuda("new").identity()
+
+
+def test_of_two_gpus_of_one_name_the_smaller_is_another():
+    smaller = replace(GPU, total_memory_bytes=2**35)
+    assert (are_comparable(cuda(), cuda()), are_comparable(cuda(), definition("new", device=smaller))) == (True, False)
+
+
+def test_nothing_is_taken_over_of_a_script_whose_files_nobody_knows(tmp_path):
+    (tmp_path / "train.py").touch()
+    settings = {"steps": 24, "script": str(tmp_path / "train.py"), "model_sha256": "a" * 64}
+    script = make_workload("cpu", settings)
+    assert not are_comparable(definition("earlier", workload=script), definition("new", workload=script))
+
+
+def test_the_newest_study_that_has_a_result_gives_it():
+    newest = study(record(0, config=BASELINE, **WHOLE), name="newest")
+    older = study(record(3, config=BASELINE, **WHOLE), record(4, config=HALF, **WHOLE), name="older")
+    found = select(NEW, [newest, older], NOTHING_SAID)
+    labels = ["trial 0 of study 'newest'", "trial 4 of study 'older'"]
+    assert ([one.reused_from for one in found.records], found.counts) == (labels, {"newest": 1, "older": 1})
+
+
+def test_a_result_is_taken_from_the_study_that_measured_it():
+    copied = record(0, config=HALF, reused_from="trial 4 of study 'older'", **WHOLE)
+    older = study(record(4, config=HALF, **WHOLE), name="older")
+    assert [one.reused_from for one in taken(study(copied), older)] == ["trial 4 of study 'older'"]
+
+
+def test_what_the_new_space_cannot_try_is_left_where_it_is():
+    illegal = replace(HALF, optimizer="sgd")
+    new = definition("new", space=SearchSpace(name="named", techniques={}, configurations=({"name": "only"},)))
+    assert not taken(study(record(1, config=illegal, **WHOLE)))
+    assert [one.name for one in taken(study(record(1, config=HALF), record(2, config=BASELINE)), new=new)] == ["only"]
+
+
+def test_the_baseline_and_named_configurations_come_first_under_their_names_here():
+    named = NEW.legal_space().named["checkpoint every block"]
+    records = [record(n, config=one, name="there") for n, one in enumerate((HALF, named, BASELINE))]
+    found = taken(study(*records))
+    assert [(one.number, one.name) for one in found] == [(0, "baseline"), (1, "checkpoint every block"), (2, None)]
+
+
+def test_what_is_taken_over_took_no_time():
+    (found,) = taken(study(record(0, config=BASELINE, seconds=9.0, seconds_by_part={"training": 8.0})))
+    assert (found.seconds, found.seconds_by_part) == (None, None)
+
+
+# -- perplexities of other trials --------------------------------------------------------------------------------
+
+
+def shared_with(number, **fields):
+    return record(5, config=BASELINE, perplexity_source=f"shared with {number}", **fields)
+
+
+def test_a_perplexity_shared_with_a_trial_that_came_along_names_its_number_here():
+    trained = record(7, config=HALF, **WHOLE)
+    assert [one.perplexity_source for one in taken(study(trained, shared_with("trial 7")))] == [
+        "shared with trial 1",
+        "measured",
+    ]
+
+
+def test_a_perplexity_shared_with_a_trial_that_stays_behind_names_its_study():
+    trained = record(7, config=replace(HALF, optimizer="sgd"), **WHOLE)
+    (found,) = taken(study(trained, shared_with("trial 7")))
+    assert found.perplexity_source == "shared with trial 7 of study 'earlier'"
+
+
+def test_a_perplexity_shared_with_a_trial_that_was_taken_over_itself_names_the_study_that_trained_it():
+    copied = record(7, config=HALF, reused_from="trial 2 of study 'first'", **WHOLE)
+    first = study(record(2, config=HALF, **WHOLE), name="first")
+    both = study(copied, shared_with("trial 7"))
+    assert taken(both)[0].perplexity_source == "shared with trial 2 of study 'first'"
+    assert taken(both, first)[0].perplexity_source == "shared with trial 1"
+
+
+def test_full_trainings_take_over_no_shared_perplexity():
+    trained = record(7, config=HALF, **WHOLE)
+    assert [one.config for one in taken(study(trained, shared_with("trial 7")), full_trainings=True)] == [HALF]
+
+
+@pytest.mark.parametrize(("seeds", "count"), [(1, 2), (3, 2), (4, 0)])
+def test_a_perplexity_of_fewer_seeds_than_asked_for_is_measured_again(seeds, count):
+    trained = record(7, config=HALF, perplexity_source="measured, mean of 3 seeds", parity="same")
+    assert len(taken(study(trained, shared_with("trial 7")), perplexity_seeds=seeds)) == count
+
+
+def test_a_mean_over_seeds_stays_one():
+    source = "measured, mean of 3 seeds, without seed 2: crashed"
+    (found,) = taken(study(record(0, config=BASELINE, perplexity_source=source, perplexity_spread=0.5)))
+    assert (found.perplexity_source, found.perplexity_spread) == (source, 0.5)
+
+
+# -- with a database ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def url(tmp_path):
+    """A database with a study of one trial and one prediction."""
+    url = f"sqlite:///{tmp_path}/autotune.db"
+    write_study(url, [measured(**WHOLE)], name="earlier")
+    with open_store(url) as store:
+        store.keep_forecast("earlier", Forecast(config=BASELINE, prediction=predicted()))
+    return url
+
+
+def test_a_study_is_kept_with_all_that_was_taken_over(url):
+    with open_store(url) as store:
+        found = take_over(store, NEW, NOTHING_SAID)
+        store.create_study(NEW, trials_wanted=5, records=found.records, forecasts=found.forecasts)
+        (kept,) = store.trials("new")
+    assert (kept.config, kept.reused_from, kept.feasible) == (BASELINE, "trial 0 of study 'earlier'", True)
+    assert (kept.predicted_peak_memory_bytes, kept.is_finished) == (100 * MIB, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "records", "forecasts"),
+    [({}, 1, 1), ({"fresh": True}, 0, 0), ({"predict": False}, 1, 0), ({"memory_snapshot": True}, 0, 1)],
+    ids=["nothing said", "fresh", "no predictions", "an allocation history of each"],
+)
+def test_what_is_asked_for_decides_what_is_taken_over(said, records, forecasts, url):
+    with open_store(url) as store:
+        found = take_over(store, NEW, SearchRequest(**said))
+    assert (len(found.records), len(found.forecasts)) == (records, forecasts)
+
+
+def test_a_study_that_cannot_be_read_is_passed_over(url):
+    write_study(url, [measured()], name="damaged")
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database, database:
+        database.execute("UPDATE autotune_studies SET schema_version = 99 WHERE name = 'damaged'")
+    with open_store(url) as store:
+        assert take_over(store, NEW, NOTHING_SAID).counts == {"earlier": 1}
+
+
+def test_a_database_that_goes_away_meanwhile_is_waited_for_and_not_passed_over(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/autotune.db"
+    write_study(url, [measured()])
+
+    def away(*_):
+        raise StorageAway("the studies database is away")
+
+    with open_store(url) as store:
+        monkeypatch.setattr(store, "definition", away)
+        with pytest.raises(StorageAway):
+            take_over(store, NEW, NOTHING_SAID)

@@ -1,0 +1,30 @@
+"""Prepared files that wait for their study: removed when nobody is left to take them, and not before."""
+
+from autotune.study.staging import WaitingFolder, sweep
+
+
+def test_what_a_living_search_prepares_is_left_alone(tmp_path):
+    waiting = WaitingFolder(tmp_path)
+    waiting.folder.mkdir()
+    sweep(tmp_path)
+    assert waiting.folder.is_dir()
+    waiting.close()
+
+
+def test_closed_it_leaves_nothing(tmp_path):
+    waiting = WaitingFolder(tmp_path)
+    waiting.folder.mkdir()
+    waiting.close()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_study_of_any_name_is_no_waiting_folder(tmp_path):
+    (tmp_path / "waiting-room").mkdir()
+    sweep(tmp_path)
+    assert (tmp_path / "waiting-room").is_dir()
+
+
+def test_what_a_trial_server_makes_after_its_search_was_swept_goes_with_the_next(tmp_path):
+    (tmp_path / ".waiting-0123.unfinished-4567").mkdir()
+    sweep(tmp_path)
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,62 @@
+"""The rooms of the package: torch stays out of those that run in the process of a search, a report or a command."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import autotune
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(autotune.__file__).parent
+LAYERS, WITHOUT_TORCH = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+
+IMPORT_ALL = """
+import importlib, sys
+for module in sys.stdin.read().split():
+    importlib.import_module(module)
+    if found := sorted({"torch", "datasets"} & set(sys.modules)):
+        sys.exit(f"importing {module} has loaded {found}")
+"""
+
+
+def modules_of(room: str) -> list[str]:
+    """Every module of a room but the code that exports carry, which is only read, as dotted names."""
+    base = PACKAGE.parent.joinpath(*room.split("."))
+    files = sorted(base.rglob("*.py")) if base.is_dir() else [base.with_suffix(".py")]
+    dotted = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in files]
+    return [name.removesuffix(".__init__") for name in dotted if not _is_run_by_others(name)]
+
+
+def _is_run_by_others(module: str) -> bool:
+    return module.startswith(("autotune.exporters.shipped.", "autotune.storage.migrations."))
+
+
+@pytest.mark.parametrize("room", ["autotune", *WITHOUT_TORCH["source_modules"]])
+def test_importing_every_module_of_a_room_loads_neither_torch_nor_datasets(room):
+    modules = modules_of(room) if room != "autotune" else ["autotune"]
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", IMPORT_ALL],
+        input=" ".join(modules),
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stderr == ""
+
+
+def test_every_room_has_a_layer():
+    layers = {module.strip() for layer in LAYERS["layers"] for module in layer.split("|")}
+    files = {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")}
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert {f"autotune.{name}" for name in files | folders} == layers
+
+
+@pytest.mark.parametrize("room", ["autotune.training", "autotune.predictor"])
+def test_the_page_of_a_room_that_needs_torch_is_free_of_it(room):
+    """`import autotune` passes through `training`; help texts may pass through `predictor`."""
+    code = f"import sys, {room}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", code], env={"PYTHONPATH": str(ROOT)}).returncode == 0

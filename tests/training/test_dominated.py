@@ -1,0 +1,63 @@
+"""A training that another one of the same numerics beats ends early, and says so."""
+
+import dataclasses
+import time
+
+import pytest
+
+from autotune.spec.config import TrainingConfig
+from autotune.spec.early_stopping import Rival
+from autotune.spec.training_request import TrainingRequest
+from autotune.training.trainer import train
+
+UNBEATABLE = Rival(number=3, peak_memory_bytes=1, tokens_per_second=1e12)
+HOPELESS = Rival(number=4, peak_memory_bytes=1, tokens_per_second=1e-3)
+
+
+@pytest.fixture
+def measure(workload, prepared):
+    def measure(**changes):
+        request = TrainingRequest(
+            workload=workload,
+            config=TrainingConfig(micro_batch_size=workload.global_batch),
+            folder=prepared,
+            device="cpu",
+            cap_bytes=2**40,
+            shares_perplexity=True,
+            requested_at=time.monotonic(),
+        )
+        return train(dataclasses.replace(request, **changes))
+
+    return measure
+
+
+@pytest.fixture
+def beaten(measure):
+    return measure(rivals=(HOPELESS, UNBEATABLE))
+
+
+def test_it_has_the_outcome_dominated_and_names_the_trial(beaten):
+    assert (beaten.outcome, "trial 3" in beaten.message) == ("dominated", True)
+
+
+def test_its_memory_and_speed_are_measured_and_its_perplexity_is_not(beaten):
+    assert (beaten.peak_memory_bytes > 0, beaten.tokens_per_second > 0, beaten.perplexity) == (True, True, None)
+
+
+def test_nothing_of_it_is_evaluated(beaten):
+    assert beaten.seconds_by_part["evaluation"] == 0.0
+
+
+def test_one_that_no_rival_beats_goes_on_to_its_end(measure):
+    assert measure(rivals=(HOPELESS,)).outcome == "ok"
+
+
+def test_one_over_the_cap_is_over_the_cap_whatever_the_rivals(measure):
+    assert measure(rivals=(UNBEATABLE,), cap_bytes=65536).outcome == "over_cap"
+
+
+def test_the_parts_of_a_trial_add_up_to_the_time_it_took(measure):
+    began = time.monotonic()
+    parts = measure(requested_at=began).seconds_by_part
+    assert set(parts) == {"startup", "compilation", "training", "evaluation"}
+    assert 0 < sum(parts.values()) <= time.monotonic() - began

@@ -1,0 +1,234 @@
+"""What the first steps of a real training say of it, and that a training which is another one is stopped."""
+
+import math
+
+import pytest
+import torch
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+from autotune.spec.config import CHOICES, Circumstances, broken_rules
+from autotune.spec.parity import PARITY_STEPS
+from autotune.techniques.step_in_backward import step_in_backward
+from autotune.training.parity import ParityFailed, ParityWatch, UpdateWatch
+
+
+def watched(trainer, *, reference=None):
+    """The trainer with its first steps watched as for a comparison."""
+    trainer.parity = ParityWatch(
+        trainer.training.parameters_by_block,
+        device=torch.device("cpu"),
+        precision="fp32",
+        reference=reference,
+        is_trace=True,
+    )
+    return trainer
+
+
+def trace_of(trainer, *, reference=None):
+    watched(trainer, reference=reference)
+    batches = trainer.batches()
+    for step in range(PARITY_STEPS):
+        trainer.take_step(step, next(batches))
+    return trainer.parity.trace()
+
+
+@pytest.mark.parametrize("fusion", CHOICES["optimizer_fusion"])
+@pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
+def test_however_it_updates_the_gradients_are_those_of_every_block(fusion, optimizer, make_trainer, workload):
+    if broken_rules({"optimizer": optimizer, "optimizer_fusion": fusion}, Circumstances(global_batch=1)):
+        pytest.skip("an illegal configuration")
+    plain = trace_of(make_trainer()).gradient_norms
+    norms = trace_of(make_trainer(optimizer=optimizer, optimizer_fusion=fusion)).gradient_norms
+    assert set(norms) == {f"block {index}" for index in range(workload.layers)} | {"rest"}
+    assert norms == pytest.approx(plain, rel=1e-5)
+
+
+def test_a_loss_scale_is_no_part_of_a_gradient_norm(make_trainer):
+    plain = trace_of(make_trainer()).gradient_norms
+    for fusion in ("none", "kernel"):
+        norms = trace_of(make_trainer(precision="fp16-mixed", optimizer_fusion=fusion)).gradient_norms
+        assert norms == pytest.approx(plain, rel=0.02)
+
+
+def test_gradients_accumulate_before_their_norm_is_taken(make_trainer):
+    plain = trace_of(make_trainer()).gradient_norms
+    assert trace_of(make_trainer(micro_batch_size=1)).gradient_norms == pytest.approx(plain, rel=1e-5)
+
+
+def test_the_norm_is_that_of_the_gradient_itself(make_trainer):
+    trainer = make_trainer()
+    batch = next(trainer.batches())
+    trainer.training.updater.step = lambda: None  # leaves the gradients for us to read
+    trainer.step(0, batch)
+    block = trainer.training.parameters_by_block["block 2"]
+    expected = math.sqrt(sum(p.grad.square().sum().item() for p in block))
+    assert trace_of(make_trainer()).gradient_norms["block 2"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_model_without_dropout_draws_no_random_numbers(make_trainer):
+    assert not trace_of(make_trainer(checkpointing="block")).draws_random_numbers
+
+
+def test_drawing_random_numbers_is_seen():
+    watch = ParityWatch({}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True)
+    with watch.step():
+        torch.rand(1)
+    assert watch.trace().draws_random_numbers
+
+
+def test_a_training_that_is_another_one_is_stopped_with_the_step_and_the_difference(make_trainer):
+    reference = trace_of(make_trainer())
+    trainer = make_trainer()
+    torch.nn.init.zeros_(trainer.training.parts.head.weight)
+    with pytest.raises(ParityFailed, match=r"of step \d|at step 1"):
+        trace_of(trainer, reference=reference)
+
+
+def test_projections_estimate_how_far_two_gradients_are_apart():
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.zeros(70_000))  # more than one piece
+
+    def sketch(gradient):
+        watch = ParityWatch(
+            {"rest": [parameter]}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True
+        )
+        optimizer = torch.optim.SGD([parameter], lr=0.0)
+        parameter.grad = gradient
+        with watch.step():
+            optimizer.step()
+        return watch.trace()
+
+    gradient, error = torch.randn(70_000), torch.randn(70_000)
+    found = sketch(gradient + 0.1 * error).gradient_difference(sketch(gradient), "rest")
+    assert found == pytest.approx(0.1, rel=0.5)
+    assert sketch(gradient).gradient_difference(sketch(gradient), "rest") == 0.0
+
+
+def test_where_nothing_is_compared_no_gradient_is_read(make_trainer):
+    trainer = make_trainer()
+    trainer.take_step(0, next(trainer.batches()))
+    assert trainer.parity.trace().gradient_norms == {}
+
+
+def test_a_sparse_gradient_is_left_out():
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    watch = ParityWatch(
+        {"rest": embedding.parameters()}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True
+    )
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
+    embedding(torch.tensor([1])).sum().backward()
+    with watch.step():
+        optimizer.step()
+    assert watch.trace().gradient_norms == {}
+
+
+# -- the learning rates and the state that updates use ---------------------------------------------------------------
+
+
+class KeepsItsOwnGroups(torch.optim.AdamW):
+    """Steps in the backward pass with groups and state of its own, whatever becomes of those that the loop sees."""
+
+    def __init__(self, parameters, **settings):
+        super().__init__(parameters, **settings)
+        self.own = torch.optim.AdamW(self.param_groups[0]["params"], **settings)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.register_post_accumulate_grad_hook(self.update)
+
+    def update(self, parameter):
+        own = torch.optim.AdamW([parameter], lr=self.own.param_groups[0]["lr"])
+        own.state = self.own.state
+        own.step()
+        parameter.grad = None
+        self.state[parameter] = own.state[parameter]
+
+    def step(self, closure=None):
+        pass
+
+
+def losses_watched(optimizer_class, *, rates=(), steps, change=lambda optimizer: None):
+    """Trains under a watch; `rates`: (step, rate) set before the backward pass of that step, counted from 1."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = optimizer_class(model.parameters(), lr=0.01)
+    watch = ParityWatch({}, device=torch.device("cpu"), precision="fp32", reference=None)
+    watch.follow(optimizer)
+    change(optimizer)
+    for step in range(1, steps + 1):
+        for at, rate in rates:
+            if at == step:
+                optimizer.param_groups[0]["lr"] = rate
+        with watch.step():
+            loss = model(torch.ones(2, 4)).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        watch.note(loss.item())
+
+
+def in_backward(parameters, **settings):
+    return step_in_backward(torch.optim.AdamW(parameters, **settings))
+
+
+@pytest.mark.parametrize("changed_at", [2, 20])
+def test_an_update_that_ignores_a_changed_learning_rate_is_seen(changed_at):
+    with pytest.raises(ParityFailed, match=r"used a learning rate of 0\.01, and its parameter group has 0\.005"):
+        losses_watched(KeepsItsOwnGroups, rates=[(changed_at, 0.005)], steps=21)
+
+
+def test_an_update_that_ignores_a_state_that_was_loaded_is_seen():
+    def load(optimizer):
+        state = {
+            index: {"step": torch.tensor(9.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.ones_like(p)}
+            for index, p in enumerate(optimizer.param_groups[0]["params"])
+        }
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+    with pytest.raises(ParityFailed, match="used another state than that of the optimizer"):
+        losses_watched(KeepsItsOwnGroups, steps=1, change=load)
+
+
+@pytest.mark.parametrize("optimizer_class", [in_backward, torch.optim.AdamW])
+def test_updates_that_follow_their_groups_are_left_alone(optimizer_class):
+    losses_watched(optimizer_class, rates=[(2, 0.005), (20, 0.001)], steps=21)
+
+
+def test_a_learning_rate_that_is_set_only_after_the_backward_pass_is_seen():
+    model = torch.nn.Linear(4, 4)
+    optimizer = in_backward(model.parameters(), lr=0.01)
+    watch = ParityWatch({}, device=torch.device("cpu"), precision="fp32", reference=None)
+    watch.follow(optimizer)
+    with watch.step():
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.param_groups[0]["lr"] = 0.005
+        optimizer.step()
+    with pytest.raises(ParityFailed, match=r"an update of step 1 used a learning rate of 0\.01"):
+        watch.note(1.0)
+
+
+def test_several_updates_in_one_reported_step_are_each_compared_with_the_rate_of_their_time():
+    one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    optimizer = in_backward([*one.parameters(), *other.parameters()], lr=0.01)
+    watch = ParityWatch({}, device=torch.device("cpu"), precision="fp32", reference=None)
+    watch.follow(optimizer)
+    with watch.step():
+        for model, rate in ((one, 0.01), (other, 0.005)):
+            optimizer.param_groups[0]["lr"] = rate
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    watch.note(1.0)
+
+
+def test_steps_are_watched_only_until_a_changed_rate_was_seen():
+    """A hook on every update of a long training would make its steps slower."""
+    before = len(_global_optimizer_pre_hooks)
+    model = torch.nn.Linear(4, 4)
+    optimizer = in_backward(model.parameters(), lr=0.01)
+    watch = UpdateWatch(optimizer)
+    hooks = []
+    for step in range(1, 8):
+        optimizer.param_groups[0]["lr"] = 0.01 if step < 6 else 0.005
+        with watch.step(step):
+            hooks.append(len(_global_optimizer_pre_hooks) - before)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert hooks == [1, 1, 1, 0, 0, 1, 0]

@@ -1,0 +1,581 @@
+"""Somebody's own training script as a trial: three added lines, and by itself it trains as it always did."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import autotune
+from autotune.errors import IllegalConfiguration, InvalidInput, PredictionImpossible
+from autotune.execution.server.client import TrialServer
+from autotune.execution.server.tasks import devices
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import make_workload
+from autotune.study.request import SearchRequest
+from autotune.techniques.user_optimizer import with_fusion
+from autotune.techniques.user_training import apply_to_own
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "studies" / "your_script" / "train.py"
+SCRIPT = textwrap.dedent("""
+    import sys
+    import torch, autotune
+    import torch.nn.functional as F
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+        def forward(self, x):
+            return x + self.down(self.up(x).relu())
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(256, 64), nn.Linear(64, 256)
+            self.blocks = nn.ModuleList(Block() for _ in range(4))
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    model = Model()
+    model, optimizer = autotune.apply(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    tokens = torch.arange(4 * 33).view(4, 33) % 256
+    for step in range(STEPS):
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        autotune.report(tokens=128, loss=loss)
+    AFTER
+""")
+BYTES = (256 * 64 + 64 * 256 + 256 + 4 * (2 * 64 * 256 + 256 + 64)) * 4
+"""Of its parameters."""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """script(steps=100, after="") is the path of a script that trains that many steps."""
+
+    def write(*, steps=100, after=""):
+        file = tmp_path / "train.py"
+        file.write_text(SCRIPT.replace("STEPS", str(steps)).replace("AFTER", after))
+        return file
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with TrialServer(log_file=tmp_path_factory.mktemp("server") / "server.log") as trial_server:
+        yield trial_server
+
+
+@pytest.fixture
+def trial_of(server, tmp_path):
+    """trial_of(script, checkpointing="block") is the measurement of one trial, in a process of its own."""
+
+    def run(file, *, cap_bytes=2**40, steps=12, shares_perplexity=False, rivals=(), device="cpu", **choices):
+        uuid = None if device == "cpu" else devices()[0]["uuid"]
+        workload = make_workload("cpu", {"script": str(file), "global_batch": 4, "steps": steps})
+        payload = {
+            "workload": workload.to_dict(),
+            "config": TrainingConfig(micro_batch_size=4, **choices).to_dict(),
+            "folder": str(tmp_path),
+            "device": device,
+            "device_uuid": uuid,
+            "cap_bytes": cap_bytes,
+            "requested_at": time.monotonic(),
+            "shares_perplexity": shares_perplexity,
+            "rivals": list(rivals),
+        }
+        return server.submit("train", payload, log_file=tmp_path / "trial.log").result(timeout=120).result
+
+    return run
+
+
+@pytest.fixture
+def examine(server, tmp_path):
+    def run(file, **choices):
+        workload = make_workload("cpu", {"script": str(file), "global_batch": 4}).to_dict()
+        payload = {"workload": workload, "choices": choices, "device": "cpu"}
+        return server.submit("examine", payload, log_file=tmp_path / "examine.log").result(timeout=120).result
+
+    return run
+
+
+# -- as a trial --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_on_cuda_its_timed_steps_are_not_waited_for(script, trial_of):
+    """It ends with an error where a report of a timed step makes a transfer that waits, such as that of its loss."""
+    file = script()
+    text = file.read_text().replace("Model()", "Model().cuda()").replace("% 256", "% 256).cuda()")
+    text = text.replace("tokens = torch", "tokens = (torch")
+    text = text.replace(
+        "    autotune.report(", "    if step == 7: torch.cuda.set_sync_debug_mode('error')\n    autotune.report("
+    )
+    file.write_text(text)
+    found = trial_of(file, device="cuda:0")
+    assert (found["outcome"], found["message"]) == ("ok", "")
+    assert found["tokens_per_second"] > 0
+
+
+def test_it_is_ended_after_the_workloads_steps_and_measured(script, trial_of):
+    found = trial_of(script())
+    assert (found["outcome"], found["perplexity_source"]) == ("ok", "training loss of the last 3 steps")
+    assert found["tokens_per_second"] > 0
+    assert found["bytes_by_kind"]["parameters"] == BYTES
+    assert 4 * BYTES < found["peak_memory_bytes"] < 6 * BYTES
+
+
+def test_techniques_change_its_memory_and_not_its_loss(script, trial_of):
+    plain, fused = trial_of(script()), trial_of(script(), checkpointing="block", optimizer_fusion="backward")
+    assert fused["peak_memory_bytes"] < plain["peak_memory_bytes"] - BYTES / 2  # never all gradients together
+    assert fused["perplexity"] == pytest.approx(plain["perplexity"], rel=1e-4)
+
+
+def test_in_backward_it_follows_a_schedule_after_its_optimizers_state_was_loaded(script, trial_of):
+    """As accelerate loads the state of every optimizer that it prepares, which a schedule then belongs to."""
+    file = script()
+    loaded = "optimizer.load_state_dict(optimizer.state_dict())"
+    schedule = "schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=12)"
+    text = file.read_text().replace("tokens = torch.arange", f"{loaded}\n{schedule}\ntokens = torch.arange")
+    file.write_text(text.replace("    optimizer.zero_grad()", "    optimizer.zero_grad()\n    schedule.step()"))
+    plain, in_backward = trial_of(file), trial_of(file, optimizer_fusion="backward")
+    assert in_backward["final_loss"] == plain["final_loss"]
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        "clip_grad_norm_(model.parameters(), max_norm=1.0)",
+        "clip_grad_value_(w, 1.0)",
+        "clip_grads_with_norm_(w, 1.0, torch.tensor(2.0))",
+    ],
+)
+def test_in_backward_it_is_ended_where_it_clips_gradients_that_are_gone(clip, script, trial_of):
+    file = script()
+    text = file.read_text().replace(
+        "import sys", "import sys\nfrom torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_"
+    )
+    file.write_text(
+        text.replace("    optimizer.step()", f"    w = model.parameters()\n    {clip}\n    optimizer.step()")
+    )
+    found = trial_of(file, optimizer_fusion="backward")
+    assert found["outcome"] == "parity_failed"
+    assert "the script clips gradients, which optimizer_fusion backward has used" in found["message"]
+
+
+def test_memory_that_the_script_frees_before_the_steady_steps_does_not_count(script, trial_of):
+    file = script()
+    plain = trial_of(file)
+    file.write_text("import torch\nlarge = torch.ones(2**24)\ndel large\n" + file.read_text())
+    assert trial_of(file)["peak_memory_bytes"] == plain["peak_memory_bytes"]
+
+
+def test_over_the_cap_it_is_ended_at_once(script, trial_of):
+    found = trial_of(script(), cap_bytes=BYTES)
+    assert (found["outcome"], found["tokens_per_second"]) == ("over_cap", None)
+
+
+def with_evaluation(file, *, before="", after="", condition="True"):
+    """Evaluates in each step before its update or after it; what `evaluated` then is, is reported where `condition`."""
+    text = file.read_text().replace("    loss = F", f"    {before}\n    loss = F")
+    text = text.replace("    optimizer.zero_grad()", f"    optimizer.zero_grad()\n    {after}")
+    report = f"loss=loss, evaluation_loss=evaluated if {condition} else None)"
+    file.write_text(text.replace("loss=loss)", report))
+    return file
+
+
+EVALUATE = "model.eval(); evaluated = 1.5; model.train()"
+
+
+def test_an_evaluation_after_the_last_step_is_the_perplexity(script, trial_of):
+    found = trial_of(with_evaluation(script(), after=EVALUATE))
+    assert found["perplexity"] == pytest.approx(math.exp(1.5))
+    assert found["perplexity_source"] == "evaluation loss after step 12"
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"after": EVALUATE, "condition": "step == 9"},
+        {"before": EVALUATE},
+        {"before": EVALUATE, "condition": "step == 0"},
+    ],
+    ids=["only after an earlier step", "before each update", "before training"],
+)
+def test_an_evaluation_that_does_not_follow_the_last_step_decides_nothing(where, script, trial_of):
+    found = trial_of(with_evaluation(script(), **where))
+    assert found["perplexity"] == trial_of(script())["perplexity"]
+    says = "training loss of the last 3 steps, as no evaluation was seen after the last step"
+    assert found["perplexity_source"] == says
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["autotune", "the script"])
+def test_an_evaluation_is_seen_of_a_compiled_model_too(by, script, trial_of):
+    file = with_evaluation(script(), before=EVALUATE)
+    if by == "the script":
+        file.write_text(file.read_text().replace("tokens = torch", "model = torch.compile(model)\ntokens = torch"))
+    found = trial_of(file, compile="model" if by == "autotune" else "none")
+    assert "no evaluation was seen after the last step" in found["perplexity_source"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_a_copy_of_the_model_has_weights_of_its_own(precision, script, trial_of):
+    """As averaged weights, or the frozen reference of a preference loss."""
+    file = script()
+    text = file.read_text().replace(
+        "tokens = torch.arange", "import copy\nfrozen = copy.deepcopy(model)\ntokens = torch.arange"
+    )
+    compute = "F.cross_entropy(frozen(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()"
+    file.write_text(text.replace("loss=loss)", f"loss=loss, evaluation_loss={compute})"))
+    untrained, found = math.log(256), trial_of(file, precision=precision)
+    assert math.log(found["perplexity"]) == pytest.approx(untrained, rel=0.1)
+    assert found["final_loss"] < 0.9 * untrained
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_the_signature_of_its_models_forward_stays_what_it_was(precision, script, trial_of):
+    """By which a Trainer chooses the columns of a dataset."""
+    file = script(after="")
+    check = "import inspect; assert list(inspect.signature(model.forward).parameters) == ['tokens']"
+    file.write_text(file.read_text().replace("tokens = torch.arange", f"{check}\ntokens = torch.arange"))
+    assert trial_of(file, precision=precision)["outcome"] == "ok"
+
+
+def test_its_model_can_be_saved_whole(script, trial_of):
+    file = script()
+    save = "import io; torch.save(model, io.BytesIO())"
+    file.write_text(file.read_text().replace("tokens = torch.arange", f"{save}\ntokens = torch.arange"))
+    assert trial_of(file)["outcome"] == "ok"
+
+
+def test_an_optimizer_without_a_learning_rate_trains(script, trial_of):
+    file = script()
+    text = file.read_text().replace("torch.optim.AdamW(model.parameters(), lr=1e-3)", "Own(model.parameters())")
+    own = """
+class Own(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"scale": 0.01})
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= group["scale"] * parameter.grad
+"""
+    file.write_text(text.replace("torch.manual_seed(0)", f"{own}\ntorch.manual_seed(0)"))
+    assert [trial_of(file, optimizer_fusion=fusion)["outcome"] for fusion in ("none", "backward")] == ["ok", "ok"]
+
+
+def test_an_evaluation_of_loss_0_is_one(script, trial_of):
+    found = trial_of(with_evaluation(script(), after="evaluated = 0.0"))
+    assert (found["perplexity"], found["perplexity_source"]) == (1.0, "evaluation loss after step 12")
+
+
+def test_where_perplexity_is_shared_it_is_ended_once_speed_and_memory_are_known(script, trial_of):
+    found = trial_of(script(), steps=50, shares_perplexity=True)
+    assert (found["outcome"], found["perplexity"], found["final_loss"]) == ("ok", None, None)
+    assert found["tokens_per_second"] > 0
+
+
+def test_a_trial_that_its_numerics_class_beats_is_ended_as_dominated(script, trial_of):
+    rival = {"number": 7, "peak_memory_bytes": 1, "tokens_per_second": 1e12}
+    found = trial_of(script(), steps=50, shares_perplexity=True, rivals=[rival])
+    assert (found["outcome"], found["message"]) == ("dominated", "trial 7 trains the same faster in no more memory")
+
+
+@pytest.mark.parametrize(
+    ("steps", "after", "message"),
+    [
+        (5, "", "ended after 5 of 12 steps"),
+        (0, "", "ended after 0 of 12 steps; after each optimizer step"),
+        (0, "sys.exit(3)", "exit code 3"),
+        (0, "raise LookupError('no text')", "LookupError: no text"),
+    ],
+)
+def test_a_script_that_ends_by_itself_is_an_outcome_that_says_so(steps, after, message, script, trial_of):
+    found = trial_of(script(steps=steps, after=after))
+    assert found["outcome"] == "crashed"
+    assert message in found["message"]
+
+
+def test_a_loss_that_is_no_number_is_diverged(script, trial_of):
+    file = script()
+    file.write_text(file.read_text().replace("loss=loss", "loss=float('nan')"))
+    assert trial_of(file)["outcome"] == "diverged"
+
+
+# -- before the study --------------------------------------------------------------------------------------------
+
+
+def test_what_its_model_and_optimizer_cannot_take_is_left_out(script, examine):
+    missing = examine(
+        script(),
+        checkpointing=["none", "attention", "block", "sqrt"],
+        precision=["fp32", "bf16-mixed", "fp16-mixed"],
+        optimizer=["adamw", "sgd"],
+        optimizer_fusion=["none", "foreach", "kernel", "backward"],
+    )
+    assert {technique: list(values) for technique, values in missing.items()} == {
+        "checkpointing": ["attention", "sqrt"],
+        "precision": ["fp16-mixed"],
+        "optimizer": ["sgd"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("x = 1", r"does not call autotune\.apply"),
+    ],
+)
+def test_a_script_that_does_not_get_to_its_training_is_refused(source, named, script, examine):
+    file = script()
+    file.write_text(source)
+    with pytest.raises(InvalidInput, match=named):
+        examine(file)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"model": "gpt"}, "a script decides its model itself"),
+        ({"layers": 3}, "layers = 3 cannot be set"),
+        ({"dataset": "my.txt"}, "decides its text itself"),
+        ({"script": "gone.py"}, r"gone\.py cannot be read"),
+        ({"script": "train.sh"}, "is no Python file"),
+    ],
+)
+def test_what_does_not_go_with_a_script_is_refused(settings, named, script):
+    with pytest.raises(InvalidInput, match=named):
+        make_workload("cpu", {"script": str(script()), **settings})
+
+
+def test_it_cannot_be_predicted(server, script, tmp_path):
+    workload = make_workload("cpu", {"script": str(script())})
+    payload = {"workload": workload.to_dict(), "config": TrainingConfig().to_dict(), "device": "cpu"}
+    with pytest.raises(PredictionImpossible):
+        server.submit("predict", payload, log_file=tmp_path / "predict.log").result(timeout=60)
+
+
+def test_an_error_of_the_measurement_is_not_the_scripts_to_handle(script, trial_of):
+    report = "    autotune.report(tokens=128, loss=loss)"
+    handled = ["    try:", "        autotune.report(tokens=128, loss='none')", "    except Exception:", "        pass"]
+    file = script()
+    file.write_text(file.read_text().replace(report, "\n".join(handled)))
+    measurement = trial_of(file)
+    assert measurement["outcome"] == "crashed"
+    assert "could not convert string to float" in measurement["message"]
+
+
+def test_a_report_on_the_way_out_changes_nothing(script, trial_of):
+    file = script()
+    lines = file.read_text().splitlines()
+    loop = next(index for index, line in enumerate(lines) if line.startswith("for step"))
+    body = [f"    {line}" for line in lines[loop:] if line.strip()]
+    last = ["finally:", "    autotune.report(tokens=128, loss=1.0, evaluation_loss=1.0)"]
+    file.write_text("\n".join([*lines[:loop], "try:", *body, *last]))
+    found = trial_of(file)
+    assert (found["outcome"], found["perplexity_source"]) == ("ok", "training loss of the last 3 steps")
+
+
+def test_several_seeds_of_a_script_are_refused(script):
+    with pytest.raises(InvalidInput, match="draws its own weights"):
+        SearchRequest(perplexity_seeds=2, workload={"script": str(script())})
+
+
+# -- by itself ---------------------------------------------------------------------------------------------------
+
+
+def test_outside_a_trial_nothing_is_changed():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    assert autotune.apply(model, optimizer) == (model, optimizer)
+    assert autotune.current_config() == TrainingConfig()
+    assert autotune.current_config(global_batch=16).micro_batch_size == 16
+    autotune.report(tokens=1, loss=1.0)
+
+
+def test_a_file_can_name_the_configuration(tmp_path, monkeypatch):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"precision": "bf16-true"}))
+    monkeypatch.setenv("AUTOTUNE_CONFIG", str(file))
+    model = nn.Linear(2, 2)
+    autotune.apply(model, torch.optim.SGD(model.parameters()))
+    assert autotune.current_config().precision == "bf16-true"
+    assert model.weight.dtype == torch.bfloat16
+    file.write_text('{"precision": "fp3"}')
+    with pytest.raises(InvalidInput, match="fp3"):
+        autotune.current_config()
+
+
+@pytest.mark.slow
+def test_the_example_runs_by_itself():
+    text = EXAMPLE.read_text().replace("STEPS, EVALUATE_EVERY = 200, 10", "STEPS, EVALUATE_EVERY = 2, 1")
+    code = f"__file__ = {str(EXAMPLE)!r}\n{text}"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert "step 2: loss" in ran.stdout
+
+
+# -- its optimizer -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fusion", ["none", "foreach", "kernel", "backward"])
+def test_every_fusion_makes_the_steps_of_the_scripts_own_optimizer(fusion):
+    def trained(change):
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        groups = [
+            {"params": layers[0].parameters(), "lr": 0.1},
+            {"params": layers[1].parameters(), "weight_decay": 0.5},
+        ]
+        optimizer = change(torch.optim.AdamW(groups, lr=0.01, betas=(0.5, 0.9)))
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        for _ in range(3):
+            layers(torch.ones(2, 4)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        return torch.cat([parameter.detach().flatten() for parameter in layers.parameters()])
+
+    expected = trained(lambda optimizer: optimizer)
+    assert torch.allclose(trained(lambda optimizer: with_fusion(optimizer, fusion)), expected, atol=1e-6)
+
+
+def test_a_fusion_that_the_optimizer_has_not_is_refused():
+    with pytest.raises(IllegalConfiguration, match="LBFGS has no foreach"):
+        with_fusion(torch.optim.LBFGS([nn.Parameter(torch.ones(2))]), "foreach")
+
+
+def test_mixed_precision_gives_the_script_logits_in_float32():
+    model = nn.Linear(8, 8)
+    inside = []
+    model.register_forward_hook(lambda _module, inputs, _output: inside.append(inputs[0].dtype))
+    apply_to_own(TrainingConfig(precision="bf16-mixed"), model, torch.optim.SGD(model.parameters()))
+    outputs = model(torch.ones(2, 8))
+    assert outputs.dtype == torch.float32
+    assert not torch.equal(outputs, nn.functional.linear(torch.ones(2, 8), model.weight, model.bias))
+
+
+def test_a_stored_script_workload_loads(script):
+    workload = make_workload("cpu", {"script": str(script())})
+    assert type(workload)(**json.loads(json.dumps(workload.to_dict()))) == workload
+    with pytest.raises(InvalidInput):
+        dataclasses.replace(workload, model="gpt")
+
+
+# -- a configuration for a loop of one's own -------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+def stack():
+    return nn.Sequential(nn.Linear(8, 8), nn.Sequential(*(Block() for _ in range(4))))
+
+
+def recomputed(model):
+    return [type(block).__name__ == "Checkpointed" for block in model[1]]
+
+
+def test_a_configuration_is_loaded_from_an_export(tmp_path):
+    config = TrainingConfig(checkpointing="every-2", micro_batch_size=4)
+    file = tmp_path / "autotune_config.json"
+    file.write_text(json.dumps({"origin": "study tour, trial 3", "config": config.to_dict(), "workload": {}}))
+    assert autotune.load_config(file) == config
+
+
+def test_a_configuration_is_applied_to_a_model_alone():
+    model = autotune.apply(stack(), TrainingConfig(checkpointing="every-2"))
+    assert recomputed(model) == [True, False, True, False]
+
+
+def test_a_configuration_is_applied_to_a_model_and_its_optimizer():
+    model = stack()
+    config = TrainingConfig(checkpointing="block", optimizer_fusion="kernel")
+    model, optimizer = autotune.apply(model, torch.optim.AdamW(model.parameters()), config=config)
+    assert recomputed(model) == [True] * 4
+    assert optimizer.defaults["fused"]
+
+
+def test_a_fusion_that_a_model_alone_cannot_have_is_warned_of():
+    with pytest.warns(UserWarning, match="optimizer_fusion backward is not applied"):
+        autotune.apply(stack(), TrainingConfig(optimizer_fusion="backward"))
+
+
+def test_another_optimizer_than_the_measured_is_warned_of():
+    model = stack()
+    with pytest.warns(UserWarning, match="measured with AdamW: SGD"):
+        autotune.apply(model, torch.optim.SGD(model.parameters(), lr=0.1), config=TrainingConfig())
+
+
+@pytest.mark.parametrize("choices", [{"loss": "chunked"}, {"precision": "fp16-mixed"}], ids=str)
+def test_what_a_loop_of_ones_own_cannot_have_is_refused(choices):
+    with pytest.raises(IllegalConfiguration):
+        autotune.apply(stack(), TrainingConfig(**choices))
+
+
+def test_a_loss_in_chunks_is_refused_for_the_reason_that_it_has():
+    with pytest.raises(IllegalConfiguration, match="computes its loss itself"):
+        autotune.apply(stack(), TrainingConfig(loss="chunked"))
+
+
+def test_an_allocator_that_comes_too_late_is_warned_of(monkeypatch):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    with pytest.warns(UserWarning, match="allocator expandable is not applied"):
+        autotune.apply(stack(), TrainingConfig(allocator="expandable"))
+
+
+def test_an_allocator_that_the_process_has_is_not_warned_of(monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        autotune.apply(stack(), TrainingConfig(allocator="expandable"))
+
+
+def test_a_budget_that_nothing_compiled_could_keep_is_refused():
+    with pytest.raises(IllegalConfiguration, match=r"needs torch\.compile"):
+        autotune.apply(stack(), TrainingConfig(memory_budget=0.5))
+
+
+def test_applying_nothing_is_refused():
+    with pytest.raises(InvalidInput, match="neither an optimizer nor a configuration"):
+        autotune.apply(stack())
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"config": {"precision": "fp99"}}', '{"colour": 1}', "\x00"], ids=repr)
+def test_a_file_without_a_configuration_is_refused_by_name(tmp_path, text):
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(InvalidInput) as raised:
+        autotune.load_config(file)
+    assert raised.value.exit_code == 2
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(InvalidInput, match=r"nothing\.json cannot be read"):
+        autotune.load_config(tmp_path / "nothing.json")
