@@ -1,4 +1,7 @@
-"""The Python interface: the same as the command line, with plain dataclasses as results. Does not load torch."""
+"""The Python interface: the same as the command line, with plain dataclasses as results.
+
+Does not load torch.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,19 +53,21 @@ def search(
 ) -> StudyResult:
     """Begins a study, or continues the one of that name, and returns its records, front and pick.
 
-    `space` is the name of a search space or a TOML file, `scale` one of the sizes that it has. Sizes and durations are
-    numbers of bytes and seconds or texts such as "8GiB" and "30m". `workload` takes the fields of `Workload`:
-    `layers=12, width=768, dataset="my.txt"`. What is left out is decided by the search space or the device. Works in
-    a plain script, without a main guard. A new study takes over what earlier ones in `storage` measured of the same
-    workload on the same device and versions, in addition to its `trials`; with `fresh` it measures that again.
+    `space` is the name of a search space or a TOML file, `scale` one of the sizes that it has.
+    Sizes and durations are numbers of bytes and seconds or texts such as "8GiB" and "30m".
+    `workload` takes the fields of `Workload`: `layers=12, width=768, dataset="my.txt"`. What is
+    left out is decided by the search space or the device. Works in a plain script, without a main
+    guard. A new study takes over what earlier ones in `storage` measured of the same workload on
+    the same device and versions, in addition to its `trials`; with `fresh` it measures that again.
 
-    A trial is ended after `trial_time_limit`, or when no step ended within `step_time_limit` (a fifth of it), one in
-    which code is compiled within `compile_time_limit` (half of it).
+    A trial is ended after `trial_time_limit`, or when no step ended within `step_time_limit` (a
+    fifth of it), one in which code is compiled within `compile_time_limit` (half of it).
 
-    Raises AutotuneError for what cannot be done as asked. KeyboardInterrupt ends the running trial and keeps all
-    results; the same call goes on from there. With `workers` that many processes share the study, on a machine with
-    several GPUs each on its own; the same call from another process, also on another machine with `storage` in
-    PostgreSQL, joins it too. A database that is away is waited for, `database_wait`.
+    Raises AutotuneError for what cannot be done as asked. KeyboardInterrupt ends the running trial
+    and keeps all results; the same call goes on from there. With `workers` that many processes
+    share the study, on a machine with several GPUs each on its own; the same call from another
+    process, also on another machine with `storage` in PostgreSQL, joins it too. A database that is
+    away is waited for, `database_wait`.
     """
     from autotune.study.search import SearchRequest
     from autotune.study.search import search as run
@@ -80,8 +85,12 @@ def search(
         time_budget_seconds=None if time_budget is None else parse_duration(str(time_budget)),
         until_converged=until_converged,
         trial_time_limit_seconds=parse_duration(str(trial_time_limit)),
-        compile_time_limit_seconds=None if compile_time_limit is None else parse_duration(str(compile_time_limit)),
-        step_time_limit_seconds=None if step_time_limit is None else parse_duration(str(step_time_limit)),
+        compile_time_limit_seconds=None
+        if compile_time_limit is None
+        else parse_duration(str(compile_time_limit)),
+        step_time_limit_seconds=None
+        if step_time_limit is None
+        else parse_duration(str(step_time_limit)),
         predict=predict,
         full_trainings=full_trainings,
         perplexity_seeds=perplexity_seeds,
@@ -92,7 +101,9 @@ def search(
         workload=with_model_config(workload),
         preferences=preferences,
     )
-    return run(request, listener=listener or (lambda _: None), should_stop=should_stop or (lambda: False))
+    return run(
+        request, listener=listener or (lambda _: None), should_stop=should_stop or (lambda: False)
+    )
 
 
 def predict(
@@ -106,16 +117,19 @@ def predict(
 ) -> Prediction:
     """Peak memory of one configuration on fake tensors, without a device, a text or the model's memory.
 
-    `configuration` takes the fields of `TrainingConfig`: {"checkpointing": "block", "compile": "block"}; `workload`
-    those of `Workload`. `device` is "cpu" or "cuda", which need not be there; `compute_capability`, such as "9.0", says
-    which GPU is meant where it is not the one here. Raises InvalidInput of every kind, and
-    PredictionImpossible for a model that cannot run on fake tensors.
+    `configuration` takes the fields of `TrainingConfig`: {"checkpointing": "block", "compile":
+    "block"}; `workload` those of `Workload`. `device` is "cpu" or "cuda", which need not be there;
+    `compute_capability`, such as "9.0", says which GPU is meant where it is not the one here.
+    Raises InvalidInput of every kind, and PredictionImpossible for a model that cannot run on fake
+    tensors.
     """
     from autotune.execution.local import LocalExecutor
     from autotune.study.predictions import Forecaster, predicted_device_of, workload_of
 
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
-        device_type, capability = predicted_device_of(device, compute_capability=compute_capability, executor=executor)
+        device_type, capability = predicted_device_of(
+            device, compute_capability=compute_capability, executor=executor
+        )
         settled = workload_of(device_type, with_model_config(workload))
         forecaster = Forecaster(
             executor=executor,
@@ -124,7 +138,9 @@ def predict(
             compute_capability=capability,
             torch_version=torch_version,
         )
-        config = TrainingConfig(**{"micro_batch_size": settled.global_batch, **(configuration or {})})
+        config = TrainingConfig(
+            **{"micro_batch_size": settled.global_batch, **(configuration or {})}
+        )
         return forecaster.predict(config, with_timeline=with_timeline)
 
 
@@ -148,9 +164,10 @@ def show(
 def optuna_study(study: str, *, storage: str = DEFAULT_STORAGE) -> "optuna.Study":
     """The study's results as a study of Optuna's in memory, for its own figures, importances and dashboard.
 
-    Each trial has the constraints `device_memory` and `training`, feasible at or below zero, and the user attributes
-    `autotune_number` and `outcome`; where something was not measured its value is the worst seen until then.
-    `optuna.copy_study` puts it into a database of Optuna's. Raises UnknownStudy.
+    Each trial has the constraints `device_memory` and `training`, feasible at or below zero, and
+    the user attributes `autotune_number` and `outcome`; where something was not measured its value
+    is the worst seen until then. `optuna.copy_study` puts it into a database of Optuna's. Raises
+    UnknownStudy.
     """
     from autotune.storage.store import StudyStore
     from autotune.study.sampler.optuna_samplers import optuna_study_of

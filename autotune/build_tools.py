@@ -1,8 +1,8 @@
 """What torch.compile needs of the host beside Python packages: a compiler, and the headers of Python.
 
-On CUDA Triton builds a launcher for each kernel with a C compiler; on a CPU inductor builds its kernels with a C++
-compiler. Both include Python.h. Looked up as they look; loads no torch.
-Source: triton/runtime/build.py, torch/_inductor/cpp_builder.py, torch/_inductor/config.py (cpp.cxx)
+On CUDA Triton builds a launcher for each kernel with a C compiler; on a CPU inductor builds its
+kernels with a C++ compiler. Both include Python.h. Looked up as they look; loads no torch. Source:
+triton/runtime/build.py, torch/_inductor/cpp_builder.py, torch/_inductor/config.py (cpp.cxx)
 """
 
 import os
@@ -25,7 +25,9 @@ class BuildTool:
 def c_compiler() -> BuildTool:
     """The one that Triton takes: what CC names, else gcc, else clang."""
     named = os.environ.get("CC")
-    found = shutil.which(named) if named is not None else shutil.which("gcc") or shutil.which("clang")
+    found = (
+        shutil.which(named) if named is not None else shutil.which("gcc") or shutil.which("clang")
+    )
     names_nothing = f"CC names {named!r}, which is not there: " if named is not None else ""
     way_out = f"{names_nothing}install gcc or clang, or let CC name a C compiler"
     return BuildTool(name="C compiler", found=found, way_out=way_out)

@@ -17,14 +17,16 @@
     │   └── DeviceDisturbed         another process began or ended on the device while a trial was measured
     └── Stopped                 the search was asked to stop; the search can be continued (exit 75)
 
-Expected failures of a trial (out of memory, timeout, crash) are not errors: they are outcomes (`result.py`).
+Expected failures of a trial (out of memory, timeout, crash) are not errors: they are outcomes
+(`result.py`).
 """
 
 
 class AutotuneError(Exception):
     """Base of everything autotune raises on purpose.
 
-    `message` is one sentence that names the offending value; `hint` is one sentence with the way out.
+    `message` is one sentence that names the offending value; `hint` is one sentence with the way
+    out.
     """
 
     exit_code = 70

@@ -1,7 +1,8 @@
 """Named places between two durable steps, where a test may end the process as a power cut would.
 
-`AUTOTUNE_CRASH_POINT="result spooled"` kills the process with SIGKILL when it comes there, `"result spooled:3"` when it
-comes there the third time. Each is a moment at which a result must be neither lost nor counted twice.
+`AUTOTUNE_CRASH_POINT="result spooled"` kills the process with SIGKILL when it comes there, `"result
+spooled:3"` when it comes there the third time. Each is a moment at which a result must be neither
+lost nor counted twice.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""Byte sizes and durations as people write them. Nothing is guessed: what cannot be read is refused."""
+"""Byte sizes and durations as people write them.
+
+Nothing is guessed: what cannot be read is refused.
+"""
 
 import re
 import sys
@@ -39,13 +42,20 @@ def format_size(size_bytes: float) -> str:
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.{1 if size >= 100 else 2}f} {unit}"
+            return (
+                f"{size:.0f} {unit}"
+                if unit == "B"
+                else f"{size:.{1 if size >= 100 else 2}f} {unit}"
+            )
         size /= 1024
     return f"{size:.2f} TiB"
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in `text`: `90s`, `30m`, `1h30m`, or a bare number of seconds. Raises InvalidSize otherwise."""
+    """Seconds in `text`: `90s`, `30m`, `1h30m`, or a bare number of seconds.
+
+    Raises InvalidSize otherwise.
+    """
     stripped = text.strip(" ")
     if re.fullmatch(_NUMBER, stripped):
         seconds = float(stripped)
@@ -55,13 +65,19 @@ def parse_duration(text: str) -> float:
     else:
         raise InvalidSize(f"{text!r} is not a duration", hint="write for example 90s, 30m or 1h30m")
     if not 0 < seconds < LONGEST_SECONDS:
-        raise InvalidSize(f"{text!r} is no time to wait", hint="give a duration above zero, for example 30m")
+        raise InvalidSize(
+            f"{text!r} is no time to wait", hint="give a duration above zero, for example 30m"
+        )
     return seconds
 
 
 def is_positive_number(value: object) -> bool:
     """Whether `value` is a number above zero that a float can hold; no bool, no infinity."""
-    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value <= sys.float_info.max
+    return (
+        not isinstance(value, bool)
+        and isinstance(value, int | float)
+        and 0 < value <= sys.float_info.max
+    )
 
 
 def format_duration(seconds: float) -> str:

@@ -1,4 +1,7 @@
-"""Plain values for tests: records of trials, legal spaces and study results. Nothing here starts a process."""
+"""Plain values for tests: records of trials, legal spaces and study results.
+
+Nothing here starts a process.
+"""
 
 from autotune.spec.config import Circumstances, TrainingConfig
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
@@ -8,8 +11,13 @@ from autotune.spec.workload import make_workload
 
 MIB = 1024**2
 GIB = 1024**3
-ON_CUDA_IN_THIS_PROCESS = {"device": "cuda:0", "shares_device": True, "new_context_bytes": 512 * MIB}
-"""Of a TrainingRequest where the process may have used the GPU before: nothing is measured of its context then."""
+ON_CUDA_IN_THIS_PROCESS = {
+    "device": "cuda:0",
+    "shares_device": True,
+    "new_context_bytes": 512 * MIB,
+}
+"""Of a TrainingRequest where the process may have used the GPU before: nothing is measured of its
+context then."""
 
 
 def record(
@@ -43,16 +51,32 @@ def out_of_memory(number, **fields):
 
 def bound(name, *, global_batch=8, unavailable=None) -> LegalSpace:
     """The shipped or written space `name`, on a device that can do everything not in `unavailable`."""
-    return bind_space(load_space(str(name)), Circumstances(global_batch=global_batch), unavailable=unavailable or {})
+    return bind_space(
+        load_space(str(name)),
+        Circumstances(global_batch=global_batch),
+        unavailable=unavailable or {},
+    )
 
 
-def study_result(trials=(), *, study="study", front=(), pick=None, baseline=None, cap_bytes=256 * MIB, device="cpu"):
+def study_result(
+    trials=(),
+    *,
+    study="study",
+    front=(),
+    pick=None,
+    baseline=None,
+    cap_bytes=256 * MIB,
+    device="cpu",
+):
     return StudyResult(
         study=study,
         storage="sqlite:///studies/autotune.db",
         workload=make_workload("cpu"),
         device=DeviceInfo(
-            device=device, name="a processor", total_memory_bytes=8 * 1024 * MIB, versions={"torch": "2.11"}
+            device=device,
+            name="a processor",
+            total_memory_bytes=8 * 1024 * MIB,
+            versions={"torch": "2.11"},
         ),
         cap_bytes=cap_bytes,
         trials=tuple(trials),

@@ -5,9 +5,9 @@
         server.stop(mode="immediate")  # as if it had crashed; what was committed is there after start()
         server.start()
 
-It ends with the process that made it, also when that is killed: a watching shell reads from a pipe whose other end
-that process holds, and when the pipe closes stops the server and removes its folder. The server does not run as root:
-root starts it as the user `postgres`.
+It ends with the process that made it, also when that is killed: a watching shell reads from a pipe
+whose other end that process holds, and when the pipe closes stops the server and removes its
+folder. The server does not run as root: root starts it as the user `postgres`.
 """
 
 import os
@@ -78,13 +78,18 @@ class PostgresServer:
         self.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
-    # -- the server ----------------------------------------------------------------------------------------------
+    # -- the server --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Returns when it takes connections. After stop(): with the same databases on the same port."""
+        """Returns when it takes connections.
+
+        After stop(): with the same databases on the same port.
+        """
         if self.folder is None:
             self._initialize()
         self._pg_ctl("start", "-w", "-l", f"{self.folder}/log", "-o", f"-p {self.port}")
@@ -112,7 +117,7 @@ class PostgresServer:
             self._watcher.communicate()  # closes the pipe and waits
         self._watcher = self.folder = None
 
-    # -- its databases -------------------------------------------------------------------------------------------
+    # -- its databases -----------------------------------------------------------------------------
 
     def create_database(self, name: str) -> str:
         """An empty database; its SQLAlchemy URL."""
@@ -130,14 +135,21 @@ class PostgresServer:
         import psycopg
         from psycopg.sql import SQL, Identifier
 
-        where: dict[str, Any] = {"host": "127.0.0.1", "port": self.port, "user": USER, "dbname": "postgres"}
+        where: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": self.port,
+            "user": USER,
+            "dbname": "postgres",
+        }
         with psycopg.connect(**where, autocommit=True) as connection:
             connection.execute(SQL(statement).format(Identifier(name)))  # type: ignore[arg-type]
 
-    # -- its folder and its processes ------------------------------------------------------------------------------
+    # -- its folder and its processes --------------------------------------------------------------
 
     def _initialize(self) -> None:
-        folder = self.folder = Path(tempfile.mkdtemp(prefix="autotune-postgres-", dir=self._place()))
+        folder = self.folder = Path(
+            tempfile.mkdtemp(prefix="autotune-postgres-", dir=self._place())
+        )
         if owner := _owner():
             os.chown(folder, owner.pw_uid, owner.pw_gid)
         self._watcher = subprocess.Popen(
@@ -149,7 +161,17 @@ class PostgresServer:
             **self._as_owner(),
         )
         # A WAL of small files is written in no time and stays small.
-        new = ["-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--wal-segsize=1", "--no-sync"]
+        new = [
+            "-U",
+            USER,
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "--wal-segsize=1",
+            "--no-sync",
+        ]
         self._run("initdb", "-D", f"{folder}/data", *new)
         settings = SETTINGS if self._durable else SETTINGS + NOT_DURABLE
         (folder / "data" / "postgresql.conf").write_text(settings)
@@ -157,7 +179,11 @@ class PostgresServer:
 
     def _place(self) -> str:
         memory = "/dev/shm"
-        if not self._durable and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= ROOM_BYTES:
+        if (
+            not self._durable
+            and os.access(memory, os.W_OK)
+            and shutil.disk_usage(memory).free >= ROOM_BYTES
+        ):
             return memory
         return tempfile.gettempdir()
 
@@ -166,7 +192,9 @@ class PostgresServer:
 
     def _run(self, program: str, *options: str) -> None:
         command = [f"{self._programs}/{program}", *options]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, **self._as_owner())
+        ended = subprocess.run(
+            command, capture_output=True, text=True, check=False, **self._as_owner()
+        )
         if ended.returncode:
             log = Path(f"{self.folder}/log")
             said = ended.stdout + ended.stderr + (log.read_text() if log.is_file() else "")
@@ -182,10 +210,21 @@ class PostgresServer:
 def _programs() -> Path | None:
     """The folder with initdb and pg_ctl: Debian keeps each version's own out of PATH."""
     in_path = shutil.which("initdb")
-    versions = [folder for folder in Path("/usr/lib/postgresql").glob("*/bin") if folder.parent.name.isdigit()]
+    versions = [
+        folder
+        for folder in Path("/usr/lib/postgresql").glob("*/bin")
+        if folder.parent.name.isdigit()
+    ]
     newest_first = sorted(versions, key=lambda folder: -int(folder.parent.name))
     folders = [*([Path(in_path).parent] if in_path else []), *newest_first]
-    return next((folder for folder in folders if all((folder / name).exists() for name in ("initdb", "pg_ctl"))), None)
+    return next(
+        (
+            folder
+            for folder in folders
+            if all((folder / name).exists() for name in ("initdb", "pg_ctl"))
+        ),
+        None,
+    )
 
 
 def _owner() -> pwd.struct_passwd | None:

@@ -11,7 +11,11 @@ __all__ = ["CAP_BYTES", "MIB", "forecast", "record"]
 def record(config, *, number=0, **changes):
     measurement = measured(seconds_by_part=None, **changes)
     return TrialRecord(
-        **vars(measurement), number=number, config=config, feasible=measurement.outcome == "ok", seconds=4.0
+        **vars(measurement),
+        number=number,
+        config=config,
+        feasible=measurement.outcome == "ok",
+        seconds=4.0,
     )
 
 

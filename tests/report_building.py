@@ -42,17 +42,33 @@ FAST = record(
     perplexity_source="shared with trial 1",
     seconds=90.0,
 )
-FAILED = out_of_memory(3, config=TrainingConfig(compile="model", memory_budget=0.5, micro_batch_size=8))
+FAILED = out_of_memory(
+    3, config=TrainingConfig(compile="model", memory_budget=0.5, micro_batch_size=8)
+)
 TRIALS = (BASELINE, SMALL, FAST, FAILED)
 FOUND = {"front": (1, 2), "pick": Pick(number=2, reason="the fastest on the front"), "baseline": 0}
 
 
 def view_of(
-    trials=TRIALS, *, study="a-study", forecasts=None, device="cpu", workload=None, definition_of=None, **found
+    trials=TRIALS,
+    *,
+    study="a-study",
+    forecasts=None,
+    device="cpu",
+    workload=None,
+    definition_of=None,
+    **found,
 ):
     result = study_result(trials, study=study, device=device, **found)
-    changes = {"cap_bytes": result.cap_bytes, "device": result.device, "workload": make_workload("cpu")}
-    defined = definition(study, **{**changes, **({"workload": workload} if workload else {}), **(definition_of or {})})
+    changes = {
+        "cap_bytes": result.cap_bytes,
+        "device": result.device,
+        "workload": make_workload("cpu"),
+    }
+    defined = definition(
+        study,
+        **{**changes, **({"workload": workload} if workload else {}), **(definition_of or {})},
+    )
     return StudyView(definition=defined, result=result, forecasts=forecasts or {})
 
 
@@ -68,7 +84,10 @@ def published_view(words="a paper"):
         techniques={},
         configurations=({"name": words}, {"name": "blocks", "checkpointing": "block"}),
         reference=Reference(
-            source=words, measured_on="one GPU", control=words, rows={words: figures, "blocks": figures}
+            source=words,
+            measured_on="one GPU",
+            control=words,
+            rows={words: figures, "blocks": figures},
         ),
     )
     return view_of(**FOUND, definition_of={"space": space})
@@ -78,9 +97,16 @@ def hostile_view(words=HOSTILE):
     """A study in which everything that people and errors can name is `words`."""
     trials = (
         record(
-            0, name=words, message=words, parity="not compared", parity_message=words, bytes_by_kind={"buffers": MIB}
+            0,
+            name=words,
+            message=words,
+            parity="not compared",
+            parity_message=words,
+            bytes_by_kind={"buffers": MIB},
         ),
-        record(1, name=words, outcome="over_cap", message=words, config=TrainingConfig(compile="block")),
+        record(
+            1, name=words, outcome="over_cap", message=words, config=TrainingConfig(compile="block")
+        ),
         out_of_memory(2, name=words, message=words, config=TrainingConfig(compile="model")),
     )
     workload = make_workload("cpu", {"dataset": words})
@@ -89,14 +115,18 @@ def hostile_view(words=HOSTILE):
 
 
 def nothing_view():
-    over = record(0, outcome="over_cap", memory=300 * MIB, speed=None, perplexity=None, message="too large")
+    over = record(
+        0, outcome="over_cap", memory=300 * MIB, speed=None, perplexity=None, message="too large"
+    )
     return view_of((over, out_of_memory(1, config=TrainingConfig(compile="model"))))
 
 
 def large_view(count=10_000):
     """A study of `count` different configurations, about half of them over the cap."""
     fields = ("precision", "checkpointing", "compile", "optimizer_fusion")
-    choices = product(*(CHOICES[field] for field in fields), (8, 4, 2, 1), (1.0, 0.8, 0.6, 0.4, 0.2))
+    choices = product(
+        *(CHOICES[field] for field in fields), (8, 4, 2, 1), (1.0, 0.8, 0.6, 0.4, 0.2)
+    )
     trials = [
         record(
             number,
@@ -105,7 +135,9 @@ def large_view(count=10_000):
             perplexity=20 + (number % 13) / 10,
             tokens_per_second_spread=7.0,
             config=TrainingConfig(
-                **dict(zip(fields, chosen, strict=True)), micro_batch_size=micro_batch, memory_budget=budget
+                **dict(zip(fields, chosen, strict=True)),
+                micro_batch_size=micro_batch,
+                memory_budget=budget,
             ),
             outcome="over_cap" if number % 400 > 206 else "ok",
             message="needs more than there is" if number % 400 > 206 else "",
@@ -114,7 +146,9 @@ def large_view(count=10_000):
         )
         for number, (*chosen, micro_batch, budget) in zip(range(count), choices, strict=False)
     ]
-    return view_of(trials, front=(0, 976), pick=Pick(number=976, reason="the fastest"), baseline=400)
+    return view_of(
+        trials, front=(0, 976), pick=Pick(number=976, reason="the fastest"), baseline=400
+    )
 
 
 def report_of(view, **changes):

@@ -1,4 +1,7 @@
-"""Studies made by hand: definitions, measurements and databases of them. Nothing here trains or loads torch."""
+"""Studies made by hand: definitions, measurements and databases of them.
+
+Nothing here trains or loads torch.
+"""
 
 from contextlib import contextmanager
 
@@ -36,7 +39,10 @@ def definition(name="by-hand", **changes):
         "workload": make_workload("cpu", {"steps": 24, "text_sha256": "f" * 64}),
         "space": SPACE,
         "device": DeviceInfo(
-            device="cpu", name="a CPU", total_memory_bytes=2**36, versions={"python": "3.11", "torch": "2.13.0"}
+            device="cpu",
+            name="a CPU",
+            total_memory_bytes=2**36,
+            versions={"python": "3.11", "torch": "2.13.0"},
         ),
         "unavailable": {"precision": {"tf32": "this hardware has no TF32"}},
         "cap_bytes": CAP_BYTES,
@@ -80,11 +86,16 @@ def write_study(url, measurements, *, name="by-hand", **changes):
     with open_store(url) as store:
         store.create_study(definition(name, **changes), trials_wanted=len(measurements))
         for number, measurement in enumerate(measurements):
-            keep(store, config(number), measurement, study=name, name=f"trial {number}", seconds=1.5)
+            keep(
+                store, config(number), measurement, study=name, name=f"trial {number}", seconds=1.5
+            )
 
 
 def keep(store, config, measurement=None, *, study="by-hand", name=None, seconds=1.0):
-    """Takes a trial for this configuration and gives it its result; None leaves it running. Returns the attempt."""
+    """Takes a trial for this configuration and gives it its result; None leaves it running.
+
+    Returns the attempt.
+    """
     attempt = store.attempts.claim(
         study, config, worker="by hand", attempt_id=new_attempt_id(), most_trials=10**6, name=name
     )

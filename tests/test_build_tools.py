@@ -22,8 +22,12 @@ def bare(tmp_path, monkeypatch):
 
 
 def test_a_gpu_needs_a_c_compiler_and_a_cpu_one_for_cpp(bare):
-    assert build_tools.why_no_compilation("cuda").startswith("torch.compile needs the C compiler; install gcc")
-    assert build_tools.why_no_compilation("cpu").startswith("torch.compile needs the C++ compiler; install g++")
+    assert build_tools.why_no_compilation("cuda").startswith(
+        "torch.compile needs the C compiler; install gcc"
+    )
+    assert build_tools.why_no_compilation("cpu").startswith(
+        "torch.compile needs the C++ compiler; install g++"
+    )
     bare("clang")
     bare("g++")
     assert build_tools.why_no_compilation("cuda") is None

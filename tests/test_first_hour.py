@@ -26,7 +26,9 @@ def study():
         import outcomes
         import run
 
-        yield type("Study", (), {"archive": archive, "items": items, "outcomes": outcomes, "run": run})
+        yield type(
+            "Study", (), {"archive": archive, "items": items, "outcomes": outcomes, "run": run}
+        )
     finally:
         sys.path.remove(str(STUDY))
         for name in set(sys.modules) - before:
@@ -39,8 +41,13 @@ def run_items(study, tmp_path):
     """run_items({name: work}) runs a part made of those and returns what it left open."""
 
     def run(works, *, seconds=100.0, now=None, least_seconds=10.0):
-        made = [study.items.Item(name=name, work=work, least_seconds=least_seconds) for name, work in works.items()]
-        part = study.items.Part(name="part", minutes=1.0, about="", items=lambda _: made, summary=lambda _: [])
+        made = [
+            study.items.Item(name=name, work=work, least_seconds=least_seconds)
+            for name, work in works.items()
+        ]
+        part = study.items.Part(
+            name="part", minutes=1.0, about="", items=lambda _: made, summary=lambda _: []
+        )
         settings = study.items.Settings(out=tmp_path, device="cpu")
         clock = study.items.Clock(seconds, **({} if now is None else {"now": now}))
         return study.items.run_part(part, settings=settings, clock=clock, say=lambda _: None)
@@ -54,7 +61,7 @@ def kept(study, tmp_path):
     return study.items.Kept(folder=tmp_path / "part" / "results").read
 
 
-# -- parts ------------------------------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------
 
 
 def test_the_first_five_parts_fit_into_half_an_hour(study):
@@ -84,7 +91,9 @@ def test_the_list_says_what_is_done_and_runs_nothing(tmp_path):
 
 
 def test_an_unknown_part_is_refused_with_the_names_of_all():
-    ended = subprocess.run([sys.executable, str(STUDY / "run.py"), "parity"], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, str(STUDY / "run.py"), "parity"], capture_output=True, text=True
+    )
     assert ended.returncode == 1
     assert "there is no part 'parity'" in ended.stderr
     assert "techniques" in ended.stderr
@@ -98,11 +107,15 @@ def test_the_space_has_every_value_of_every_technique(study):
     content = tomllib.loads((STUDY / "spaces" / "every_technique.toml").read_text())
     for technique, values in CHOICES.items():
         default = getattr(TrainingConfig(), technique)
-        named = {configuration.get(technique, default) for configuration in content["configurations"]}
+        named = {
+            configuration.get(technique, default) for configuration in content["configurations"]
+        }
         assert named == set(values), technique
 
 
-@pytest.mark.parametrize("file", sorted((STUDY / "spaces").glob("*.toml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((STUDY / "spaces").glob("*.toml")), ids=lambda file: file.stem
+)
 def test_every_space_is_valid_at_all_its_sizes(file):
     from autotune.spec.space_file import load_space
 
@@ -117,12 +130,14 @@ def test_every_target_of_export_is_run(study):
     assert tuple(TARGETS) == sys.modules["parts.commands"].TARGETS
 
 
-# -- going on ---------------------------------------------------------------------------------------------------------
+# -- going on --------------------------------------------------------------------------------------
 
 
 def test_what_is_finished_is_not_run_again(run_items, kept):
     ran = []
-    works = {name: lambda _, name=name: ran.append(name) or {"number": len(ran)} for name in ("a", "b")}
+    works = {
+        name: lambda _, name=name: ran.append(name) or {"number": len(ran)} for name in ("a", "b")
+    }
     run_items(works)
     assert run_items(works) == []
     assert ran == ["a", "b"]
@@ -194,7 +209,7 @@ def test_a_failure_is_run_again_when_that_is_asked_for(study, run_items, kept, t
     assert kept("a")["result"] == {"now": "works"}
 
 
-# -- time -------------------------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------------------
 
 
 def test_no_item_begins_that_has_too_little_time(run_items):
@@ -208,7 +223,9 @@ def test_no_item_begins_that_has_too_little_time(run_items):
 def test_a_command_is_ended_with_all_that_it_started_when_the_time_is_up(study, tmp_path):
     processes = sys.modules["processes"]
     place = study.items.Place(
-        settings=study.items.Settings(out=tmp_path, device="cpu"), folder=tmp_path, clock=study.items.Clock(1.0)
+        settings=study.items.Settings(out=tmp_path, device="cpu"),
+        folder=tmp_path,
+        clock=study.items.Clock(1.0),
     )
     program = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
     ended = processes.run([sys.executable, "-c", program], place=place, log_name="sleeps")
@@ -217,7 +234,10 @@ def test_a_command_is_ended_with_all_that_it_started_when_the_time_is_up(study, 
 
 
 def test_results_of_another_machine_are_not_mixed(study, tmp_path, monkeypatch):
-    machine = {"device": {"name": "GPU A", "why": ""}, "versions": {"torch": "2.11.0", "python": "3.11.7"}}
+    machine = {
+        "device": {"name": "GPU A", "why": ""},
+        "versions": {"torch": "2.11.0", "python": "3.11.7"},
+    }
     settings = study.items.Settings(out=tmp_path, device="cuda:0")
     monkeypatch.setattr(study.run, "program", lambda *_, **__: machine)
     study.run.check_machine(settings)
@@ -227,7 +247,7 @@ def test_results_of_another_machine_are_not_mixed(study, tmp_path, monkeypatch):
         study.run.check_machine(settings)
 
 
-# -- tests that are kept ----------------------------------------------------------------------------------------------
+# -- tests that are kept ---------------------------------------------------------------------------
 
 
 def test_a_test_that_ends_the_process_is_lost_after_two_beginnings(study, tmp_path):
@@ -242,21 +262,36 @@ def test_a_test_that_ends_the_process_is_lost_after_two_beginnings(study, tmp_pa
 def test_a_second_run_of_the_tests_runs_what_is_left(tmp_path):
     (tmp_path / "test_some.py").write_text("def test_a(): pass\ndef test_b(): assert 0\n")
     kept = tmp_path / "kept.jsonl"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "kept_tests", "-p", "no:cacheprovider", "--rootdir", "."]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "kept_tests",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        ".",
+    ]
     paths = os.pathsep.join([str(STUDY), str(STUDY / "programs")])
 
     def run(until):
         variables = {**os.environ, "PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         variables |= {"KEPT_TESTS_FILE": str(kept), "KEPT_TESTS_UNTIL": until}
         subprocess.run([*command, "test_some.py"], cwd=tmp_path, env=variables, capture_output=True)
-        return [json.loads(line)["outcome"] for line in kept.read_text().splitlines()] if kept.exists() else []
+        return (
+            [json.loads(line)["outcome"] for line in kept.read_text().splitlines()]
+            if kept.exists()
+            else []
+        )
 
     assert run("0") == []
     assert run("9e9") == ["begun", "passed", "begun", "failed"]
     assert len(run("9e9")) == 4
 
 
-# -- the archive ------------------------------------------------------------------------------------------------------
+# -- the archive -----------------------------------------------------------------------------------
 
 
 def names_in(file):
@@ -292,7 +327,9 @@ def test_the_archive_has_results_databases_and_the_ends_of_logs(study, out, tmp_
         assert database.execute("SELECT number FROM trials").fetchall() == [(7,)]
 
 
-def test_an_archive_that_would_be_too_large_leaves_out_the_largest_and_names_it(study, out, tmp_path):
+def test_an_archive_that_would_be_too_large_leaves_out_the_largest_and_names_it(
+    study, out, tmp_path
+):
     file = tmp_path / "out.tar.gz"
     (out / "large.json").write_bytes(os.urandom(300_000))
     most_bytes = 100_000
@@ -306,7 +343,7 @@ def test_the_archive_is_at_most_what_a_device_machine_hands_back(study):
     assert study.archive.MOST_BYTES == 16 * 1024**2
 
 
-# -- what it says -----------------------------------------------------------------------------------------------------
+# -- what it says ----------------------------------------------------------------------------------
 
 
 def test_a_summary_says_what_failed_and_what_is_missing(study, run_items, tmp_path):
@@ -317,7 +354,9 @@ def test_a_summary_says_what_failed_and_what_is_missing(study, run_items, tmp_pa
         raise study.items.Missing("needs torchao")
 
     run_items({"a": failing, "b": missing})
-    part = study.items.Part(name="part", minutes=1.0, about="", items=lambda _: [], summary=lambda _: ["all of it"])
+    part = study.items.Part(
+        name="part", minutes=1.0, about="", items=lambda _: [], summary=lambda _: ["all of it"]
+    )
     text = "\n".join(study.run.summary(part, tmp_path))
     assert "all of it" in text
     assert "a: FAILED" in text
@@ -326,7 +365,10 @@ def test_a_summary_says_what_failed_and_what_is_missing(study, run_items, tmp_pa
 
 
 def test_predictions_are_compared_with_the_trials_of_the_same_configuration(study):
-    config, other = {"precision": "fp32", "compile": "none"}, {"precision": "bf16-mixed", "compile": "block"}
+    config, other = (
+        {"precision": "fp32", "compile": "none"},
+        {"precision": "bf16-mixed", "compile": "block"},
+    )
     trial = {"name": "plain", "outcome": "ok", "peak_phase": "backward", "message": ""}
     results = {
         "measured-114m": {
@@ -343,7 +385,12 @@ def test_predictions_are_compared_with_the_trials_of_the_same_configuration(stud
                     "peak_memory_bytes": 98 * 2**20,
                     "refusal": "",
                 },
-                {"name": "compiled", "config": other, "peak_memory_bytes": None, "refusal": "no fake kernel"},
+                {
+                    "name": "compiled",
+                    "config": other,
+                    "peak_memory_bytes": None,
+                    "refusal": "no fake kernel",
+                },
             ]
         },
     }
@@ -370,9 +417,20 @@ def test_a_loop_that_is_faster_than_its_trial_is_pointed_out(study):
 def test_the_largest_differences_of_all_seeds_are_what_tolerances_must_allow(study):
     def seed(loss, gradient):
         plain = {"what": "plain, against fp32", "loss": 1e-3, "gradient": 1e-2, "losses": []}
-        return {"pairs": [plain, {"what": "fp8, compile block", "loss": loss, "gradient": gradient, "losses": []}]}
+        return {
+            "pairs": [
+                plain,
+                {"what": "fp8, compile block", "loss": loss, "gradient": gradient, "losses": []},
+            ]
+        }
 
-    results = {"first-steps-fp8-seed-0": seed(1e-4, 3e-2), "first-steps-fp8-seed-1": seed(5e-4, 2e-2)}
+    results = {
+        "first-steps-fp8-seed-0": seed(1e-4, 3e-2),
+        "first-steps-fp8-seed-1": seed(5e-4, 2e-2),
+    }
     lines = list(sys.modules["parts.techniques"].summary(results))
-    assert "fp8, 2 seeds, 2 comparisons: loss 5.0e-04 (fp8, compile block), gradient 3.0e-02" in lines[0]
+    assert (
+        "fp8, 2 seeds, 2 comparisons: loss 5.0e-04 (fp8, compile block), gradient 3.0e-02"
+        in lines[0]
+    )
     assert "fp8 plain against fp32: loss 1.0e-03" in lines[1]

@@ -11,9 +11,12 @@ from autotune.exporters import TARGETS
 from autotune.spec.config import CHOICES, FIELD_ORDER
 
 STUDY = Path(__file__).parents[1] / "studies" / "gpu"
-TABLE = (STUDY / "README.md").read_text().partition("## What has run where")[2].partition("\n## ")[0]
+TABLE = (
+    (STUDY / "README.md").read_text().partition("## What has run where")[2].partition("\n## ")[0]
+)
 ROWS = {
-    what: (gpu, stand_in) for what, gpu, stand_in in re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", TABLE, re.M)
+    what: (gpu, stand_in)
+    for what, gpu, stand_in in re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", TABLE, re.M)
 }
 DAY = r"20\d\d-\d\d-\d\d"
 NEVER = "never"
@@ -22,7 +25,9 @@ NEVER = "never"
 @pytest.mark.parametrize("technique", FIELD_ORDER)
 def test_every_value_of_a_technique_has_a_row(technique):
     assert any(what.startswith(f"{technique} ") for what in ROWS)
-    assert [value for value in CHOICES.get(technique, ()) if f"{technique} {value}" not in ROWS] == []
+    assert [
+        value for value in CHOICES.get(technique, ()) if f"{technique} {value}" not in ROWS
+    ] == []
 
 
 def test_no_row_is_of_a_value_that_is_gone():

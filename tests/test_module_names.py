@@ -19,18 +19,33 @@ SOURCE_PATH = re.compile(
     r"(?<![\w/.-])(?:autotune|tests|studies|search_spaces|docs)/[\w./-]*\.(?:py|js|css|toml|md|c|h)\b"
 )
 BARE_FILE = re.compile(r"`([a-z_]+\.(?:py|js|css))`")
-WRITTEN_BY_EXPORTS = {"train.py", "model.py", "file.py", "own.py", "autotune_launch.py", "autotune_trainer.py"}
+WRITTEN_BY_EXPORTS = {
+    "train.py",
+    "model.py",
+    "file.py",
+    "own.py",
+    "autotune_launch.py",
+    "autotune_trainer.py",
+}
 """Names that docstrings use for a user's files or for files that an export writes."""
 EXCERPTS = ("own_source", "excerpt", "source")
-"""Functions of the exporters whose first argument names a module of the package, and the others its definitions."""
+"""Functions of the exporters whose first argument names a module of the package, and the others its
+definitions."""
 
 
 def python_files(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py") if "pick" not in path.parts)
+    return sorted(
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        if "pick" not in path.parts
+    )
 
 
 def tracked_texts() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     suffixes = {".py", ".md", ".toml", ".c", ".h", ".js", ".html", ".css"}
     paths = [ROOT / name for name in listed.splitlines() if name != "CHANGELOG.md"]
     return [path for path in paths if path.suffix in suffixes or path.name == "Makefile"]
@@ -49,10 +64,19 @@ def definitions(path: Path) -> set[str]:
     found: set[str] = set()
     for statement in tree_of(path).body:
         match statement:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 found.add(name)
             case ast.Assign(targets=targets):
-                found |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+                found |= {
+                    one.id
+                    for target in targets
+                    for one in ast.walk(target)
+                    if isinstance(one, ast.Name)
+                }
             case ast.AnnAssign(target=ast.Name(id=name)):
                 found.add(name)
             case ast.Import(names=names) | ast.ImportFrom(names=names):
@@ -63,7 +87,10 @@ def definitions(path: Path) -> set[str]:
 def module_file(parts: list[str]) -> Path | None:
     """The file of a module of the package, the folder of one without `__init__.py`, or None where there is none."""
     base = PACKAGE.joinpath(*parts)
-    return next((path for path in (base.with_suffix(".py"), base / "__init__.py", base) if path.exists()), None)
+    return next(
+        (path for path in (base.with_suffix(".py"), base / "__init__.py", base) if path.exists()),
+        None,
+    )
 
 
 def leads_somewhere(dotted: str) -> bool:
@@ -111,18 +138,24 @@ def assigned_texts(name: str, tree: ast.Module) -> list[str]:
     found: list[str] = []
     for node in ast.walk(tree):
         match node:
-            case ast.ImportFrom(module=str() as module, names=names) if name in [one.name for one in names]:
+            case ast.ImportFrom(module=str() as module, names=names) if name in [
+                one.name for one in names
+            ]:
                 source = module_file(module.split(".")[1:])
                 assert source is not None
                 found += assigned_texts(name, tree_of(source))
-            case ast.Assign(targets=[ast.Name(id=one)], value=ast.Constant(value=str() as text)) if one == name:
+            case ast.Assign(
+                targets=[ast.Name(id=one)], value=ast.Constant(value=str() as text)
+            ) if one == name:
                 found.append(text)
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
                 pairs = zip(targets, values, strict=True)
                 found += [
                     str(value.value)
                     for target, value in pairs
-                    if isinstance(target, ast.Name) and target.id == name and isinstance(value, ast.Constant)
+                    if isinstance(target, ast.Name)
+                    and target.id == name
+                    and isinstance(value, ast.Constant)
                 ]
     return found
 
@@ -132,13 +165,18 @@ def excerpt_calls() -> list[tuple[Path, ast.Call]]:
         (path, node)
         for path in python_files("autotune/exporters")
         for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in EXCERPTS
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in EXCERPTS
     ]
 
 
 @pytest.mark.parametrize(
     ("path", "call"),
-    [pytest.param(*one, id=f"{one[0].parent.name}/{one[0].name}:{one[1].lineno}") for one in excerpt_calls()],
+    [
+        pytest.param(*one, id=f"{one[0].parent.name}/{one[0].name}:{one[1].lineno}")
+        for one in excerpt_calls()
+    ],
 )
 def test_every_excerpt_names_a_module_and_definitions_that_are_in_it(path, call):
     if path.name in ("pieces.py", "source.py"):
@@ -184,7 +222,12 @@ def test_modules_in_the_settings_of_type_checker_and_linter_are_there():
         for layer in contract.get("layers", [])
         for module in layer.split("|")
     ]
-    checked = [name for one in tools["mypy"]["overrides"] for name in one["module"] if name.startswith("autotune.")]
+    checked = [
+        name
+        for one in tools["mypy"]["overrides"]
+        for name in one["module"]
+        if name.startswith("autotune.")
+    ]
     assert layers
     assert checked
     assert [name for name in [*layers, *checked] if not leads_somewhere(name)] == []

@@ -16,7 +16,15 @@ ROOT = Path(__file__).resolve().parents[1]
 def installed(tmp_path_factory) -> Path:
     """The built wheel, unpacked into an empty folder."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    build = [
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
+    ]
     subprocess.run([sys.executable, "-m", "pip", *build], check=True, capture_output=True)
     (wheel,) = folder.glob("autotune-*.whl")
     zipfile.ZipFile(wheel).extractall(folder / "site")
@@ -27,7 +35,11 @@ def run(code: str, *, site: Path, cwd: Path) -> str:
     """What `code` prints in a fresh process that sees the wheel's package and not the checkout's."""
     prelude = f"import sys; sys.path.insert(0, {str(site)!r})\n"
     ran = subprocess.run(
-        [sys.executable, "-P", "-c", prelude + code], cwd=cwd, capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", prelude + code],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return ran.stdout.strip()
 
@@ -45,12 +57,18 @@ def test_the_wheel_holds_every_module(installed):
 
 
 def test_the_wheel_holds_the_files_of_the_report(installed, tmp_path):
-    kept = {path.name for path in (ROOT / "autotune" / "reporting" / "report").iterdir() if path.suffix != ".py"}
+    kept = {
+        path.name
+        for path in (ROOT / "autotune" / "reporting" / "report").iterdir()
+        if path.suffix != ".py"
+    }
     code = (
         "from importlib.resources import files\n"
         "print(*(one.name for one in files('autotune.reporting.report').iterdir() if '.py' not in one.name))"
     )
-    assert set(run(code, site=installed, cwd=tmp_path).split()) - {"__pycache__"} == kept - {"__pycache__"}
+    assert set(run(code, site=installed, cwd=tmp_path).split()) - {"__pycache__"} == kept - {
+        "__pycache__"
+    }
     assert {"page.html", "report.css", "report.js", "trials.js"} <= kept
 
 

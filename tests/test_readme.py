@@ -13,7 +13,11 @@ from autotune.spec.config import CHOICES, FIELD_ORDER
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 COMMANDS = sorted(
-    {line.partition("#")[0].strip() for line in README.splitlines() if re.match(r"\s+autotune \w", line)}
+    {
+        line.partition("#")[0].strip()
+        for line in README.splitlines()
+        if re.match(r"\s+autotune \w", line)
+    }
     | set(re.findall(r"`(autotune \w[^`]*)`", README))
 )
 
@@ -46,7 +50,9 @@ def test_every_technique_is_in_the_table_with_all_its_values(field):
     assert field not in CHOICES or row == ", ".join(CHOICES[field])
 
 
-@pytest.mark.parametrize("path", re.findall(r"`((?:autotune|studies|search_spaces)/[\w/.]*)`", README))
+@pytest.mark.parametrize(
+    "path", re.findall(r"`((?:autotune|studies|search_spaces)/[\w/.]*)`", README)
+)
 def test_every_file_it_names_is_there(path):
     if path not in ("studies/autotune.db", "studies/work/"):  # made by a search
         assert (ROOT / path).exists()
@@ -55,7 +61,9 @@ def test_every_file_it_names_is_there(path):
 def test_the_tree_names_every_package_and_module():
     tree = README.partition("## The tree")[2]
     entries = [
-        path for path in (ROOT / "autotune").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
+        path
+        for path in (ROOT / "autotune").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
     ]
     names = [path.name for path in entries if not path.name.startswith("__")]
     assert [name for name in names if name not in tree] == []

@@ -46,7 +46,9 @@ def test_the_rows_save_on_a_gpu_what_the_table_says(rows):
 @pytest.mark.slow
 def test_measured_peaks_of_the_rows_are_within_the_bounds_of_their_predictions(rows):
     for record in rows.trials:
-        assert record.predicted_peak_memory_bytes == pytest.approx(record.peak_memory_bytes, rel=0.1), record.name
+        assert record.predicted_peak_memory_bytes == pytest.approx(
+            record.peak_memory_bytes, rel=0.1
+        ), record.name
 
 
 @pytest.mark.gpu
@@ -78,15 +80,31 @@ def test_what_needs_nine_gibibytes_fails_under_eight_on_a_card_that_has_more(tmp
 
 @pytest.mark.slow
 def test_the_command_of_the_study_stops_in_time_and_goes_on(tmp_path):
-    command = [sys.executable, str(RUN), "--scale", "tiny", "--dataset", "python-docs", "--minutes", "0.3"]
+    command = [
+        sys.executable,
+        str(RUN),
+        "--scale",
+        "tiny",
+        "--dataset",
+        "python-docs",
+        "--minutes",
+        "0.3",
+    ]
     finished = []
     for _ in range(2):
         ended = subprocess.run(
-            [*command, "--out", "out"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+            [*command, "--out", "out"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
         )
         assert ended.returncode == 75, ended.stderr
         trials = json.loads((tmp_path / "out" / "rows.json").read_text())["trials"]
-        finished.append({trial["number"]: trial["seconds"] for trial in trials if trial["outcome"] == "ok"})
+        finished.append(
+            {trial["number"]: trial["seconds"] for trial in trials if trial["outcome"] == "ok"}
+        )
     first, second = finished
     assert len(second) > len(first) > 0
     assert second | first == second
@@ -95,6 +113,15 @@ def test_the_command_of_the_study_stops_in_time_and_goes_on(tmp_path):
 
 
 def test_where_no_time_is_left_nothing_is_begun(tmp_path):
-    command = [sys.executable, str(RUN), "--scale", "tiny", "--minutes", "0", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        str(RUN),
+        "--scale",
+        "tiny",
+        "--minutes",
+        "0",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (75, "")

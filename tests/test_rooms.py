@@ -11,7 +11,9 @@ import autotune
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(autotune.__file__).parent
-LAYERS, WITHOUT_TORCH = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+LAYERS, WITHOUT_TORCH = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
+    "importlinter"
+]["contracts"]
 
 IMPORT_ALL = """
 import importlib, sys
@@ -59,4 +61,7 @@ def test_every_room_has_a_layer():
 def test_the_page_of_a_room_that_needs_torch_is_free_of_it(room):
     """`import autotune` passes through `training`; help texts may pass through `predictor`."""
     code = f"import sys, {room}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-P", "-c", code], env={"PYTHONPATH": str(ROOT)}).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-P", "-c", code], env={"PYTHONPATH": str(ROOT)}).returncode
+        == 0
+    )

@@ -9,7 +9,18 @@ from autotune.errors import InvalidSize
 from autotune.units import format_duration, format_size, parse_duration, parse_size
 
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
-UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KiB": KIB,
+    "MiB": MIB,
+    "GiB": GIB,
+    "TiB": TIB,
+}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +141,7 @@ def test_a_size_is_written_in_its_unit(size_bytes, text):
     assert format_size(size_bytes) == text
 
 
-# -- durations ---------------------------------------------------------------------------------------------------
+# -- durations -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

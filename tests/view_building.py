@@ -32,8 +32,15 @@ def predicted(*, peak=100 * MIB, within=0.1, **sizes):
 
 def study_view(result, predictions=(), **changes):
     """`predictions`: pairs of a configuration and its prediction; `changes`: of the definition."""
-    forecasts = [Forecast(config=config, prediction=prediction) for config, prediction in predictions]
-    settings = {"workload": result.workload, "device": result.device, "cap_bytes": result.cap_bytes, **changes}
+    forecasts = [
+        Forecast(config=config, prediction=prediction) for config, prediction in predictions
+    ]
+    settings = {
+        "workload": result.workload,
+        "device": result.device,
+        "cap_bytes": result.cap_bytes,
+        **changes,
+    }
     return StudyView(
         definition=definition("by-hand", **settings),
         result=result,
@@ -54,7 +61,15 @@ BOTH = config(checkpointing="block", precision="bf16-mixed")
 def four_trials():
     """The baseline over the cap, checkpointing, bf16, and both: the pick."""
     return [
-        record(0, memory=400 * MIB, speed=1000.0, perplexity=20.0, outcome="over_cap", config=BASELINE, seconds=10.0),
+        record(
+            0,
+            memory=400 * MIB,
+            speed=1000.0,
+            perplexity=20.0,
+            outcome="over_cap",
+            config=BASELINE,
+            seconds=10.0,
+        ),
         record(1, memory=200 * MIB, speed=800.0, perplexity=20.0, config=BLOCK, seconds=20.0),
         record(2, memory=250 * MIB, speed=1500.0, perplexity=21.0, config=BF16, seconds=30.0),
         record(3, memory=100 * MIB, speed=1200.0, perplexity=21.0, config=BOTH, seconds=40.0),
@@ -64,8 +79,17 @@ def four_trials():
 def ladder_view(trials=None, **changes):
     """A study of `four_trials`, each predicted exactly."""
     trials = four_trials() if trials is None else trials
-    settings = {"front": (3, 1, 2), "pick": Pick(number=3, reason="the smallest"), "baseline": 0, **changes}
-    known = [(trial.config, predicted(peak=trial.peak_memory_bytes)) for trial in trials if trial.peak_memory_bytes]
+    settings = {
+        "front": (3, 1, 2),
+        "pick": Pick(number=3, reason="the smallest"),
+        "baseline": 0,
+        **changes,
+    }
+    known = [
+        (trial.config, predicted(peak=trial.peak_memory_bytes))
+        for trial in trials
+        if trial.peak_memory_bytes
+    ]
     return study_view(study_result(trials, **settings), known)
 
 
@@ -95,7 +119,23 @@ def many_trials(number=32):
 def failures_only():
     """A study in which nothing was measured but one peak over the cap."""
     trials = [
-        record(0, outcome="over_cap", memory=900 * MIB, speed=None, perplexity=None, config=BASELINE, message="over"),
-        record(1, outcome="out_of_memory", memory=None, speed=None, perplexity=None, config=BLOCK, message="no"),
+        record(
+            0,
+            outcome="over_cap",
+            memory=900 * MIB,
+            speed=None,
+            perplexity=None,
+            config=BASELINE,
+            message="over",
+        ),
+        record(
+            1,
+            outcome="out_of_memory",
+            memory=None,
+            speed=None,
+            perplexity=None,
+            config=BLOCK,
+            message="no",
+        ),
     ]
     return study_view(study_result(trials, study="all failed", baseline=0))

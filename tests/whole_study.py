@@ -16,7 +16,9 @@ def write_whole_study(url, *, name="by-hand", running=True):
     with open_store(url) as store:
         store.create_study(definition(name), trials_wanted=TRIALS)
         for number in range(3):
-            store.keep_forecast(name, Forecast(config=config(number), prediction=predicted(peak=10**7 + number)))
+            store.keep_forecast(
+                name, Forecast(config=config(number), prediction=predicted(peak=10**7 + number))
+            )
         store.keep_forecast(name, Forecast(config=config(3), refusal="no fake kernel"))
         keep(store, config(0), measured(), study=name, name="baseline")
         for number, state in ((1, "lost"), (2, "given_up"), (4, "given_back")):
@@ -25,8 +27,19 @@ def write_whole_study(url, *, name="by-hand", running=True):
             if number == 2:
                 store.attempts.finish(attempt.id, measured(perplexity=99.0), seconds=9.0)
         for number in (1, 2):
-            keep(store, config(number), measured(perplexity=20.0 + number), study=name, seconds=number + 0.25)
-        keep(store, config(3), measured(outcome="crashed", message="it ended", perplexity=None), study=name)
+            keep(
+                store,
+                config(number),
+                measured(perplexity=20.0 + number),
+                study=name,
+                seconds=number + 0.25,
+            )
+        keep(
+            store,
+            config(3),
+            measured(outcome="crashed", message="it ended", perplexity=None),
+            study=name,
+        )
         if running:
             keep(store, config(5), study=name)
 

@@ -1,7 +1,7 @@
 """What each technique buys: alone, on top of the others, and over all pairs of trials that differ in nothing else.
 
-Pure functions over records and predictions. Memory is measured where both sides were measured, else predicted for
-both; speed and perplexity are measured or not known.
+Pure functions over records and predictions. Memory is measured where both sides were measured, else
+predicted for both; speed and perplexity are measured or not known.
 """
 
 import math
@@ -14,12 +14,17 @@ from autotune.spec.config import FIELD_ORDER, Circumstances, TrainingConfig, bro
 from autotune.spec.result import TrialRecord
 
 PredictedPeak = Callable[[TrainingConfig], int | None]
-Missing = Literal["not tried", "not possible", "not in the pick", "baseline not known", "no pick", "failed"]
+Missing = Literal[
+    "not tried", "not possible", "not in the pick", "baseline not known", "no pick", "failed"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """A configuration with a technique against one without it. Shares are of the value without; None: not known."""
+    """A configuration with a technique against one without it.
+
+    Shares are of the value without; None: not known.
+    """
 
     with_it: TrainingConfig
     without: TrainingConfig
@@ -48,7 +53,10 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """All pairs of measured trials which differ in this technique only. None: no pair has the number on both sides."""
+    """All pairs of measured trials which differ in this technique only.
+
+    None: no pair has the number on both sides.
+    """
 
     count: int
     saved_bytes: Range | None
@@ -113,7 +121,7 @@ def without(config: TrainingConfig, technique: str, *, plain: TrainingConfig) ->
     return reverted
 
 
-# -- one against one ---------------------------------------------------------------------------------------------
+# -- one against one -------------------------------------------------------------------------------
 
 
 class _Known:
@@ -155,7 +163,11 @@ class _Known:
     def _peaks(self, *configs: TrainingConfig) -> tuple[list[int] | None, bool]:
         """The peaks and whether they are predicted: never one of each, whose difference would be neither."""
         records = [self._by_config.get(config) for config in configs]
-        measured = [record.peak_memory_bytes for record in records if record is not None and record.peak_memory_bytes]
+        measured = [
+            record.peak_memory_bytes
+            for record in records
+            if record is not None and record.peak_memory_bytes
+        ]
         if len(measured) == len(configs):
             return measured, False
         predicted = [peak for config in configs if (peak := self._peak_ahead(config))]
@@ -163,11 +175,18 @@ class _Known:
 
     def _peak_ahead(self, config: TrainingConfig) -> int | None:
         record = self._by_config.get(config)
-        return self._predicted_peak(config) or (None if record is None else record.predicted_peak_memory_bytes)
+        return self._predicted_peak(config) or (
+            None if record is None else record.predicted_peak_memory_bytes
+        )
 
 
 def _alone(
-    known: _Known, plain: TrainingConfig, technique: str, value: Any, *, legal: Callable[[TrainingConfig], bool]
+    known: _Known,
+    plain: TrainingConfig,
+    technique: str,
+    value: Any,
+    *,
+    legal: Callable[[TrainingConfig], bool],
 ) -> Effect | Missing:
     changed = replace(plain, **{technique: value})
     if not legal(changed):
@@ -216,21 +235,28 @@ def _spread(one: TrialRecord | None, other: TrialRecord | None, number: str) -> 
     spreads = [getattr(record, f"{number}_spread") for record in (one, other)]
     if None in spreads:
         return None
-    relative = [spread / getattr(record, number) for spread, record in zip(spreads, (one, other), strict=True)]
+    relative = [
+        spread / getattr(record, number)
+        for spread, record in zip(spreads, (one, other), strict=True)
+    ]
     return float((1 + change) * math.hypot(*relative))
 
 
-# -- all pairs ---------------------------------------------------------------------------------------------------
+# -- all pairs -------------------------------------------------------------------------------------
 
 
 class _Measured:
     """The trials with a measured peak or speed, by their choices: thousands are looked up for every rung."""
 
     def __init__(self, records: Sequence[TrialRecord]) -> None:
-        measured = (record for record in records if record.peak_memory_bytes or record.tokens_per_second)
+        measured = (
+            record for record in records if record.peak_memory_bytes or record.tokens_per_second
+        )
         self._by_choices = {_choices(record.config): record for record in measured}
 
-    def pairs(self, technique: str, value: Any, *, plain: TrainingConfig) -> Iterator[tuple[TrialRecord, TrialRecord]]:
+    def pairs(
+        self, technique: str, value: Any, *, plain: TrainingConfig
+    ) -> Iterator[tuple[TrialRecord, TrialRecord]]:
         """(with it, without it) for each that differs from another in nothing else; see `without`."""
         place = FIELD_ORDER.index(technique)
         for choices, record in self._by_choices.items():

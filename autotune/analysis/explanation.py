@@ -1,6 +1,7 @@
 """What other choices would save at a predicted peak and cost, what cannot help and why: sentences a person can act on.
 
-Pure functions over predictions and records; which ones are predicted is decided in `autotune/study/explain/explain.py`.
+Pure functions over predictions and records; which ones are predicted is decided in
+`autotune/study/explain/explain.py`.
 """
 
 import dataclasses
@@ -88,12 +89,17 @@ class Explanation:
 
 
 def explain(
-    explained: Explained, variants: Sequence[Variant], pairs: Sequence[Pair], *, impossible: Mapping[str, str]
+    explained: Explained,
+    variants: Sequence[Variant],
+    pairs: Sequence[Pair],
+    *,
+    impossible: Mapping[str, str],
 ) -> Explanation:
     """`impossible`: {technique: why none of its values can be had}."""
     predicted = [variant for variant in variants if variant.prediction is not None]
     alternatives = sorted(
-        (_alternative(explained, v) for v in predicted if not v.is_removal), key=lambda one: -one.saved_bytes
+        (_alternative(explained, v) for v in predicted if not v.is_removal),
+        key=lambda one: -one.saved_bytes,
     )
     savings = [_pair_saving(pair) for pair in pairs]
     return Explanation(
@@ -106,14 +112,18 @@ def explain(
             measured_bytes=None if explained.record is None else explained.record.peak_memory_bytes,
         ),
         in_use=tuple(_in_use(explained, v, pairs) for v in predicted if v.is_removal),
-        alternatives=tuple(one for one in alternatives if explained.is_worth_a_word(one.saved_bytes)),
+        alternatives=tuple(
+            one for one in alternatives if explained.is_worth_a_word(one.saved_bytes)
+        ),
         no_help=tuple(_no_help(explained, variants, pairs, impossible=impossible)),
-        pairs=tuple(s for s in savings if s is not None and explained.is_worth_a_word(s.saved_bytes)),
+        pairs=tuple(
+            s for s in savings if s is not None and explained.is_worth_a_word(s.saved_bytes)
+        ),
         others=tuple(one for one in alternatives if not explained.is_worth_a_word(one.saved_bytes)),
     )
 
 
-# -- one technique changed ---------------------------------------------------------------------------------------
+# -- one technique changed -------------------------------------------------------------------------
 
 
 def _alternative(explained: Explained, variant: Variant) -> Alternative:
@@ -140,7 +150,10 @@ def _in_use(explained: Explained, without: Variant, pairs: Sequence[Pair]) -> In
     assert without.prediction is not None
     saved, value = explained.saved_by(without), getattr(explained.config, without.technique)
     words = named(without.technique, value)
-    if without.technique == "compile" and explained.config.memory_budget != without.config.memory_budget:
+    if (
+        without.technique == "compile"
+        and explained.config.memory_budget != without.config.memory_budget
+    ):
         words += f" with its {named('memory_budget', explained.config.memory_budget)}"
     peak = format_size(without.prediction.peak_memory_bytes)
     cost = _cost(explained, without.config)
@@ -150,7 +163,9 @@ def _in_use(explained: Explained, without: Variant, pairs: Sequence[Pair]) -> In
         sentence = f"{words} costs {format_size(-saved)}: without it the peak would be {peak}"
     else:
         reason = _reason(explained, without)
-        sentence = f"{words} saves nothing here: {reason}{_together(explained, without.technique, pairs)}"
+        sentence = (
+            f"{words} saves nothing here: {reason}{_together(explained, without.technique, pairs)}"
+        )
     return InUse(
         technique=without.technique,
         value=value,
@@ -179,20 +194,35 @@ def _cost(explained: Explained, config: TrainingConfig) -> str:
     return f"measured in #{other.number}: {', '.join(words)}"
 
 
-# -- what cannot help --------------------------------------------------------------------------------------------
+# -- what cannot help ------------------------------------------------------------------------------
 
 
 def _no_help(
-    explained: Explained, variants: Sequence[Variant], pairs: Sequence[Pair], *, impossible: Mapping[str, str]
+    explained: Explained,
+    variants: Sequence[Variant],
+    pairs: Sequence[Pair],
+    *,
+    impossible: Mapping[str, str],
 ) -> Iterator[Remark]:
     for technique in FIELD_ORDER:
         mine = [v for v in variants if v.technique == technique and not v.is_removal]
         predicted = [v for v in mine if v.prediction is not None]
         sentence = ""
         if technique in impossible:
-            subject = next((named(pair.technique, pair.value) for pair in pairs if pair.technique == technique), "")
-            sentence = f"{impossible[technique]}{_together(explained, technique, pairs, subject=subject)}"
-        elif predicted and not any(explained.is_worth_a_word(explained.saved_by(v)) for v in predicted):
+            subject = next(
+                (
+                    named(pair.technique, pair.value)
+                    for pair in pairs
+                    if pair.technique == technique
+                ),
+                "",
+            )
+            sentence = (
+                f"{impossible[technique]}{_together(explained, technique, pairs, subject=subject)}"
+            )
+        elif predicted and not any(
+            explained.is_worth_a_word(explained.saved_by(v)) for v in predicted
+        ):
             in_use = any(v.technique == technique and v.is_removal for v in variants)
             differs = any(explained.is_worth_a_word(abs(explained.saved_by(v))) for v in predicted)
             if not in_use:
@@ -210,7 +240,9 @@ def _no_help(
 def _saves_nothing(explained: Explained, variants: Sequence[Variant], pairs: Sequence[Pair]) -> str:
     best = max(reversed(variants), key=explained.saved_by)
     others = [variant for variant in variants if variant is not best]
-    more = [variant for variant in others if explained.is_worth_a_word(-explained.saved_by(variant))]
+    more = [
+        variant for variant in others if explained.is_worth_a_word(-explained.saved_by(variant))
+    ]
     neither = [str(variant.value) for variant in others if variant not in more]
     verdict = f"saves nothing here{f', nor do {listed(*neither)}' if neither else ''}"
     if explained.is_worth_a_word(-explained.saved_by(best)):
@@ -238,7 +270,10 @@ def _what_they_need(explained: Explained, variants: Sequence[Variant]) -> str:
 def _reason(explained: Explained, variant: Variant) -> str:
     """Why a technique saves nothing, from who holds the bytes at the peak without it."""
     assert variant.prediction is not None
-    with_it, without_it = (variant.config, variant.prediction), (explained.config, explained.prediction)
+    with_it, without_it = (
+        (variant.config, variant.prediction),
+        (explained.config, explained.prediction),
+    )
     if variant.is_removal:
         with_it, without_it = without_it, with_it
     return why_nothing(
@@ -251,26 +286,37 @@ def _reason(explained: Explained, variant: Variant) -> str:
     )
 
 
-# -- pairs -------------------------------------------------------------------------------------------------------
+# -- pairs -----------------------------------------------------------------------------------------
 
 
-def _together(explained: Explained, technique: str, pairs: Sequence[Pair], *, subject: str = "it") -> str:
+def _together(
+    explained: Explained, technique: str, pairs: Sequence[Pair], *, subject: str = "it"
+) -> str:
     """`; with checkpointing block it would save 5.15 GiB more (7.39 GiB for 12.53 GiB)`."""
     words = []
     for saving in (_pair_saving(pair) for pair in pairs if pair.technique == technique):
         if saving is not None:
             size = format_size(saving.saved_bytes)
             would = f"{subject} would save {size} more ({saving.sizes})"
-            none = f"{subject} would not either ({saving.sizes})" if subject == "it" else f"{subject} saves nothing"
+            none = (
+                f"{subject} would not either ({saving.sizes})"
+                if subject == "it"
+                else f"{subject} saves nothing"
+            )
             partner = named(saving.partner_technique, saving.partner_value)
-            words.append(f"; with {partner} {would if explained.is_worth_a_word(saving.saved_bytes) else none}")
+            words.append(
+                f"; with {partner} {would if explained.is_worth_a_word(saving.saved_bytes) else none}"
+            )
     return "".join(words)
 
 
 def _pair_saving(pair: Pair) -> PairSaving | None:
     if pair.alone_peak_bytes is None or pair.together_peak_bytes is None:
         return None
-    saved, words = pair.alone_peak_bytes - pair.together_peak_bytes, named(pair.technique, pair.value)
+    saved, words = (
+        pair.alone_peak_bytes - pair.together_peak_bytes,
+        named(pair.technique, pair.value),
+    )
     sizes = f"{format_size(pair.together_peak_bytes)} for {format_size(pair.alone_peak_bytes)}"
     return PairSaving(
         technique=pair.technique,

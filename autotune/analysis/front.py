@@ -30,7 +30,9 @@ class Tolerance:
     def __post_init__(self) -> None:
         for name, value in (("speed", self.speed), ("perplexity", self.perplexity)):
             if not 0 <= value < 1:
-                raise InvalidInput(f"a {name} tolerance of {value} is not possible", hint="use 0 up to below 1")
+                raise InvalidInput(
+                    f"a {name} tolerance of {value} is not possible", hint="use 0 up to below 1"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +50,16 @@ class _Points:
         import numpy
 
         return cls(
-            peak_memory_bytes=numpy.array([record.peak_memory_bytes for record in records], dtype=numpy.int64),
-            tokens_per_second=numpy.array([record.tokens_per_second for record in records], dtype=float),
+            peak_memory_bytes=numpy.array(
+                [record.peak_memory_bytes for record in records], dtype=numpy.int64
+            ),
+            tokens_per_second=numpy.array(
+                [record.tokens_per_second for record in records], dtype=float
+            ),
             perplexity=numpy.array([record.perplexity for record in records], dtype=float),
-            perplexity_spread=numpy.array([record.perplexity_spread or 0.0 for record in records], dtype=float),
+            perplexity_spread=numpy.array(
+                [record.perplexity_spread or 0.0 for record in records], dtype=float
+            ),
         )
 
     def at(self, places: Any) -> "_Points":
@@ -61,14 +69,17 @@ class _Points:
 def pareto_front(records: Iterable[TrialRecord], *, tolerance: Tolerance) -> tuple[int, ...]:
     """Numbers of the feasible trials that no other dominates, in the order of their memory.
 
-    In the order of memory, speed, perplexity and number each trial is compared only with those already kept, so that
-    noise adds no points and near-equal trials never remove each other in a chain.
+    In the order of memory, speed, perplexity and number each trial is compared only with those
+    already kept, so that noise adds no points and near-equal trials never remove each other in a
+    chain.
     """
     import numpy
 
     feasible = [record for record in records if record.feasible]
     points, numbers = _Points.of(feasible), numpy.array([record.number for record in feasible])
-    left = numpy.lexsort((numbers, points.perplexity, -points.tokens_per_second, points.peak_memory_bytes))
+    left = numpy.lexsort(
+        (numbers, points.perplexity, -points.tokens_per_second, points.peak_memory_bytes)
+    )
     kept: list[int] = []
     while len(left):
         # The first that is left is kept; all that it dominates goes at once.
@@ -83,14 +94,19 @@ class Rivals:
 
     def __init__(self, records: Iterable[TrialRecord]) -> None:
         feasible = (record for record in records if record.feasible)
-        self._fastest_first = sorted(feasible, key=lambda record: -(record.tokens_per_second or 0.0))
+        self._fastest_first = sorted(
+            feasible, key=lambda record: -(record.tokens_per_second or 0.0)
+        )
         self._points = _Points.of(self._fastest_first)
 
-    def no_worse(self, other: TrialRecord, *, tolerance: Tolerance, speed_factor: float = 1.0) -> Iterator[TrialRecord]:
+    def no_worse(
+        self, other: TrialRecord, *, tolerance: Tolerance, speed_factor: float = 1.0
+    ) -> Iterator[TrialRecord]:
         """Those that are worse than `other` on no objective by more than its tolerance, fastest first.
 
-        `other` may be of another study; `speed_factor` is then how many times faster a common configuration, such as
-        the baseline, ran in the study of the rivals. Nothing where not all objectives of `other` were measured.
+        `other` may be of another study; `speed_factor` is then how many times faster a common
+        configuration, such as the baseline, ran in the study of the rivals. Nothing where not all
+        objectives of `other` were measured.
         """
         if None in (other.peak_memory_bytes, other.tokens_per_second, other.perplexity):
             return
@@ -128,8 +144,8 @@ def _perplexity_noise(one: _Points, other: _Points, tolerance: Tolerance) -> "Co
 def perplexity_spread(records: Sequence[TrialRecord]) -> float:
     """Relative spread of perplexity among trials that compute the same numbers: the noise of its measurement.
 
-    The pooled standard deviation over all numerics classes with at least two trained trials, or the largest over
-    seeds where that is more; 0 where there is neither.
+    The pooled standard deviation over all numerics classes with at least two trained trials, or the
+    largest over seeds where that is more; 0 where there is neither.
     """
     classes: dict[tuple[str, ...], list[float]] = defaultdict(list)
     over_seeds = 0.0
@@ -141,6 +157,8 @@ def perplexity_spread(records: Sequence[TrialRecord]) -> float:
     repeated = [values for values in classes.values() if len(values) > 1]
     if not repeated:
         return over_seeds
-    squares = sum(sum((v / statistics.fmean(values) - 1) ** 2 for v in values) for values in repeated)
+    squares = sum(
+        sum((v / statistics.fmean(values) - 1) ** 2 for v in values) for values in repeated
+    )
     degrees_of_freedom = sum(len(values) - 1 for values in repeated)
     return max(over_seeds, float((squares / degrees_of_freedom) ** 0.5))

@@ -1,11 +1,11 @@
 """For every trial of one study, a trial of another of the same workload that is worse on no objective.
 
-Another configuration, where there is one; else the trial's own where it is on the other study's front: nothing that
-was found beats it, and it was found.
+Another configuration, where there is one; else the trial's own where it is on the other study's
+front: nothing that was found beats it, and it was found.
 
-A trial that the other study has measured too is held against the others as it ran there. For the rest, speeds of two
-runs compare only by configurations that both have measured: the median of their ratios says how much faster one run
-was as a whole, be it for another load of the machine.
+A trial that the other study has measured too is held against the others as it ran there. For the
+rest, speeds of two runs compare only by configurations that both have measured: the median of their
+ratios says how much faster one run was as a whole, be it for another load of the machine.
 """
 
 import statistics
@@ -22,7 +22,8 @@ class Match:
     trial: TrialRecord
     """Of the first study, with all its objectives measured, over that study's cap or not."""
     found: TrialRecord | None
-    """The fastest of the other study's feasible trials of another configuration, else its own on the front."""
+    """The fastest of the other study's feasible trials of another configuration, else its own on
+    the front."""
     speed: float | None
     """Speed of what was found over the trial's, both in one run or as in one."""
 
@@ -42,10 +43,13 @@ class Match:
         }
 
 
-def find_matches(first: StudyResult, other: StudyResult, *, tolerance: Tolerance) -> tuple[Match, ...]:
+def find_matches(
+    first: StudyResult, other: StudyResult, *, tolerance: Tolerance
+) -> tuple[Match, ...]:
     """One match a measured trial of `first`, in its order.
 
-    Raises InvalidInput where the two trained different workloads, or have no measured configuration in common.
+    Raises InvalidInput where the two trained different workloads, or have no measured configuration
+    in common.
     """
     if first.workload.fingerprint != other.workload.fingerprint:
         raise InvalidInput(
@@ -59,7 +63,10 @@ def find_matches(first: StudyResult, other: StudyResult, *, tolerance: Tolerance
 
 
 def speed_factor(first: StudyResult, other: StudyResult) -> float:
-    """How many times faster the run of `other` was: the median over what both have measured. Raises InvalidInput."""
+    """How many times faster the run of `other` was: the median over what both have measured.
+
+    Raises InvalidInput.
+    """
     others = {trial.config: trial.tokens_per_second for trial in other.trials}
     ratios = [
         theirs / ours.tokens_per_second
@@ -92,7 +99,11 @@ class _Search:
                 best = one
                 break
             best = best or (one if one.number in self._front else None)
-        speed = None if best is None else (best.tokens_per_second or 0.0) / factor / (compared.tokens_per_second or 1.0)
+        speed = (
+            None
+            if best is None
+            else (best.tokens_per_second or 0.0) / factor / (compared.tokens_per_second or 1.0)
+        )
         return Match(trial=trial, found=best, speed=speed)
 
 

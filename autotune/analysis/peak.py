@@ -13,7 +13,13 @@ from autotune.spec.prediction import Category, Prediction
 from autotune.units import format_size
 
 Moment = Literal[
-    "forward", "start of backward", "middle of backward", "end of backward", "backward", "step", "elsewhere"
+    "forward",
+    "start of backward",
+    "middle of backward",
+    "end of backward",
+    "backward",
+    "step",
+    "elsewhere",
 ]
 MOMENTS = get_args(Moment)
 MOMENT_WORDS: Mapping[Moment, str] = {
@@ -27,7 +33,8 @@ MOMENT_WORDS: Mapping[Moment, str] = {
 }
 
 HARDLY_ANY = 0.05
-"""Gradients of less than this share of the parameters are those of the very first layers of backward."""
+"""Gradients of less than this share of the parameters are those of the very first layers of
+backward."""
 MOST = 0.5
 EDGE = 0.1
 """Share of a phase's allocations that counts as its start, and as its end."""
@@ -67,7 +74,11 @@ def gradient_share(prediction: Prediction) -> float:
 
 
 def peak_sentences(
-    prediction: Prediction, config: TrainingConfig, *, global_batch: int, measured_bytes: int | None = None
+    prediction: Prediction,
+    config: TrainingConfig,
+    *,
+    global_batch: int,
+    measured_bytes: int | None = None,
 ) -> tuple[str, ...]:
     """When and where, what all bytes are, and who holds the largest part of those that come and go."""
     moment = moment_of(prediction, config, global_batch=global_batch)
@@ -79,14 +90,20 @@ def peak_sentences(
     sentences += [f"{_capital(line)}." for line in _largest_groups(prediction, config)]
     if measured_bytes is not None:
         share = 100 * (prediction.peak_memory_bytes / measured_bytes - 1)
-        sentences.append(f"Measured: {format_size(measured_bytes)}; the prediction is {share:+.1f} % off.")
+        sentences.append(
+            f"Measured: {format_size(measured_bytes)}; the prediction is {share:+.1f} % off."
+        )
     return tuple(sentences)
 
 
 def burden(prediction: Prediction) -> str:
     """`14.73 GiB of activations`: what a step adds at this peak, without its gradients."""
-    notable = [(size, name) for name, size in _sizes(prediction) if name in ("activations", "temporaries")]
-    notable = [(size, name) for size, name in notable if size >= 0.1 * max(size for size, _ in notable)]
+    notable = [
+        (size, name) for name, size in _sizes(prediction) if name in ("activations", "temporaries")
+    ]
+    notable = [
+        (size, name) for size, name in notable if size >= 0.1 * max(size for size, _ in notable)
+    ]
     return listed(*(f"{format_size(size)} of {name}" for size, name in notable)) or "no activations"
 
 
@@ -95,11 +112,17 @@ def listed(*words: str) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-# -- the moment --------------------------------------------------------------------------------------------------
+# -- the moment ------------------------------------------------------------------------------------
 
 
 def _divided(share: float, *, start: float, end: float) -> Moment:
-    return "start of backward" if share <= start else "end of backward" if share >= end else "middle of backward"
+    return (
+        "start of backward"
+        if share <= start
+        else "end of backward"
+        if share >= end
+        else "middle of backward"
+    )
 
 
 def _progress(prediction: Prediction) -> float | None:
@@ -113,7 +136,9 @@ def _progress(prediction: Prediction) -> float | None:
     return None
 
 
-def _cause(prediction: Prediction, config: TrainingConfig, moment: Moment, *, global_batch: int) -> str:
+def _cause(
+    prediction: Prediction, config: TrainingConfig, moment: Moment, *, global_batch: int
+) -> str:
     sizes = prediction.bytes_by_category
     gradients = f"{format_size(sizes.get('gradients', 0))} of gradients"
     accumulates = config.micro_batch_size != global_batch
@@ -127,7 +152,9 @@ def _cause(prediction: Prediction, config: TrainingConfig, moment: Moment, *, gl
         return "no phase of the step exceeds what stays between them"
     if moment == "start of backward":
         recomputed = config.checkpointing != "none" or config.memory_budget != 1.0
-        kept = "what is recomputed first comes on top of all that forward kept" if recomputed else ""
+        kept = (
+            "what is recomputed first comes on top of all that forward kept" if recomputed else ""
+        )
         kept = kept or "all that forward kept for backward is still there"
         return f"{kept}, {burden(prediction)}, and {_gradients_so_far(prediction, config, accumulates=accumulates)}"
     if frees_gradients_at_once(config):
@@ -143,11 +170,13 @@ def _gradients_so_far(prediction: Prediction, config: TrainingConfig, *, accumul
     if accumulates:
         return f"{format_size(size)} of gradients of the micro batches before are kept"
     if frees_gradients_at_once(config) and size:
-        return f"only {format_size(size)} of gradients exist, each freed once its parameter is updated"
+        return (
+            f"only {format_size(size)} of gradients exist, each freed once its parameter is updated"
+        )
     return f"only {format_size(size)} of gradients exist" if size else "no gradient exists yet"
 
 
-# -- the place ---------------------------------------------------------------------------------------------------
+# -- the place -------------------------------------------------------------------------------------
 
 
 def _place(prediction: Prediction, config: TrainingConfig) -> str:
@@ -155,10 +184,18 @@ def _place(prediction: Prediction, config: TrainingConfig) -> str:
         return "with nothing allocated since the step began"
     operator = _operator_words(prediction.operator)
     if config.compile == "model":
-        return f"in the one program that inductor made of the whole model, where {operator} allocates"
+        return (
+            f"in the one program that inductor made of the whole model, where {operator} allocates"
+        )
     if not prediction.module:
-        return f"where {operator} allocates outside all modules, as updates and sums of gradients do"
-    compiled = "the compiled " if config.compile == "block" and re.search(r"\.\d+$", prediction.module) else ""
+        return (
+            f"where {operator} allocates outside all modules, as updates and sums of gradients do"
+        )
+    compiled = (
+        "the compiled "
+        if config.compile == "block" and re.search(r"\.\d+$", prediction.module)
+        else ""
+    )
     return f"where {operator} allocates in {compiled}{module_words(prediction.module)}"
 
 
@@ -174,23 +211,29 @@ def _operator_words(operator: str) -> str:
     """`log_softmax_backward_data` for `aten._log_softmax_backward_data`; a long kernel's name is cut."""
     if operator.startswith("aten."):
         return operator.removeprefix("aten.").removeprefix("_")
-    short = operator if len(operator) <= _KERNEL_NAME_LENGTH else operator[:_KERNEL_NAME_LENGTH] + "..."
+    short = (
+        operator if len(operator) <= _KERNEL_NAME_LENGTH else operator[:_KERNEL_NAME_LENGTH] + "..."
+    )
     return f"the kernel {short}" if "fused" in operator else short
 
 
-# -- the holders -------------------------------------------------------------------------------------------------
+# -- the holders -----------------------------------------------------------------------------------
 
 
 def _sizes(prediction: Prediction) -> list[tuple[Category, int]]:
     """Categories that hold something, largest first."""
-    return sorted(((name, s) for name, s in prediction.bytes_by_category.items() if s), key=lambda one: -one[1])
+    return sorted(
+        ((name, s) for name, s in prediction.bytes_by_category.items() if s),
+        key=lambda one: -one[1],
+    )
 
 
 def _categories(prediction: Prediction) -> str:
     peak = prediction.peak_memory_bytes
     notable = [(name, size) for name, size in _sizes(prediction) if size >= NOTABLE * peak]
     words = [
-        f"{_CATEGORY_WORDS.get(name, name)} {format_size(size)} ({100 * size / peak:.0f} %)" for name, size in notable
+        f"{_CATEGORY_WORDS.get(name, name)} {format_size(size)} ({100 * size / peak:.0f} %)"
+        for name, size in notable
     ]
     rest = peak - sum(size for _, size in notable)
     return ", ".join(words) + (f", everything else {format_size(rest)}" if rest else "")
@@ -209,14 +252,22 @@ def _largest_groups(prediction: Prediction, config: TrainingConfig) -> Iterator[
         for holder in prediction.holders:
             if holder.category == category:
                 whole = config.compile == "model" and category != "gradients"
-                groups[_operator_words(holder.operator) if whole else _part(holder.module)] += holder.size_bytes
+                groups[_operator_words(holder.operator) if whole else _part(holder.module)] += (
+                    holder.size_bytes
+                )
         shown = groups.most_common(_GROUPS_SHOWN)
         rest = size - sum(held for _, held in shown)
         words = [f"{name} {format_size(held)}" for name, held in shown]
-        words += [f"in smaller pieces {format_size(rest)}"] if shown and rest >= NOTABLE * size else []
+        words += (
+            [f"in smaller pieces {format_size(rest)}"] if shown and rest >= NOTABLE * size else []
+        )
         if words:
             label = _CATEGORY_WORDS.get(category, category)
-            is_recomputed = category == "temporaries" and config.compile == "model" and config.memory_budget != 1.0
+            is_recomputed = (
+                category == "temporaries"
+                and config.compile == "model"
+                and config.memory_budget != 1.0
+            )
             label += ", among them what compiled code recomputes" if is_recomputed else ""
             yield f"of the {format_size(size)} of {label}: {', '.join(words)}"
 

@@ -29,7 +29,10 @@ class Preferences:
 
     def __post_init__(self) -> None:
         if self.prefer not in PREFERENCES:
-            raise InvalidInput(f"there is no preference {self.prefer!r}", hint=f"use one of {', '.join(PREFERENCES)}")
+            raise InvalidInput(
+                f"there is no preference {self.prefer!r}",
+                hint=f"use one of {', '.join(PREFERENCES)}",
+            )
         if not 0 <= self.max_perplexity_increase < 100:
             raise InvalidInput(
                 f"a perplexity increase of {self.max_perplexity_increase} is not possible",
@@ -41,12 +44,16 @@ DEFAULT_PREFERENCES = Preferences()
 
 
 def choose(
-    records: Sequence[TrialRecord], front: Sequence[int], *, baseline: TrialRecord | None, preferences: Preferences
+    records: Sequence[TrialRecord],
+    front: Sequence[int],
+    *,
+    baseline: TrialRecord | None,
+    preferences: Preferences,
 ) -> Pick | None:
     """The preferred trial of the front among those whose perplexity is good enough; None when the front is empty.
 
-    Good enough: within `max_perplexity_increase` of the front's best, or within the measured spread of perplexity
-    where that is larger.
+    Good enough: within `max_perplexity_increase` of the front's best, or within the measured spread
+    of perplexity where that is larger.
     """
     prefer, max_perplexity_increase = preferences.prefer, preferences.max_perplexity_increase
     candidates = [record for record in records if record.number in front]
@@ -56,9 +63,15 @@ def choose(
     best = min(_perplexity(record) for record in candidates)
     good = [record for record in candidates if _perplexity(record) <= best * (1 + allowed)]
     picked = min(good, key=lambda record: (_COST[prefer](record, good), record.number))
-    words = {"fastest": "the fastest", "smallest": "the smallest", "balanced": "the best balance of speed and memory"}
+    words = {
+        "fastest": "the fastest",
+        "smallest": "the smallest",
+        "balanced": "the best balance of speed and memory",
+    }
     reason = f"{words[prefer]} on the front whose perplexity is within {100 * allowed:.2g} % of the best, {best:.4g}"
-    return Pick(number=picked.number, reason=reason + savings(picked, baseline) + _noise_warning(picked))
+    return Pick(
+        number=picked.number, reason=reason + savings(picked, baseline) + _noise_warning(picked)
+    )
 
 
 def _noise_warning(picked: TrialRecord) -> str:
@@ -72,18 +85,26 @@ def _noise_warning(picked: TrialRecord) -> str:
 def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
     """`; against the baseline: 62 % less memory, 1.2x the speed, perplexity +0.1 %`; empty without a baseline."""
     if baseline is None or baseline.number == record.number or not _known_peak(baseline):
-        return "; it is the baseline" if baseline is not None and baseline.number == record.number else ""
+        return (
+            "; it is the baseline"
+            if baseline is not None and baseline.number == record.number
+            else ""
+        )
     words = []
     if record.peak_memory_bytes is not None:
         saved = 1 - record.peak_memory_bytes / _known_peak(baseline)
         source = "" if baseline.peak_memory_bytes else " predicted"
         sizes = f"{format_size(record.peak_memory_bytes)} for {format_size(_known_peak(baseline))}{source}"
-        words.append(f"{100 * abs(saved):.0f} % {'less' if saved >= 0 else 'more'} memory ({sizes})")
+        words.append(
+            f"{100 * abs(saved):.0f} % {'less' if saved >= 0 else 'more'} memory ({sizes})"
+        )
     if record.tokens_per_second and baseline.tokens_per_second:
         words.append(f"{record.tokens_per_second / baseline.tokens_per_second:.2f}x the speed")
     if record.perplexity and baseline.perplexity:
         change_percent = round(100 * (record.perplexity / baseline.perplexity - 1), 2)
-        words.append(f"perplexity {change_percent:+.2f} %" if change_percent else "the same perplexity")
+        words.append(
+            f"perplexity {change_percent:+.2f} %" if change_percent else "the same perplexity"
+        )
     return f"; against the baseline: {', '.join(words)}"
 
 

@@ -15,7 +15,16 @@ from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import Workload
 
-_SIZES = ("model", "layers", "width", "heads", "feed_forward_width", "vocab_size", "sequence_length", "global_batch")
+_SIZES = (
+    "model",
+    "layers",
+    "width",
+    "heads",
+    "feed_forward_width",
+    "vocab_size",
+    "sequence_length",
+    "global_batch",
+)
 """What of a workload decides memory."""
 
 _NOTHING_KNOWN = Figures()
@@ -93,7 +102,10 @@ def reference_of(space: SearchSpace, *, what: str) -> Reference:
 def is_of_published_size(space: SearchSpace, workload: Workload) -> bool:
     """Whether `workload` needs the memory of the one the table was measured with: that of the space, unscaled."""
     scaled = {} if space.scale is None else space.scales.get(space.scale, {})
-    said = {"feed_forward_width": None, **space.workload}  # None: the model's own choice, as where nothing is said
+    said = {
+        "feed_forward_width": None,
+        **space.workload,
+    }  # None: the model's own choice, as where nothing is said
     return not any(name in scaled for name in _SIZES) and all(
         getattr(workload, name) == said[name] for name in _SIZES if name in said
     )
@@ -122,7 +134,9 @@ def beside_reference(
     )
 
 
-def rows_of_study(definition: StudyDefinition, records: Mapping[str, TrialRecord]) -> Callable[[str], OwnRow]:
+def rows_of_study(
+    definition: StudyDefinition, records: Mapping[str, TrialRecord]
+) -> Callable[[str], OwnRow]:
     """What a study knows of a named configuration; `records` by fingerprint."""
     named: Mapping[str, TrainingConfig] = definition.legal_space().named
 

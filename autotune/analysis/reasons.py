@@ -1,8 +1,18 @@
-"""Why a technique saves nothing: what it could take away is no part of the peak. Pure functions over a prediction."""
+"""Why a technique saves nothing: what it could take away is no part of the peak.
+
+Pure functions over a prediction.
+"""
 
 from typing import Any
 
-from autotune.analysis.peak import HARDLY_ANY, MOMENT_WORDS, Moment, burden, gradient_share, moment_of
+from autotune.analysis.peak import (
+    HARDLY_ANY,
+    MOMENT_WORDS,
+    Moment,
+    burden,
+    gradient_share,
+    moment_of,
+)
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Prediction
 from autotune.units import format_size
@@ -24,13 +34,21 @@ def why_nothing(
     sizes = prediction.bytes_by_category
     activations = format_size(sizes.get("activations", 0))
     if technique == "optimizer_fusion":
-        return _why_no_fusion(value, config=config, prediction=prediction, global_batch=global_batch)
+        return _why_no_fusion(
+            value, config=config, prediction=prediction, global_batch=global_batch
+        )
     if technique == "optimizer":
-        return f"at the peak the optimizer's state is {format_size(sizes.get('optimizer_state', 0))}"
+        return (
+            f"at the peak the optimizer's state is {format_size(sizes.get('optimizer_state', 0))}"
+        )
     if technique == "micro_batch_size":
         gradients = format_size(sizes.get("parameters", 0))
         return f"it shrinks activations, {activations}, and keeps about {gradients} of gradients from one to the next"
-    if technique == "memory_budget" and prediction.plan and prediction.plan == prediction_with_it.plan:
+    if (
+        technique == "memory_budget"
+        and prediction.plan
+        and prediction.plan == prediction_with_it.plan
+    ):
         return "the compiler makes the same plan of what to keep"
     if technique == "loss":
         return f"the logits are no part of the peak, which is {MOMENT_WORDS[_moment(config, prediction, global_batch)]}"
@@ -47,15 +65,23 @@ def _moment(config: TrainingConfig, prediction: Prediction, global_batch: int) -
     return moment_of(prediction, config, global_batch=global_batch)
 
 
-def _why_no_fusion(value: str, *, config: TrainingConfig, prediction: Prediction, global_batch: int) -> str:
+def _why_no_fusion(
+    value: str, *, config: TrainingConfig, prediction: Prediction, global_batch: int
+) -> str:
     moment = moment_of(prediction, config, global_batch=global_batch)
     where = MOMENT_WORDS[moment]
     leaves_together = config.compile == "model" and value == "backward"
     if moment != "step" and gradient_share(prediction) <= HARDLY_ANY:
         size = prediction.bytes_by_category.get("gradients", 0)
-        before = f"when only {format_size(size)} of gradients exist" if size else "before any gradient exists"
+        before = (
+            f"when only {format_size(size)} of gradients exist"
+            if size
+            else "before any gradient exists"
+        )
         later = "; nor could it later: the one compiled graph hands out all gradients together"
-        return f"the peak is {where}, {burden(prediction)}, {before}{later if leaves_together else ''}"
+        return (
+            f"the peak is {where}, {burden(prediction)}, {before}{later if leaves_together else ''}"
+        )
     if leaves_together:
         return "the whole model is one compiled graph, which hands out all gradients together when it ends"
     if value in ("foreach", "kernel"):

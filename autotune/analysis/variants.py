@@ -75,18 +75,24 @@ def named(technique: str, value: Any) -> str:
     return f"{technique.removesuffix('_size').replace('_', '-')} {value}"
 
 
-def techniques_without_effect(explained: Explained, variants: Sequence[Variant]) -> Iterator[Variant]:
+def techniques_without_effect(
+    explained: Explained, variants: Sequence[Variant]
+) -> Iterator[Variant]:
     """One variant of each technique that saves nothing by itself: its removal if in use, else its smallest value."""
     for technique in FIELD_ORDER:
         mine = [v for v in variants if v.technique == technique and v.prediction is not None]
         removals = [variant for variant in mine if variant.is_removal]
         if removals:
             yield from (v for v in removals if not explained.is_worth_a_word(explained.saved_by(v)))
-        elif mine and not any(explained.is_worth_a_word(explained.saved_by(variant)) for variant in mine):
+        elif mine and not any(
+            explained.is_worth_a_word(explained.saved_by(variant)) for variant in mine
+        ):
             yield max(reversed(mine), key=explained.saved_by)  # of equals the last, which does most
 
 
-def best_partner(explained: Explained, variants: Sequence[Variant], *, beside: str) -> Variant | None:
+def best_partner(
+    explained: Explained, variants: Sequence[Variant], *, beside: str
+) -> Variant | None:
     """The variant of another technique than `beside` that saves most and trains the same numbers."""
     candidates = [
         v

@@ -1,7 +1,7 @@
 """The command line: one file a command, and the only place where errors become exit codes.
 
-Exit codes: 0 ok; 1 finished and nothing feasible; 2 usage or an invalid file; 70 internal error; 75 stopped, can be
-continued; 130 and 143 on SIGINT and SIGTERM.
+Exit codes: 0 ok; 1 finished and nothing feasible; 2 usage or an invalid file; 70 internal error; 75
+stopped, can be continued; 130 and 143 on SIGINT and SIGTERM.
 """
 
 import io
@@ -16,7 +16,19 @@ import typer
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from autotune.cli import compare, doctor, explain, export, fit, plot, predict, report, search, show, studies
+from autotune.cli import (
+    compare,
+    doctor,
+    explain,
+    export,
+    fit,
+    plot,
+    predict,
+    report,
+    search,
+    show,
+    studies,
+)
 from autotune.errors import AutotuneError
 
 _PROGRAM = "autotune"
@@ -27,7 +39,8 @@ app = typer.Typer(
     help="The fastest way to train your model inside the GPU memory you have, found by measuring.",
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: whole option names at any width, brackets as written, quick to start
+    # plain help: whole option names at any width, brackets as written, quick to start
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("search")(search.search)
@@ -45,7 +58,8 @@ app.command("doctor")(doctor.doctor)
 
 @app.callback(invoke_without_command=True)
 def root(
-    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
         from autotune import __version__
@@ -78,7 +92,9 @@ def main() -> None:
         # The reader of our output has gone, as with `| head`; typer makes it an exit of its own.
         if not isinstance(error.__context__ or error, BrokenPipeError):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush at the end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # nothing more to flush at the end
         exit_code = 0
     except Exception:
         traceback.print_exc()

@@ -26,7 +26,8 @@ _TITLE = "Fronts of several studies"
 
 def compare(
     studies: Annotated[
-        list[str], typer.Argument(metavar="STUDY STUDY...", help="Names of studies; see autotune studies.")
+        list[str],
+        typer.Argument(metavar="STUDY STUDY...", help="Names of studies; see autotune studies."),
     ],
     out: Annotated[
         Path | None,
@@ -46,7 +47,8 @@ def compare(
     no_worse: Annotated[
         bool,
         typer.Option(
-            "--no-worse", help="For every trial of the first study, one of the second that is worse on no objective."
+            "--no-worse",
+            help="For every trial of the first study, one of the second that is worse on no objective.",
         ),
     ] = False,
     storage: options.StorageOption = options.STORAGE,
@@ -61,20 +63,31 @@ def compare(
     from autotune.spec.study import RESULTS_FOLDER
 
     name = "-".join(["compare", *studies])[:_LONGEST_NAME]
-    target = Target(file=out or RESULTS_FOLDER / f"{name}.html", width=width, height=height, scale=scale)
+    target = Target(
+        file=out or RESULTS_FOLDER / f"{name}.html", width=width, height=height, scale=scale
+    )
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     views = [api.view(study, storage=storage, preferences=preferences) for study in studies]
     compared = comparison.compute(views)
     if no_worse and len(views) != 2:
-        raise InvalidInput(f"--no-worse holds two studies against each other, not {len(views)}", hint="name two")
-    matches = find_matches(views[0].result, views[1].result, tolerance=preferences.tolerance) if no_worse else None
+        raise InvalidInput(
+            f"--no-worse holds two studies against each other, not {len(views)}", hint="name two"
+        )
+    matches = (
+        find_matches(views[0].result, views[1].result, tolerance=preferences.tolerance)
+        if no_worse
+        else None
+    )
     drawing = comparison.draw(compared)
     title = " and ".join(studies)
     target.write(
         drawing,
         title=title,
         page=lambda: whole_page(
-            title, about=_TITLE, answer=" ".join(_in_words(side) for side in compared.sides), drawing=drawing
+            title,
+            about=_TITLE,
+            answer=" ".join(_in_words(side) for side in compared.sides),
+            drawing=drawing,
         ),
     )
     if as_json:
@@ -90,7 +103,9 @@ def compare(
     console.print(str(target.file), markup=False, soft_wrap=True)
 
 
-def _to_dict(compared: "Comparison", file: Path, matches: "tuple[Match, ...] | None") -> dict[str, object]:
+def _to_dict(
+    compared: "Comparison", file: Path, matches: "tuple[Match, ...] | None"
+) -> dict[str, object]:
     found = {} if matches is None else {"no_worse": [match.to_dict() for match in matches]}
     return {
         "schema": 1,
@@ -113,7 +128,14 @@ def _table(compared: "Comparison") -> "Table":
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    columns = ["study", "device", "torch", "cap", *(["workload"] if compared.workloads_differ else []), "pick"]
+    columns = [
+        "study",
+        "device",
+        "torch",
+        "cap",
+        *(["workload"] if compared.workloads_differ else []),
+        "pick",
+    ]
     for column in columns:
         table.add_column(column, overflow="fold")
     for column in ("peak memory", "tokens/s", "perplexity", "saved"):
@@ -139,16 +161,25 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Tab
     title += "worse on nothing" + (
         f", and {itself} more {'is' if itself == 1 else 'are'} on its front" if itself else ""
     )
-    table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left", title_style="bold")
+    table = Table(
+        box=None, pad_edge=False, title=Text(title), title_justify="left", title_style="bold"
+    )
     for study in (first, other):
         table.add_column(Text(study), overflow="fold")
         for objective in ("peak", "perplexity"):
             table.add_column(Text(objective), justify="right", no_wrap=True)
     table.add_column("speed", justify="right", no_wrap=True)
     for match in matches:
-        words = [f"#{match.trial.number} {match.trial.name or described(match.trial)}", *_objectives(match.trial)]
+        words = [
+            f"#{match.trial.number} {match.trial.name or described(match.trial)}",
+            *_objectives(match.trial),
+        ]
         by = match.found
-        words += ["none"] if by is None else [_found_words(match, by), *_objectives(by), f"{match.speed or 0.0:.2f}x"]
+        words += (
+            ["none"]
+            if by is None
+            else [_found_words(match, by), *_objectives(by), f"{match.speed or 0.0:.2f}x"]
+        )
         table.add_row(*map(Text, words))
     table.caption = "speed: beside that of the trial on the left, both as in one run"
     table.caption_justify = "left"
@@ -157,7 +188,9 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Tab
 
 def _found_words(match: "Match", found: "TrialRecord") -> str:
     return (
-        f"#{found.number}, itself, on the front" if match.found_itself else f"#{found.number} {found.config.describe()}"
+        f"#{found.number}, itself, on the front"
+        if match.found_itself
+        else f"#{found.number} {found.config.describe()}"
     )
 
 

@@ -6,7 +6,9 @@ import typer
 
 
 def doctor(
-    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Only this device: cpu, cuda or cuda:1.")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Only this device: cpu, cuda or cuda:1.")
+    ] = None,
 ) -> None:
     """List versions, devices, who else uses them, and every technique that was found not to work, with the reason."""
     import sys
@@ -32,17 +34,25 @@ def doctor(
         console.print(Text(line), soft_wrap=True)
 
     def note(sentence: str) -> None:
-        make_console(sys.stderr).print(Text(f"{sentence[0].upper()}{sentence[1:]}."), soft_wrap=True)
+        make_console(sys.stderr).print(
+            Text(f"{sentence[0].upper()}{sentence[1:]}."), soft_wrap=True
+        )
 
     for package in ("autotune", "torch", "optuna", "datasets", "sqlalchemy"):
         say(f"{package} {version(package)}")
     for tool in (c_compiler(), cpp_compiler(), python_headers()):
-        say(f"{tool.name}: {tool.found}" if tool.found else f"no {tool.name}, for torch.compile: {tool.way_out}")
+        say(
+            f"{tool.name}: {tool.found}"
+            if tool.found
+            else f"no {tool.name}, for torch.compile: {tool.way_out}"
+        )
     # A question leaves nothing behind, and may be asked from a folder that cannot be written to.
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder), note=note) as executor:
         there = executor.devices() if device is None else []
         names = [info.device for info in there] if device is None else [device]
-        for sentence in (sentence for info in there if info.type == "cpu" for sentence in info.notes):
+        for sentence in (
+            sentence for info in there if info.type == "cpu" for sentence in info.notes
+        ):
             say(sentence)
         for name in names:
             try:

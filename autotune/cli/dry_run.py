@@ -25,7 +25,9 @@ def print_plan(request: SearchRequest, *, quiet: bool) -> None:
             say(f"  {field}: {', '.join(map(str, values))}")
     for line in legal.left_out:
         say(f"Left out  {line}")
-    say(f"Cap       {format_size(definition.cap_bytes)} on {definition.device.device} ({definition.device.name})")
+    say(
+        f"Cap       {format_size(definition.cap_bytes)} on {definition.device.device} ({definition.device.name})"
+    )
     if definition.device.others:
         say(f"Warning   {definition.device.device}: {definition.device.others}")
     for note in definition.device.notes:
@@ -38,10 +40,14 @@ def print_plan(request: SearchRequest, *, quiet: bool) -> None:
     if planned.seconds is None:
         say("Time      not known: no short training finished")
         return
-    say(f"Time      about {format_duration(planned.seconds)}, were the trials drawn evenly from the space; a trial of")
+    say(
+        f"Time      about {format_duration(planned.seconds)}, were the trials drawn evenly from the space; a trial of"
+    )
     for precision, seconds in planned.seconds_by_precision.items():
         shared = format_duration(planned.shared_seconds_by_precision[precision])
-        say(f"  {precision}, eager: {format_duration(seconds)} to the end, {shared} for memory and speed only")
+        say(
+            f"  {precision}, eager: {format_duration(seconds)} to the end, {shared} for memory and speed only"
+        )
     say(f"  {planned.full_trainings} of {planned.trials_wanted} are trained to the end")
     if planned.compile_seconds is not None:
         share = f"{100 * planned.compiled_share:.0f} %"

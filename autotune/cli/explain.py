@@ -28,17 +28,28 @@ if TYPE_CHECKING:
 @with_configuration
 def explain(
     *,
-    study: Annotated[str | None, typer.Argument(metavar="STUDY", help="Name of a study ...")] = None,
-    trial: Annotated[int | None, typer.Argument(metavar="TRIAL", help="... and the number of its trial.")] = None,
+    study: Annotated[
+        str | None, typer.Argument(metavar="STUDY", help="Name of a study ...")
+    ] = None,
+    trial: Annotated[
+        int | None, typer.Argument(metavar="TRIAL", help="... and the number of its trial.")
+    ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="cpu|cuda", help="Kind of device; need not be there. [default: a GPU if there is one]"),
+        typer.Option(
+            metavar="cpu|cuda",
+            help="Kind of device; need not be there. [default: a GPU if there is one]",
+        ),
     ] = None,
     space: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="Workload of this search space; of its configurations ..."),
+        typer.Option(
+            metavar="NAME|FILE", help="Workload of this search space; of its configurations ..."
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="ROW", help="... the one of this name.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="ROW", help="... the one of this name.")
+    ] = None,
     scale: options.SpaceScaleOption = None,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
@@ -56,7 +67,12 @@ def explain(
 
     from autotune.execution.local import LocalExecutor
     from autotune.spec.prediction import check_release
-    from autotune.study.predictions import Forecaster, device_meant, on_some_device, predicted_device_of
+    from autotune.study.predictions import (
+        Forecaster,
+        device_meant,
+        on_some_device,
+        predicted_device_of,
+    )
     from autotune.study.request import check_device
 
     given = options_given(
@@ -68,7 +84,9 @@ def explain(
         name=name,
         scale=scale,
     )
-    _check_together(study=study, trial=trial, space=space, name=name, given=given, configuration=configuration)
+    _check_together(
+        study=study, trial=trial, space=space, name=name, given=given, configuration=configuration
+    )
     options.check_scale(scale, space=space)
     check_device(device)
     meant = device_meant(device, compute_capability)
@@ -81,10 +99,15 @@ def explain(
     if study is None:
         on_some_device(meant, asked)
     with ExitStack() as stack:
-        # A question leaves nothing behind, and may be asked from a folder that cannot be written to.
-        executor = stack.enter_context(LocalExecutor(Path(stack.enter_context(TemporaryDirectory()))))
+        # A question leaves nothing behind, and may be asked from a folder that cannot be written
+        # to.
+        executor = stack.enter_context(
+            LocalExecutor(Path(stack.enter_context(TemporaryDirectory())))
+        )
         if study is not None and trial is not None:
-            question = question_of_trial(executor, study, trial, storage=storage, torch_version=torch_version)
+            question = question_of_trial(
+                executor, study, trial, storage=storage, torch_version=torch_version
+            )
         else:
             device_type, capability = predicted_device_of(
                 device, compute_capability=compute_capability, executor=executor
@@ -136,9 +159,14 @@ def question_of_trial(
     record = next((record for record in records if record.number == trial), None)
     if record is None:
         there = f"its trials are 0 to {len(records) - 1}" if records else "it has none yet"
-        raise InvalidInput(f"study {study!r} has no trial {trial}", hint=f"{there}; see autotune show {study}")
+        raise InvalidInput(
+            f"study {study!r} has no trial {trial}", hint=f"{there}; see autotune show {study}"
+        )
     forecaster = Forecaster.of_device(
-        definition.device, executor=executor, workload=definition.workload, torch_version=torch_version
+        definition.device,
+        executor=executor,
+        workload=definition.workload,
+        torch_version=torch_version,
     )
     return Question(
         forecaster=forecaster,
@@ -176,7 +204,9 @@ def _row(space: Any, name: str | None, *, workload: "Workload") -> TrainingConfi
     rows = bind_space(space, workload.circumstances, unavailable={}).named
     if name is None or name not in rows:
         there = f"it names {', '.join(rows)}" if rows else "it names none"
-        raise InvalidInput(f"search space {space.name!r} has no legal configuration {name!r}", hint=there)
+        raise InvalidInput(
+            f"search space {space.name!r} has no legal configuration {name!r}", hint=there
+        )
     return rows[name]
 
 
@@ -191,7 +221,8 @@ def _check_together(
 ) -> None:
     if study is not None and trial is None:
         raise InvalidInput(
-            f"which trial of study {study!r} is not said", hint=f"give its number, see autotune show {study}"
+            f"which trial of study {study!r} is not said",
+            hint=f"give its number, see autotune show {study}",
         )
     if study is not None and given:
         raise InvalidInput(
@@ -202,7 +233,8 @@ def _check_together(
         raise InvalidInput("--space and --name belong together", hint="give both, or neither")
     if space is not None and configuration:
         raise InvalidInput(
-            f"--name and {', '.join(configuration)} both say what to explain", hint="leave one of them out"
+            f"--name and {', '.join(configuration)} both say what to explain",
+            hint="leave one of them out",
         )
 
 
@@ -214,7 +246,9 @@ def _answered(question: Question, *, quiet: bool) -> "Explanation":
 
     columns = (TextColumn("predicting"), MofNCompleteColumn(), TimeElapsedColumn())
     silent = quiet or not sys.stderr.isatty()
-    with Progress(*columns, console=make_console(sys.stderr), transient=True, disable=silent) as shown:
+    with Progress(
+        *columns, console=make_console(sys.stderr), transient=True, disable=silent
+    ) as shown:
         task = shown.add_task("", total=None)
         return explain_configuration(
             question.forecaster,

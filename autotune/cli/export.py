@@ -24,25 +24,37 @@ if TYPE_CHECKING:
 
 def export(
     study: options.StudyArgument,
-    to: Annotated[str, typer.Option("--to", "-t", metavar="TARGET", help=f"One of {', '.join(TARGETS)}.")],
+    to: Annotated[
+        str, typer.Option("--to", "-t", metavar="TARGET", help=f"One of {', '.join(TARGETS)}.")
+    ],
     trial: Annotated[
-        int | None, typer.Option(metavar="NUMBER", help="Which trial. [default: the study's pick]", min=0)
+        int | None,
+        typer.Option(metavar="NUMBER", help="Which trial. [default: the study's pick]", min=0),
     ] = None,
     pick: Annotated[
         str | None,
-        typer.Option(metavar="|".join(PREFERENCES), help="Which of the front instead of a number. [default: fastest]"),
+        typer.Option(
+            metavar="|".join(PREFERENCES),
+            help="Which of the front instead of a number. [default: fastest]",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FOLDER", help="[default: studies/STUDY-TARGET-TRIAL]"),
     ] = None,
     target_version: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="Version of the trainer. [default: the usual one]")
+        str | None,
+        typer.Option(metavar="VERSION", help="Version of the trainer. [default: the usual one]"),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Write nothing where the target cannot express what the trial did.")
+        bool,
+        typer.Option(
+            "--strict", help="Write nothing where the target cannot express what the trial did."
+        ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over other files in the folder of --out.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write over other files in the folder of --out.")
+    ] = False,
     tolerance: options.ToleranceOption = None,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
@@ -57,7 +69,10 @@ def export(
     target = TARGETS[to]
     version = _version(to, target, target_version)
     if trial is not None and pick is not None:
-        raise InvalidInput(f"--trial {trial} and --pick {pick} both say what to export", hint="leave one of them out")
+        raise InvalidInput(
+            f"--trial {trial} and --pick {pick} both say what to export",
+            hint="leave one of them out",
+        )
     preferences = options.preferences_of(tolerance, pick or options.PREFER, max_perplexity_increase)
     result = autotune.show(study, storage=storage, preferences=preferences)
     record = _record(result, trial)
@@ -68,7 +83,12 @@ def export(
     folder = out or RESULTS_FOLDER / f"{study}-{to}-{record.number}"
     _write(written, folder, is_ours=out is None or force)
     if as_json:
-        print(json.dumps(_to_dict(written, target=to, version=version, record=record, folder=folder), indent=2))
+        print(
+            json.dumps(
+                _to_dict(written, target=to, version=version, record=record, folder=folder),
+                indent=2,
+            )
+        )
     else:
         _say(written, target=target, record=record, folder=folder)
 
@@ -76,7 +96,8 @@ def export(
 def _version(name: str, target: "Target", asked: str | None) -> str:
     if asked is not None and asked not in target.versions:
         raise InvalidInput(
-            f"there is no export to version {asked!r} of {name}", hint=f"use one of {', '.join(target.versions)}"
+            f"there is no export to version {asked!r} of {name}",
+            hint=f"use one of {', '.join(target.versions)}",
         )
     return asked or target.versions[0]
 
@@ -91,18 +112,28 @@ def _record(result: StudyResult, number: int | None) -> TrialRecord:
         return result.trial(result.pick.number)
     record = next((record for record in result.trials if record.number == number), None)
     if record is None:
-        there = f"its trials are 0 to {len(result.trials) - 1}" if result.trials else "it has none yet"
+        there = (
+            f"its trials are 0 to {len(result.trials) - 1}" if result.trials else "it has none yet"
+        )
         raise InvalidInput(
-            f"study {result.study!r} has no trial {number}", hint=f"{there}; see autotune show {result.study}"
+            f"study {result.study!r} has no trial {number}",
+            hint=f"{there}; see autotune show {result.study}",
         )
     return record
 
 
 def _located(workload: Workload) -> Workload:
     """With whole paths for what is named from this folder: the files are used in their own."""
-    places = {"dataset": workload.dataset, "tokenizer": workload.tokenizer, "script": workload.script}
+    places = {
+        "dataset": workload.dataset,
+        "tokenizer": workload.tokenizer,
+        "script": workload.script,
+    }
     found = {name: _whole(place) for name, place in places.items() if place not in _NO_PATHS}
-    if is_function_reference(workload.model) and (file := read_reference(workload.model).file) is not None:
+    if (
+        is_function_reference(workload.model)
+        and (file := read_reference(workload.model).file) is not None
+    ):
         found["model"] = f"{_whole(str(file))}:{read_reference(workload.model).function}"
     return dataclasses.replace(workload, **found)  # type: ignore[arg-type]  # a text for each of these texts
 
@@ -116,17 +147,29 @@ def _whole(place: str | None) -> str | None:
 
 def _check_strictly(written: "Export", target: str) -> None:
     """What is left to somebody's own script is no failure, unless it is a technique."""
-    if refused := [refusal for refusal in written.refusals if refusal.is_technique or refusal.instead is not None]:
+    if refused := [
+        refusal
+        for refusal in written.refusals
+        if refusal.is_technique or refusal.instead is not None
+    ]:
         first, more = refused[0], len(refused) - 1
         raise IllegalConfiguration(
-            f"{target} cannot express {_named(first)}: {first.why}" + (f" (and {more} more)" if more else ""),
-            hint="leave --strict out to write what it can" + (", or export to pytorch" if target != "pytorch" else ""),
+            f"{target} cannot express {_named(first)}: {first.why}"
+            + (f" (and {more} more)" if more else ""),
+            hint="leave --strict out to write what it can"
+            + (", or export to pytorch" if target != "pytorch" else ""),
         )
 
 
 def _write(written: "Export", folder: Path, *, is_ours: bool) -> None:
-    """`is_ours`: whether other files of these names may go. All or nothing, as far as can be seen before."""
-    contents = {folder / name: text.encode("utf-8", errors="backslashreplace") for name, text in written.files.items()}
+    """`is_ours`: whether other files of these names may go.
+
+    All or nothing, as far as can be seen before.
+    """
+    contents = {
+        folder / name: text.encode("utf-8", errors="backslashreplace")
+        for name, text in written.files.items()
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in contents.items():
@@ -140,7 +183,8 @@ def _write(written: "Export", folder: Path, *, is_ours: bool) -> None:
         _warn_of_others(folder, set(written.files))
     except OSError as error:
         raise StorageUnavailable(
-            f"{folder} cannot be written to: {error.strerror or error}", hint="name another folder with --out"
+            f"{folder} cannot be written to: {error.strerror or error}",
+            hint="name another folder with --out",
         ) from None
 
 
@@ -148,10 +192,13 @@ def _warn_of_others(folder: Path, written: set[str]) -> None:
     """Python finds a module of an export before this one as well."""
     others = sorted(file.name for file in folder.glob("autotune_*") if file.name not in written)
     if others:
-        print(f"note: {folder} also holds {', '.join(others)}, which is not of this export", file=sys.stderr)
+        print(
+            f"note: {folder} also holds {', '.join(others)}, which is not of this export",
+            file=sys.stderr,
+        )
 
 
-# -- what is said ------------------------------------------------------------------------------------------------
+# -- what is said ----------------------------------------------------------------------------------
 
 
 def _say(written: "Export", *, target: "Target", record: TrialRecord, folder: Path) -> None:
@@ -190,14 +237,19 @@ def _say(written: "Export", *, target: "Target", record: TrialRecord, folder: Pa
         for note in written.notes:
             say(f"  {note}")
     if any(refusal.is_technique for refusal in written.refusals):
-        print("note: memory and speed are not those of the trial where techniques are missing", file=sys.stderr)
+        print(
+            "note: memory and speed are not those of the trial where techniques are missing",
+            file=sys.stderr,
+        )
 
 
 def _named(refusal: "Refusal") -> str:
     return refusal.setting if refusal.value is None else f"{refusal.setting} {refusal.value}"
 
 
-def _to_dict(written: "Export", *, target: str, version: str, record: TrialRecord, folder: Path) -> dict[str, Any]:
+def _to_dict(
+    written: "Export", *, target: str, version: str, record: TrialRecord, folder: Path
+) -> dict[str, Any]:
     return {
         "schema": JSON_SCHEMA,
         "target": target,

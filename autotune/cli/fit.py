@@ -27,23 +27,37 @@ def fit(
     *,
     max_mem: Annotated[str, typer.Option(metavar="SIZE", help="Memory cap: 8GiB, 8GB, 8192MiB.")],
     vary: Annotated[
-        str, typer.Option(metavar="layers|width|seq-len|micro-batch", help="What grows until it no longer fits.")
+        str,
+        typer.Option(
+            metavar="layers|width|seq-len|micro-batch", help="What grows until it no longer fits."
+        ),
     ] = "layers",
     space: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="The best of a search space, in place of the ladder.")
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="The best of a search space, in place of the ladder."
+        ),
     ] = None,
     scale: options.SpaceScaleOption = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1; need not be there. [default: a GPU if there is one]"),
+        typer.Option(
+            metavar="DEVICE",
+            help="cpu, cuda or cuda:1; need not be there. [default: a GPU if there is one]",
+        ),
     ] = None,
     compute_capability: options.ComputeCapabilityOption = None,
     torch_version: options.TorchVersionOption = None,
     context: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="CUDA only: what the device holds beside the tensors. [default: 0.6GiB]"),
+        typer.Option(
+            metavar="SIZE",
+            help="CUDA only: what the device holds beside the tensors. [default: 0.6GiB]",
+        ),
     ] = None,
-    no_confirm: Annotated[bool, typer.Option("--no-confirm", help="Predict only: no real trial at the end.")] = False,
+    no_confirm: Annotated[
+        bool, typer.Option("--no-confirm", help="Predict only: no real trial at the end.")
+    ] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
     as_json: options.JsonOption = False,
@@ -86,7 +100,9 @@ def _context_bytes(said: str | None, *, device: str | None) -> int:
     from autotune.study.fit.request import CUDA_CONTEXT_BYTES
 
     if said is not None and device == "cpu":
-        raise InvalidInput(f"--context {said} is of a CUDA device, the device is cpu", hint="leave --context out")
+        raise InvalidInput(
+            f"--context {said} is of a CUDA device, the device is cpu", hint="leave --context out"
+        )
     return CUDA_CONTEXT_BYTES if said is None else parse_size(said)
 
 
@@ -118,9 +134,16 @@ def print_fit(result: "FitResult", console: "Console") -> None:
     from rich.text import Text
 
     cap = format_size(result.cap_bytes)
-    context = f", {format_size(result.context_bytes)} of it for the CUDA context" if result.context_bytes else ""
+    context = (
+        f", {format_size(result.context_bytes)} of it for the CUDA context"
+        if result.context_bytes
+        else ""
+    )
     console.print(
-        Text(f"The largest {_NAMES[result.varying.vary]} under {cap}{context}, by prediction", style="bold"),
+        Text(
+            f"The largest {_NAMES[result.varying.vary]} under {cap}{context}, by prediction",
+            style="bold",
+        ),
         soft_wrap=True,
     )
     console.print(Text(f"  {_given(result)}"), soft_wrap=True)
@@ -129,7 +152,11 @@ def print_fit(result: "FitResult", console: "Console") -> None:
     console.print()
     if result.best is None:
         console.print(Text(f"Nothing fits under {cap}.", style="bold red"))
-        console.print(Text("  Try a larger --max-mem, a shorter --seq-len, a smaller --global-batch or another model."))
+        console.print(
+            Text(
+                "  Try a larger --max-mem, a shorter --seq-len, a smaller --global-batch or another model."
+            )
+        )
     elif result.confirmed is None:
         console.print(Text(f"Not confirmed by a trial: {result.not_confirmed}."), soft_wrap=True)
     else:
@@ -179,7 +206,9 @@ def fit_table(result: "FitResult") -> "Table":
     table.add_column("at the peak", overflow="fold")
     table.add_column("one more", overflow="fold")
     for row in result.rows:
-        table.add_row(*(Text(cell) for cell in _cells(row)), style="bold" if row is result.best else "")
+        table.add_row(
+            *(Text(cell) for cell in _cells(row)), style="bold" if row is result.best else ""
+        )
     return table
 
 
@@ -212,10 +241,16 @@ def _print_confirmation(result: "FitResult", confirmed: "Confirmation", console:
     what = f"{row.technique} with {result.varying.describe(row.value)}, a few steps on {confirmed.device.name}"
     cap = format_size(result.cap_bytes)
     if confirmed.stayed_under:
-        console.print(Text.assemble(("Confirmed under the cap: ", "bold green"), what), soft_wrap=True)
+        console.print(
+            Text.assemble(("Confirmed under the cap: ", "bold green"), what), soft_wrap=True
+        )
     else:
-        words = OUTCOME_WORDS[measured.outcome] + (f", {measured.message}" if measured.message else "")
-        console.print(Text.assemble((f"Not confirmed, {words}: ", "bold red"), what), soft_wrap=True)
+        words = OUTCOME_WORDS[measured.outcome] + (
+            f", {measured.message}" if measured.message else ""
+        )
+        console.print(
+            Text.assemble((f"Not confirmed, {words}: ", "bold red"), what), soft_wrap=True
+        )
     if measured.peak_memory_bytes is not None:
         predicted = format_size(row.prediction.peak_memory_bytes)
         device = ""

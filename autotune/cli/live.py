@@ -1,4 +1,7 @@
-"""A running search for the eyes: a live table on a terminal, plain lines elsewhere. Always on stderr."""
+"""A running search for the eyes: a live table on a terminal, plain lines elsewhere.
+
+Always on stderr.
+"""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -64,7 +67,9 @@ def taken_over_line(counts: Mapping[str, int]) -> str:
     rest = sum(list(counts.values())[_STUDIES_SHOWN:])
     total = sum(counts.values())
     said = ", ".join([*shown, *([f"{rest} of older ones"] if rest else [])])
-    return f"Taken over  {total} result{'' if total == 1 else 's'}: {said}; --fresh measures them anew"
+    return (
+        f"Taken over  {total} result{'' if total == 1 else 's'}: {said}; --fresh measures them anew"
+    )
 
 
 class PlainDisplay:
@@ -88,7 +93,9 @@ class PlainDisplay:
                 if line := taken_over_line(event.taken_over):
                     self._say(line)
                 if event.definition.device.others:
-                    self._say(f"Warning: {event.definition.device.device}: {event.definition.device.others}")
+                    self._say(
+                        f"Warning: {event.definition.device.device}: {event.definition.device.others}"
+                    )
                 for note in event.definition.device.notes:
                     self._say(f"Note: {note}.")
             case TrialEnded(record=record):
@@ -116,9 +123,13 @@ class PlainDisplay:
                 then = f"tried again, {left} attempts left" if left else "left for a later search"
                 self._say(f"#{number} was lost, not by its own fault: {cause}; {then}.")
             case ComesLast(number=number, deaths=deaths):
-                self._say(f"#{number} was under way each time when {deaths} searches or workers died; it comes last.")
+                self._say(
+                    f"#{number} was under way each time when {deaths} searches or workers died; it comes last."
+                )
             case ResultRefused(number=number):
-                self._say(f"A late result of #{number} was refused: another worker has the trial. It is kept aside.")
+                self._say(
+                    f"A late result of #{number} was refused: another worker has the trial. It is kept aside."
+                )
             case WaitingForStorage(message=message, limit_seconds=limit):
                 self._say(
                     f"{message[0].upper()}{message[1:]}; results are kept, waiting up to {format_duration(limit)}."
@@ -161,7 +172,9 @@ class LiveDisplay:
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress = progress
         self._plain = PlainDisplay(progress, console)
-        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=True)
+        self._live = Live(
+            get_renderable=self._draw, console=console, refresh_per_second=4, transient=True
+        )
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, _STAYS_ABOVE):
@@ -174,7 +187,10 @@ class LiveDisplay:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._live.stop()
 
@@ -213,7 +229,9 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 def _live_row(record: TrialRecord) -> list[Text | str]:
     size = "-" if record.peak_memory_bytes is None else format_size(record.peak_memory_bytes)
     perplexity = perplexity_words(record) or "-"
-    outcome = OUTCOME_WORDS[record.outcome] + (f", {record.reused_from}" if record.reused_from else "")
+    outcome = OUTCOME_WORDS[record.outcome] + (
+        f", {record.reused_from}" if record.reused_from else ""
+    )
     return [str(record.number), describe(record), size, speed(record), perplexity, Text(outcome)]
 
 
@@ -227,7 +245,9 @@ def _one_line(record: TrialRecord) -> str:
         source = perplexity_source_words(record)
         words.append(f"perplexity {record.perplexity:.2f}" + (f" ({source})" if source else ""))
     if record.outcome != "ok":
-        words.append(OUTCOME_WORDS[record.outcome] + (f" ({record.message})" if record.message else ""))
+        words.append(
+            OUTCOME_WORDS[record.outcome] + (f" ({record.message})" if record.message else "")
+        )
     return " ".join(words)
 
 
@@ -243,13 +263,19 @@ class SilentDisplay:
 
 
 def make_display(
-    *, quiet: bool, preferences: Preferences, time_budget_seconds: float | None, until_converged: bool = False
+    *,
+    quiet: bool,
+    preferences: Preferences,
+    time_budget_seconds: float | None,
+    until_converged: bool = False,
 ) -> LiveDisplay | PlainDisplay | SilentDisplay:
     if quiet:
         return SilentDisplay()
     console = make_console(sys.stderr)
     progress = Progress(
-        preferences=preferences, time_budget_seconds=time_budget_seconds, until_converged=until_converged
+        preferences=preferences,
+        time_budget_seconds=time_budget_seconds,
+        until_converged=until_converged,
     )
     display: Callable[[Progress, Console], LiveDisplay | PlainDisplay]
     display = LiveDisplay if console.is_terminal and not console.is_dumb_terminal else PlainDisplay

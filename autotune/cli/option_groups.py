@@ -1,7 +1,8 @@
 """Options that several commands take together: the workload's and the configuration's.
 
-`@with_workload` on a command with a parameter `workload` gives it one option a setting in that parameter's place, and
-calls it with {field of `Workload`: value}; `@with_configuration` does the same for the techniques.
+`@with_workload` on a command with a parameter `workload` gives it one option a setting in that
+parameter's place, and calls it with {field of `Workload`: value}; `@with_configuration` does the
+same for the techniques.
 """
 
 import inspect
@@ -25,17 +26,21 @@ _WORKLOAD_OPTIONS: Mapping[str, Any] = {
         ),
     ],
     "pretrained": Annotated[
-        bool | None, typer.Option("--pretrained", help="Go on from the model's weights: fine-tuning.")
+        bool | None,
+        typer.Option("--pretrained", help="Go on from the model's weights: fine-tuning."),
     ],
     "script": Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Your own training script, in the place of --model: train.py."),
+        typer.Option(
+            metavar="FILE", help="Your own training script, in the place of --model: train.py."
+        ),
     ],
     "layers": Annotated[int | None, typer.Option(help="Transformer blocks.")],
     "width": Annotated[int | None, typer.Option(help="Size of the residual stream.")],
     "heads": Annotated[int | None, typer.Option(help="Attention heads.")],
     "feed_forward_width": Annotated[
-        int | None, typer.Option(help="Inner size of the feed-forward parts. [default: the model's own]")
+        int | None,
+        typer.Option(help="Inner size of the feed-forward parts. [default: the model's own]"),
     ],
     "vocab_size": Annotated[int | None, typer.Option(help="Rows of embedding and head.")],
     "dataset": Annotated[
@@ -49,10 +54,13 @@ _WORKLOAD_OPTIONS: Mapping[str, Any] = {
     "dataset_config": Annotated[str | None, typer.Option(help="Configuration of a hub dataset.")],
     "dataset_split": Annotated[
         str | None,
-        typer.Option(help="Split to train on, of a hub dataset or a folder laid out as one. [default: train]"),
+        typer.Option(
+            help="Split to train on, of a hub dataset or a folder laid out as one. [default: train]"
+        ),
     ],
     "held_out_split": Annotated[
-        str | None, typer.Option(help="Split for the perplexity. [default: a tenth of the text, by hash]")
+        str | None,
+        typer.Option(help="Split for the perplexity. [default: a tenth of the text, by hash]"),
     ],
     "text_column": Annotated[str | None, typer.Option(help="Column that holds the text.")],
     "streaming": Annotated[
@@ -82,16 +90,27 @@ _WORKLOAD_OPTIONS: Mapping[str, Any] = {
     "seq_len": Annotated[int | None, typer.Option(help="Tokens in a sequence.")],
     "global_batch": Annotated[int | None, typer.Option(help="Sequences per optimizer step.")],
     "steps": Annotated[int | None, typer.Option(help="Optimizer steps of a trial.")],
-    "warmup_steps": Annotated[int | None, typer.Option(help="First steps, neither timed nor measured.")],
-    "eval_sequences": Annotated[int | None, typer.Option(help="Held-out sequences for the perplexity.")],
+    "warmup_steps": Annotated[
+        int | None, typer.Option(help="First steps, neither timed nor measured.")
+    ],
+    "eval_sequences": Annotated[
+        int | None, typer.Option(help="Held-out sequences for the perplexity.")
+    ],
     "learning_rate": Annotated[
         list[str] | None,
         typer.Option(metavar="OPTIMIZER=RATE", help="For example adamw=3e-4; repeatable."),
     ],
-    "schedule": Annotated[str | None, typer.Option(metavar="constant|cosine", help="After the warm-up.")],
-    "lr_warmup_steps": Annotated[int | None, typer.Option(help="Steps in which the learning rate rises.")],
+    "schedule": Annotated[
+        str | None, typer.Option(metavar="constant|cosine", help="After the warm-up.")
+    ],
+    "lr_warmup_steps": Annotated[
+        int | None, typer.Option(help="Steps in which the learning rate rises.")
+    ],
     "gradient_clipping": Annotated[
-        float | None, typer.Option(metavar="NORM", help="Largest norm of all gradients together. [default: no limit]")
+        float | None,
+        typer.Option(
+            metavar="NORM", help="Largest norm of all gradients together. [default: no limit]"
+        ),
     ],
 }
 
@@ -112,7 +131,9 @@ _WITHOUT_TEXT = (
 
 _CONFIGURATION_OPTIONS: Mapping[str, Any] = {
     **{
-        technique: Annotated[str | None, typer.Option(metavar="|".join(values), help=f"[default: {default}]")]
+        technique: Annotated[
+            str | None, typer.Option(metavar="|".join(values), help=f"[default: {default}]")
+        ]
         for technique, values, default in (
             ("precision", CHOICES["precision"], "fp32"),
             ("checkpointing", CHOICES["checkpointing"], "none"),
@@ -126,9 +147,14 @@ _CONFIGURATION_OPTIONS: Mapping[str, Any] = {
         )
     },
     "memory_budget": Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Activation memory budget of torch.compile. [default: 1.0]")
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Activation memory budget of torch.compile. [default: 1.0]"
+        ),
     ],
-    "micro_batch": Annotated[int | None, typer.Option(help="Sequences per forward pass. [default: the global batch]")],
+    "micro_batch": Annotated[
+        int | None, typer.Option(help="Sequences per forward pass. [default: the global batch]")
+    ],
 }
 _CONFIGURATION_FIELDS = {"micro_batch": "micro_batch_size"}
 
@@ -153,7 +179,9 @@ def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
     return _expanded(command, "configuration", _CONFIGURATION_OPTIONS, _configuration_choices)
 
 
-def options_given(workload: Mapping[str, Any], configuration: Mapping[str, Any], **others: object) -> list[str]:
+def options_given(
+    workload: Mapping[str, Any], configuration: Mapping[str, Any], **others: object
+) -> list[str]:
     """Returns the options that have a value, as they are typed: `--seq-len` for `sequence_length`.
 
     `others` are parameters of the command that belong to neither group.
@@ -168,11 +196,17 @@ def _workload_settings(given: dict[str, Any]) -> dict[str, Any]:
     if "learning_rate" in given:
         rates = parse_pairs("--learning-rate", given["learning_rate"], known=CHOICES["optimizer"])
         given["learning_rate"] = dict(rates) or None
-    return with_model_config({_WORKLOAD_FIELDS.get(name, name): value for name, value in given.items()})
+    return with_model_config(
+        {_WORKLOAD_FIELDS.get(name, name): value for name, value in given.items()}
+    )
 
 
 def _configuration_choices(given: dict[str, Any]) -> dict[str, Any]:
-    return {_CONFIGURATION_FIELDS.get(name, name): value for name, value in given.items() if value is not None}
+    return {
+        _CONFIGURATION_FIELDS.get(name, name): value
+        for name, value in given.items()
+        if value is not None
+    }
 
 
 def _expanded(
@@ -193,7 +227,9 @@ def _expanded(
     ]
     parameters: list[inspect.Parameter] = []
     for one in inspect.signature(command).parameters.values():
-        parameters += added if one.name == parameter else [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        parameters += (
+            added if one.name == parameter else [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        )
     expanded.__name__, expanded.__doc__ = command.__name__, command.__doc__
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {one.name: one.annotation for one in parameters}

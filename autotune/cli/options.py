@@ -14,15 +14,26 @@ from autotune.spec.study import DEFAULT_STORAGE
 if TYPE_CHECKING:
     from autotune.spec.search_space import SearchSpace
 
-StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")]
-StorageOption = Annotated[str, typer.Option("--storage", metavar="URL", help="Database with the studies.")]
+StudyArgument = Annotated[
+    str, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")
+]
+StorageOption = Annotated[
+    str, typer.Option("--storage", metavar="URL", help="Database with the studies.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 SpaceScaleOption = Annotated[
-    str | None, typer.Option("--scale", metavar="NAME", help="Size of the study, of those the search space has.")
+    str | None,
+    typer.Option(
+        "--scale", metavar="NAME", help="Size of the study, of those the search space has."
+    ),
 ]
 TorchVersionOption = Annotated[
     str | None,
-    typer.Option("--torch", metavar="RELEASE", help="Predict for CUDA as with this torch. [default: the one here]"),
+    typer.Option(
+        "--torch",
+        metavar="RELEASE",
+        help="Predict for CUDA as with this torch. [default: the one here]",
+    ),
 ]
 ComputeCapabilityOption = Annotated[
     str | None,
@@ -48,7 +59,9 @@ PreferOption = Annotated[
 PerplexityOption = Annotated[
     float,
     typer.Option(
-        "--max-perplexity-increase", metavar="SHARE", help="How much worse than the best perplexity the pick may be."
+        "--max-perplexity-increase",
+        metavar="SHARE",
+        help="How much worse than the best perplexity the pick may be.",
     ),
 ]
 
@@ -76,11 +89,14 @@ def scaled_space(space: str, scale: str | None) -> "SearchSpace":
 def check_scale(scale: str | None, *, space: str | None) -> None:
     if scale is not None and space is None:
         raise InvalidInput(
-            f"--scale {scale} is a size of a search space, and none is named", hint="add --space peak_memory"
+            f"--scale {scale} is a size of a search space, and none is named",
+            hint="add --space peak_memory",
         )
 
 
-def preferences_of(tolerance: Sequence[str] | None, prefer: str, max_perplexity_increase: float) -> Preferences:
+def preferences_of(
+    tolerance: Sequence[str] | None, prefer: str, max_perplexity_increase: float
+) -> Preferences:
     shares = parse_pairs("--tolerance", tolerance, known=("speed", "perplexity"))
     return Preferences(
         tolerance=Tolerance(**shares),
@@ -89,7 +105,9 @@ def preferences_of(tolerance: Sequence[str] | None, prefer: str, max_perplexity_
     )
 
 
-def parse_pairs(option: str, given: Sequence[str] | None, *, known: Sequence[str]) -> Mapping[str, float]:
+def parse_pairs(
+    option: str, given: Sequence[str] | None, *, known: Sequence[str]
+) -> Mapping[str, float]:
     """`["speed=0.03"]` as {"speed": 0.03}. Raises InvalidInput."""
     pairs: dict[str, float] = {}
     for text in given or ():
@@ -100,6 +118,8 @@ def parse_pairs(option: str, given: Sequence[str] | None, *, known: Sequence[str
                 hint=f"write {option} {known[0]}=0.01; known are {', '.join(known)}",
             )
         if name in pairs:
-            raise InvalidInput(f"{option} says {name} twice, {pairs[name]:g} and {number}", hint="say it once")
+            raise InvalidInput(
+                f"{option} says {name} twice, {pairs[name]:g} and {number}", hint="say it once"
+            )
         pairs[name] = float(number)
     return pairs

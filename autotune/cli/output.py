@@ -18,14 +18,23 @@ _IMAGES = ("png", "svg")
 LARGEST_PICTURE = 10_000
 """Pixels of a side, the scale counted in; browsers give up somewhere above."""
 
-WidthOption = Annotated[int | None, typer.Option("--width", help="Pixels of a png or svg. [default: 1100]")]
-HeightOption = Annotated[int | None, typer.Option("--height", help="Pixels of a png or svg. [default: the figure's]")]
-ScaleOption = Annotated[float | None, typer.Option("--scale", help="Finer png: 2 for twice the pixels. [default: 1]")]
+WidthOption = Annotated[
+    int | None, typer.Option("--width", help="Pixels of a png or svg. [default: 1100]")
+]
+HeightOption = Annotated[
+    int | None, typer.Option("--height", help="Pixels of a png or svg. [default: the figure's]")
+]
+ScaleOption = Annotated[
+    float | None, typer.Option("--scale", help="Finer png: 2 for twice the pixels. [default: 1]")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A file to write a figure to. Raises InvalidInput for a suffix or a size that is not possible."""
+    """A file to write a figure to.
+
+    Raises InvalidInput for a suffix or a size that is not possible.
+    """
 
     file: Path
     width: int | None = None
@@ -46,7 +55,10 @@ class Target:
                 hint="write a .png or an .svg",
             )
         sides = [self.width or DEFAULT_WIDTH, self.height or DEFAULT_HEIGHT]
-        if not all(0 < side * (self.scale or 1.0) <= LARGEST_PICTURE for side in sides) or 0 in given.values():
+        if (
+            not all(0 < side * (self.scale or 1.0) <= LARGEST_PICTURE for side in sides)
+            or 0 in given.values()
+        ):
             raise InvalidInput(
                 f"{', '.join(f'{name} {value}' for name, value in given.items())} is no size of a picture",
                 hint=f"give more than 0 and, times the scale, at most {LARGEST_PICTURE} pixels a side",
@@ -69,7 +81,12 @@ class Target:
         if self.format == "json":
             return str(drawing.to_json(pretty=True))
         return image_of(
-            drawing, title=title, format=self.format, width=self.width, height=self.height, scale=self.scale or 1.0
+            drawing,
+            title=title,
+            format=self.format,
+            width=self.width,
+            height=self.height,
+            scale=self.scale or 1.0,
         )
 
 
@@ -77,11 +94,19 @@ def check_writable(file: Path, *, option: str = "--out") -> None:
     """Raises StorageUnavailable where it is plain that `file` cannot be written, before anything is worked out."""
     try:
         nearest = next(folder for folder in file.parents if folder.exists())
-        reason = "Is a directory" if file.is_dir() else "" if nearest.is_dir() else f"{nearest} is no directory"
+        reason = (
+            "Is a directory"
+            if file.is_dir()
+            else ""
+            if nearest.is_dir()
+            else f"{nearest} is no directory"
+        )
     except OSError as error:
         reason = error.strerror or str(error)
     if reason:
-        raise StorageUnavailable(f"{file} cannot be written: {reason}", hint=f"name another file with {option}")
+        raise StorageUnavailable(
+            f"{file} cannot be written: {reason}", hint=f"name another file with {option}"
+        )
 
 
 def write_file(file: Path, content: str | bytes, *, option: str = "--out") -> None:
@@ -92,5 +117,6 @@ def write_file(file: Path, content: str | bytes, *, option: str = "--out") -> No
         file.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
     except OSError as error:
         raise StorageUnavailable(
-            f"{file} cannot be written: {error.strerror or error}", hint=f"name another file with {option}"
+            f"{file} cannot be written: {error.strerror or error}",
+            hint=f"name another file with {option}",
         ) from None

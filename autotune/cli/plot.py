@@ -39,15 +39,29 @@ def plot(
             "[default: studies/STUDY.html, studies/STUDY-KIND.html]",
         ),
     ] = None,
-    x: Annotated[str | None, typer.Option("--x", metavar="|".join(AXES), help="pareto: what lies across.")] = None,
-    y: Annotated[str | None, typer.Option("--y", metavar="|".join(AXES), help="pareto: what goes up.")] = None,
-    three_d: Annotated[bool, typer.Option("--3d", help="pareto: all three objectives in space.")] = False,
-    feasible: Annotated[bool, typer.Option("--feasible", help="parallel: feasible trials only.")] = False,
+    x: Annotated[
+        str | None, typer.Option("--x", metavar="|".join(AXES), help="pareto: what lies across.")
+    ] = None,
+    y: Annotated[
+        str | None, typer.Option("--y", metavar="|".join(AXES), help="pareto: what goes up.")
+    ] = None,
+    three_d: Annotated[
+        bool, typer.Option("--3d", help="pareto: all three objectives in space.")
+    ] = False,
+    feasible: Annotated[
+        bool, typer.Option("--feasible", help="parallel: feasible trials only.")
+    ] = False,
     trials: Annotated[
         str | None,
-        typer.Option("--trials", metavar="0,4,7", help="memory: which ones. [default: baseline, pick and front]"),
+        typer.Option(
+            "--trials",
+            metavar="0,4,7",
+            help="memory: which ones. [default: baseline, pick and front]",
+        ),
     ] = None,
-    trial: Annotated[int | None, typer.Option("--trial", help="timeline: which one. [default: the pick]")] = None,
+    trial: Annotated[
+        int | None, typer.Option("--trial", help="timeline: which one. [default: the pick]")
+    ] = None,
     width: WidthOption = None,
     height: HeightOption = None,
     scale: ScaleOption = None,
@@ -64,16 +78,22 @@ def plot(
     from autotune.spec.study import RESULTS_FOLDER
 
     what = figure_kind(kind)
-    said = FigureOptions(x=x, y=y, three_d=three_d, feasible=feasible, trials=_numbers(trials), trial=trial)
+    said = FigureOptions(
+        x=x, y=y, three_d=three_d, feasible=feasible, trials=_numbers(trials), trial=trial
+    )
     _check_taken(kind, what, said)
     name = study if kind == DEFAULT_KIND else f"{study}-{kind}"
-    target = Target(file=out or RESULTS_FOLDER / f"{name}.html", width=width, height=height, scale=scale)
+    target = Target(
+        file=out or RESULTS_FOLDER / f"{name}.html", width=width, height=height, scale=scale
+    )
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     view = api.view(study, storage=storage, preferences=preferences)
     if "prediction" in what.takes:
         said = replace(said, prediction=_timeline_of(view, trial))
     drawing = what.draw(view, said)
-    target.write(drawing, title=f"{study}: {what.title}", page=lambda: figure_page(view, what, drawing))
+    target.write(
+        drawing, title=f"{study}: {what.title}", page=lambda: figure_page(view, what, drawing)
+    )
     print(target.file)
 
 
@@ -84,7 +104,8 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
         return tuple(dict.fromkeys(int(number) for number in text.split(",")))
     except ValueError:
         raise InvalidInput(
-            f"--trials {text!r} cannot be read", hint="give trial numbers with commas between, for example 0,4,7"
+            f"--trials {text!r} cannot be read",
+            hint="give trial numbers with commas between, for example 0,4,7",
         ) from None
 
 
@@ -117,5 +138,7 @@ def _timeline_of(view: "StudyView", number: int | None) -> "Prediction":
             hint=f"autotune plot {view.result.study} memory shows what was measured",
         )
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
-        forecaster = Forecaster.of_device(view.definition.device, executor=executor, workload=workload)
+        forecaster = Forecaster.of_device(
+            view.definition.device, executor=executor, workload=workload
+        )
         return forecaster.predict(record.config, with_timeline=True)

@@ -32,27 +32,40 @@ if TYPE_CHECKING:
 def predict(
     *,
     max_mem: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory cap to hold the prediction against: 8GiB.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory cap to hold the prediction against: 8GiB."),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="cpu|cuda", help="Kind of device; need not be there. [default: a GPU if there is one]"),
+        typer.Option(
+            metavar="cpu|cuda",
+            help="Kind of device; need not be there. [default: a GPU if there is one]",
+        ),
     ] = None,
-    study: Annotated[str | None, typer.Option(metavar="STUDY", help="Workload and device of this study ...")] = None,
-    trial: Annotated[int | None, typer.Option(help="... and the configuration of this trial.")] = None,
+    study: Annotated[
+        str | None, typer.Option(metavar="STUDY", help="Workload and device of this study ...")
+    ] = None,
+    trial: Annotated[
+        int | None, typer.Option(help="... and the configuration of this trial.")
+    ] = None,
     space: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="Every legal configuration of a search space, sorted.")
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="Every legal configuration of a search space, sorted."
+        ),
     ] = None,
     scale: options.SpaceScaleOption = None,
     reference: Annotated[
-        bool, typer.Option("--reference", help="Beside the published table that the search space holds.")
+        bool,
+        typer.Option("--reference", help="Beside the published table that the search space holds."),
     ] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
     compute_capability: options.ComputeCapabilityOption = None,
     torch_version: options.TorchVersionOption = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the step's memory over time as an HTML page.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the step's memory over time as an HTML page."),
     ] = None,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
@@ -64,7 +77,12 @@ def predict(
     from autotune.analysis.published_comparison import reference_of
     from autotune.execution.local import LocalExecutor
     from autotune.spec.prediction import check_release
-    from autotune.study.predictions import Forecaster, device_meant, on_some_device, predicted_device_of
+    from autotune.study.predictions import (
+        Forecaster,
+        device_meant,
+        on_some_device,
+        predicted_device_of,
+    )
     from autotune.study.request import check_device
 
     cap_bytes = None if max_mem is None else parse_size(max_mem)
@@ -72,7 +90,9 @@ def predict(
     check_release(torch_version)
     meant = device_meant(device, compute_capability)
     given = options_given(workload, configuration, device=device, space=space)
-    _check_together(study=study, trial=trial, space=space, plot=plot, given=given, configuration=configuration)
+    _check_together(
+        study=study, trial=trial, space=space, plot=plot, given=given, configuration=configuration
+    )
     options.check_scale(scale, space=space)
     if plot is not None:
         _check_page(plot)
@@ -80,7 +100,8 @@ def predict(
         raise InvalidInput("--reference knows no cap", hint="leave --max-mem or --reference out")
     if reference and space is None:
         raise InvalidInput(
-            "--reference is the published table of a search space, and none is named", hint="add --space peak_memory"
+            "--reference is the published table of a search space, and none is named",
+            hint="add --space peak_memory",
         )
     loaded = None if space is None else options.scaled_space(space, scale)
 
@@ -106,23 +127,35 @@ def predict(
                 torch_version=torch_version,
             )
         if loaded is not None:
-            if reference and torch_version is None and forecaster.device_type == "cuda" and loaded.reference:
+            if (
+                reference
+                and torch_version is None
+                and forecaster.device_type == "cuda"
+                and loaded.reference
+            ):
                 forecaster = replace(forecaster, torch_version=loaded.reference.torch)
             if reference:
                 _predict_reference(forecaster, loaded, as_json=as_json, quiet=quiet)
             else:
-                _predict_space(forecaster, loaded, cap_bytes=cap_bytes, as_json=as_json, quiet=quiet)
+                _predict_space(
+                    forecaster, loaded, cap_bytes=cap_bytes, as_json=as_json, quiet=quiet
+                )
             return
         record, measured_on = None, None
         if study is not None and trial is not None:
             result, record = _stored(study, trial, storage=storage)
             measured_on = result.device
             forecaster = forecaster_of(
-                result, executor=executor, compute_capability=compute_capability, torch_version=torch_version
+                result,
+                executor=executor,
+                compute_capability=compute_capability,
+                torch_version=torch_version,
             )
             config = record.config
         else:
-            config = TrainingConfig(**{"micro_batch_size": forecaster.workload.global_batch, **configuration})
+            config = TrainingConfig(
+                **{"micro_batch_size": forecaster.workload.global_batch, **configuration}
+            )
         prediction = forecaster.predict(config, with_timeline=plot is not None)
     from autotune.cli.predictions import Answer, print_answer
 
@@ -145,7 +178,12 @@ def predict(
 
 
 def _predict_space(
-    forecaster: "Forecaster", space: "SearchSpace", *, cap_bytes: int | None, as_json: bool, quiet: bool
+    forecaster: "Forecaster",
+    space: "SearchSpace",
+    *,
+    cap_bytes: int | None,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     from autotune.cli.predictions import space_table, space_to_dict
     from autotune.cli.tables import make_console
@@ -154,23 +192,33 @@ def _predict_space(
     names = {config.fingerprint: name for name, config in legal.named.items()}
     configs = {c.fingerprint: c for c in [*legal.named.values(), *legal.configurations()]}
     forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
-    forecasts.sort(key=lambda forecast: forecast.prediction.peak_memory_bytes if forecast.prediction else 2**63)
+    forecasts.sort(
+        key=lambda forecast: forecast.prediction.peak_memory_bytes if forecast.prediction else 2**63
+    )
     if as_json:
-        print(json.dumps(space_to_dict(forecaster, forecasts, names, cap_bytes=cap_bytes), indent=2))
+        print(
+            json.dumps(space_to_dict(forecaster, forecasts, names, cap_bytes=cap_bytes), indent=2)
+        )
     else:
         make_console().print(space_table(forecasts, names, cap_bytes=cap_bytes))
 
 
-def _predict_reference(forecaster: "Forecaster", space: "SearchSpace", *, as_json: bool, quiet: bool) -> None:
+def _predict_reference(
+    forecaster: "Forecaster", space: "SearchSpace", *, as_json: bool, quiet: bool
+) -> None:
     from autotune.analysis.published_comparison import reference_of
     from autotune.cli.published import of_forecasts, print_reference
 
     rows = reference_of(space, what="what is predicted").rows
-    named = {name: config for name, config in _legal(forecaster, space).named.items() if name in rows}
+    named = {
+        name: config for name, config in _legal(forecaster, space).named.items() if name in rows
+    }
     configs = {config.fingerprint: config for config in named.values()}
     forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
     about = f"{forecaster.workload.describe()}, for {forecaster.device_type}"
-    release = "" if forecaster.torch_version is None else f" as with torch {forecaster.torch_version}"
+    release = (
+        "" if forecaster.torch_version is None else f" as with torch {forecaster.torch_version}"
+    )
     answer = of_forecasts(space, forecaster.workload, forecasts, named, about=about + release)
     print_reference(answer, form="json" if as_json else "table")
 
@@ -181,7 +229,9 @@ def _legal(forecaster: "Forecaster", space: "SearchSpace") -> "LegalSpace":
     return bind_space(space, forecaster.workload.circumstances, unavailable={})
 
 
-def _with_progress(forecaster: "Forecaster", configs: list[TrainingConfig], *, quiet: bool) -> "list[Forecast]":
+def _with_progress(
+    forecaster: "Forecaster", configs: list[TrainingConfig], *, quiet: bool
+) -> "list[Forecast]":
     from rich.progress import Progress
 
     from autotune.cli.tables import make_console
@@ -198,7 +248,10 @@ def _asked(
     *,
     space: "SearchSpace | None",
 ) -> "Workload":
-    """The workload that the options say, for which their configuration is legal. Raises InvalidInput."""
+    """The workload that the options say, for which their configuration is legal.
+
+    Raises InvalidInput.
+    """
     from autotune.study.predictions import workload_of
 
     workload = workload_of(device_type, settings, space=space)
@@ -209,24 +262,33 @@ def _asked(
 
 
 def _stored(study: str, trial: int, *, storage: str) -> "tuple[StudyResult, TrialRecord]":
-    """Returns the study and its trial. Raises UnknownStudy, and InvalidInput where there is no such trial."""
+    """Returns the study and its trial.
+
+    Raises UnknownStudy, and InvalidInput where there is no such trial.
+    """
     import autotune
 
     result = autotune.show(study, storage=storage)
     record = next((record for record in result.trials if record.number == trial), None)
     if record is None:
         raise InvalidInput(
-            f"study {study!r} has no trial {trial}", hint=f"it has {len(result.trials)}, see autotune show {study}"
+            f"study {study!r} has no trial {trial}",
+            hint=f"it has {len(result.trials)}, see autotune show {study}",
         )
     return result, record
 
 
 def forecaster_of(
-    result: "StudyResult", *, executor: "LocalExecutor", compute_capability: str | None, torch_version: str | None
+    result: "StudyResult",
+    *,
+    executor: "LocalExecutor",
+    compute_capability: str | None,
+    torch_version: str | None,
 ) -> "Forecaster":
     """Returns what predicts trials of the study, for its own device or for a GPU of another compute capability.
 
-    Raises InvalidInput where a GPU is meant and the study is on a CPU: its workload has the defaults of a CPU.
+    Raises InvalidInput where a GPU is meant and the study is on a CPU: its workload has the
+    defaults of a CPU.
     """
     from autotune.study.predictions import Forecaster
 
@@ -238,7 +300,9 @@ def forecaster_of(
                 hint="leave --compute-capability out, or name the model by its options in place of --study",
             )
         device = replace(device, compute_capability=compute_capability)
-    return Forecaster.of_device(device, executor=executor, workload=result.workload, torch_version=torch_version)
+    return Forecaster.of_device(
+        device, executor=executor, workload=result.workload, torch_version=torch_version
+    )
 
 
 def _check_together(
@@ -259,15 +323,20 @@ def _check_together(
         )
     if space is not None and configuration:
         raise InvalidInput(
-            f"--space predicts all configurations, {', '.join(configuration)} names one", hint="leave one of them out"
+            f"--space predicts all configurations, {', '.join(configuration)} names one",
+            hint="leave one of them out",
         )
     if space is not None and plot is not None:
-        raise InvalidInput("--plot draws one configuration", hint="name it by its techniques instead of --space")
+        raise InvalidInput(
+            "--plot draws one configuration", hint="name it by its techniques instead of --space"
+        )
 
 
 def _check_page(file: Path) -> None:
     if file.suffix.lower() not in (".html", ".htm"):
-        raise InvalidInput(f"--plot {str(file)!r} is no name of a page", hint="end the file's name in .html")
+        raise InvalidInput(
+            f"--plot {str(file)!r} is no name of a page", hint="end the file's name in .html"
+        )
     check_writable(file, option="--plot")
 
 

@@ -43,8 +43,12 @@ class Answer:
             "workload": self.forecaster.workload.to_dict(),
             "config": self.config.to_dict(),
             "cap_bytes": self.cap_bytes,
-            "margin_bytes": None if self.cap_bytes is None else self.cap_bytes - self.prediction.upper_bound_bytes,
-            "measured_peak_memory_bytes": None if self.record is None else self.record.peak_memory_bytes,
+            "margin_bytes": None
+            if self.cap_bytes is None
+            else self.cap_bytes - self.prediction.upper_bound_bytes,
+            "measured_peak_memory_bytes": None
+            if self.record is None
+            else self.record.peak_memory_bytes,
             **self.prediction.to_dict(),
         }
 
@@ -52,7 +56,9 @@ class Answer:
         workload = self.forecaster.workload
         where = self.prediction.device
         fake = self.prediction.fake_device
-        return f"{workload.describe()}, for {where}" + ("" if where == fake else f", worked out on fake {fake} tensors")
+        return f"{workload.describe()}, for {where}" + (
+            "" if where == fake else f", worked out on fake {fake} tensors"
+        )
 
     def verdict(self) -> str:
         """Where the peak is, and how it stands to the cap."""
@@ -86,26 +92,42 @@ def print_answer(answer: Answer) -> None:
     if answer.record is not None and answer.record.peak_memory_bytes is not None:
         measured = answer.record.peak_memory_bytes
         if other := answer.measured_on_another_gpu:
-            say(f"Measured {format_size(measured)} on {other.name}, another GPU than the one predicted for.")
+            say(
+                f"Measured {format_size(measured)} on {other.name}, another GPU than the one predicted for."
+            )
         else:
             ratio = prediction.peak_memory_bytes / measured
             say(f"Measured {format_size(measured)}: {ratio:.4f} times that is predicted.")
-    shares = Table(box=None, pad_edge=False, title="At the peak", title_justify="left", title_style="bold")
+    shares = Table(
+        box=None, pad_edge=False, title="At the peak", title_justify="left", title_style="bold"
+    )
     for column in ("", "size", "share"):
         shares.add_column(column, justify="right" if column else "left")
-    for category, size_bytes in sorted(prediction.bytes_by_category.items(), key=lambda item: -item[1]):
+    for category, size_bytes in sorted(
+        prediction.bytes_by_category.items(), key=lambda item: -item[1]
+    ):
         if size_bytes:
             share = f"{100 * size_bytes / prediction.peak_memory_bytes:.1f} %"
             shares.add_row(category.replace("_", " "), format_size(size_bytes), share)
     console.print()
     console.print(shares)
-    holders = Table(box=None, pad_edge=False, title="Largest holders", title_justify="left", title_style="bold")
+    holders = Table(
+        box=None, pad_edge=False, title="Largest holders", title_justify="left", title_style="bold"
+    )
     for column in ("size", "blocks", "what", "where", "made by"):
-        holders.add_column(column, justify="right" if column in ("size", "blocks") else "left", overflow="fold")
+        holders.add_column(
+            column, justify="right" if column in ("size", "blocks") else "left", overflow="fold"
+        )
     for holder in prediction.holders[:8]:
         what = holder.category.replace("_", " ")
         made_by = Text(holder.operator)
-        holders.add_row(format_size(holder.size_bytes), str(holder.count), what, Text(holder.module or "-"), made_by)
+        holders.add_row(
+            format_size(holder.size_bytes),
+            str(holder.count),
+            what,
+            Text(holder.module or "-"),
+            made_by,
+        )
     console.print()
     console.print(holders)
     for note in prediction.notes:
@@ -135,7 +157,9 @@ def space_to_dict(
     }
 
 
-def space_table(forecasts: Sequence[Forecast], names: Mapping[str, str], *, cap_bytes: int | None) -> Table:
+def space_table(
+    forecasts: Sequence[Forecast], names: Mapping[str, str], *, cap_bytes: int | None
+) -> Table:
     title = f"{len(forecasts)} configurations by predicted peak"
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
     table.add_column("peak", justify="right", no_wrap=True)
@@ -156,7 +180,11 @@ def space_table(forecasts: Sequence[Forecast], names: Mapping[str, str], *, cap_
             format_size(prediction.upper_bound_bytes),
             words,
             prediction.phase,
-            "" if fits else "over the cap" if prediction.lower_bound_bytes > (cap_bytes or 0) else "too close to say",
+            ""
+            if fits
+            else "over the cap"
+            if prediction.lower_bound_bytes > (cap_bytes or 0)
+            else "too close to say",
             style="" if fits else "dim",
         )
     return table

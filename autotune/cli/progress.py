@@ -32,7 +32,11 @@ class Progress:
     """What has happened so far, and what can be said of the rest."""
 
     def __init__(
-        self, *, preferences: Preferences, time_budget_seconds: float | None, until_converged: bool = False
+        self,
+        *,
+        preferences: Preferences,
+        time_budget_seconds: float | None,
+        until_converged: bool = False,
     ) -> None:
         self._preferences = preferences
         self._until_converged = until_converged
@@ -66,7 +70,9 @@ class Progress:
                 self.meanwhile = ""
             case TrialBegan():
                 self.running, self.meanwhile = event, ""
-            case AttemptLost(number=number) if self.running is not None and self.running.number == number:
+            case AttemptLost(number=number) if (
+                self.running is not None and self.running.number == number
+            ):
                 self.running, self.meanwhile = None, ""
             case TrialEnded(record=record):
                 if self.running is not None and self.running.number == record.number:

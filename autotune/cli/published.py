@@ -76,7 +76,10 @@ def of_forecasts(
     *,
     about: str,
 ) -> ReferenceAnswer:
-    """`named`: the legal configurations; two may be equal. Raises InvalidInput for a search space without a table."""
+    """`named`: the legal configurations; two may be equal.
+
+    Raises InvalidInput for a search space without a table.
+    """
     reference = reference_of(space, what="what is predicted")
     known = {one.config.fingerprint: _predicted(one) for one in forecasts}
 
@@ -96,7 +99,10 @@ def of_forecasts(
 def _predicted(forecast: "Forecast") -> OwnRow:
     if forecast.prediction is None:
         return OwnRow(remark=forecast.refusal)
-    return OwnRow(figures=Figures(peak_memory_bytes=forecast.prediction.peak_memory_bytes), peak_is_predicted=True)
+    return OwnRow(
+        figures=Figures(peak_memory_bytes=forecast.prediction.peak_memory_bytes),
+        peak_is_predicted=True,
+    )
 
 
 def print_reference(answer: ReferenceAnswer, *, form: Form) -> None:
@@ -128,10 +134,14 @@ def _print_table(answer: ReferenceAnswer) -> None:
         heads, lines = list(published_rows.STACKED_HEADS), published_rows.stacked_cells(answer.rows)
     else:
         heads, lines = published_rows.heads(answer.rows), published_rows.cells(answer.rows)
-    table = Table(title=Text(answer.about), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(
+        title=Text(answer.about), title_justify="left", title_style="bold", box=None, pad_edge=False
+    )
     for head in heads:
         is_text = head in ("row", "remark")
-        table.add_column(head, justify="left" if is_text else "right", no_wrap=head != "remark", overflow="fold")
+        table.add_column(
+            head, justify="left" if is_text else "right", no_wrap=head != "remark", overflow="fold"
+        )
     for cells in lines:
         table.add_row(*map(Text, cells))
     console.print(table)

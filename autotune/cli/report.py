@@ -13,7 +13,8 @@ from autotune.errors import InvalidInput
 def report(
     study: options.StudyArgument,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="[default: studies/STUDY-report.html]")
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="[default: studies/STUDY-report.html]"),
     ] = None,
     tolerance: options.ToleranceOption = None,
     prefer: options.PreferOption = options.PREFER,
@@ -30,7 +31,8 @@ def report(
     file = out or RESULTS_FOLDER / f"{study}-report.html"
     if file.suffix.lower() not in (".html", ".htm"):
         raise InvalidInput(
-            f"a report is a page, and cannot be written as {str(file)!r}", hint="end the file's name in .html"
+            f"a report is a page, and cannot be written as {str(file)!r}",
+            hint="end the file's name in .html",
         )
     check_writable(file)
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)

@@ -30,27 +30,44 @@ def search(
     *,
     max_mem: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory cap: 8GiB, 8GB, 8192MiB. [default: all of the device]"),
+        typer.Option(
+            metavar="SIZE", help="Memory cap: 8GiB, 8GB, 8192MiB. [default: all of the device]"
+        ),
     ] = None,
     space: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE", help="Search space: default, quick, peak_memory, peak_memory_search or a .toml file."
+            metavar="NAME|FILE",
+            help="Search space: default, quick, peak_memory, peak_memory_search or a .toml file.",
         ),
     ] = None,
     scale: options.SpaceScaleOption = None,
     name: Annotated[
-        str | None, typer.Option(metavar="STUDY", help="Name of the study; one that exists is continued.")
+        str | None,
+        typer.Option(metavar="STUDY", help="Name of the study; one that exists is continued."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1. [default: a GPU if there is one]")
+        str | None,
+        typer.Option(
+            metavar="DEVICE", help="cpu, cuda or cuda:1. [default: a GPU if there is one]"
+        ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="Distinct configurations in the study. [default: 30]")] = None,
-    time_budget: Annotated[str | None, typer.Option(metavar="TIME", help="Begin no trial after this: 30m.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Distinct configurations in the study. [default: 30]")
+    ] = None,
+    time_budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Begin no trial after this: 30m.")
+    ] = None,
     until_converged: Annotated[
-        bool, typer.Option("--until-converged", help="End once no trial is likely to make the front better by much.")
+        bool,
+        typer.Option(
+            "--until-converged",
+            help="End once no trial is likely to make the front better by much.",
+        ),
     ] = False,
-    trial_time_limit: Annotated[str, typer.Option(metavar="TIME", help="End a trial after this.")] = "10m",
+    trial_time_limit: Annotated[
+        str, typer.Option(metavar="TIME", help="End a trial after this.")
+    ] = "10m",
     compile_time_limit: Annotated[
         str | None,
         typer.Option(
@@ -61,42 +78,70 @@ def search(
     step_time_limit: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="End a trial in which no step ends for so long. [default: a fifth of the trial's]"
+            metavar="TIME",
+            help="End a trial in which no step ends for so long. [default: a fifth of the trial's]",
         ),
     ] = None,
     sampler: Annotated[
         str | None,
-        typer.Option(metavar="|".join(SAMPLERS), help=f"Who suggests the trials. [default: {DEFAULT_SAMPLER}]"),
+        typer.Option(
+            metavar="|".join(SAMPLERS),
+            help=f"Who suggests the trials. [default: {DEFAULT_SAMPLER}]",
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, data order and sampler. [default: 0]")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of weights, data order and sampler. [default: 0]")
+    ] = None,
     no_predict: Annotated[
         bool, typer.Option("--no-predict", help="Train also what is predicted to be over the cap.")
     ] = False,
     full_trainings: Annotated[
         bool,
         typer.Option(
-            "--full-trainings", help="Train every trial to the end; else one for all that compute the same numbers."
+            "--full-trainings",
+            help="Train every trial to the end; else one for all that compute the same numbers.",
         ),
     ] = False,
     seeds: Annotated[
-        int, typer.Option(metavar="N", help="Trainings behind each perplexity that is measured, for its spread.")
+        int,
+        typer.Option(
+            metavar="N", help="Trainings behind each perplexity that is measured, for its spread."
+        ),
     ] = 1,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure again what earlier studies of the same workload have measured.")
+        bool,
+        typer.Option(
+            "--fresh", help="Measure again what earlier studies of the same workload have measured."
+        ),
     ] = False,
     workers: Annotated[
-        int, typer.Option(metavar="N", help="Processes that share the study, one a GPU; a second search joins it too.")
+        int,
+        typer.Option(
+            metavar="N",
+            help="Processes that share the study, one a GPU; a second search joins it too.",
+        ),
     ] = 1,
     trials_per_device: Annotated[
-        int, typer.Option(metavar="N", help="Trials at a time on one device; more than one disturb each other.")
+        int,
+        typer.Option(
+            metavar="N", help="Trials at a time on one device; more than one disturb each other."
+        ),
     ] = 1,
     database_wait: Annotated[
-        str, typer.Option(metavar="TIME", help="Wait so long for a database that is away; results are kept.")
+        str,
+        typer.Option(
+            metavar="TIME", help="Wait so long for a database that is away; results are kept."
+        ),
     ] = "5m",
     memory_snapshot: Annotated[
-        bool, typer.Option("--memory-snapshot", help="Keep torch's allocation history of each trial (CUDA).")
+        bool,
+        typer.Option(
+            "--memory-snapshot", help="Keep torch's allocation history of each trial (CUDA)."
+        ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and how long it takes.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done and how long it takes.")
+    ] = False,
     workload: Mapping[str, Any],
     tolerance: options.ToleranceOption = None,
     prefer: options.PreferOption = options.PREFER,
@@ -104,7 +149,9 @@ def search(
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every trial in the end.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show every trial in the end.")
+    ] = False,
 ) -> None:
     """Measure real trainings under a memory cap; find the front of memory, speed and perplexity, and a pick."""
     from autotune.study.search import SearchRequest
@@ -122,8 +169,12 @@ def search(
         time_budget_seconds=None if time_budget is None else parse_duration(time_budget),
         until_converged=until_converged,
         trial_time_limit_seconds=parse_duration(trial_time_limit),
-        compile_time_limit_seconds=None if compile_time_limit is None else parse_duration(compile_time_limit),
-        step_time_limit_seconds=None if step_time_limit is None else parse_duration(step_time_limit),
+        compile_time_limit_seconds=None
+        if compile_time_limit is None
+        else parse_duration(compile_time_limit),
+        step_time_limit_seconds=None
+        if step_time_limit is None
+        else parse_duration(step_time_limit),
         predict=not no_predict,
         full_trainings=full_trainings,
         perplexity_seeds=seeds,
@@ -171,19 +222,29 @@ def _search(request: "SearchRequest", *, as_json: bool, quiet: bool, verbose: bo
         except Stopped:
             if opened:
                 command = continue_command(opened[0].definition.name, request)
-                print(f"Stopped; every finished trial is kept. Go on with:\n  {command}", file=sys.stderr)
+                print(
+                    f"Stopped; every finished trial is kept. Go on with:\n  {command}",
+                    file=sys.stderr,
+                )
             else:
                 print("Stopped before the study began.", file=sys.stderr)
             raise typer.Exit(128 + signals[0]) from None
         except (StorageAway, TrialLost) as error:
-            command = continue_command(opened[0].definition.name, request) if opened else "the same command"
+            command = (
+                continue_command(opened[0].definition.name, request)
+                if opened
+                else "the same command"
+            )
             raise type(error)(
-                error.message, hint=f"{error.hint or 'what was measured is kept'}; go on with: {command}"
+                error.message,
+                hint=f"{error.hint or 'what was measured is kept'}; go on with: {command}",
             ) from None
     if as_json:
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
     else:
-        print_summary(result, make_console(), request, wanted=opened[0].trials_wanted, verbose=verbose)
+        print_summary(
+            result, make_console(), request, wanted=opened[0].trials_wanted, verbose=verbose
+        )
     if not result.front:
         raise typer.Exit(1)
 
@@ -237,7 +298,12 @@ def continue_command(study: str, request: "SearchRequest", *, trials: int | None
 
 
 def print_summary(
-    result: "StudyResult", console: "Console", request: "SearchRequest", *, wanted: int, verbose: bool
+    result: "StudyResult",
+    console: "Console",
+    request: "SearchRequest",
+    *,
+    wanted: int,
+    verbose: bool,
 ) -> None:
     from rich.text import Text
 
@@ -246,13 +312,20 @@ def print_summary(
 
     seconds = sum(record.seconds or 0.0 for record in result.trials)
     counts = outcome_counts(result.trials)
-    console.print(Text(f"Study {result.study}: {counts}, {format_duration(seconds)} of trials", style="bold"))
+    console.print(
+        Text(f"Study {result.study}: {counts}, {format_duration(seconds)} of trials", style="bold")
+    )
     console.print()
     if verbose:
         print_trials(console, result, result.trials, title="All trials")
         console.print()
     print_result(result, console)
-    shown = shlex.join([result.study, *(["--storage", result.storage] if request.storage != options.STORAGE else [])])
+    shown = shlex.join(
+        [
+            result.study,
+            *(["--storage", result.storage] if request.storage != options.STORAGE else []),
+        ]
+    )
     reused = sum(record.reused_from is not None for record in result.trials)
     total = (wanted if len(result.trials) < wanted else 2 * len(result.trials)) - reused
     console.print()
@@ -260,7 +333,11 @@ def print_summary(
     for command, purpose in (
         (f"autotune show {shown}", "every trial"),
         (f"autotune report {shown}", "all of it as one page to send"),
-        *([(f"autotune export {shown} --to pytorch", "the pick, for your trainer")] if result.pick else []),
+        *(
+            [(f"autotune export {shown} --to pytorch", "the pick, for your trainer")]
+            if result.pick
+            else []
+        ),
         (continue_command(result.study, request, trials=total), "go on"),
     ):
         console.print(Text(f"  {command}  # {purpose}"), soft_wrap=True)

@@ -22,23 +22,32 @@ def show(
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print one row a trial, for spreadsheets.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print one row a trial, for spreadsheets.")
+    ] = False,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print pick, front and trials as Markdown tables.")
     ] = False,
     reference: Annotated[
         bool,
         typer.Option(
-            "--reference", help="Print the rows of the published table that the search space holds, beside it."
+            "--reference",
+            help="Print the rows of the published table that the search space holds, beside it.",
         ),
     ] = False,
 ) -> None:
     """Print every trial of a study, its front and the pick."""
     import autotune
 
-    forms = [name for name, said in (("--json", as_json), ("--csv", as_csv), ("--markdown", as_markdown)) if said]
+    forms = [
+        name
+        for name, said in (("--json", as_json), ("--csv", as_csv), ("--markdown", as_markdown))
+        if said
+    ]
     if len(forms) > 1:
-        raise InvalidInput(f"{' and '.join(forms)} are forms of one and the same output", hint="give one of them")
+        raise InvalidInput(
+            f"{' and '.join(forms)} are forms of one and the same output", hint="give one of them"
+        )
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     if reference:
         _show_reference(study, storage=storage, forms=forms)
@@ -51,7 +60,9 @@ def show(
     elif as_csv or as_markdown:
         from autotune.reporting import plain_tables
 
-        print(plain_tables.csv_text(result) if as_csv else plain_tables.markdown_text(result), end="")
+        print(
+            plain_tables.csv_text(result) if as_csv else plain_tables.markdown_text(result), end=""
+        )
     else:
         _print_tables(result)
 

@@ -38,7 +38,11 @@ def _list(storage: str) -> None:
         table.add_column(column, overflow="fold")
     for summary in summaries:
         result = autotune.show(summary.name, storage=storage)
-        pick = "nothing feasible" if result.pick is None else describe(result.trial(result.pick.number)).plain
+        pick = (
+            "nothing feasible"
+            if result.pick is None
+            else describe(result.trial(result.pick.number)).plain
+        )
         table.add_row(
             summary.name,
             summary.created_at,

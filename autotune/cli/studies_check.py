@@ -18,7 +18,10 @@ def check(
     ] = None,
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
-    """Read all of a database and say what is wrong, one line each, with what to do. Changes nothing."""
+    """Read all of a database and say what is wrong, one line each, with what to do.
+
+    Changes nothing.
+    """
     from autotune.storage.error_translation import shown_url
     from autotune.study.check import check_studies
 
@@ -37,4 +40,6 @@ def check(
 
 def _size(checked: "Checked") -> str:
     studies, trials = len(checked.studies), checked.trials
-    return f"{studies} {'study' if studies == 1 else 'studies'}, {trials} trial{'s' * (trials != 1)}"
+    return (
+        f"{studies} {'study' if studies == 1 else 'studies'}, {trials} trial{'s' * (trials != 1)}"
+    )

@@ -13,9 +13,14 @@ from autotune.errors import InvalidInput, StorageUnavailable
 
 def export(
     context: typer.Context,
-    study: Annotated[list[str], typer.Argument(metavar="STUDY", help="Names of studies; see autotune studies.")],
+    study: Annotated[
+        list[str], typer.Argument(metavar="STUDY", help="Names of studies; see autotune studies.")
+    ],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="File to write, whole or not at all. [default: stdout]")
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="File to write, whole or not at all. [default: stdout]"
+        ),
     ] = None,
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
@@ -38,9 +43,14 @@ def export(
 
 def import_file(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What autotune studies export wrote.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What autotune studies export wrote.")
+    ],
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NEW", help="Another name for the study. [default: its own]")
+        str | None,
+        typer.Option(
+            "--name", metavar="NEW", help="Another name for the study. [default: its own]"
+        ),
     ] = None,
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
@@ -92,5 +102,6 @@ def _write(file: Path, lines: Iterator[bytes]) -> None:
             opened.writelines(lines)
     except OSError as error:
         raise StorageUnavailable(
-            f"{file} cannot be written: {error.strerror or error}", hint="name another file with --out"
+            f"{file} cannot be written: {error.strerror or error}",
+            hint="name another file with --out",
         ) from None

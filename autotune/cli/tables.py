@@ -54,24 +54,31 @@ def print_trials(
 ) -> None:
     """One row a trial: memory, speed, perplexity, and what is particular about it.
 
-    `with_predictions` puts the predicted peak beside the measured, and their ratio. Thousands of trials are a line
-    each, however wide: for grep, and because folding them would take longer than reading them from the database.
+    `with_predictions` puts the predicted peak beside the measured, and their ratio. Thousands of
+    trials are a line each, however wide: for grep, and because folding them would take longer than
+    reading them from the database.
     """
     columns = list(_columns(result, records, with_predictions=with_predictions))
     note = SHARED_MARK_SAYS if any(is_shared(record) for record in records) else ""
     if len(records) <= MOST_FOLDED:
         console.print(_folded(result, records, columns, title=title, note=note))
         return
-    lines = _aligned([[column.of(result, record) for column in columns] for record in records], columns)
+    lines = _aligned(
+        [[column.of(result, record) for column in columns] for record in records], columns
+    )
     console.print(Text("\n".join(filter(None, [title, *lines, note]))), soft_wrap=True)
 
 
-def _columns(result: StudyResult, records: Sequence[TrialRecord], *, with_predictions: bool) -> Iterator[_Column]:
+def _columns(
+    result: StudyResult, records: Sequence[TrialRecord], *, with_predictions: bool
+) -> Iterator[_Column]:
     yield _Column(title="#", of=lambda _, record: str(record.number))
     yield _Column(title="configuration", is_number=False, of=lambda _, record: described(record))
     yield _Column(title="peak memory", of=lambda _, record: _size(record.peak_memory_bytes))
     if with_predictions and any(record.predicted_peak_memory_bytes for record in records):
-        yield _Column(title="predicted", of=lambda _, record: _size(record.predicted_peak_memory_bytes))
+        yield _Column(
+            title="predicted", of=lambda _, record: _size(record.predicted_peak_memory_bytes)
+        )
         yield _Column(title="ratio", of=lambda _, record: _ratio(record))
     if result.device.type == "cuda":
         yield _Column(title="on device", of=lambda _, record: _size(record.device_bytes))
@@ -81,9 +88,16 @@ def _columns(result: StudyResult, records: Sequence[TrialRecord], *, with_predic
 
 
 def _folded(
-    result: StudyResult, records: Sequence[TrialRecord], columns: Sequence[_Column], *, title: str, note: str
+    result: StudyResult,
+    records: Sequence[TrialRecord],
+    columns: Sequence[_Column],
+    *,
+    title: str,
+    note: str,
 ) -> Table:
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(
+        title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False
+    )
     table.caption, table.caption_justify = note or None, "left"
     for column in columns:
         if column.is_number:
@@ -148,10 +162,14 @@ def print_result(result: StudyResult, console: Console) -> None:
     beside = [] if baseline is None or baseline in front else [baseline]
     cap = format_size(result.cap_bytes)
     if front:
-        print_trials(console, result, [*front, *beside], title=f"Front under {cap}, and the baseline")
+        print_trials(
+            console, result, [*front, *beside], title=f"Front under {cap}, and the baseline"
+        )
         console.print()
     print_pick(result, console)
-    misses = [record for record in result.trials if record.outcome != "ok" and record is not baseline]
+    misses = [
+        record for record in result.trials if record.outcome != "ok" and record is not baseline
+    ]
     if misses and result.pick is not None:
         console.print()
         print_trials(console, result, misses, title="Not candidates")
@@ -175,7 +193,8 @@ def _print_no_pick(result: StudyResult, console: Console) -> None:
     closest = closest_miss(result.trials)
     if closest is not None:
         needed = Text.assemble(
-            f"  The closest miss needs {format_size(needed_bytes(closest))}: #{closest.number} ", describe(closest)
+            f"  The closest miss needs {format_size(needed_bytes(closest))}: #{closest.number} ",
+            describe(closest),
         )
         console.print(needed)
     console.print(

@@ -38,16 +38,22 @@ class TokenSequences:
 
     def __len__(self) -> int:
         return (
-            sequences_in(self._tokens, sequence_length=self._sequence_length) if self._is_packed else len(self._tokens)
+            sequences_in(self._tokens, sequence_length=self._sequence_length)
+            if self._is_packed
+            else len(self._tokens)
         )
 
     def batch(self, indices: Iterable[int]) -> Batch:
         """The sequences at `indices`, on the host."""
         if self._is_packed:
-            rows = torch.from_numpy(batch_of(self._tokens, indices, sequence_length=self._sequence_length))
+            rows = torch.from_numpy(
+                batch_of(self._tokens, indices, sequence_length=self._sequence_length)
+            )
             return Batch(rows[:, :-1], rows[:, 1:])
         rows = torch.from_numpy(self._tokens[list(indices)].astype(numpy.int64))
-        tokens = torch.where(rows < NO_TOKEN, read_token_of(rows), rows).masked_fill(rows == NO_TOKEN, self._pad_token)
+        tokens = torch.where(rows < NO_TOKEN, read_token_of(rows), rows).masked_fill(
+            rows == NO_TOKEN, self._pad_token
+        )
         labels = rows.masked_fill(rows < 0, IGNORED_LABEL)
         return Batch(tokens[:, :-1], labels[:, 1:])
 
@@ -64,13 +70,19 @@ def sequences_in(tokens: Tokens, *, sequence_length: int) -> int:
     return (len(tokens) - 1) // sequence_length
 
 
-def batch_of(tokens: Tokens, indices: Iterable[int], *, sequence_length: int) -> NDArray[numpy.int64]:
+def batch_of(
+    tokens: Tokens, indices: Iterable[int], *, sequence_length: int
+) -> NDArray[numpy.int64]:
     """The sequences at `indices` with the token that follows each: int64 [batch, sequence_length + 1]."""
     starts = [index * sequence_length for index in indices]
-    return numpy.stack([tokens[start : start + sequence_length + 1] for start in starts]).astype(numpy.int64)
+    return numpy.stack([tokens[start : start + sequence_length + 1] for start in starts]).astype(
+        numpy.int64
+    )
 
 
-def training_order(*, sequences: int, global_batch: int, seed: int) -> Iterator[NDArray[numpy.int64]]:
+def training_order(
+    *, sequences: int, global_batch: int, seed: int
+) -> Iterator[NDArray[numpy.int64]]:
     """Endless global batches of sequence indices: a fresh shuffle each epoch, an incomplete last batch dropped."""
     generator = numpy.random.default_rng(seed)
     while True:

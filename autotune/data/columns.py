@@ -50,12 +50,16 @@ class TokenColumn:
             yield self._sample(dict(zip(self.columns, row, strict=True)))
 
     def _sample(self, row: dict[str, Any]) -> Tokens:
-        tokens, labels, mask = (self._array(row.get(name), like=row[TOKENS] or []) for name in (TOKENS, LABELS, MASK))
+        tokens, labels, mask = (
+            self._array(row.get(name), like=row[TOKENS] or []) for name in (TOKENS, LABELS, MASK)
+        )
         if row.get(MASK) is not None:
             tokens, labels = tokens[mask != 0], labels[mask != 0]
         self._check(tokens, labels)
         trained_on = labels != IGNORED_LABEL
-        end = int(trained_on.nonzero()[0].max(initial=-1)) + 1  # nothing is learned from what follows the last label
+        end = (
+            int(trained_on.nonzero()[0].max(initial=-1)) + 1
+        )  # nothing is learned from what follows the last label
         return numpy.where(trained_on, tokens, read_token_of(tokens))[:end]
 
     def _array(self, values: Any, *, like: list[int]) -> Tokens:
@@ -114,13 +118,18 @@ def documents_of(rows: Any, workload: Workload) -> TextColumn | TokenColumn:
 def _columns_of(rows: Any, *, dataset: str) -> tuple[list[str], list[str]]:
     """Names of the columns of strings, and of the others."""
     if rows.features is not None:
-        is_text = {name: getattr(feature, "dtype", "") in _STRING_TYPES for name, feature in rows.features.items()}
+        is_text = {
+            name: getattr(feature, "dtype", "") in _STRING_TYPES
+            for name, feature in rows.features.items()
+        }
     else:
         is_text = {}
         for row in _iterated(rows.take(_LOOKED_AT), dataset=dataset):
             for name, value in row.items():
                 is_text[name] = is_text.get(name, False) or isinstance(value, str)
-    return [name for name, text in is_text.items() if text], [name for name, text in is_text.items() if not text]
+    return [name for name, text in is_text.items() if text], [
+        name for name, text in is_text.items() if not text
+    ]
 
 
 def _values(rows: Any, columns: list[str], *, dataset: str) -> Iterator[tuple[Any, ...]]:

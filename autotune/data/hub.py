@@ -1,6 +1,7 @@
 """The Hugging Face hub: data sets and tokenizers by name, and one sentence at once where it cannot be reached.
 
-Its libraries try again and again for half a minute without a network. So one short question is asked before.
+Its libraries try again and again for half a minute without a network. So one short question is
+asked before.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +16,18 @@ TIMEOUT_SECONDS = 10
 
 def is_local_name(name: str, *, suffixes: Sequence[str]) -> bool:
     """Whether `name` can be nothing but a path."""
-    return Path(name).suffix.lower() in suffixes or name.startswith((".", "/", "~")) or name.count("/") > 1
+    return (
+        Path(name).suffix.lower() in suffixes
+        or name.startswith((".", "/", "~"))
+        or name.count("/") > 1
+    )
 
 
 def check_dataset(name: str) -> None:
-    """Asks the hub for the data set. Raises InvalidDataset where it has none of that name or cannot be reached."""
+    """Asks the hub for the data set.
+
+    Raises InvalidDataset where it has none of that name or cannot be reached.
+    """
     try:
         _ask(lambda hub: hub.dataset_info(name, timeout=TIMEOUT_SECONDS))
     except Exception as error:
@@ -32,7 +40,9 @@ def load_rows(workload: Workload, *, split: str) -> Any:
     check_dataset(name)
     datasets = quiet_datasets()
     try:
-        return datasets.load_dataset(name, workload.dataset_config, split=split, streaming=workload.streaming)
+        return datasets.load_dataset(
+            name, workload.dataset_config, split=split, streaming=workload.streaming
+        )
     except Exception as error:
         raise _not_loaded(name, error) from error
 
@@ -55,7 +65,10 @@ def _not_loaded(name: str, error: Exception) -> InvalidDataset:
 
 
 def tokenizer_file(name: str) -> Path:
-    """The tokenizer.json of the hub's repository `name`, with its settings beside it. Raises InvalidInput."""
+    """The tokenizer.json of the hub's repository `name`, with its settings beside it.
+
+    Raises InvalidInput.
+    """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
 

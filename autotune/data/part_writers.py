@@ -1,6 +1,7 @@
 """How one part of a text is written: as one stream of tokens, or as padded samples.
 
-A writer also counts the bytes and labels of what will be evaluated, so that losses a token become bits a byte.
+A writer also counts the bytes and labels of what will be evaluated, so that losses a token become
+bits a byte.
 """
 
 from abc import ABC, abstractmethod
@@ -84,13 +85,18 @@ class PaddedWriter(PartWriter):
         return sequences
 
     def add(self, tokens: Tokens, size_bytes: int | None) -> None:
-        sample = tokens if self._tokenizer is None else numpy.concatenate([self._tokenizer.beginning, tokens])
+        sample = (
+            tokens
+            if self._tokenizer is None
+            else numpy.concatenate([self._tokenizer.beginning, tokens])
+        )
         sample = sample.astype(numpy.int32)[: self._sequence_length]
         labels = int((sample[1:] >= 0).sum())
         if self.is_full or not labels:  # without a label it teaches nothing
             return
         if self.length < self._evaluated and size_bytes is not None:
-            # Where nothing stands before it, the first token is no label: its share of the bytes does not count.
+            # Where nothing stands before it, the first token is no label: its share of the bytes
+            # does not count.
             self._bytes += size_bytes * labels / len(tokens)
             self._labels += labels
         row = numpy.full((1, self._sequence_length + 1), NO_TOKEN, dtype=numpy.int32)
@@ -99,14 +105,21 @@ class PaddedWriter(PartWriter):
 
 
 def part_writer(
-    file: Path, workload: Workload, *, dtype: Any, tokenizer: Tokenizer | None, most_sequences: int | None
+    file: Path,
+    workload: Workload,
+    *,
+    dtype: Any,
+    tokenizer: Tokenizer | None,
+    most_sequences: int | None,
 ) -> PartWriter:
     """The writer the workload's packing asks for; packed tokens are of `dtype`."""
     writer: PartWriter
     if workload.packing == "packed":
         writer = PackedWriter(TokenFile(file, dtype=dtype), workload, tokenizer)
     else:
-        rows = TokenFile(file, dtype=numpy.dtype(numpy.int32), row_length=workload.sequence_length + 1)
+        rows = TokenFile(
+            file, dtype=numpy.dtype(numpy.int32), row_length=workload.sequence_length + 1
+        )
         writer = PaddedWriter(rows, workload, tokenizer)
     writer.limit = None if most_sequences is None else writer.length_of(most_sequences)
     return writer

@@ -1,7 +1,7 @@
 """The default text: the documentation of the Python standard library, which is on every machine that runs this.
 
-Language topics (`pydoc_data.topics`) and module docstrings, in a fixed order. It differs between Python versions,
-which is why a workload carries the text's hash.
+Language topics (`pydoc_data.topics`) and module docstrings, in a fixed order. It differs between
+Python versions, which is why a workload carries the text's hash.
 """
 
 import ast
@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
-_NOT_DOCUMENTATION = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "ensurepip"}
+_NOT_DOCUMENTATION = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "lib2to3",
+    "ensurepip",
+}
 _BEFORE_DOCSTRING = {tokenize.ENCODING, tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE}
 
 
@@ -23,7 +31,9 @@ def documents() -> list[str]:
 def _module_docstrings() -> Iterator[str]:
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
-        if _NOT_DOCUMENTATION.isdisjoint(file.relative_to(root).parts) and (text := _docstring(file)):
+        if _NOT_DOCUMENTATION.isdisjoint(file.relative_to(root).parts) and (
+            text := _docstring(file)
+        ):
             yield text
 
 
@@ -31,7 +41,11 @@ def _docstring(file: Path) -> str | None:
     """The module docstring, read without parsing the rest of the file."""
     with file.open("rb") as source:
         try:
-            first = next(token for token in tokenize.tokenize(source.readline) if token.type not in _BEFORE_DOCSTRING)
+            first = next(
+                token
+                for token in tokenize.tokenize(source.readline)
+                if token.type not in _BEFORE_DOCSTRING
+            )
         except (SyntaxError, tokenize.TokenError, UnicodeDecodeError):
             return None
     if first.type != tokenize.STRING:

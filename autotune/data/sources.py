@@ -46,21 +46,34 @@ class Parts:
 
 
 def read_documents(workload: Workload, *, cache_folder: Path) -> Parts:
-    """The documents of the workload's dataset. Raises InvalidDataset, naming the dataset and the way out."""
+    """The documents of the workload's dataset.
+
+    Raises InvalidDataset, naming the dataset and the way out.
+    """
     check_name(workload.dataset)
     held_out = workload.held_out_split
     read = _reader(workload, cache_folder=cache_folder)
-    return Parts(train=read(workload.dataset_split), held_out=None if held_out is None else read(held_out))
+    return Parts(
+        train=read(workload.dataset_split), held_out=None if held_out is None else read(held_out)
+    )
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidDataset when `name` can be nothing but a local path and there is none. Costs nothing."""
+    """Raises InvalidDataset when `name` can be nothing but a local path and there is none.
+
+    Costs nothing.
+    """
     if not name or (hub.is_local_name(name, suffixes=tuple(READERS)) and not is_there(name)):
-        raise InvalidDataset(f"there is no file or folder {name!r}", hint="check --dataset, or leave it out")
+        raise InvalidDataset(
+            f"there is no file or folder {name!r}", hint="check --dataset, or leave it out"
+        )
 
 
 def check_there(workload: Workload) -> None:
-    """Raises InvalidDataset when there is no such local dataset, nor one on the hub. One question over the network."""
+    """Raises InvalidDataset when there is no such local dataset, nor one on the hub.
+
+    One question over the network.
+    """
     check_name(workload.dataset)
     is_here = workload.dataset == STANDARD_LIBRARY_TEXT or is_there(workload.dataset)
     if not is_here and workload.script is None:
@@ -80,14 +93,18 @@ def _reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], Docume
     if (path / _SAVED_SET).exists() or (path / _SAVED_SPLITS).exists():
         return lambda split: documents_of(_saved_rows(path, workload, split=split), workload)
     if path.is_dir() and workload.dataset_config is not None:
-        return lambda split: documents_of(_configured_rows(path, workload, split, cache_folder), workload)
+        return lambda split: documents_of(
+            _configured_rows(path, workload, split, cache_folder), workload
+        )
     files = _files_by_split(path, workload)
     return lambda split: _read_files(files, workload, split=split, cache_folder=cache_folder)
 
 
 def check_splits(workload: Workload) -> None:
     """Raises InvalidDataset where a held-out split is named of what has none."""
-    is_one_text = workload.dataset == STANDARD_LIBRARY_TEXT or is_plain_file(expanded(workload.dataset))
+    is_one_text = workload.dataset == STANDARD_LIBRARY_TEXT or is_plain_file(
+        expanded(workload.dataset)
+    )
     if is_one_text and workload.held_out_split is not None:
         raise InvalidDataset(
             f"dataset {workload.dataset!r} is one text without a split {workload.held_out_split!r}",
@@ -95,7 +112,7 @@ def check_splits(workload: Workload) -> None:
         )
 
 
-# -- folders saved by datasets ----------------------------------------------------------------------------------------
+# -- folders saved by datasets ---------------------------------------------------------------------
 
 
 def _saved_rows(path: Path, workload: Workload, *, split: str) -> Any:
@@ -117,11 +134,13 @@ def _saved_rows(path: Path, workload: Workload, *, split: str) -> Any:
 def _no_split(workload: Workload, split: str, *, known: list[str]) -> InvalidDataset:
     return InvalidDataset(
         f"dataset {workload.dataset!r} has no split {split!r}",
-        hint=f"its splits are {', '.join(known)}" if known else "it has no splits: leave --held-out-split out",
+        hint=f"its splits are {', '.join(known)}"
+        if known
+        else "it has no splits: leave --held-out-split out",
     )
 
 
-# -- local files ------------------------------------------------------------------------------------------------------
+# -- local files -----------------------------------------------------------------------------------
 
 
 def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
@@ -129,7 +148,8 @@ def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
     everything = _files_in(path) if path.is_dir() else [path]
     if not everything or any(file.suffix.lower() not in READERS for file in everything):
         raise InvalidDataset(
-            f"dataset {str(path)!r} holds no file autotune can read", hint=f"use one of {', '.join(READERS)}"
+            f"dataset {str(path)!r} holds no file autotune can read",
+            hint=f"use one of {', '.join(READERS)}",
         )
     kinds = {READERS[file.suffix.lower()] for file in everything}
     if len(kinds) > 1:
@@ -143,14 +163,19 @@ def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
         return {_ALL: everything}
     splits = _files_named_by_split(path, everything)
     wants_splits = workload.held_out_split is not None or workload.dataset_split != _ALL
-    # By itself a file called test.txt says nothing: splits are taken to be meant where they leave no file out.
-    is_laid_out = _ALL in splits and {file for files in splits.values() for file in files} == set(everything)
+    # By itself a file called test.txt says nothing: splits are taken to be meant where they leave
+    # no file out.
+    is_laid_out = _ALL in splits and {file for files in splits.values() for file in files} == set(
+        everything
+    )
     return splits if splits and (wants_splits or is_laid_out) else {_ALL: everything}
 
 
 def _files_in(folder: Path) -> list[Path]:
     """All that can be read, in alphabetical order; the card of a dataset and the like are no part of it."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in READERS)
+    files = sorted(
+        file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in READERS
+    )
     if not files:
         return []
     from datasets.data_files import FILES_TO_IGNORE
@@ -178,17 +203,27 @@ def _resolved(name: str) -> str:
     return str(Path(name).resolve())
 
 
-def _read_files(files: dict[str, list[Path]], workload: Workload, *, split: str, cache_folder: Path) -> Documents:
+def _read_files(
+    files: dict[str, list[Path]], workload: Workload, *, split: str, cache_folder: Path
+) -> Documents:
     """The documents of a split; records also of a part of one, such as train[:400]."""
     kind = READERS[next(iter(files.values()))[0].suffix.lower()]
     if kind == "text":
         if split not in files:
             raise _no_split(workload, split, known=list(files))
-        return TextFiles(files=files[split], dataset=workload.dataset, beginnings_only=workload.packing == "padded")
-    return documents_of(_rows(kind, files, workload, split=split, cache_folder=cache_folder), workload)
+        return TextFiles(
+            files=files[split],
+            dataset=workload.dataset,
+            beginnings_only=workload.packing == "padded",
+        )
+    return documents_of(
+        _rows(kind, files, workload, split=split, cache_folder=cache_folder), workload
+    )
 
 
-def _rows(kind: str, files: dict[str, list[Path]], workload: Workload, *, split: str, cache_folder: Path) -> Any:
+def _rows(
+    kind: str, files: dict[str, list[Path]], workload: Workload, *, split: str, cache_folder: Path
+) -> Any:
     datasets = hub.quiet_datasets()
 
     if kind != "parquet":
@@ -197,7 +232,10 @@ def _rows(kind: str, files: dict[str, list[Path]], workload: Workload, *, split:
     try:
         return datasets.load_dataset(
             kind,
-            data_files={name: [glob.escape(str(file)) for file in of_split] for name, of_split in files.items()},
+            data_files={
+                name: [glob.escape(str(file)) for file in of_split]
+                for name, of_split in files.items()
+            },
             split=split,
             cache_dir=str(cache_folder),
             streaming=workload.streaming,
@@ -219,4 +257,6 @@ def _configured_rows(path: Path, workload: Workload, split: str, cache_folder: P
             streaming=workload.streaming,
         )
     except Exception as error:
-        raise unreadable(workload.dataset, error, kind=f"configuration {workload.dataset_config}") from error
+        raise unreadable(
+            workload.dataset, error, kind=f"configuration {workload.dataset_config}"
+        ) from error

@@ -1,6 +1,7 @@
 """Plain text files, read piece by piece: a file of any size, and a line of any length, needs no more than a piece.
 
-Files of records are read by `datasets`, which holds a line at a time; a line too long for that is found here.
+Files of records are read by `datasets`, which holds a line at a time; a line too long for that is
+found here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,8 @@ PIECE_CHARACTERS = 1024 * 4096
 """A whole number of passages (`tokens.py`), so that they are the same however a file is read."""
 LARGEST_LINE_BYTES = 128 * 2**20
 LOOKED_THROUGH_BYTES = 4 * 2**30
-"""How far files are looked through for long lines when they are streamed: further than a study will read."""
+"""How far files are looked through for long lines when they are streamed: further than a study will
+read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,9 @@ def check_lines(files: Sequence[Path], *, dataset: str, streaming: bool) -> None
     for file in files:
         with file.open("rb") as stream:
             length = 0
-            while (left is None or left > 0) and (chunk := stream.read(min(2**20, LARGEST_LINE_BYTES))):
+            while (left is None or left > 0) and (
+                chunk := stream.read(min(2**20, LARGEST_LINE_BYTES))
+            ):
                 left = None if left is None else left - len(chunk)
                 ends_at = chunk.find(b"\n")
                 length += len(chunk) if ends_at < 0 else ends_at

@@ -1,7 +1,8 @@
 """The files of a prepared text: two arrays of tokens that are written piece by piece, and what is known of them.
 
-Packed text is one stream of tokens in one dimension, in the smallest type without a sign that holds the vocabulary.
-Padded text is int32 [samples, sequence_length + 1]: a token to train on, `NO_TOKEN`, or a token that is only read.
+Packed text is one stream of tokens in one dimension, in the smallest type without a sign that holds
+the vocabulary. Padded text is int32 [samples, sequence_length + 1]: a token to train on,
+`NO_TOKEN`, or a token that is only read.
 """
 
 import hashlib
@@ -18,7 +19,8 @@ Tokens = NDArray[numpy.integer]
 NO_TOKEN = -1
 """Padding: read as the pad token, no label."""
 IGNORED_LABEL = -100
-"""The label that torch's cross entropy leaves out, and transformers' mark of what is not to be learned."""
+"""The label that torch's cross entropy leaves out, and transformers' mark of what is not to be
+learned."""
 FACTS_FILE = "text.json"
 
 
@@ -32,7 +34,8 @@ class TextFacts:
     """What the arrays do not say of themselves."""
 
     bytes_per_token: float | None = 1.0
-    """UTF-8 bytes of the held-out text a label, None where the text is not known; by default that of bytes."""
+    """UTF-8 bytes of the held-out text a label, None where the text is not known; by default that
+    of bytes."""
     pad_token: int = 0
 
     def write(self, folder: Path) -> None:
@@ -48,7 +51,9 @@ class TextFacts:
 class TokenFile:
     """A .npy file whose first dimension grows: `append` as often as there is something, then `close`."""
 
-    def __init__(self, file: Path, *, dtype: numpy.dtype[Any], row_length: int | None = None) -> None:
+    def __init__(
+        self, file: Path, *, dtype: numpy.dtype[Any], row_length: int | None = None
+    ) -> None:
         """One dimension, or with `row_length` a row an appended row."""
         self._dtype = dtype
         self._row_shape = () if row_length is None else (row_length,)

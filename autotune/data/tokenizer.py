@@ -108,7 +108,10 @@ def _token_of(role: str, tokenizer: Any, settings: dict[str, Any]) -> int | None
 
 
 def train_bpe(texts: Iterable[bytes], *, vocab_size: int, file: Path) -> SubwordTokenizer:
-    """A byte-level BPE of at most `vocab_size` tokens, kept in `file`. Equal texts give equal tokenizers."""
+    """A byte-level BPE of at most `vocab_size` tokens, kept in `file`.
+
+    Equal texts give equal tokenizers.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())
@@ -144,14 +147,18 @@ def _load(name: str) -> SubwordTokenizer:
 
     file = _file_of(name)
     try:
-        # Not from_file: it takes no path that is not UTF-8, and its errors do not tell reading from parsing.
+        # Not from_file: it takes no path that is not UTF-8, and its errors do not tell reading from
+        # parsing.
         tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
         settings_file = file.with_name(SETTINGS_FILE)
-        settings = json.loads(settings_file.read_text(encoding="utf-8")) if settings_file.exists() else {}
+        settings = (
+            json.loads(settings_file.read_text(encoding="utf-8")) if settings_file.exists() else {}
+        )
     except Exception as error:  # the library raises plain Exception
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidInput(
-            f"tokenizer {str(file)!r} cannot be read: {reason}", hint="check that the file is complete"
+            f"tokenizer {str(file)!r} cannot be read: {reason}",
+            hint="check that the file is complete",
         ) from error
     return SubwordTokenizer(tokenizer, settings=settings if isinstance(settings, dict) else {})
 
@@ -168,5 +175,7 @@ def _file_of(name: str) -> Path:
             hint=f"transformers writes one: AutoTokenizer.from_pretrained({name!r}).save_pretrained({name!r})",
         )
     if not name or is_there(name) or hub.is_local_name(name, suffixes=(".json",)):
-        raise InvalidInput(f"there is no tokenizer {name!r}", hint="check --tokenizer: bytes, bpe, model or a path")
+        raise InvalidInput(
+            f"there is no tokenizer {name!r}", hint="check --tokenizer: bytes, bpe, model or a path"
+        )
     return hub.tokenizer_file(name)

@@ -1,8 +1,9 @@
 """From documents to the two token files of a study, `train.npy` and `held_out.npy`.
 
-Packed, long documents are cut into passages, and each passage is a text of its own in the stream; padded, a document
-is one sample, cut where the sequence ends. Where no split is named, a passage or a document belongs to the held-out
-part when its hash says so, whatever its place. Nothing is held in memory but the pieces under way.
+Packed, long documents are cut into passages, and each passage is a text of its own in the stream;
+padded, a document is one sample, cut where the sequence ends. Where no split is named, a passage or
+a document belongs to the held-out part when its hash says so, whatever its place. Nothing is held
+in memory but the pieces under way.
 """
 
 import hashlib
@@ -51,10 +52,12 @@ def is_held_out(passage: bytes) -> bool:
 def write_tokens(parts: Parts, workload: Workload, *, folder: Path) -> str:
     """Writes `train.npy`, `held_out.npy` and `text.json`, and a BPE's `tokenizer.json`; returns the tokens' SHA-256.
 
-    Raises InvalidDataset when either part is too short for the workload or cannot be read, and InvalidInput for a
-    tokenizer that cannot be used.
+    Raises InvalidDataset when either part is too short for the workload or cannot be read, and
+    InvalidInput for a tokenizer that cannot be used.
     """
-    is_tokenized = {isinstance(part, TokenColumn) for part in (parts.train, parts.held_out) if part is not None}
+    is_tokenized = {
+        isinstance(part, TokenColumn) for part in (parts.train, parts.held_out) if part is not None
+    }
     if len(is_tokenized) > 1:
         raise InvalidDataset(
             f"of dataset {workload.dataset!r} one split is tokenized and one is text",
@@ -70,12 +73,18 @@ def _write_texts(parts: Parts, workload: Workload, *, folder: Path) -> str:
     tokenizer = _tokenizer(units, workload, folder=folder)
     dtype = numpy.min_scalar_type(tokenizer.vocab_size - 1)
     writers = _writers(workload, folder=folder, dtype=dtype, tokenizer=tokenizer)
-    longest = None if workload.packing == "packed" else workload.sequence_length - len(tokenizer.beginning)
+    longest = (
+        None
+        if workload.packing == "packed"
+        else workload.sequence_length - len(tokenizer.beginning)
+    )
     for batch in _batches(units(lambda part: writers[part].is_full)):
         encoded = tokenizer.encode([text for _, text in batch], longest=longest)
         for (part, _), (tokens, size_bytes) in zip(batch, encoded, strict=True):
             writers[part].add(tokens, size_bytes)
-    facts = TextFacts(bytes_per_token=writers[HELD_OUT].bytes_per_token, pad_token=tokenizer.pad_token)
+    facts = TextFacts(
+        bytes_per_token=writers[HELD_OUT].bytes_per_token, pad_token=tokenizer.pad_token
+    )
     return _finish(writers, workload, facts, folder=folder)
 
 
@@ -94,10 +103,11 @@ def _write_samples(parts: Parts, workload: Workload, *, folder: Path) -> str:
     return _finish(writers, workload, TextFacts(bytes_per_token=None), folder=folder)
 
 
-# -- what belongs to which part ---------------------------------------------------------------------------------------
+# -- what belongs to which part --------------------------------------------------------------------
 
 Units = Callable[[Callable[[bool], bool]], Iterator[tuple[bool, bytes]]]
-"""From what says whether a part is full to (whether it is held out, text) for every text, once a call."""
+"""From what says whether a part is full to (whether it is held out, text) for every text, once a
+call."""
 
 
 def _units(parts: Parts, workload: Workload) -> Units:
@@ -144,9 +154,13 @@ def _batches(units: Iterable[tuple[bool, bytes]]) -> Iterator[list[tuple[bool, b
 def _tokenizer(units: Units, workload: Workload, *, folder: Path) -> Tokenizer:
     if workload.tokenizer != "bpe":
         return load_tokenizer(workload)
-    texts: Iterator[bytes] = (text for part, text in units(lambda part: part == HELD_OUT) if part == TRAIN)
+    texts: Iterator[bytes] = (
+        text for part, text in units(lambda part: part == HELD_OUT) if part == TRAIN
+    )
     if workload.streaming:
-        texts = _up_to(TRAINED_ON_BYTES_PER_TOKEN * workload.steps * workload.tokens_per_step, texts)
+        texts = _up_to(
+            TRAINED_ON_BYTES_PER_TOKEN * workload.steps * workload.tokens_per_step, texts
+        )
     return train_bpe(texts, vocab_size=workload.vocab_size, file=folder / FILE_NAME)
 
 
@@ -158,13 +172,15 @@ def _up_to(size_bytes: int, texts: Iterable[bytes]) -> Iterator[bytes]:
             return
 
 
-# -- the two parts on disk --------------------------------------------------------------------------------------------
+# -- the two parts on disk -------------------------------------------------------------------------
 
 Writers = dict[bool, PartWriter]
 _FILES = {TRAIN: "train.npy", HELD_OUT: "held_out.npy"}
 
 
-def _writers(workload: Workload, *, folder: Path, dtype: Any, tokenizer: Tokenizer | None) -> Writers:
+def _writers(
+    workload: Workload, *, folder: Path, dtype: Any, tokenizer: Tokenizer | None
+) -> Writers:
     used = {TRAIN: workload.steps * workload.global_batch, HELD_OUT: workload.evaluation_sequences}
     return {
         part: part_writer(

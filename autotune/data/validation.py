@@ -1,6 +1,7 @@
 """What is wrong with a dataset or a tokenizer, found before anything is begun and without loading torch.
 
-A small dataset is made into tokens once, to be thrown away; of a large one the beginning of each part is read.
+A small dataset is made into tokens once, to be thrown away; of a large one the beginning of each
+part is read.
 """
 
 import dataclasses
@@ -21,7 +22,10 @@ _BEGINNING = 16
 
 
 def check_data(workload: Workload) -> None:
-    """Raises InvalidDataset and InvalidInput, as the preparation would. What is on the hub is left to that."""
+    """Raises InvalidDataset and InvalidInput, as the preparation would.
+
+    What is on the hub is left to that.
+    """
     if workload.script is not None:
         return
     if workload.tokenizer not in ("bytes", "bpe"):
@@ -37,8 +41,12 @@ def _check_local(workload: Workload, folder: Path) -> None:
     from autotune.data.tokens import write_tokens
 
     if _size_bytes(expanded(workload.dataset)) <= READ_WHOLE_BYTES:
-        write_tokens(read_documents(workload, cache_folder=folder / "datasets"), workload, folder=folder)
-    elif "[" not in f"{workload.dataset_split}{workload.held_out_split}":  # a part of a split cannot be streamed
+        write_tokens(
+            read_documents(workload, cache_folder=folder / "datasets"), workload, folder=folder
+        )
+    elif (
+        "[" not in f"{workload.dataset_split}{workload.held_out_split}"
+    ):  # a part of a split cannot be streamed
         beginning = dataclasses.replace(workload, streaming=True)
         parts = read_documents(beginning, cache_folder=folder / "datasets")
         for documents in (parts.train, parts.held_out or ()):

@@ -1,1 +1,4 @@
-"""Where trials run. Each executor is shaped like `concurrent.futures`: submit, futures, shutdown."""
+"""Where trials run.
+
+Each executor is shaped like `concurrent.futures`: submit, futures, shutdown.
+"""

@@ -26,7 +26,8 @@ class CompilerCaches:
         cache = (folder / CACHE).absolute()
         if not _is_taken_by_compilers(cache):
             cache = self._folder_outside() / hashlib.sha256(str(cache).encode()).hexdigest()[:16]
-        # inductor keeps Triton's kernels in its own folder unless the user's environment names another one for all.
+        # inductor keeps Triton's kernels in its own folder unless the user's environment names
+        # another one for all.
         return {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
 
     def _folder_outside(self) -> Path:

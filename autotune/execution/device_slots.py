@@ -4,13 +4,13 @@ Whoever has the turn holds a lock. The trials hold another one until the last of
 gone: a turn begins when both are free, so that the trial of a killed search, still ending, is not
 measured together with the next one. Who waits stands in line, for which there is a third lock.
 
-The locks are names of abstract Unix sockets (`execution/server/socket_lock.py`): they need no folder that one
-user could prepare for another, the kernel frees them with their process, and it says who holds one.
-They reach over all users of a network namespace. Searches in two containers with networks of their
-own do not see each other's. On a GPU a turn therefore also holds `flock` on the device's node,
-which reaches wherever the same node is seen: one that allows a single trial holds it alone, those
-that allow several share it. A node that this user may not open, that the driver does not name, or a
-slice of a GPU (MIG), which has no node of its own, is left out.
+The locks are names of abstract Unix sockets (`execution/server/socket_lock.py`): they need no
+folder that one user could prepare for another, the kernel frees them with their process, and it
+says who holds one. They reach over all users of a network namespace. Searches in two containers
+with networks of their own do not see each other's. On a GPU a turn therefore also holds `flock` on
+the device's node, which reaches wherever the same node is seen: one that allows a single trial
+holds it alone, those that allow several share it. A node that this user may not open, that the
+driver does not name, or a slice of a GPU (MIG), which has no node of its own, is left out.
 
 Every user can hold these locks, as every user who may use the device can use it; whom one waits for
 is said.
@@ -143,11 +143,15 @@ def waiting_words(device: str, holder: str) -> str:
 
     `holder` is as from `DeviceTurns.holder`: empty where nobody knows who has the turn.
     """
-    return f"waiting for {device}, where another trial has its turn" + (f" ({holder})" if holder else "")
+    return f"waiting for {device}, where another trial has its turn" + (
+        f" ({holder})" if holder else ""
+    )
 
 
 def device_node(device: DeviceInfo) -> Path | None:
-    """`/dev/nvidiaN` of the GPU, by its UUID: N is neither CUDA's index nor NVML's. None where there is none.
+    """`/dev/nvidiaN` of the GPU, by its UUID: N is neither CUDA's index nor NVML's.
+
+    None where there is none.
 
     Nor is there one for a GPU that is cut into slices (MIG): two slices are two devices with one
     node.
@@ -209,7 +213,7 @@ def _checked_node(node: Path, minor: int) -> Path | None:
     return node if is_the_device else None
 
 
-# -- the locks ---------------------------------------------------------------------------------------------------
+# -- the locks -------------------------------------------------------------------------------------
 
 
 class _Held:
@@ -355,7 +359,9 @@ def _locks_of_all_users(device: DeviceInfo, name: str, note: Callable[[str], Non
     if not reason:
         return _SocketLocks(name)
     host = re.sub(r"[^\w-]", "-", socket.gethostname())[:64]  # a home may be shared by several
-    folder = private_folder(f"locks-{host}", purpose="the folder of device locks", bases=runtime_bases())
+    folder = private_folder(
+        f"locks-{host}", purpose="the folder of device locks", bases=runtime_bases()
+    )
     who = "other users" if not folder.is_temporary else "other users, and others of yours,"
     note(
         f"searches of {who} do not wait for this one's turns on {device.device}: there are no abstract Unix "

@@ -18,7 +18,8 @@ from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import Workload
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-"""For a prediction, which needs no GPU: it cannot create a context on one, which would disturb a trial there."""
+"""For a prediction, which needs no GPU: it cannot create a context on one, which would disturb a
+trial there."""
 _PREDICTION_SECONDS = 1800.0
 """A model may hang before anything is trained of it, too."""
 
@@ -31,7 +32,10 @@ class FinishedTrial:
 
 
 class LocalExecutor(ServerTasks):
-    """Runs a study's trials through a trial server. `folder` keeps logs, prepared files and the compiler's cache."""
+    """Runs a study's trials through a trial server.
+
+    `folder` keeps logs, prepared files and the compiler's cache.
+    """
 
     def __init__(
         self,
@@ -97,16 +101,21 @@ class LocalExecutor(ServerTasks):
     ) -> "Future[FinishedTrial]":
         """Trains `config` on the study's workload, or on `workload` in its place.
 
-        Limits that are not said are shares of the whole (`execution/server/limits.py`). The future's error is
-        TrialLost where the machine has ended the trial: its configuration is none the worse for it.
-        The training must begin as `reference` does. `shares_perplexity`: only memory and speed are measured.
-        It ends with the outcome `dominated` once one of `rivals` is seen to be better in both.
-        `keep_snapshot` keeps torch's allocation history of the measured steps in the study's folder; CUDA only.
+        Limits that are not said are shares of the whole (`execution/server/limits.py`). The
+        future's error is TrialLost where the machine has ended the trial: its configuration is none
+        the worse for it. The training must begin as `reference` does. `shares_perplexity`: only
+        memory and speed are measured. It ends with the outcome `dominated` once one of `rivals` is
+        seen to be better in both. `keep_snapshot` keeps torch's allocation history of the measured
+        steps in the study's folder; CUDA only.
         """
         snapshot_file = study_folder / "snapshots" / f"{log_name}.pickle"
         payload = {
             **self._training(
-                definition, config, workload or definition.workload, study_folder, enforce_cap=enforce_cap
+                definition,
+                config,
+                workload or definition.workload,
+                study_folder,
+                enforce_cap=enforce_cap,
             ),
             "reference": None if reference is None else reference.to_dict(),
             "shares_perplexity": shares_perplexity,
@@ -114,9 +123,13 @@ class LocalExecutor(ServerTasks):
             "snapshot_file": str(snapshot_file.absolute()) if keep_snapshot else None,
         }
         limits = time_limits(
-            time_limit_seconds, compile_seconds=compile_time_limit_seconds, step_seconds=step_time_limit_seconds
+            time_limit_seconds,
+            compile_seconds=compile_time_limit_seconds,
+            step_seconds=step_time_limit_seconds,
         )
-        reply = self._submit_training("train", payload, definition, study_folder, log_name=log_name, limits=limits)
+        reply = self._submit_training(
+            "train", payload, definition, study_folder, log_name=log_name, limits=limits
+        )
         finished: Future[FinishedTrial] = Future()
         self._replies[finished] = reply
         reply.add_done_callback(lambda done: self._finish(done, finished))
@@ -138,7 +151,9 @@ class LocalExecutor(ServerTasks):
         Raises TrialLost, and Stopped when asked to stop meanwhile.
         """
         payload = {
-            **self._training(definition, config, definition.workload, study_folder, enforce_cap=False),
+            **self._training(
+                definition, config, definition.workload, study_folder, enforce_cap=False
+            ),
             "dropout": dropout,
         }
         reply = self._submit_training(
@@ -148,7 +163,9 @@ class LocalExecutor(ServerTasks):
             study_folder,
             log_name=f"trace-{config.fingerprint}",
             limits=time_limits(
-                time_limit_seconds, compile_seconds=compile_time_limit_seconds, step_seconds=step_time_limit_seconds
+                time_limit_seconds,
+                compile_seconds=compile_time_limit_seconds,
+                step_seconds=step_time_limit_seconds,
             ),
         )
         result = self.wait_for(reply).result
@@ -168,7 +185,9 @@ class LocalExecutor(ServerTasks):
         return {
             "workload": workload.to_dict(),
             "config": config.to_dict(),
-            "folder": str((study_folder / prepared_folder(definition.workload, workload)).absolute()),
+            "folder": str(
+                (study_folder / prepared_folder(definition.workload, workload)).absolute()
+            ),
             "device": definition.device.device,
             "device_uuid": definition.device.uuid if definition.device.is_known_to_nvml else None,
             "new_context_bytes": definition.device.context_bytes,
@@ -209,4 +228,6 @@ class LocalExecutor(ServerTasks):
             finished.set_exception(error)
         else:
             result = reply.result()
-            finished.set_result(FinishedTrial(measurement=Measurement(**result.result), seconds=result.seconds))
+            finished.set_result(
+                FinishedTrial(measurement=Measurement(**result.result), seconds=result.seconds)
+            )

@@ -16,8 +16,8 @@ Every place outside the study's folder that this package or a process of a trial
 - lock files of device turns, where abstract sockets are not to be had (`device_slots.py`): this
   function, or the folder that `AUTOTUNE_LOCK_FOLDER` names, which its user answers for.
 - `tempfile.TemporaryDirectory` in `api.predict` and in the commands doctor, explain, fit, plot and
-  predict (logs and compiler cache of one call), and in `data/validation.py` (a dataset that is looked
-  at): new, random name, mode 0700.
+  predict (logs and compiler cache of one call), and in `data/validation.py` (a dataset that is
+  looked at): new, random name, mode 0700.
 - what a command is told to write: `--out` of export, report, plot, compare and studies export;
   reports, figures and exports in `studies/` of the current folder; the database of `--storage` with
   its work folder beside it.
@@ -50,7 +50,8 @@ _FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 class PrivateFolder:
     path: Path
     note: str = ""
-    """One sentence for the user where `path` is a temporary folder, which nobody finds again; else empty."""
+    """One sentence for the user where `path` is a temporary folder, which nobody finds again; else
+    empty."""
 
     @property
     def is_temporary(self) -> bool:
@@ -108,7 +109,9 @@ def private_folder(
             return PrivateFolder(path=folder)
     path = _temporary(purpose, is_usable)
     why = "; ".join(reasons) or "this user has no home"
-    return PrivateFolder(path=path, note=f"{purpose} is in the temporary folder {path} this time: {why}")
+    return PrivateFolder(
+        path=path, note=f"{purpose} is in the temporary folder {path} this time: {why}"
+    )
 
 
 class _Unsafe(Exception):
@@ -116,7 +119,10 @@ class _Unsafe(Exception):
 
 
 def _create(base: Path, names: Sequence[str]) -> None:
-    """Creates each of `names` in the one before it, and checks it by its open descriptor. Raises _Unsafe, OSError."""
+    """Creates each of `names` in the one before it, and checks it by its open descriptor.
+
+    Raises _Unsafe, OSError.
+    """
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     real = base.resolve()
     for parent in (real, *real.parents):

@@ -1,4 +1,7 @@
-"""What is asked of the trial server beside trainings: the device, the model, a study's files. Ends with the search."""
+"""What is asked of the trial server beside trainings: the device, the model, a study's files.
+
+Ends with the search.
+"""
 
 import time
 import warnings
@@ -43,7 +46,9 @@ def _leave_unsaid(sentence: str) -> None:
 
 
 class ServerTasks:
-    """A trial server, started when it is first needed. `folder` keeps logs and the compiler's cache of the probe.
+    """A trial server, started when it is first needed.
+
+    `folder` keeps logs and the compiler's cache of the probe.
 
     `note` takes a sentence that the user should read, where something could not be done as usual.
     """
@@ -77,23 +82,26 @@ class ServerTasks:
         """Started when it is first needed, for what is refused before costs no start; and again when it was lost."""
         if self._started is None or (self._started.is_lost and not self._is_shut_down):
             log_file = self._folder / "logs" / "server.log"
-            # For tasks without a cache of their own: torch's default is in a folder that anybody can have made.
+            # For tasks without a cache of their own: torch's default is in a folder that anybody
+            # can have made.
             environment = self._caches.environment(self._folder)
-            self._started = TrialServer(log_file=log_file, command=self._server_command, environment=environment)
+            self._started = TrialServer(
+                log_file=log_file, command=self._server_command, environment=environment
+            )
         return self._started
 
     @property
     def server_pid(self) -> int:
         return self._server.pid
 
-    # -- turns on a device -------------------------------------------------------------------------------------
+    # -- turns on a device -------------------------------------------------------------------------
 
     @contextmanager
     def turn(self, turns: DeviceTurns, *, on_wait: Callable[[str], None]) -> Iterator[None]:
         """Waits until it is this search's turn on the device; what it runs until the end of the block holds it.
 
-        Calls `on_wait` once where it has to wait, with the holder of the turn where it is known. Raises Stopped when
-        asked to stop meanwhile.
+        Calls `on_wait` once where it has to wait, with the holder of the turn where it is known.
+        Raises Stopped when asked to stop meanwhile.
         """
         was_said = False
 
@@ -113,7 +121,10 @@ class ServerTasks:
 
     @contextmanager
     def turn_on(self, device: DeviceInfo) -> Iterator[None]:
-        """As `turn`, for what needs the device once; nothing where it is our turn already. A wait is noted."""
+        """As `turn`, for what needs the device once; nothing where it is our turn already.
+
+        A wait is noted.
+        """
         if self._turn is not None:
             yield
             return
@@ -127,13 +138,16 @@ class ServerTasks:
     def turns_on(self, device: DeviceInfo, *, places: int = 1) -> DeviceTurns:
         """Returns the turns on `device`, of `places` trials at a time, which `shutdown` closes.
 
-        Asked again it returns the same ones: where other users are not waited for, that is noted once a device.
+        Asked again it returns the same ones: where other users are not waited for, that is noted
+        once a device.
         """
         key = device.device, places
         if key not in self._turns:
             is_noted = any(name == device.device for name, _ in self._turns)
             note = _leave_unsaid if is_noted else self._note
-            self._turns[key] = DeviceTurns(device, places=places, node=device_node(device), note=note)
+            self._turns[key] = DeviceTurns(
+                device, places=places, node=device_node(device), note=note
+            )
         return self._turns[key]
 
     def _pause(self) -> None:
@@ -141,10 +155,13 @@ class ServerTasks:
             raise Stopped("the search was stopped", hint="the same command goes on from here")
         time.sleep(POLL_SECONDS)
 
-    # -- questions to the server -------------------------------------------------------------------------------
+    # -- questions to the server -------------------------------------------------------------------
 
     def identify(self, device: str | None) -> DeviceInfo:
-        """Returns what `device` is, without a CUDA context on it; None is the best there is. Raises InvalidInput."""
+        """Returns what `device` is, without a CUDA context on it; None is the best there is.
+
+        Raises InvalidInput.
+        """
         return DeviceInfo(**self._call("identify", {"device": device}))
 
     def probe(
@@ -152,8 +169,9 @@ class ServerTasks:
     ) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
         """Returns what `device` is, and {technique: {value: reason}} of those of `choices` that do not work on it.
 
-        `choices` are {technique: values}; None as a device is the first CUDA device, else the CPU. A CUDA device is
-        probed in its turn, where the size of a new context, in bytes, is measured the first time. Raises InvalidInput.
+        `choices` are {technique: values}; None as a device is the first CUDA device, else the CPU.
+        A CUDA device is probed in its turn, where the size of a new context, in bytes, is measured
+        the first time. Raises InvalidInput.
         """
         info = self.identify(device)
         if info.type == "cpu":
@@ -187,11 +205,16 @@ class ServerTasks:
         payload = {"workload": workload.to_dict(), "choices": listed, "device": device}
         if not device.startswith("cuda"):
             return dict(self._call("examine", payload))
-        with self.turn_on(self.identify(device)):  # attention is tried there, and a script runs until it has its model
+        with self.turn_on(
+            self.identify(device)
+        ):  # attention is tried there, and a script runs until it has its model
             return dict(self._call("examine", payload))
 
     def model_sha256(self, workload: Workload) -> str:
-        """SHA-256 of what the workload's model is made of today: Python file or weights. Raises InvalidInput."""
+        """SHA-256 of what the workload's model is made of today: Python file or weights.
+
+        Raises InvalidInput.
+        """
         return str(self._call("model_sha256", {"workload": workload.to_dict()}))
 
     def devices(self) -> list[DeviceInfo]:
@@ -216,31 +239,53 @@ class ServerTasks:
 
     def prepare(self, workload: Workload, folder: Path) -> dict[str, Any]:
         """Writes token streams and initial weights into `folder`. Raises InvalidDataset."""
-        return dict(self._call("prepare", {"workload": workload.to_dict(), "folder": str(folder.absolute())}))
+        return dict(
+            self._call(
+                "prepare", {"workload": workload.to_dict(), "folder": str(folder.absolute())}
+            )
+        )
 
-    def prepare_seed(self, definition: StudyDefinition, workload: Workload, study_folder: Path) -> None:
+    def prepare_seed(
+        self, definition: StudyDefinition, workload: Workload, study_folder: Path
+    ) -> None:
         """Draws the initial weights of another seed for the study's text, where that was not done yet."""
         folder = study_folder / prepared_folder(definition.workload, workload)
         if not folder.exists():
             prepared = str((study_folder / PREPARED).absolute())
-            payload = {"workload": workload.to_dict(), "prepared": prepared, "folder": str(folder.absolute())}
+            payload = {
+                "workload": workload.to_dict(),
+                "prepared": prepared,
+                "folder": str(folder.absolute()),
+            }
             self._call("prepare_seed", payload)
 
-    def _call(self, task: str, payload: dict[str, Any], *, environment: dict[str, str] | None = None) -> Any:
-        """Runs `task` and waits for what it returns. Raises Stopped when asked to stop meanwhile."""
+    def _call(
+        self, task: str, payload: dict[str, Any], *, environment: dict[str, str] | None = None
+    ) -> Any:
+        """Runs `task` and waits for what it returns.
+
+        Raises Stopped when asked to stop meanwhile.
+        """
         log_file = self._folder / "logs" / f"{task}.log"
-        future = self._server.submit(task, payload, log_file=log_file, environment=environment, turn=self._turn)
+        future = self._server.submit(
+            task, payload, log_file=log_file, environment=environment, turn=self._turn
+        )
         return self.wait_for(future).result
 
     def wait_for(self, future: "Future[Reply]") -> Reply:
-        """What a task returned. Raises the error it ended with, and Stopped when asked to stop meanwhile."""
+        """What a task returned.
+
+        Raises the error it ended with, and Stopped when asked to stop meanwhile.
+        """
         while True:
             try:
                 return future.result(timeout=POLL_SECONDS)
             except NotYet:
                 if self._should_stop():
                     self._server.cancel(future)
-                    raise Stopped("the search was stopped", hint="the same command begins again") from None
+                    raise Stopped(
+                        "the search was stopped", hint="the same command begins again"
+                    ) from None
 
     def shutdown(self) -> None:
         """Ends every trial and the server."""

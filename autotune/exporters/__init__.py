@@ -1,7 +1,7 @@
 """Exports to other trainers: one file each, a pure function from a recipe to the text of files.
 
-Every setting of a trial is either expressed in the files or refused by name; a contract suite holds every target to
-that, for every value of every technique (`tests/exporters/`).
+Every setting of a trial is either expressed in the files or refused by name; a contract suite holds
+every target to that, for every value of every technique (`tests/exporters/`).
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """Accelerate: `accelerate_config.yaml`, the launcher where one is needed, and what belongs to the user's own script.
 
-Accelerate prepares a script's own model, optimizer and loader, so that most of a configuration is lines of that
-script; each refusal says the line. Its file decides mixed precision and compilation. Keys: accelerate 1.15.
+Accelerate prepares a script's own model, optimizer and loader, so that most of a configuration is
+lines of that script; each refusal says the line. Its file decides mixed precision and compilation.
+Keys: accelerate 1.15.
 """
 
 import yaml
@@ -110,7 +111,10 @@ def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
         f"the batch is the script's own: write torch.utils.data.DataLoader(..., batch_size={config.micro_batch_size})",
     )
     if config.checkpointing != "none":
-        whys["checkpointing"] = (None, f"accelerate has it for FSDP only: write {line} before accelerator.prepare")
+        whys["checkpointing"] = (
+            None,
+            f"accelerate has it for FSDP only: write {line} before accelerator.prepare",
+        )
     if _script_compiles_blocks(config):
         whys["compile"] = (
             None,
@@ -118,7 +122,10 @@ def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
             f"write {line} before accelerator.prepare",
         )
     if config.loss == "chunked":
-        whys["loss"] = (None, "the loss is the script's own: the pytorch export has one in chunks to copy")
+        whys["loss"] = (
+            None,
+            "the loss is the script's own: the pytorch export has one in chunks to copy",
+        )
     if config.activation_offload != "none":
         whys["activation_offload"] = (
             None,
@@ -161,7 +168,10 @@ def _why_not_optimizer(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
     flags = ", ".join(f"{name}={value}" for name, value in optimizer_flags(recipe.config).items())
     whys: dict[str, tuple[str | None, str]] = {
         "optimizer": (None, f"the optimizer is the script's own: write {optimizer_line(recipe)}"),
-        "optimizer_fusion": (None, f"it is part of that line: {flags or 'this optimizer has no flags for it'}"),
+        "optimizer_fusion": (
+            None,
+            f"it is part of that line: {flags or 'this optimizer has no flags for it'}",
+        ),
         "learning_rate": (None, f"it is part of the optimizer's line: lr={arguments['lr']}"),
         "weight_decay": (None, "it is part of the optimizer's line"),
     }
@@ -177,14 +187,23 @@ def _why_not_optimizer(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
 def _why_not_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
     workload, steps = recipe.workload, recipe.accumulation_steps
     whys: dict[str, tuple[str | None, str]] = {
-        "steps": (None, f"the loop is the script's own: end it after {workload.steps} optimizer steps"),
+        "steps": (
+            None,
+            f"the loop is the script's own: end it after {workload.steps} optimizer steps",
+        ),
         "global_batch": (
             None,
             f"the batch is the script's own: {recipe.config.micro_batch_size} sequences in with "
             f"accelerator.accumulate(model):, of which the command makes {steps} a step",
         ),
-        "sequence_length": (None, f"the data is the script's own: cut it to {workload.sequence_length} tokens"),
-        "seed": (None, f"write accelerate.utils.set_seed({workload.seed}) before the model is made"),
+        "sequence_length": (
+            None,
+            f"the data is the script's own: cut it to {workload.sequence_length} tokens",
+        ),
+        "seed": (
+            None,
+            f"write accelerate.utils.set_seed({workload.seed}) before the model is made",
+        ),
     }
     schedule = f"the schedule is the script's own: {write_schedule(workload)}"
     if workload.schedule != "constant":

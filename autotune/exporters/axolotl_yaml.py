@@ -1,8 +1,8 @@
 """axolotl: a YAML file for fine-tuning a Hugging Face model.
 
-Three things go their own way there. `bf16: true` means weights in bfloat16 with autocast around them, so that neither
-mixed precision over float32 weights nor bfloat16 alone can be had. Expandable segments are on unless the environment
-says otherwise. And unknown keys are ignored without a word.
+Three things go their own way there. `bf16: true` means weights in bfloat16 with autocast around
+them, so that neither mixed precision over float32 weights nor bfloat16 alone can be had. Expandable
+segments are on unless the environment says otherwise. And unknown keys are ignored without a word.
 """
 
 import dataclasses
@@ -35,7 +35,9 @@ def write(recipe: Recipe, version: str) -> Export:
         command = f"accelerate launch {LAUNCHER} -m axolotl.cli.train {FILE}"
     if done["allocator"] == "default":
         command = f"PYTORCH_ALLOC_CONF=expandable_segments:False {command}"
-    return Export(files=files, command=command, refusals=refusals, notes=tuple(_notes(recipe, done)))
+    return Export(
+        files=files, command=command, refusals=refusals, notes=tuple(_notes(recipe, done))
+    )
 
 
 def _left_to_the_launcher(recipe: Recipe) -> Recipe:
@@ -58,16 +60,30 @@ def _refusals(recipe: Recipe) -> Iterator[Refusal]:
     for setting, refused in found.items():
         if refused is not None:
             instead, why = refused
-            yield Refusal(setting=setting, value=recipe.settings()[setting], instead=instead, why=why)
+            yield Refusal(
+                setting=setting, value=recipe.settings()[setting], instead=instead, why=why
+            )
     yield from warmup_refusal(recipe, least=_LEAST_WARMUP)
 
 
 _WEIGHTS = "axolotl loads the weights in bfloat16 wherever it computes in it"
 _PRECISIONS = {
-    "bf16-mixed": ("bf16-true under autocast", f"{_WEIGHTS}: half the memory for them, but small updates are lost"),
-    "bf16-true": ("bf16-true under autocast", "axolotl turns transformers' autocast on with every bfloat16 model"),
-    "bf16-stochastic": ("bf16-true under autocast", f"{_WEIGHTS}, and updates are rounded to nearest"),
-    "fp16-mixed": ("fp32", "axolotl loads the weights in float16 wherever it computes in it, which cannot be scaled"),
+    "bf16-mixed": (
+        "bf16-true under autocast",
+        f"{_WEIGHTS}: half the memory for them, but small updates are lost",
+    ),
+    "bf16-true": (
+        "bf16-true under autocast",
+        "axolotl turns transformers' autocast on with every bfloat16 model",
+    ),
+    "bf16-stochastic": (
+        "bf16-true under autocast",
+        f"{_WEIGHTS}, and updates are rounded to nearest",
+    ),
+    "fp16-mixed": (
+        "fp32",
+        "axolotl loads the weights in float16 wherever it computes in it, which cannot be scaled",
+    ),
 }
 """{precision that it does not do: (what the file does instead, why)}."""
 
@@ -75,7 +91,10 @@ _CHECKPOINTING = {
     "attention": ("block", "axolotl checkpoints whole blocks, not their attention parts alone"),
     "sqrt": ("block", "axolotl checkpoints blocks one by one, not in segments"),
 }
-_BY_BLOCK = ("model", "transformers compiles the model as a whole; only accelerate has a key for its blocks")
+_BY_BLOCK = (
+    "model",
+    "transformers compiles the model as a whole; only accelerate has a key for its blocks",
+)
 _FULL = (
     "full",
     "axolotl's chunked_cross_entropy makes all logits at once; its plugin axolotl.integrations.liger.LigerPlugin with "
@@ -83,7 +102,10 @@ _FULL = (
 )
 _LEAST_WARMUP = 2
 """axolotl makes a warm-up of 1 step one of 2."""
-_OFFLOAD = ("none", "axolotl offloads activations only in the place of checkpointing (activation_offloading: true)")
+_OFFLOAD = (
+    "none",
+    "axolotl offloads activations only in the place of checkpointing (activation_offloading: true)",
+)
 
 
 def _optimizer_refusals(recipe: Recipe) -> Iterator[Refusal]:
@@ -102,7 +124,9 @@ def _optimizer_refusals(recipe: Recipe) -> Iterator[Refusal]:
                 yield Refusal(setting=setting, value=value, instead=instead, why=why)
     if config.optimizer_fusion not in (names := _NAMES[optimizer]):
         why = _FUSIONS[config.optimizer_fusion]
-        yield Refusal(setting="optimizer_fusion", value=config.optimizer_fusion, instead=[*names][-1], why=why)
+        yield Refusal(
+            setting="optimizer_fusion", value=config.optimizer_fusion, instead=[*names][-1], why=why
+        )
 
 
 _FUSIONS = {
@@ -114,8 +138,14 @@ _FUSIONS = {
 
 
 _OPTIMIZERS = {
-    "sgd": ("sgd without momentum", "transformers makes SGD without momentum: no state, and slower to learn"),
-    "adafactor": ("adafactor-fixed-rate", "transformers' Adafactor does not scale its rate by the size of a weight"),
+    "sgd": (
+        "sgd without momentum",
+        "transformers makes SGD without momentum: no state, and slower to learn",
+    ),
+    "adafactor": (
+        "adafactor-fixed-rate",
+        "transformers' Adafactor does not scale its rate by the size of a weight",
+    ),
 }
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "adamw": {"foreach": "adamw_torch", "kernel": "adamw_torch_fused"},
@@ -128,7 +158,9 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 
 def _text(recipe: Recipe, done: Mapping[str, Any]) -> str:
     keys = {**_model_and_text(recipe.workload), **_numbers(recipe, done), **_techniques(done)}
-    dumped = yaml.safe_dump(keys, sort_keys=False, default_flow_style=False, width=100, allow_unicode=True)
+    dumped = yaml.safe_dump(
+        keys, sort_keys=False, default_flow_style=False, width=100, allow_unicode=True
+    )
     return f"# {recipe.origin}\n# For axolotl 0.19.\n{dumped}"
 
 
@@ -150,7 +182,12 @@ def _model_and_text(workload: Workload) -> dict[str, Any]:
 
 def _dataset(workload: Workload) -> dict[str, Any]:
     if workload.dataset == STANDARD_LIBRARY_TEXT:
-        return {"path": "PUT-YOUR-TEXT-HERE.txt", "ds_type": "text", "type": "completion", "field": "text"}
+        return {
+            "path": "PUT-YOUR-TEXT-HERE.txt",
+            "ds_type": "text",
+            "type": "completion",
+            "field": "text",
+        }
     kind = LOADERS.get(PurePath(workload.dataset).suffix.lower())
     where = {
         "ds_type": kind,
@@ -158,7 +195,12 @@ def _dataset(workload: Workload) -> dict[str, Any]:
         "split": None if kind and workload.dataset_split == "train" else workload.dataset_split,
     }
     said = {name: value for name, value in where.items() if value is not None}
-    return {"path": workload.dataset, **said, "type": "completion", "field": workload.text_column or "text"}
+    return {
+        "path": workload.dataset,
+        **said,
+        "type": "completion",
+        "field": workload.text_column or "text",
+    }
 
 
 def _numbers(recipe: Recipe, done: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +216,11 @@ def _numbers(recipe: Recipe, done: Mapping[str, Any]) -> dict[str, Any]:
         "learning_rate": done["learning_rate"],
         "weight_decay": done["weight_decay"],
         **(
-            {"adam_beta1": adam["betas"][0], "adam_beta2": adam["betas"][1], "adam_epsilon": adam["eps"]}
+            {
+                "adam_beta1": adam["betas"][0],
+                "adam_beta2": adam["betas"][1],
+                "adam_epsilon": adam["eps"],
+            }
             if optimizer.startswith("adamw")
             else {}
         ),
@@ -215,7 +261,9 @@ _KEPT_OPERATORS = [
 def _checkpointing(value: str) -> dict[str, Any]:
     if value == "none":
         return {"gradient_checkpointing": False}
-    every = {"every_n_layers": int(value.removeprefix("every-"))} if value.startswith("every-") else {}
+    every = (
+        {"every_n_layers": int(value.removeprefix("every-"))} if value.startswith("every-") else {}
+    )
     keys: dict[str, Any] = {
         "gradient_checkpointing": True,
         "gradient_checkpointing_kwargs": {"use_reentrant": False, **every},

@@ -1,7 +1,8 @@
 """DeepSpeed: `ds_config.json` for `deepspeed.initialize`, `ds_config_auto.json` for transformers and accelerate.
 
-Both at ZeRO stage 0: a trial runs on one device. Mixed precision is `torch_autocast`: DeepSpeed's own `bf16` and `fp16`
-sections keep 16-bit weights and a float32 copy of them, which is another training. Keys: deepspeed 0.19.
+Both at ZeRO stage 0: a trial runs on one device. Mixed precision is `torch_autocast`: DeepSpeed's
+own `bf16` and `fp16` sections keep 16-bit weights and a float32 copy of them, which is another
+training. Keys: deepspeed 0.19.
 """
 
 import json
@@ -26,7 +27,8 @@ AUTO_FILE = "ds_config_auto.json"
 
 _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16", "fp8": "bfloat16"}
 _OWN_OPTIMIZERS = ("adamw-8bit", "adafactor-fixed-rate")
-"""DeepSpeed makes those of torch.optim by their names and its own; others are given to `initialize`."""
+"""DeepSpeed makes those of torch.optim by their names and its own; others are given to
+`initialize`."""
 
 
 def write(recipe: Recipe, version: str) -> Export:
@@ -35,7 +37,9 @@ def write(recipe: Recipe, version: str) -> Export:
     if launch.is_needed(recipe.config):
         files[launch.FILE] = launch.launcher(recipe)
     files |= shipped_files(refusal.why for refusal in refusals)
-    return Export(files=files, command=_command(recipe.config), refusals=refusals, notes=_notes(recipe))
+    return Export(
+        files=files, command=_command(recipe.config), refusals=refusals, notes=_notes(recipe)
+    )
 
 
 def _text(settings: dict[str, object]) -> str:
@@ -91,7 +95,8 @@ def _autocast(config: TrainingConfig) -> dict[str, object]:
 def _optimizer(recipe: Recipe) -> dict[str, object]:
     arguments = optimizer_arguments(recipe)
     if _rises_by_scheduler(recipe):
-        # The scheduler is asked after a step, never before the first: that one has the optimizer's own rate.
+        # The scheduler is asked after a step, never before the first: that one has the optimizer's
+        # own rate.
         rate = recipe.workload.learning_rate_of(recipe.config.optimizer)
         arguments["lr"] = rate / recipe.workload.learning_rate_warmup_steps
     if recipe.config.optimizer == "adamw":
@@ -147,7 +152,10 @@ def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[object, str]]:
             f"turns nothing on: write {line} before deepspeed.initialize",
         )
     if config.compile == "block":
-        whys["compile"] = (None, f"there is no key for it: write {line} before deepspeed.initialize")
+        whys["compile"] = (
+            None,
+            f"there is no key for it: write {line} before deepspeed.initialize",
+        )
     if config.compile == "model":
         whys["compile"] = (
             None,
@@ -155,7 +163,10 @@ def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[object, str]]:
             "deepspeed.initialize",
         )
     if config.loss == "chunked":
-        whys["loss"] = (None, "the loss is the script's own: the pytorch export has one in chunks to copy")
+        whys["loss"] = (
+            None,
+            "the loss is the script's own: the pytorch export has one in chunks to copy",
+        )
     if config.activation_offload != "none":
         whys["activation_offload"] = (
             None,
@@ -166,7 +177,9 @@ def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[object, str]]:
 
 
 def _why_not_precision(config: TrainingConfig, line: str) -> tuple[object, str] | None:
-    own = f"DeepSpeed's bf16 section keeps a float32 copy of the weights: write {BF16_WEIGHTS} before"
+    own = (
+        f"DeepSpeed's bf16 section keeps a float32 copy of the weights: write {BF16_WEIGHTS} before"
+    )
     if config.precision == "bf16-true":
         return None, f"{own} deepspeed.initialize"
     if config.precision == "bf16-stochastic":
@@ -185,15 +198,24 @@ def _why_not_optimizer(recipe: Recipe) -> dict[str, tuple[object, str]]:
         why = f"DeepSpeed cannot make it: write optimizer={optimizer_line(recipe)} in deepspeed.initialize"
         whys |= dict.fromkeys(("optimizer", "learning_rate", "weight_decay"), (None, why))
     if config.optimizer_fusion == "backward":
-        whys["optimizer_fusion"] = ("none", "DeepSpeed's engine steps after backward: use the pytorch export")
+        whys["optimizer_fusion"] = (
+            "none",
+            "DeepSpeed's engine steps after backward: use the pytorch export",
+        )
     return whys
 
 
 def _why_not_workload(recipe: Recipe) -> dict[str, tuple[object, str]]:
     workload = recipe.workload
     whys: dict[str, tuple[object, str]] = {
-        "steps": (None, f"the loop is the script's own: end it when engine.global_steps is {workload.steps}"),
-        "sequence_length": (None, f"the data is the script's own: cut it to {workload.sequence_length} tokens"),
+        "steps": (
+            None,
+            f"the loop is the script's own: end it when engine.global_steps is {workload.steps}",
+        ),
+        "sequence_length": (
+            None,
+            f"the data is the script's own: cut it to {workload.sequence_length} tokens",
+        ),
         "seed": (None, f"write torch.manual_seed({workload.seed}) before the model is made"),
     }
     say = f"{write_schedule(workload, before='lr_scheduler=lambda optimizer: ')} in deepspeed.initialize"

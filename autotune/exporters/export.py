@@ -10,7 +10,10 @@ from autotune.spec.config import FIELD_ORDER
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """A setting that the exported files do not express. Never silent: it is printed, and `--strict` refuses it."""
+    """A setting that the exported files do not express.
+
+    Never silent: it is printed, and `--strict` refuses it.
+    """
 
     setting: str
     """One of `SETTINGS`."""

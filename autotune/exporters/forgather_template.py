@@ -1,7 +1,8 @@
 """forgather: a template for an experiment of a project, as text in its form of Jinja over YAML.
 
-The template goes on from the project's own `project.yaml`; blocks in brackets replace those of the same name. Every
-key that decides something is said, also at its default: the project's own blocks may have set it.
+The template goes on from the project's own `project.yaml`; blocks in brackets replace those of the
+same name. Every key that decides something is said, also at its default: the project's own blocks
+may have set it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,35 +41,58 @@ def _refusals(recipe: Recipe, version: str) -> Iterator[Refusal]:
     }
     for setting, refused in found.items():
         if refused is not None:
-            yield Refusal(setting=setting, value=getattr(config, setting), instead=refused[0], why=refused[1])
+            yield Refusal(
+                setting=setting, value=getattr(config, setting), instead=refused[0], why=refused[1]
+            )
     yield from warmup_refusal(recipe)
 
 
-_STOCHASTIC = ("bf16-true", "torch's optimizers, which the file names, round updates of bfloat16 weights to nearest")
+_STOCHASTIC = (
+    "bf16-true",
+    "torch's optimizers, which the file names, round updates of bfloat16 weights to nearest",
+)
 _PRECISIONS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
     "2026-02": {
-        "bf16-mixed": ("bf16-true", "forgather of 2026-02 has no autocast: weights in bfloat16 lose small updates"),
+        "bf16-mixed": (
+            "bf16-true",
+            "forgather of 2026-02 has no autocast: weights in bfloat16 lose small updates",
+        ),
         "fp16-mixed": ("fp32", "forgather of 2026-02 has no autocast and no loss scaling"),
         "bf16-stochastic": _STOCHASTIC,
         "fp8": ("bf16-true", "forgather of 2026-02 has neither fp8 nor autocast"),
     },
     "later": {
         "bf16-stochastic": _STOCHASTIC,
-        "fp8": ("fp8, the head as well", "forgather converts every linear layer, a trial those of the blocks"),
+        "fp8": (
+            "fp8, the head as well",
+            "forgather converts every linear layer, a trial those of the blocks",
+        ),
     },
 }
 """By version: {precision that it does not do: (what the file does instead, why)}."""
 
-_WHOLE_BLOCKS = "forgather checkpoints every block; other choices are code (enable_activation_checkpoint_fn)"
+_WHOLE_BLOCKS = (
+    "forgather checkpoints every block; other choices are code (enable_activation_checkpoint_fn)"
+)
 _OTHER_CHECKPOINTING = ("attention", "selective", "every-4", "every-2", "sqrt")
-_CHECKPOINTING: Mapping[str, tuple[Any, str]] = dict.fromkeys(_OTHER_CHECKPOINTING, ("block", _WHOLE_BLOCKS))
-_BY_BLOCK = ("model", "forgather compiles the model as a whole; a step in backward then frees fewer gradients early")
+_CHECKPOINTING: Mapping[str, tuple[Any, str]] = dict.fromkeys(
+    _OTHER_CHECKPOINTING, ("block", _WHOLE_BLOCKS)
+)
+_BY_BLOCK = (
+    "model",
+    "forgather compiles the model as a whole; a step in backward then frees fewer gradients early",
+)
 _ZERO = (0.01, "forgather takes a budget of 0.0 for none and would keep everything")
-_FULL = ("full", "forgather's loss over hidden states is code (fused_loss_factory), for models that return those")
+_FULL = (
+    "full",
+    "forgather's loss over hidden states is code (fused_loss_factory), for models that return those",
+)
 
 
 def _text(recipe: Recipe, done: Mapping[str, Any], version: str) -> str:
-    arguments = "".join(f"    {name}: {_yaml(value)}\n" for name, value in _arguments(done, version).items())
+    arguments = "".join(
+        f"    {name}: {_yaml(value)}\n" for name, value in _arguments(done, version).items()
+    )
     return f"""## {recipe.origin}
 -- extends 'project.yaml'
 
@@ -111,7 +135,11 @@ _CLASSES = {
 
 def _optimizer(done: Mapping[str, Any]) -> str:
     name, fusion = done["optimizer"], done["optimizer_fusion"]
-    settings = {"lr": done["learning_rate"], **OPTIMIZER_SETTINGS[name], "weight_decay": done["weight_decay"]}
+    settings = {
+        "lr": done["learning_rate"],
+        **OPTIMIZER_SETTINGS[name],
+        "weight_decay": done["weight_decay"],
+    }
     if name in ("adamw", "adafactor", "sgd"):
         settings["foreach"] = fusion == "foreach"
     if name in ("adamw", "sgd"):

@@ -1,7 +1,8 @@
 """`autotune_launch.py`: sets what only code can set, then runs a training script of the user's own.
 
-torch's activation memory budget has no environment variable and few trainers a key for it; which attention kernel
-answers, whether products use TF32 and how the allocator grows are settings of the process as well.
+torch's activation memory budget has no environment variable and few trainers a key for it; which
+attention kernel answers, whether products use TF32 and how the allocator grows are settings of the
+process as well.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from autotune.spec.config import Attention, TrainingConfig
 
 FILE = "autotune_launch.py"
 SETTINGS_IT_MAKES = ("memory_budget", "attention", "allocator")
-"""Techniques that are nothing but a setting of the process. TF32 is one too, as a value of `precision`."""
+"""Techniques that are nothing but a setting of the process. TF32 is one too, as a value of
+`precision`."""
 
 _SWITCHES: Mapping[Attention, str] = {
     "flash": "enable_flash_sdp",
@@ -42,7 +44,10 @@ def with_torch(config: TrainingConfig) -> list[str]:
     if config.memory_budget != 1.0:
         lines.append(f"torch._functorch.config.activation_memory_budget = {config.memory_budget}")
     if config.attention != "auto":
-        lines += [f"torch.backends.cuda.{call}({name == config.attention})" for name, call in _SWITCHES.items()]
+        lines += [
+            f"torch.backends.cuda.{call}({name == config.attention})"
+            for name, call in _SWITCHES.items()
+        ]
     return lines
 
 
@@ -51,8 +56,14 @@ def launcher(recipe: Recipe) -> str:
     config = recipe.config
     lines = before_torch(config)
     if settings := with_torch(config):
-        lines += ["import torch", *(["import torch._functorch.config"] if config.memory_budget != 1.0 else []), ""]
-    body = "\n".join([*lines, *settings]) or "# Nothing to set: this configuration needs no launcher."
+        lines += [
+            "import torch",
+            *(["import torch._functorch.config"] if config.memory_budget != 1.0 else []),
+            "",
+        ]
+    body = (
+        "\n".join([*lines, *settings]) or "# Nothing to set: this configuration needs no launcher."
+    )
     origin = in_docstring(recipe.origin)
     return f'''"""Runs a training script with the settings of its process that {origin} was measured with.
 

@@ -1,7 +1,7 @@
 """Lightning: `lightning.yaml` for LightningCLI, and a callback for what its Trainer has no key for.
 
-Model and data are classes of the user's own, which the script gives to LightningCLI; `optimizer` in the file takes the
-place of their `configure_optimizers`. Keys: lightning 2.6.
+Model and data are classes of the user's own, which the script gives to LightningCLI; `optimizer` in
+the file takes the place of their `configure_optimizers`. Keys: lightning 2.6.
 """
 
 import yaml
@@ -32,7 +32,9 @@ def write(recipe: Recipe, version: str) -> Export:
     }
     if recipe.config.optimizer == "adafactor-fixed-rate":
         files[ADAFACTOR] = shipped_text(ADAFACTOR)
-    return Export(files=files, command=_command(recipe), refusals=_refusals(recipe), notes=_notes(recipe))
+    return Export(
+        files=files, command=_command(recipe), refusals=_refusals(recipe), notes=_notes(recipe)
+    )
 
 
 def _heading(recipe: Recipe) -> str:
@@ -58,9 +60,14 @@ def _settings(recipe: Recipe) -> dict[str, object]:
             "accumulate_grad_batches": recipe.accumulation_steps,
             "gradient_clip_val": None if _clips_in_callback(recipe) else workload.gradient_clipping,
             "gradient_clip_algorithm": "norm",
-            "callbacks": [{"class_path": "autotune_callback.AutotuneCallback", "init_args": _callback(recipe)}],
+            "callbacks": [
+                {"class_path": "autotune_callback.AutotuneCallback", "init_args": _callback(recipe)}
+            ],
         },
-        "optimizer": {"class_path": optimizer_class(recipe), "init_args": optimizer_arguments(recipe)},
+        "optimizer": {
+            "class_path": optimizer_class(recipe),
+            "init_args": optimizer_arguments(recipe),
+        },
     }
 
 
@@ -105,7 +112,10 @@ def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
     config = recipe.config
     whys: dict[str, tuple[str | None, str]] = {}
     if recipe.is_fp16_on_cpu:
-        whys["precision"] = ("fp32", "Lightning makes bfloat16 of 16-mixed on a CPU: use bf16-mixed")
+        whys["precision"] = (
+            "fp32",
+            "Lightning makes bfloat16 of 16-mixed on a CPU: use bf16-mixed",
+        )
     if config.precision == "bf16-stochastic":
         whys["precision"] = (
             "bf16-true",
@@ -117,9 +127,15 @@ def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
         f"batch_size={config.micro_batch_size})",
     )
     if config.optimizer_fusion == "backward":
-        whys["optimizer_fusion"] = ("none", "Lightning steps after backward: use the pytorch export")
+        whys["optimizer_fusion"] = (
+            "none",
+            "Lightning steps after backward: use the pytorch export",
+        )
     if config.loss == "chunked":
-        whys["loss"] = (None, "the loss is your training_step's: the pytorch export has one in chunks to copy")
+        whys["loss"] = (
+            None,
+            "the loss is your training_step's: the pytorch export has one in chunks to copy",
+        )
     if config.activation_offload != "none":
         whys["activation_offload"] = (
             None,

@@ -1,8 +1,8 @@
 """Learning rates by the schedules that transformers knows by name (`transformers.optimization`).
 
-Its warm-ups begin at a rate of 0, a trial's one step further. Only `warmup_stable_decay` can begin above 0, and has one
-floor for warm-up and decay: every constant rate can be written with it, a cosine down to a tenth where the warm-up
-begins at a tenth as well.
+Its warm-ups begin at a rate of 0, a trial's one step further. Only `warmup_stable_decay` can begin
+above 0, and has one floor for warm-up and decay: every constant rate can be written with it, a
+cosine down to a tenth where the warm-up begins at a tenth as well.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,10 @@ class NamedSchedule:
 
 
 def warmup_refusal(recipe: Recipe, *, least: int = 1) -> Iterator[Refusal]:
-    """For a warm-up that no schedule has. `least`: the shortest warm-up that the trainer takes, besides none."""
+    """For a warm-up that no schedule has.
+
+    `least`: the shortest warm-up that the trainer takes, besides none.
+    """
     steps = recipe.workload.learning_rate_warmup_steps
     begins_right = recipe.workload.schedule == "constant" or steps in (1, round(1 / SMALLEST_RATE))
     if not begins_right or 0 < steps - 1 < least:
@@ -46,4 +49,6 @@ def named_schedule(done: Mapping[str, Any]) -> NamedSchedule:
     steps = int(warmup.partition(",")[0])
     if is_constant:
         return NamedSchedule(name="constant_with_warmup", warmup_steps=steps, keywords={})
-    return NamedSchedule(name="cosine_with_min_lr", warmup_steps=steps, keywords={"min_lr_rate": SMALLEST_RATE})
+    return NamedSchedule(
+        name="cosine_with_min_lr", warmup_steps=steps, keywords={"min_lr_rate": SMALLEST_RATE}
+    )

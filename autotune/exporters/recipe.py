@@ -31,7 +31,8 @@ WORKLOAD_SETTINGS = (
     "gradient_clipping",
     "seed",
 )
-"""What of a workload decides the numbers that are computed, and a trainer may or may not have a key for."""
+"""What of a workload decides the numbers that are computed, and a trainer may or may not have a key
+for."""
 
 SETTINGS = (*FIELD_ORDER, *WORKLOAD_SETTINGS)
 """Everything an export must either express or refuse."""
@@ -46,7 +47,8 @@ class Recipe:
     device_type: Literal["cpu", "cuda"]
     """What the trial ran on."""
     origin: str
-    """Where it comes from, such as `study tour, trial 12`: in one line, whatever a study is called."""
+    """Where it comes from, such as `study tour, trial 12`: in one line, whatever a study is called.
+    """
     peak_memory_bytes: int | None = None
     device_bytes: int | None = None
     tokens_per_second: float | None = None

@@ -1,6 +1,7 @@
 """Lines of Python for a training script of the user's own: what belongs there and in no trainer's file.
 
-Each is one line as it would be typed, with the names `model` and `optimizer`; the reasons of refusals quote them.
+Each is one line as it would be typed, with the names `model` and `optimizer`; the reasons of
+refusals quote them.
 """
 
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
@@ -34,7 +35,8 @@ def optimizer_arguments(recipe: Recipe) -> dict[str, object]:
     if config.optimizer == "adafactor-fixed-rate":
         return {"lr": rate}
     settings = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in recipe.optimizer_settings.items()
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in recipe.optimizer_settings.items()
     }
     return {"lr": rate, **settings, **optimizer_flags(config)}
 
@@ -43,13 +45,17 @@ def optimizer_flags(config: TrainingConfig) -> dict[str, bool]:
     """torch's own choice of them differs between devices, so both are always said."""
     if config.optimizer in WITHOUT_FLAGS:
         return {}
-    flags = {"foreach": config.optimizer_fusion == "foreach", "fused": config.optimizer_fusion == "kernel"}
+    flags = {
+        "foreach": config.optimizer_fusion == "foreach",
+        "fused": config.optimizer_fusion == "kernel",
+    }
     return {"foreach": flags["foreach"]} if config.optimizer == "adafactor" else flags
 
 
 def optimizer_line(recipe: Recipe) -> str:
     settings = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in optimizer_arguments(recipe).items()
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in optimizer_arguments(recipe).items()
     }
     arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
     return f"{optimizer_class(recipe)}(model.parameters(), {arguments})"
@@ -81,7 +87,9 @@ def rate_share(workload: Workload) -> str:
 
 def write_schedule(workload: Workload, *, before: str = "") -> str:
     """What to do in words; `before` stands in front of the call, in the same line."""
-    line = f"{before}torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: {rate_share(workload)})"
+    line = (
+        f"{before}torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: {rate_share(workload)})"
+    )
     return f"import math and write {line}" if "math." in line else f"write {line}"
 
 
@@ -99,11 +107,18 @@ def text_notes(workload: Workload, *, says_tokenizer: bool = False) -> list[str]
     """For a trainer that reads the text itself, by the tokenizer of its model unless the files say another."""
     notes, is_own = [], workload.tokenizer in (workload.model_source, "model")
     if workload.script is None and not is_own and not says_tokenizer:
-        names = {"bytes": "bytes", "bpe": f"those of a BPE of {workload.vocab_size} trained on its text"}
+        names = {
+            "bytes": "bytes",
+            "bpe": f"those of a BPE of {workload.vocab_size} trained on its text",
+        }
         made = names.get(workload.tokenizer, f"those of {workload.tokenizer}")
-        notes.append(f"the trial's tokens were {made}; the files leave the choice to the model, which has its own")
+        notes.append(
+            f"the trial's tokens were {made}; the files leave the choice to the model, which has its own"
+        )
     if workload.streaming:
-        notes.append("the study streamed its text and read no more than its steps use; the files read all of it")
+        notes.append(
+            "the study streamed its text and read no more than its steps use; the files read all of it"
+        )
     return notes
 
 

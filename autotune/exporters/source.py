@@ -45,7 +45,11 @@ def spaced(texts: Iterable[str]) -> str:
 @cache
 def source(module: str) -> str:
     """The whole text of `module` of this package."""
-    return files("autotune").joinpath(*module.split(".")[:-1], f"{module.rpartition('.')[2]}.py").read_text("utf-8")
+    return (
+        files("autotune")
+        .joinpath(*module.split(".")[:-1], f"{module.rpartition('.')[2]}.py")
+        .read_text("utf-8")
+    )
 
 
 @cache

@@ -1,7 +1,8 @@
 """Keys of transformers' TrainingArguments, which trl and others share, and what of a configuration they can say.
 
-A key that loads need not be one that acts: transformers before 5.16 takes `every_n_layers` and checkpoints every layer.
-So what the keys really do is worked out first, by `nearest`, and the keys are written from that.
+A key that loads need not be one that acts: transformers before 5.16 takes `every_n_layers` and
+checkpoints every layer. So what the keys really do is worked out first, by `nearest`, and the keys
+are written from that.
 """
 
 import dataclasses
@@ -14,7 +15,8 @@ from autotune.spec.config import Checkpointing, OptimizerFusion, TrainingConfig
 
 _EVERY: Mapping[Checkpointing, int] = {"block": 1, "every-2": 2, "every-4": 4}
 LONGEST_ADAFACTOR_STEPS = 5623
-"""Until then transformers' Adafactor, which has no largest beta2, is adafactor-fixed-rate: 1 - 5623 ** -0.8 < 0.999."""
+"""Until then transformers' Adafactor, which has no largest beta2, is adafactor-fixed-rate: 1 - 5623
+** -0.8 < 0.999."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,9 @@ class Change:
     why: str
 
 
-def nearest(recipe: Recipe, *, has_every_n_layers: bool = True) -> tuple[TrainingConfig, list[Change]]:
+def nearest(
+    recipe: Recipe, *, has_every_n_layers: bool = True
+) -> tuple[TrainingConfig, list[Change]]:
     """The configuration that TrainingArguments and a model's `dtype` can say, and where it is another.
 
     The settings of a process (`launch.py`) are left as they are.
@@ -43,7 +47,9 @@ def nearest(recipe: Recipe, *, has_every_n_layers: bool = True) -> tuple[Trainin
     return said, [*changes, *_learning_rate(recipe, said)]
 
 
-FP16_ON_CPU = "accelerate, which it trains by, leaves fp16 out on a CPU without a word: use bf16-mixed"
+FP16_ON_CPU = (
+    "accelerate, which it trains by, leaves fp16 out on a CPU without a word: use bf16-mixed"
+)
 
 
 def _changed(config: TrainingConfig, changes: list[Change]) -> TrainingConfig:
@@ -78,7 +84,9 @@ def _checkpointing(config: TrainingConfig, *, has_every_n_layers: bool) -> list[
 def _compile(config: TrainingConfig) -> list[Change]:
     if config.compile != "block":
         return []
-    return [Change(setting="compile", instead="model", why="torch_compile compiles the whole model")]
+    return [
+        Change(setting="compile", instead="model", why="torch_compile compiles the whole model")
+    ]
 
 
 def _optimizer(recipe: Recipe) -> list[Change]:
@@ -91,32 +99,47 @@ def _optimizer(recipe: Recipe) -> list[Change]:
 
 def _fusion(config: TrainingConfig, said: TrainingConfig, device_type: str) -> list[Change]:
     by_torch: OptimizerFusion = "foreach" if device_type == "cuda" else "none"
-    possible: Mapping[str, tuple[OptimizerFusion, ...]] = {"adamw": (by_torch, "kernel"), "sgd": (by_torch,)}
+    possible: Mapping[str, tuple[OptimizerFusion, ...]] = {
+        "adamw": (by_torch, "kernel"),
+        "sgd": (by_torch,),
+    }
     options = possible.get(said.optimizer, ("none",))
     if config.optimizer_fusion in options:
         return []
     why = {
         "backward": "it steps after the backward pass",
         "kernel": f"{said.optimizer} has no key for fused=True",
-    }.get(config.optimizer_fusion, f"torch chooses for itself where nothing is said, on {device_type} {by_torch}")
+    }.get(
+        config.optimizer_fusion,
+        f"torch chooses for itself where nothing is said, on {device_type} {by_torch}",
+    )
     return [Change(setting="optimizer_fusion", instead=options[-1], why=why)]
 
 
 def _learning_rate(recipe: Recipe, said: TrainingConfig) -> list[Change]:
-    was, now = (recipe.workload.learning_rate_of(config.optimizer) for config in (recipe.config, said))
+    was, now = (
+        recipe.workload.learning_rate_of(config.optimizer) for config in (recipe.config, said)
+    )
     why = f"it is the workload's rate for {said.optimizer}"
     return [Change(setting="learning_rate", instead=now, why=why)] if now != was else []
 
 
-def training_keys(recipe: Recipe, said: TrainingConfig, *, new_names: bool = False) -> dict[str, Any]:
-    """{key: value} that do what `said`, of `nearest`, says. `new_names`: activation_checkpointing, of 5.23."""
+def training_keys(
+    recipe: Recipe, said: TrainingConfig, *, new_names: bool = False
+) -> dict[str, Any]:
+    """{key: value} that do what `said`, of `nearest`, says.
+
+    `new_names`: activation_checkpointing, of 5.23.
+    """
     return {
         **_batch_keys(recipe),
         **optimizer_keys(recipe, said),
         **schedule_keys(recipe),
         "bf16": said.precision == "bf16-mixed",
         "fp16": said.precision == "fp16-mixed",
-        **({"use_cpu": True} if recipe.device_type == "cpu" else {}),  # it refuses bf16 there where nothing is said
+        **(
+            {"use_cpu": True} if recipe.device_type == "cpu" else {}
+        ),  # it refuses bf16 there where nothing is said
         "tf32": said.precision == "tf32",
         **checkpointing_keys(said.checkpointing, new_names=new_names),
         **_compile_keys(said),
@@ -139,12 +162,19 @@ def optimizer_keys(recipe: Recipe, said: TrainingConfig) -> dict[str, Any]:
     name = names.get(said.optimizer, "adafactor")
     betas = settings.get("betas")
     return {
-        "optim": "adamw_torch_fused" if (name, said.optimizer_fusion) == ("adamw_torch", "kernel") else name,
+        "optim": "adamw_torch_fused"
+        if (name, said.optimizer_fusion) == ("adamw_torch", "kernel")
+        else name,
         **({"optim_args": f"momentum={settings['momentum']}"} if name == "sgd" else {}),
-        **({"adam_beta1": betas[0], "adam_beta2": betas[1], "adam_epsilon": settings["eps"]} if betas else {}),
+        **(
+            {"adam_beta1": betas[0], "adam_beta2": betas[1], "adam_epsilon": settings["eps"]}
+            if betas
+            else {}
+        ),
         "learning_rate": recipe.workload.learning_rate_of(said.optimizer),
         "weight_decay": settings["weight_decay"],
-        "max_grad_norm": recipe.workload.gradient_clipping or 0.0,  # 0 is no limit; without a word it is 1
+        "max_grad_norm": recipe.workload.gradient_clipping
+        or 0.0,  # 0 is no limit; without a word it is 1
     }
 
 
@@ -153,7 +183,10 @@ def schedule_keys(recipe: Recipe) -> dict[str, Any]:
     if workload.schedule == "constant":
         kind: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup"}
     else:
-        kind = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": SMALLEST_RATE}}
+        kind = {
+            "lr_scheduler_type": "cosine_with_min_lr",
+            "lr_scheduler_kwargs": {"min_lr_rate": SMALLEST_RATE},
+        }
     return {**kind, "warmup_steps": workload.learning_rate_warmup_steps}
 
 
@@ -164,14 +197,21 @@ def checkpointing_keys(checkpointing: Checkpointing, *, new_names: bool = False)
     every = _EVERY[checkpointing]
     return {
         name: True,
-        f"{name}_kwargs": {"use_reentrant": False, **({"every_n_layers": every} if every > 1 else {})},
+        f"{name}_kwargs": {
+            "use_reentrant": False,
+            **({"every_n_layers": every} if every > 1 else {}),
+        },
     }
 
 
 def _compile_keys(said: TrainingConfig) -> dict[str, Any]:
     if said.compile == "none":
         return {"torch_compile": False}
-    return {"torch_compile": True, "torch_compile_backend": "inductor", "torch_compile_mode": "default"}
+    return {
+        "torch_compile": True,
+        "torch_compile_backend": "inductor",
+        "torch_compile_mode": "default",
+    }
 
 
 def weights_dtype(config: TrainingConfig) -> str:

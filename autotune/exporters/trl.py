@@ -1,7 +1,7 @@
 """trl's supervised fine-tuning: `sft.yaml` for `trl sft --config`, and the launcher where the process has settings.
 
-trl's defaults are others than transformers': bf16 and checkpointing are on where nothing is said, so both are said.
-Names: https://huggingface.co/docs/trl/sft_trainer
+trl's defaults are others than transformers': bf16 and checkpointing are on where nothing is said,
+so both are said. Names: https://huggingface.co/docs/trl/sft_trainer
 """
 
 import dataclasses
@@ -25,13 +25,23 @@ FILE = "sft.yaml"
 def write(recipe: Recipe, version: str) -> Export:
     said, changes = nearest(recipe)
     changes += _of_trl(recipe.config, said)
-    said = dataclasses.replace(said, attention="auto") if _masks_reach_the_kernel(recipe.config, said) else said
+    said = (
+        dataclasses.replace(said, attention="auto")
+        if _masks_reach_the_kernel(recipe.config, said)
+        else said
+    )
     text = yaml.safe_dump(_keys(recipe, said), sort_keys=False, allow_unicode=True)
-    # Of what is launched only the settings of the process matter, and of those `attention` may have been refused.
-    launched = dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, attention=said.attention))
+    # Of what is launched only the settings of the process matter, and of those `attention` may have
+    # been refused.
+    launched = dataclasses.replace(
+        recipe, config=dataclasses.replace(recipe.config, attention=said.attention)
+    )
     has_launcher = launch.is_needed(launched.config)
     return Export(
-        files={FILE: _head(recipe) + text, **({launch.FILE: launch.launcher(launched)} if has_launcher else {})},
+        files={
+            FILE: _head(recipe) + text,
+            **({launch.FILE: launch.launcher(launched)} if has_launcher else {}),
+        },
         command=f"python {launch.FILE} -m trl.scripts.sft --config {FILE}"
         if has_launcher
         else f"trl sft --config {FILE}",
@@ -59,7 +69,9 @@ def _refusal(recipe: Recipe, change: Change) -> Refusal:
     value = recipe.settings()[change.setting]
     why = change.why
     if change.setting == "checkpointing" and value == "selective":
-        why = "its `selective: true` keeps attention only, where the trial kept every matrix product"
+        why = (
+            "its `selective: true` keeps attention only, where the trial kept every matrix product"
+        )
     return Refusal(setting=change.setting, value=value, instead=change.instead, why=why)
 
 
@@ -78,7 +90,11 @@ def _keys(recipe: Recipe, said: TrainingConfig) -> dict[str, Any]:
 
 def _packing(workload: Workload) -> dict[str, Any]:
     """`wrapped` cuts one stream of all texts, as the trial's packing does."""
-    return {"packing": True, "packing_strategy": "wrapped"} if workload.packing == "packed" else {"packing": False}
+    return (
+        {"packing": True, "packing_strategy": "wrapped"}
+        if workload.packing == "packed"
+        else {"packing": False}
+    )
 
 
 def _model(workload: Workload) -> dict[str, Any]:
@@ -90,7 +106,10 @@ def _dataset(workload: Workload) -> dict[str, Any]:
     if name == STANDARD_LIBRARY_TEXT:
         return {"dataset_name": "<DATASET>", **column}
     if loader := LOADERS.get(PurePath(name).suffix.lower()):
-        return {"datasets": [{"path": loader, "data_files": name, "split": workload.dataset_split}], **column}
+        return {
+            "datasets": [{"path": loader, "data_files": name, "split": workload.dataset_split}],
+            **column,
+        }
     config = {"dataset_config": workload.dataset_config} if workload.dataset_config else {}
     return {"dataset_name": name, **config, "dataset_train_split": workload.dataset_split, **column}
 
@@ -106,7 +125,9 @@ def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
     workload, notes = recipe.workload, [*KEY_NOTES, *own_script_note(recipe.workload)]
     notes += text_notes(workload)
     if has_launcher:
-        notes.append(f"on several devices: accelerate launch {launch.FILE} -m trl.scripts.sft --config {FILE}")
+        notes.append(
+            f"on several devices: accelerate launch {launch.FILE} -m trl.scripts.sft --config {FILE}"
+        )
     if not workload.pretrained and workload.script is None:
         notes.append(
             f"the trial's model was {workload.describe_model()} from random weights: trl wants one with weights"
@@ -124,4 +145,6 @@ def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
     return notes
 
 
-TARGET = Target(title="trl SFT", versions=("1.16",), checked_with="trl 1.16.0, transformers 5.23.0", write=write)
+TARGET = Target(
+    title="trl SFT", versions=("1.16",), checked_with="trl 1.16.0, transformers 5.23.0", write=write
+)

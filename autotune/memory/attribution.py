@@ -17,7 +17,8 @@ TIMELINE_POINTS = 400
 class Peak:
     size_bytes: int
     event: int
-    """Number of the event after which it is reached; -1 where nothing exceeds what was alive at the start."""
+    """Number of the event after which it is reached; -1 where nothing exceeds what was alive at the
+    start."""
     phase: str
     last_block: Block | None
     """The block whose birth reached it."""
@@ -60,7 +61,13 @@ def largest_holders(blocks: tuple[Block, ...]) -> tuple[Holder, ...]:
         sizes[place] += block.size_bytes
         counts[place] += 1
     return tuple(
-        Holder(category=place[0], module=place[1], operator=place[2], count=counts[place], size_bytes=size_bytes)
+        Holder(
+            category=place[0],
+            module=place[1],
+            operator=place[2],
+            count=counts[place],
+            size_bytes=size_bytes,
+        )
         for place, size_bytes in sizes.most_common(HOLDERS_KEPT)
         if size_bytes
     )
@@ -86,17 +93,26 @@ def make_timeline(recording: Recording, peak: Peak) -> Timeline:
             fullest = None
     return Timeline(
         events=tuple(event for event, _ in kept),
-        bytes_by_category={category: tuple(sizes[category] for _, sizes in kept) for category in CATEGORIES},
-        phases=tuple((phase.name, phase.first_event, phase.last_event) for phase in recording.phases),
+        bytes_by_category={
+            category: tuple(sizes[category] for _, sizes in kept) for category in CATEGORIES
+        },
+        phases=tuple(
+            (phase.name, phase.first_event, phase.last_event) for phase in recording.phases
+        ),
         peak_event=peak.event,
     )
 
 
 def _alive_after(recording: Recording, event: int) -> Iterator[Block]:
-    for block in [*recording.resident, *(block for sign, block in recording.events[: event + 1] if sign > 0)]:
+    for block in [
+        *recording.resident,
+        *(block for sign, block in recording.events[: event + 1] if sign > 0),
+    ]:
         if block.died is None or block.died > event:
             yield block
 
 
 def _phase_at(recording: Recording, event: int) -> str:
-    return next((p.name for p in recording.phases if p.first_event <= event < p.last_event), "between")
+    return next(
+        (p.name for p in recording.phases if p.first_event <= event < p.last_event), "between"
+    )

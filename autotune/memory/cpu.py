@@ -1,12 +1,14 @@
 """Peak of live tensor bytes on the CPU, from the allocator's own events.
 
-torch's profiler records an event for every block the CPU allocator hands out or takes back, also those of code that
-torch.compile generated, which a dispatch mode would not see. Blocks born before the recording are not in it, and
-neither is their end. So the tensors that are alive when it begins (weights, optimizer state) are allocated once more
-inside it: then the end of those that a step replaces is seen, too.
+torch's profiler records an event for every block the CPU allocator hands out or takes back, also
+those of code that torch.compile generated, which a dispatch mode would not see. Blocks born before
+the recording are not in it, and neither is their end. So the tensors that are alive when it begins
+(weights, optimizer state) are allocated once more inside it: then the end of those that a step
+replaces is seen, too.
 
-The events are read from `kineto_results`, which is private: the public list leaves out all events that happen inside
-an operator, and no other one has addresses. `tests/memory/test_cpu_meter.py` compares with peaks known by hand.
+The events are read from `kineto_results`, which is private: the public list leaves out all events
+that happen inside an operator, and no other one has addresses. `tests/memory/test_cpu_meter.py`
+compares with peaks known by hand.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +27,10 @@ _MEASURED = "autotune measured block"
 
 
 class CpuMeter:
-    """A `MemoryMeter`. Recording costs about a third of a step's time, so measured steps are not timed."""
+    """A `MemoryMeter`.
+
+    Recording costs about a third of a step's time, so measured steps are not timed.
+    """
 
     def __init__(self) -> None:
         check_cpu_meter()
@@ -66,8 +71,8 @@ class CpuMeter:
 def _allocate_again(tensors: Iterable[Tensor]) -> int:
     """Gives every storage behind `tensors` a new block with the same content; views go on sharing it.
 
-    Returns the bytes of all these storages. Those that are not torch's alone, such as memory that is mapped from a
-    file or shared with another process, stay where they are.
+    Returns the bytes of all these storages. Those that are not torch's alone, such as memory that
+    is mapped from a file or shared with another process, stay where they are.
     """
     storages = {storage._cdata: storage for tensor in tensors for storage in _storages_of(tensor)}
     for storage in storages.values():
@@ -100,13 +105,18 @@ def _storages_of(tensor: Tensor) -> Iterator[UntypedStorage]:
 def peak_of(recording: profile, *, within: str, alive_bytes: int | None = None) -> tuple[int, str]:
     """Returns the largest number of bytes alive inside the range named `within`, and the phase it was reached in.
 
-    `alive_bytes`: how much is alive when the range begins; None: what was allocated in the recording until then.
+    `alive_bytes`: how much is alive when the range begins; None: what was allocated in the
+    recording until then.
     """
     assert recording.profiler is not None
     results = recording.profiler.kineto_results
     assert results is not None
     phases = [
-        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name().removeprefix(_PHASE_PREFIX))
+        (
+            event.start_ns(),
+            event.start_ns() + event.duration_ns(),
+            event.name().removeprefix(_PHASE_PREFIX),
+        )
         for event in results.events()
         if event.name().startswith(_PHASE_PREFIX)
     ]
@@ -131,7 +141,8 @@ def peak_of(recording: profile, *, within: str, alive_bytes: int | None = None) 
 def _changes(results: Any) -> list[tuple[int, int]]:
     """(time in nanoseconds, bytes) of every block that was allocated in a recording, and of its end.
 
-    The end of an older block is left out. The allocator reports it where it knows the block from an earlier recording.
+    The end of an older block is left out. The allocator reports it where it knows the block from an
+    earlier recording.
     """
     events = []
     waiting = list(results.experimental_event_tree())
@@ -139,7 +150,9 @@ def _changes(results: Any) -> list[tuple[int, int]]:
         event = waiting.pop()
         waiting.extend(event.children)
         if event.tag == torch._C._profiler._EventType.Allocation:
-            events.append((event.start_time_ns, event.extra_fields.alloc_size, event.extra_fields.ptr))
+            events.append(
+                (event.start_time_ns, event.extra_fields.alloc_size, event.extra_fields.ptr)
+            )
     changes, alive = [], set()
     for at, change_bytes, address in sorted(events):
         if change_bytes > 0:

@@ -1,9 +1,10 @@
 """Peak memory on CUDA from the caching allocator, and a memory cap that is enforced.
 
-A cap means: this training would run on a GPU of that size. So the caching allocator is limited to the cap less what
-the process holds outside it (`context.py`), and what does not fit fails as it would there. One rule decides for
-trials with a cap and without: what the allocator had to reserve and the context, as it is at the end, must be within
-the cap. Kernels that are loaded after the limit was set count like any others.
+A cap means: this training would run on a GPU of that size. So the caching allocator is limited to
+the cap less what the process holds outside it (`context.py`), and what does not fit fails as it
+would there. One rule decides for trials with a cap and without: what the allocator had to reserve
+and the context, as it is at the end, must be within the cap. Kernels that are loaded after the
+limit was set count like any others.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -101,15 +102,20 @@ class CudaMeter:
             return
         allowed_bytes = self._cap_bytes - self._context_bytes
         if allowed_bytes <= 0:
-            raise torch.OutOfMemoryError(f"{CONTEXT_ALONE} {format_size(self._context_bytes)} of the cap")
+            raise torch.OutOfMemoryError(
+                f"{CONTEXT_ALONE} {format_size(self._context_bytes)} of the cap"
+            )
         total_bytes = torch.cuda.get_device_properties(self._device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed_bytes / total_bytes), self._device)
+        torch.cuda.set_per_process_memory_fraction(
+            min(1.0, allowed_bytes / total_bytes), self._device
+        )
 
     def _reserved_beside(self, context_bytes: int) -> int:
         """Returns what the allocator reserved at most, had it been limited for a context of that size all along.
 
-        The limit was set when the context did not hold all kernels yet. Of an allocator that has reserved all that it
-        may, the cached blocks that the later ones need would have been given back, but nothing that was allocated.
+        The limit was set when the context did not hold all kernels yet. Of an allocator that has
+        reserved all that it may, the cached blocks that the later ones need would have been given
+        back, but nothing that was allocated.
         """
         if self._cap_bytes is None:
             return self._peak_reserved_bytes
@@ -119,7 +125,8 @@ class CudaMeter:
     def _count_allocated_alone(self) -> None:
         """Of what ran since the peaks were forgotten, counts what was allocated, not what was reserved for it.
 
-        What the allocator keeps for later it gives back before it refuses anything: a tighter limit would have made it.
+        What the allocator keeps for later it gives back before it refuses anything: a tighter limit
+        would have made it.
         """
         allocated_bytes = torch.cuda.max_memory_allocated(self._device)
         torch.cuda.empty_cache()

@@ -1,8 +1,8 @@
 """Who holds the memory of a real step on CUDA: the caching allocator's own history, read as a recording.
 
-torch keeps every allocation and free with its address, size, time and Python frames. Which address is a parameter,
-optimizer state or a gradient, and when a phase began, the training says.
-Source: https://docs.pytorch.org/docs/stable/torch_cuda_memory.html, torch/cuda/_memory_viz.py
+torch keeps every allocation and free with its address, size, time and Python frames. Which address
+is a parameter, optimizer state or a gradient, and when a phase began, the training says. Source:
+https://docs.pytorch.org/docs/stable/torch_cuda_memory.html, torch/cuda/_memory_viz.py
 """
 
 import time
@@ -27,7 +27,10 @@ MOST_ENTRIES = 1_000_000
 
 @dataclass(kw_only=True)
 class StepHistory:
-    """A `PhaseMarker` that also notes when each phase was, and where gradients were. Times in microseconds."""
+    """A `PhaseMarker` that also notes when each phase was, and where gradients were.
+
+    Times in microseconds.
+    """
 
     marker: PhaseMarker
     phases: list[tuple[str, int, int]] = field(default_factory=list)
@@ -49,9 +52,12 @@ class StepHistory:
         self.phases.clear()
         handle = register_optimizer_step_pre_hook(self._note_gradients)
         torch.cuda.synchronize(device)
-        # Frames of allocations only. A block is also freed while an exception unwinds the stack, as when a checkpoint
-        # stops early, and collecting Python frames there loses that exception: the training would crash.
-        torch.cuda.memory._record_memory_history(max_entries=MOST_ENTRIES, stacks="python", context="alloc")
+        # Frames of allocations only. A block is also freed while an exception unwinds the stack, as
+        # when a checkpoint stops early, and collecting Python frames there loses that exception:
+        # the training would crash.
+        torch.cuda.memory._record_memory_history(
+            max_entries=MOST_ENTRIES, stacks="python", context="alloc"
+        )
         try:
             yield
             torch.cuda.synchronize(device)
@@ -65,12 +71,17 @@ class StepHistory:
     def _note_gradients(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         now = _now()
         for group in optimizer.param_groups:
-            self.gradients += [(p.grad.data_ptr(), now) for p in group["params"] if p.grad is not None]
+            self.gradients += [
+                (p.grad.data_ptr(), now) for p in group["params"] if p.grad is not None
+            ]
 
     def recording(self, resident: Mapping[Category, Iterable[Tensor]]) -> Recording:
         """Returns what was recorded; `resident`: what stays alive from step to step, as it is after the recording."""
         blocks = {
-            category: [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in distinct(tensors)]
+            category: [
+                (t.untyped_storage().data_ptr(), t.untyped_storage().nbytes())
+                for t in distinct(tensors)
+            ]
             for category, tensors in resident.items()
         }
         return read_trace(self.trace, resident=blocks, phases=self.phases, gradients=self.gradients)
@@ -90,9 +101,10 @@ def read_trace(
 ) -> Recording:
     """torch's list of allocations and frees as a recording.
 
-    `resident`: (address, size in bytes) of what stays alive from step to step, at the end of the trace; `phases`:
-    (name, began, ended) and `gradients`: (address, time), in microseconds. What is freed without having been allocated
-    here was there before: if a block of the same size has taken its place, it had that block's category.
+    `resident`: (address, size in bytes) of what stays alive from step to step, at the end of the
+    trace; `phases`: (name, began, ended) and `gradients`: (address, time), in microseconds. What is
+    freed without having been allocated here was there before: if a block of the same size has taken
+    its place, it had that block's category.
     """
     recording = Recording()
     alive: dict[int, Block] = {}
@@ -103,7 +115,9 @@ def read_trace(
     for entry in trace:
         address, at = int(entry["addr"]), int(entry["time_us"])
         if entry["action"] == "alloc":
-            index = next((i for i, (_, began, ended) in enumerate(phases) if began <= at <= ended), None)
+            index = next(
+                (i for i, (_, began, ended) in enumerate(phases) if began <= at <= ended), None
+            )
             name = "" if index is None else phases[index][0]
             block = Block(
                 size_bytes=int(entry["size"]),
@@ -149,7 +163,13 @@ def _mark_resident(
                 replacing.setdefault(alive[address].size_bytes, []).append(category)
             else:
                 recording.resident.append(
-                    Block(size_bytes=size_bytes, module="", operator=category, born=-1, resident=category)
+                    Block(
+                        size_bytes=size_bytes,
+                        module="",
+                        operator=category,
+                        born=-1,
+                        resident=category,
+                    )
                 )
     for block in older:
         if categories := replacing.get(block.size_bytes):
@@ -158,7 +178,10 @@ def _mark_resident(
 
 
 def _mark_phases(
-    recording: Recording, phases: Sequence[tuple[str, int, int]], scopes: Sequence[Scope], moments: Sequence[int]
+    recording: Recording,
+    phases: Sequence[tuple[str, int, int]],
+    scopes: Sequence[Scope],
+    moments: Sequence[int],
 ) -> None:
     for (name, began, ended), scope in zip(phases, scopes, strict=True):
         first = sum(at < began for at in moments)
@@ -167,13 +190,19 @@ def _mark_phases(
 
 
 def _mark_gradients(
-    lives: Sequence[tuple[int, int, Block]], gradients: Iterable[tuple[int, int]], moments: Sequence[int]
+    lives: Sequence[tuple[int, int, Block]],
+    gradients: Iterable[tuple[int, int]],
+    moments: Sequence[int],
 ) -> None:
     """A gradient is the block that was at its address at its time."""
     for address, at in gradients:
         for start, born, block in lives:
             dies = None if block.died is None else moments[block.died]
-            if start <= address < start + block.size_bytes and born <= at and (dies is None or at <= dies):
+            if (
+                start <= address < start + block.size_bytes
+                and born <= at
+                and (dies is None or at <= dies)
+            ):
                 block.is_gradient = True
 
 

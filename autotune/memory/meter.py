@@ -1,6 +1,7 @@
 """Peak memory of a training: the one number every other number is weighed against.
 
-`cpu.py` reads the allocator's own events, `cuda.py` the caching allocator's counters; both are a `MemoryMeter`.
+`cpu.py` reads the allocator's own events, `cuda.py` the caching allocator's counters; both are a
+`MemoryMeter`.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,13 +18,16 @@ CONTEXT_ALONE = "the CUDA context alone needs"
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReading:
-    """All sizes in bytes. On a CPU nothing is reserved beyond what is allocated and there is no context."""
+    """All sizes in bytes.
+
+    On a CPU nothing is reserved beyond what is allocated and there is no context.
+    """
 
     peak_memory_bytes: int
     peak_phase: str
     peak_reserved_bytes: int
-    """What the allocator must be able to reserve: what it had at its fullest since the first step, and at least what
-    was allocated at once in that step or aside (`MemoryMeter.aside`)."""
+    """What the allocator must be able to reserve: what it had at its fullest since the first step,
+    and at least what was allocated at once in that step or aside (`MemoryMeter.aside`)."""
     context_bytes: int = 0
     alloc_retries: int = 0
 
@@ -42,8 +46,8 @@ class MemoryMeter(PhaseMarker, Protocol):
     def measuring(self, resident: Callable[[], Iterable[Tensor]]) -> AbstractContextManager[None]:
         """Measures the block it surrounds. Readings accumulate.
 
-        `resident` gives the tensors that are alive when the block begins. They are not kept: what the block replaces
-        of them is freed, as it is without a measurement.
+        `resident` gives the tensors that are alive when the block begins. They are not kept: what
+        the block replaces of them is freed, as it is without a measurement.
         """
 
     def aside(self) -> AbstractContextManager[None]:
@@ -58,7 +62,9 @@ class MemoryMeter(PhaseMarker, Protocol):
 
 def resident_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of the distinct storages behind `tensors`, in bytes; views of one storage count once."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
+    }
     return sum(storages.values())
 
 
@@ -70,10 +76,12 @@ def make_meter(
     new_context_bytes: int | None = None,
     shares_device: bool = False,
 ) -> MemoryMeter:
-    """The meter for `device`. On CUDA `cap_bytes` is enforced from here on; None leaves the device unlimited.
+    """The meter for `device`.
 
-    `uuid` is what NVML calls the device; None: NVML does not know it. `new_context_bytes` and `shares_device` are as in
-    `create_context`, and as there DeviceDisturbed is raised.
+    On CUDA `cap_bytes` is enforced from here on; None leaves the device unlimited.
+
+    `uuid` is what NVML calls the device; None: NVML does not know it. `new_context_bytes` and
+    `shares_device` are as in `create_context`, and as there DeviceDisturbed is raised.
     """
     if device.type == "cuda":
         from autotune.memory.cuda import CudaMeter

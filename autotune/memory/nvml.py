@@ -1,7 +1,8 @@
 """What NVML, the driver's own monitor, says of a GPU: without a CUDA context and for all processes together.
 
-NVML is not everywhere: some containers lack its library, Jetson has none of it, and after an update of the driver it
-refuses until the machine is started again. It may also know no memory of a device (GPUs that share the host's).
+NVML is not everywhere: some containers lack its library, Jetson has none of it, and after an update
+of the driver it refuses until the machine is started again. It may also know no memory of a device
+(GPUs that share the host's).
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,8 +27,8 @@ _COMPUTE_MODES: Mapping[int, ComputeMode] = {
 class NvmlDevice:
     """A GPU, or a slice of one (MIG), whose memory NVML knows.
 
-    NVML stays open in this process: without persistence mode a GPU that nobody has open would lose its state between
-    two readings.
+    NVML stays open in this process: without persistence mode a GPU that nobody has open would lose
+    its state between two readings.
     """
 
     uuid: str
@@ -35,7 +36,10 @@ class NvmlDevice:
     handle: Any
 
     def used_bytes(self) -> int:
-        """Returns the bytes of device memory that any process uses. Raises TrialLost where NVML no longer says."""
+        """Returns the bytes of device memory that any process uses.
+
+        Raises TrialLost where NVML no longer says.
+        """
         with _answered(self.uuid):
             return int(pynvml.nvmlDeviceGetMemoryInfo(self.handle).used)
 
@@ -45,8 +49,13 @@ class NvmlDevice:
         Empty where NVML names none. In a container these may be the host's pids, or none at all.
         """
         held: dict[int, int | None] = {}
-        for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
-            with suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):  # the latter from a driver without it
+        for ask in (
+            pynvml.nvmlDeviceGetComputeRunningProcesses,
+            pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+        ):
+            with suppress(
+                pynvml.NVMLError, pynvml.NVMLLibraryMismatchError
+            ):  # the latter from a driver without it
                 # A process that does both is in both lists, each time with all that it holds.
                 held |= {int(one.pid): one.usedGpuMemory for one in ask(self.handle)}
         return held
@@ -85,7 +94,10 @@ def find_device(cuda_uuid: str) -> NvmlDevice | str:
 
 
 def open_device(uuid: str) -> NvmlDevice:
-    """Returns the device with NVML's UUID, prefix included. Raises TrialLost where NVML knew it and does no longer."""
+    """Returns the device with NVML's UUID, prefix included.
+
+    Raises TrialLost where NVML knew it and does no longer.
+    """
     with _answered(uuid):
         pynvml.nvmlInit()
         return NvmlDevice(uuid=uuid, handle=pynvml.nvmlDeviceGetHandleByUUID(uuid))
@@ -111,4 +123,6 @@ def _answered(uuid: str) -> Iterator[None]:
         yield
     except pynvml.NVMLError as error:
         hint = "see whether nvidia-smi still answers; the same command goes on from here"
-        raise TrialLost(f"NVML no longer says how much memory of {uuid} is in use: {error}", hint=hint) from error
+        raise TrialLost(
+            f"NVML no longer says how much memory of {uuid} is in use: {error}", hint=hint
+        ) from error

@@ -1,7 +1,7 @@
 """What a training step allocated and freed: blocks with birth, death and where they come from.
 
-Pure bookkeeping. A prediction fills it in from fake tensors, `history.py` from a real step on CUDA; `attribution.py`
-reads it.
+Pure bookkeeping. A prediction fills it in from fake tensors, `history.py` from a real step on CUDA;
+`attribution.py` reads it.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,10 @@ class Scope:
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """One storage. `born` and `died` count events; a block that was alive before the recording has born = -1."""
+    """One storage.
+
+    `born` and `died` count events; a block that was alive before the recording has born = -1.
+    """
 
     size_bytes: int
     module: str

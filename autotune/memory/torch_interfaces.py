@@ -1,6 +1,7 @@
 """What predictions and the meter of a CPU use of torch that torch does not promise to keep, and the releases tested.
 
-Checked before it is used, so that a release which has changed it gets one sentence instead of a traceback.
+Checked before it is used, so that a release which has changed it gets one sentence instead of a
+traceback.
 """
 
 from pkgutil import resolve_name
@@ -10,7 +11,8 @@ import torch
 from autotune.errors import AutotuneError, PredictionImpossible
 
 TESTED_RELEASES = ("2.11", "2.15")
-"""First and last torch release that the tests of predictions, memory, trainer and techniques were run with."""
+"""First and last torch release that the tests of predictions, memory, trainer and techniques were
+run with."""
 
 OF_PREDICTIONS = (
     "torch._subclasses.fake_tensor:FakeTensorMode.dispatch",
@@ -92,7 +94,5 @@ def _what_is_missing(names: tuple[str, ...], *, user: str) -> str:
             resolve_name(name)
         except (ImportError, AttributeError):
             interface = name.replace(":", ".")
-            return (
-                f"torch {torch.__version__} has no {interface}, which {user} needs: tested with torch {first} to {last}"
-            )
+            return f"torch {torch.__version__} has no {interface}, which {user} needs: tested with torch {first} to {last}"
     return ""

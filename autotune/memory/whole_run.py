@@ -1,7 +1,7 @@
 """Peak memory of the steady steps of a program that allocates by itself: nobody can say what is alive when they begin.
 
-On a CPU everything from the first allocation on is recorded, so that also what dies within the steps is known; the
-recording ends with them. On CUDA the allocator knows.
+On a CPU everything from the first allocation on is recorded, so that also what dies within the
+steps is known; the recording ends with them. On CUDA the allocator knows.
 """
 
 from contextlib import ExitStack
@@ -42,7 +42,11 @@ def make_whole_run_meter(
     """As `make_meter`."""
     if device.type == "cuda":
         meter = make_meter(
-            device, uuid=uuid, cap_bytes=cap_bytes, new_context_bytes=new_context_bytes, shares_device=shares_device
+            device,
+            uuid=uuid,
+            cap_bytes=cap_bytes,
+            new_context_bytes=new_context_bytes,
+            shares_device=shares_device,
         )
         return _CudaRun(meter)
     return _CpuRun()
@@ -67,7 +71,9 @@ class _CpuRun:
         self._peak_bytes, _ = peak_of(self._recording, within=_STEADY)
 
     def reading(self) -> MemoryReading:
-        return MemoryReading(peak_memory_bytes=self._peak_bytes, peak_phase="", peak_reserved_bytes=self._peak_bytes)
+        return MemoryReading(
+            peak_memory_bytes=self._peak_bytes, peak_phase="", peak_reserved_bytes=self._peak_bytes
+        )
 
 
 class _CudaRun:

@@ -1,4 +1,7 @@
-"""Models, each behind the protocol of `parts.py`. Imported only in a trial's own process: this loads torch."""
+"""Models, each behind the protocol of `parts.py`.
+
+Imported only in a trial's own process: this loads torch.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,14 +25,18 @@ class ModelFamily:
 
 MODELS: Mapping[str, ModelFamily] = {
     "gpt": ModelFamily(build=gpt.build, find_parts=gpt.find_parts, initialize=gpt.initialize),
-    "deep-one": ModelFamily(build=deep_one.build, find_parts=deep_one.find_parts, initialize=deep_one.initialize),
+    "deep-one": ModelFamily(
+        build=deep_one.build, find_parts=deep_one.find_parts, initialize=deep_one.initialize
+    ),
 }
 
 HUGGING_FACE = ModelFamily(
     build=hugging_face.build, find_parts=hugging_face.find_parts, initialize=hugging_face.initialize
 )
 
-OWN = ModelFamily(build=user_model.build, find_parts=user_model.find_parts, initialize=user_model.initialize)
+OWN = ModelFamily(
+    build=user_model.build, find_parts=user_model.find_parts, initialize=user_model.initialize
+)
 
 
 def family_of(workload: Workload) -> ModelFamily:

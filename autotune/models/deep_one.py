@@ -1,11 +1,12 @@
 """The model of the `peak_memory` table: a deep decoder, DeepNet post-norm with trainable ALiBi slopes.
 
 RMSNorm of residual * 2.828 + part(x) after each part (arXiv:2203.00555), feed-forward gated by ReLU
-(arXiv:2002.05202), no position embedding but a bias on the attention scores that falls with the distance
-(arXiv:2108.12409), one slope a head and layer, trained. No biases, no dropout, embedding and head untied.
+(arXiv:2002.05202), no position embedding but a bias on the attention scores that falls with the
+distance (arXiv:2108.12409), one slope a head and layer, trained. No biases, no dropout, embedding
+and head untied.
 
-At its full size (32 layers, width 2048, 16 heads, vocabulary 8000) it has 1,631,455,744 parameters. Source:
-https://github.com/jdinalt/forgather, examples/tiny_experiments/peak_memory
+At its full size (32 layers, width 2048, 16 heads, vocabulary 8000) it has 1,631,455,744 parameters.
+Source: https://github.com/jdinalt/forgather, examples/tiny_experiments/peak_memory
 """
 
 import torch
@@ -16,11 +17,14 @@ from autotune.models.parts import ModelParts, TokenLoss, full_token_loss
 from autotune.spec.workload import Workload
 
 RESIDUAL_FACTOR = 2.828
-"""(2 * layers) ** (1/4) of DeepNet's decoder, for the 32 layers of the full size; kept at every size."""
+"""(2 * layers) ** (1/4) of DeepNet's decoder, for the 32 layers of the full size; kept at every
+size."""
 INITIAL_GAIN = 0.25
-"""(8 * layers) ** (-1/4) of DeepNet's decoder, for the same 32 layers; for value, output and feed-forward."""
+"""(8 * layers) ** (-1/4) of DeepNet's decoder, for the same 32 layers; for value, output and
+feed-forward."""
 PADDING_TOKEN = 1
-"""Its embedding starts at zero, as in the table's tokenizer. Byte-level text does not use this byte."""
+"""Its embedding starts at zero, as in the table's tokenizer. Byte-level text does not use this
+byte."""
 
 
 def default_feed_forward_width(width: int) -> int:
@@ -92,7 +96,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, offsets: Tensor, causal: Tensor) -> Tensor:
         attended = self.attention_norm(x * RESIDUAL_FACTOR + self.attention(x, offsets, causal))
-        output: Tensor = self.feed_forward_norm(attended * RESIDUAL_FACTOR + self.feed_forward(attended))
+        output: Tensor = self.feed_forward_norm(
+            attended * RESIDUAL_FACTOR + self.feed_forward(attended)
+        )
         return output
 
 
@@ -102,7 +108,9 @@ class DeepOne(nn.Module):
     def __init__(self, *, layers: int, width: int, heads: int, inner: int, vocab_size: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, width)
-        self.blocks = nn.ModuleList(Block(width=width, heads=heads, inner=inner) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(width=width, heads=heads, inner=inner) for _ in range(layers)
+        )
         self.norm = nn.RMSNorm(width, eps=1e-6)
         self.head = nn.Linear(width, vocab_size, bias=False)
         self.token_loss: TokenLoss = full_token_loss
@@ -137,7 +145,13 @@ def initialize(model: nn.Module) -> None:
         attention, feed_forward = block.attention, block.feed_forward
         for matrix in (attention.query, attention.key):
             nn.init.xavier_uniform_(matrix.weight)
-        for matrix in (attention.value, attention.output, feed_forward.gate, feed_forward.up, feed_forward.down):
+        for matrix in (
+            attention.value,
+            attention.output,
+            feed_forward.gate,
+            feed_forward.up,
+            feed_forward.down,
+        ):
             nn.init.xavier_uniform_(matrix.weight, gain=INITIAL_GAIN)
         attention.slopes.copy_(initial_slopes(attention.heads))
 
@@ -145,5 +159,9 @@ def initialize(model: nn.Module) -> None:
 def find_parts(model: nn.Module) -> ModelParts:
     assert isinstance(model, DeepOne)
     return ModelParts(
-        model=model, blocks_owner=model, blocks_name="blocks", attention_name="attention", head=model.head
+        model=model,
+        blocks_owner=model,
+        blocks_name="blocks",
+        attention_name="attention",
+        head=model.head,
     )

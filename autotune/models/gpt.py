@@ -1,7 +1,8 @@
 """The built-in model: a decoder-only GPT in today's usual shape.
 
-RMSNorm (arXiv:1910.07467) before each part, rotary positions (arXiv:2104.09864), SwiGLU (arXiv:2002.05202), causal
-scaled_dot_product_attention, no biases, no dropout, embedding and head untied.
+RMSNorm (arXiv:1910.07467) before each part, rotary positions (arXiv:2104.09864), SwiGLU
+(arXiv:2002.05202), causal scaled_dot_product_attention, no biases, no dropout, embedding and head
+untied.
 """
 
 import torch
@@ -17,8 +18,12 @@ INITIAL_DEVIATION = 0.02
 
 def rotary_table(*, sequence_length: int, head_size: int) -> Tensor:
     """Cosines and sines of every position's angles: [2, sequence, head_size], float32."""
-    frequencies = torch.pow(ROTARY_BASE, -torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
-    angles = torch.outer(torch.arange(sequence_length, dtype=torch.float32), frequencies).repeat(1, 2)
+    frequencies = torch.pow(
+        ROTARY_BASE, -torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+    )
+    angles = torch.outer(torch.arange(sequence_length, dtype=torch.float32), frequencies).repeat(
+        1, 2
+    )
     return torch.stack([angles.cos(), angles.sin()])
 
 
@@ -40,7 +45,9 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         qkv = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(rotate(query, rotary), rotate(key, rotary), value, is_causal=True)
+        attended = F.scaled_dot_product_attention(
+            rotate(query, rotary), rotate(key, rotary), value, is_causal=True
+        )
         output: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, width))
         return output
 
@@ -82,11 +89,20 @@ class GPT(nn.Module):
     """forward(tokens [batch, sequence], labels [batch, sequence]) -> sum of token losses, float32 scalar."""
 
     def __init__(
-        self, *, layers: int, width: int, heads: int, inner: int, vocab_size: int, sequence_length: int
+        self,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        inner: int,
+        vocab_size: int,
+        sequence_length: int,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, width)
-        self.blocks = nn.ModuleList(Block(width=width, heads=heads, inner=inner) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(width=width, heads=heads, inner=inner) for _ in range(layers)
+        )
         self.norm = nn.RMSNorm(width, eps=1e-6)
         self.head = nn.Linear(width, vocab_size, bias=False)
         self.token_loss: TokenLoss = full_token_loss
@@ -127,5 +143,9 @@ def initialize(model: nn.Module) -> None:
 def find_parts(model: nn.Module) -> ModelParts:
     assert isinstance(model, GPT)
     return ModelParts(
-        model=model, blocks_owner=model, blocks_name="blocks", attention_name="attention", head=model.head
+        model=model,
+        blocks_owner=model,
+        blocks_name="blocks",
+        attention_name="attention",
+        head=model.head,
     )

@@ -1,14 +1,15 @@
 """Causal language models that Hugging Face transformers builds from a config.json, with random weights.
 
-Attention runs through scaled_dot_product_attention, without a cache; families that transformers gives no such
-attention (Gemma 2 with its soft caps) run their own. Where a layer is plainly causal no mask is made,
-in eager, compiled and fake execution alike; transformers alone would make one wherever it cannot look at values.
-Mixtures of experts run as transformers chooses where nothing is said: `grouped_mm`, which sorts the tokens by expert
-and has no shape that depends on data. (`batched_mm` would copy an expert's weights for each token. On fake tensors
-torch's grouped product takes bf16 only.)
+Attention runs through scaled_dot_product_attention, without a cache; families that transformers
+gives no such attention (Gemma 2 with its soft caps) run their own. Where a layer is plainly causal
+no mask is made, in eager, compiled and fake execution alike; transformers alone would make one
+wherever it cannot look at values. Mixtures of experts run as transformers chooses where nothing is
+said: `grouped_mm`, which sorts the tokens by expert and has no shape that depends on data.
+(`batched_mm` would copy an expert's weights for each token. On fake tensors torch's grouped product
+takes bf16 only.)
 
-The parts are found by structure (`structure.py`). Imports transformers, an extra, only when a model is built:
-https://huggingface.co/docs/transformers
+The parts are found by structure (`structure.py`). Imports transformers, an extra, only when a model
+is built: https://huggingface.co/docs/transformers
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,8 @@ from autotune.spec.workload import Workload
 
 _PROBED_TOKENS = 4
 _NOISE = 1e-4
-"""Largest difference, relative to the spread of the logits, that rounding makes of experts given other tokens."""
+"""Largest difference, relative to the spread of the logits, that rounding makes of experts given
+other tokens."""
 
 
 class HuggingFaceModel(nn.Module):
@@ -36,7 +38,8 @@ class HuggingFaceModel(nn.Module):
         super().__init__()
         self.network: Any = network
         self.token_loss: TokenLoss | None = None
-        """Where it is set, the loss is made of the last hidden states and the head; else of the network's logits."""
+        """Where it is set, the loss is made of the last hidden states and the head; else of the
+        network's logits."""
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         if self.token_loss is None:
@@ -54,7 +57,8 @@ class HuggingFaceModel(nn.Module):
         return hidden
 
     def _run(self, network: Any, tokens: Tensor) -> Any:
-        # All ones: says that nothing is padding, where transformers would otherwise look for several sequences in one.
+        # All ones: says that nothing is padding, where transformers would otherwise look for
+        # several sequences in one.
         return network(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
 
 
@@ -83,7 +87,9 @@ def build(workload: Workload, *, weights_folder: Path | None = None) -> HuggingF
     except ValueError as error:
         if "scaled_dot_product_attention" not in str(error):
             raise _refusal(workload, error) from error
-        network = _network(workload, weights_folder, attention="eager")  # a family whose attention no kernel computes
+        network = _network(
+            workload, weights_folder, attention="eager"
+        )  # a family whose attention no kernel computes
     return HuggingFaceModel(network)
 
 
@@ -101,7 +107,11 @@ def _network(workload: Workload, weights_folder: Path | None, *, attention: str)
         if weights_folder is None:
             return AutoModelForCausalLM.from_config(config, **options)
         network, report = AutoModelForCausalLM.from_pretrained(
-            str(weights_folder), config=config, local_files_only=True, output_loading_info=True, **options
+            str(weights_folder),
+            config=config,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
         )
         _check_loaded(workload, report)
         return network
@@ -124,7 +134,8 @@ def _check_loaded(workload: Workload, report: Mapping[str, Any]) -> None:
         if names:
             first, more = min(map(str, names)), len(names) - 1
             raise InvalidInput(
-                f"the weights in {workload.model_source} {what} {first}" + (f" and {more} more" if more else ""),
+                f"the weights in {workload.model_source} {what} {first}"
+                + (f" and {more} more" if more else ""),
                 hint="name the folder that holds this config.json with its own weights",
             )
 
@@ -152,7 +163,8 @@ def _refusal(workload: Workload, error: Exception) -> InvalidInput:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = lines[0].partition(". ")[0] if lines else type(error).__name__
     return InvalidInput(
-        f"transformers cannot build model {workload.model}: {reason}", hint="change its config.json, or use another"
+        f"transformers cannot build model {workload.model}: {reason}",
+        hint="change its config.json, or use another",
     )
 
 
@@ -167,14 +179,23 @@ def _causal_mask(
 ) -> Tensor | None:
     """transformers' mask for sdpa, or None where the kernel's own causal flag says it all.
 
-    `attention_mask` is always ones here. `local_size` is the window of a layer that sees only so many tokens.
+    `attention_mask` is always ones here. `local_size` is the window of a layer that sees only so
+    many tokens.
     """
     from transformers.masking_utils import sdpa_mask
 
-    if allow_is_causal_skip and q_length == kv_length and (local_size is None or kv_length < local_size):
+    if (
+        allow_is_causal_skip
+        and q_length == kv_length
+        and (local_size is None or kv_length < local_size)
+    ):
         return None
     mask: Tensor | None = sdpa_mask(
-        q_length=q_length, kv_length=kv_length, local_size=local_size, allow_is_causal_skip=False, **options
+        q_length=q_length,
+        kv_length=kv_length,
+        local_size=local_size,
+        allow_is_causal_skip=False,
+        **options,
     )
     return mask
 
@@ -206,7 +227,11 @@ def find_parts(model: nn.Module) -> ModelParts:
     """By structure: parts that are not there are None."""
     assert isinstance(model, HuggingFaceModel)
     found = find_blocks(model)
-    head = model.network.get_output_embeddings() if hasattr(model.network, "get_output_embeddings") else None
+    head = (
+        model.network.get_output_embeddings()
+        if hasattr(model.network, "get_output_embeddings")
+        else None
+    )
     head = head if isinstance(head, nn.Linear) else None
     if found is None:
         return ModelParts(model=model, head=head)

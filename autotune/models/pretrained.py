@@ -1,4 +1,6 @@
-"""Weights that somebody has trained, from a local folder or the Hugging Face hub. Read once, when a study is made.
+"""Weights that somebody has trained, from a local folder or the Hugging Face hub.
+
+Read once, when a study is made.
 
 Source: https://huggingface.co/docs/huggingface_hub/guides/download
 """

@@ -1,7 +1,8 @@
 """How somebody's module is to be used, seen in one forward pass: what it takes, what of its output counts.
 
-The pass is one of shapes where the module is on the meta device. Seen in it are also the head, the linear layer whose
-output the logits are, and whether blocks are called one after the other with the same arguments.
+The pass is one of shapes where the module is on the meta device. Seen in it are also the head, the
+linear layer whose output the logits are, and whether blocks are called one after the other with the
+same arguments.
 """
 
 import inspect
@@ -48,7 +49,11 @@ class Usage:
     def call(self, network: nn.Module, tokens: Tensor, labels: Tensor | None) -> Any:
         if not self.takes_labels:
             return network(tokens)
-        return network(tokens, labels) if self.label_name is None else network(tokens, **{self.label_name: labels})
+        return (
+            network(tokens, labels)
+            if self.label_name is None
+            else network(tokens, **{self.label_name: labels})
+        )
 
 
 def entry_of(output: Any, entry: Any) -> Any:
@@ -63,7 +68,12 @@ def observe(network: nn.Module, workload: Workload) -> Usage:
     refusals: list[Exception] = []
     for label_name in _ways_to_call(network):
         try:
-            usage = _observe(network, workload, takes_labels=label_name is not False, label_name=label_name or None)
+            usage = _observe(
+                network,
+                workload,
+                takes_labels=label_name is not False,
+                label_name=label_name or None,
+            )
         except Exception as error:
             refusals.append(error)
             continue
@@ -89,7 +99,10 @@ def _not_callable(workload: Workload, error: Exception) -> Exception:
 
 
 def _ways_to_call(network: nn.Module) -> Iterator[Any]:
-    """False: without labels; "": labels second; else the labels' keyword. Only ways that `forward` can take."""
+    """False: without labels; "": labels second; else the labels' keyword.
+
+    Only ways that `forward` can take.
+    """
     signature = inspect.signature(network.forward)
     for way, arguments, keywords in (
         (False, (0,), {}),
@@ -103,17 +116,26 @@ def _ways_to_call(network: nn.Module) -> Iterator[Any]:
         yield way
 
 
-def _observe(network: nn.Module, workload: Workload, *, takes_labels: bool, label_name: str | None) -> Usage | None:
+def _observe(
+    network: nn.Module, workload: Workload, *, takes_labels: bool, label_name: str | None
+) -> Usage | None:
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-    tokens, labels = (torch.zeros(_BATCH, workload.sequence_length, dtype=torch.int64, device=device) for _ in range(2))
+    tokens, labels = (
+        torch.zeros(_BATCH, workload.sequence_length, dtype=torch.int64, device=device)
+        for _ in range(2)
+    )
     blocks = find_blocks(network)
     with _Witness(network, blocks).watching() as seen:
         if not takes_labels:
             output = network(tokens)
         else:
-            output = network(tokens, **{label_name: labels}) if label_name else network(tokens, labels)
+            output = (
+                network(tokens, **{label_name: labels}) if label_name else network(tokens, labels)
+            )
     entries = _entries(output)
-    logits_entry = _named_first(entries, "logits", lambda t: t.dim() == 3 and t.shape[:2] == tokens.shape)
+    logits_entry = _named_first(
+        entries, "logits", lambda t: t.dim() == 3 and t.shape[:2] == tokens.shape
+    )
     loss_entry = _named_first(entries, "loss", lambda t: t.dim() == 0) if takes_labels else None
     if (logits_entry is None and not takes_labels) or (loss_entry is None and takes_labels):
         return None
@@ -146,8 +168,14 @@ def _entries(output: Any) -> dict[Any, Tensor]:
     if isinstance(output, tuple | list):
         pairs = dict(enumerate(output))
     else:
-        pairs = dict(output) if isinstance(output, Mapping) else dict(getattr(output, "__dict__", {}))
-    return {name: value for name, value in pairs.items() if isinstance(value, Tensor) and value.is_floating_point()}
+        pairs = (
+            dict(output) if isinstance(output, Mapping) else dict(getattr(output, "__dict__", {}))
+        )
+    return {
+        name: value
+        for name, value in pairs.items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
 
 
 def _named_first(entries: Mapping[Any, Tensor], name: str, is_wanted: Any) -> Any:
@@ -186,11 +214,15 @@ class _Witness:
             for name, module in self.network.named_modules():
                 if type(module) is nn.Linear:
                     handle = module.register_forward_hook(
-                        lambda _module, _inputs, output, name=name: self.linear_outputs.update({name: output})
+                        lambda _module, _inputs, output, name=name: self.linear_outputs.update(
+                            {name: output}
+                        )
                     )
                     stack.callback(handle.remove)
             for block in self.block_list.blocks if self.block_list else ():
-                stack.callback(block.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
+                stack.callback(
+                    block.register_forward_pre_hook(self._enter, with_kwargs=True).remove
+                )
                 stack.callback(block.register_forward_hook(self._leave).remove)
             stack.enter_context(_CrossEntropies(self.cross_entropies))
             yield self
@@ -219,7 +251,9 @@ class _Witness:
         )
 
     def head_name(self, logits: Tensor | None) -> str | None:
-        return next((name for name, output in self.linear_outputs.items() if output is logits), None)
+        return next(
+            (name for name, output in self.linear_outputs.items() if output is logits), None
+        )
 
     def ignored_label(self, loss: Tensor | None) -> int:
         made = next((each for each in self.cross_entropies if each.loss is loss), None)
@@ -231,11 +265,17 @@ class _Witness:
         if made is None or logits is None:
             return False
         is_changed = made.options["weight"] is not None or made.options["label_smoothing"] != 0.0
-        return _is_all_of(made.logits, logits) and _is_all_of(made.labels, labels) and not is_changed
+        return (
+            _is_all_of(made.logits, logits) and _is_all_of(made.labels, labels) and not is_changed
+        )
 
 
 def _is_all_of(view: Tensor, tensor: Tensor) -> bool:
-    same = view is tensor or view._base is tensor or (view._base is not None and view._base is tensor._base)
+    same = (
+        view is tensor
+        or view._base is tensor
+        or (view._base is not None and view._base is tensor._base)
+    )
     return same and view.numel() == tensor.numel()
 
 
@@ -252,5 +292,7 @@ class _CrossEntropies(TorchFunctionMode):
             options = dict(bound.arguments)
             if options["reduction"] == "mean":
                 logits, labels = options.pop("input"), options.pop("target")
-                self._made.append(_CrossEntropy(logits=logits, labels=labels, loss=output, options=options))
+                self._made.append(
+                    _CrossEntropy(logits=logits, labels=labels, loss=output, options=options)
+                )
         return output

@@ -1,7 +1,7 @@
 """Where the blocks of a model are and which part of them is attention, by structure alone: no names of families.
 
-The blocks are the longest list of modules of one class that is inside no other list; their attention is the child
-with attention in its name and matrices in it.
+The blocks are the longest list of modules of one class that is inside no other list; their
+attention is the child with attention in its name and matrices in it.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,9 @@ class BlockList:
         for name, child in self.blocks[0].named_children():
             words = f"{name} {type(child).__name__}".lower()
             matrices = sum(parameter.dim() == 2 for parameter in child.parameters())
-            is_attention = ("attn" in words or "attention" in words) and matrices > 1  # a norm may be named after it
+            is_attention = (
+                "attn" in words or "attention" in words
+            ) and matrices > 1  # a norm may be named after it
             if is_attention and all(hasattr(block, name) for block in self.blocks):
                 return name
         return None
@@ -50,4 +52,6 @@ def _block_lists(module: nn.Module) -> Iterator[BlockList]:
 
 def _is_of_blocks(modules: nn.Sequential) -> bool:
     """A feed-forward part is a sequence too, of modules without children."""
-    return len({type(module) for module in modules}) == 1 and any(True for _ in modules[0].children())
+    return len({type(module) for module in modules}) == 1 and any(
+        True for _ in modules[0].children()
+    )

@@ -1,8 +1,8 @@
 """People's own models: `file.py:function` or `package.module:function`, a function that returns a `torch.nn.Module`.
 
-The function is called with those of layers, width, heads, vocab_size and sequence_length that it takes, and with
-feed_forward_width where it is said. What it returns is used in one of two ways, the first that works
-(`signature.py` finds it out in one forward pass):
+The function is called with those of layers, width, heads, vocab_size and sequence_length that it
+takes, and with feed_forward_width where it is said. What it returns is used in one of two ways, the
+first that works (`signature.py` finds it out in one forward pass):
 
     forward(tokens)          -> logits [batch, sequence, vocabulary]
     forward(tokens, labels)  -> mean loss, a scalar; labels[i] is the token after tokens[i]
@@ -26,7 +26,13 @@ from torch import Tensor, nn
 from autotune.errors import InvalidInput
 from autotune.models.parts import IGNORED_LABEL, ModelParts, TokenLoss, next_token_loss
 from autotune.models.signature import Usage, entry_of, observe
-from autotune.spec.user_code import FunctionReference, changed_since, read_python, read_reference, sha256_of
+from autotune.spec.user_code import (
+    FunctionReference,
+    changed_since,
+    read_python,
+    read_reference,
+    sha256_of,
+)
 from autotune.spec.workload import Workload
 
 _SIZES = ("layers", "width", "heads", "feed_forward_width", "vocab_size", "sequence_length")
@@ -40,7 +46,8 @@ class OwnModel(nn.Module):
         self.network = network
         self.usage = usage
         self.token_loss: TokenLoss | None = None
-        """Where it is set, the loss is made of what goes into the head; else as the network makes it."""
+        """Where it is set, the loss is made of what goes into the head; else as the network makes
+        it."""
         if usage.head_name is not None:
             self.head.__class__ = PassableLinear
 
@@ -88,9 +95,12 @@ class PassableLinear(nn.Linear):
 
 
 def build(workload: Workload) -> OwnModel:
-    """The module as its function makes it, on torch's default device. Raises InvalidInput where it is no model.
+    """The module as its function makes it, on torch's default device.
 
-    On the meta device a module that needs values, in its `__init__` or in a forward pass, is made on the CPU instead.
+    Raises InvalidInput where it is no model.
+
+    On the meta device a module that needs values, in its `__init__` or in a forward pass, is made
+    on the CPU instead.
     """
     reference = read_reference(workload.model)
     function = _load(reference, expected_sha256=workload.model_sha256)
@@ -127,20 +137,27 @@ def _loose_tensors(network: nn.Module) -> Iterator[Tensor]:
         yield from (value for value in vars(module).values() if isinstance(value, Tensor))
 
 
-def _make(function: Callable[..., Any], reference: FunctionReference, sizes: Mapping[str, int]) -> nn.Module:
+def _make(
+    function: Callable[..., Any], reference: FunctionReference, sizes: Mapping[str, int]
+) -> nn.Module:
     name = f"{reference.place}:{reference.function}"
     taken = inspect.signature(function).parameters.values()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken)
     names = {parameter.name for parameter in taken}
     try:
-        made = function(**{size: value for size, value in sizes.items() if takes_all or size in names})
+        made = function(
+            **{size: value for size, value in sizes.items() if takes_all or size in names}
+        )
     except InvalidInput:
         raise
     except Exception as error:
-        raise InvalidInput(f"{name} cannot make its model: {_first_line(error)}", hint="mend the function") from error
+        raise InvalidInput(
+            f"{name} cannot make its model: {_first_line(error)}", hint="mend the function"
+        ) from error
     if not isinstance(made, nn.Module):
         raise InvalidInput(
-            f"{name} returns {type(made).__name__}, not a torch.nn.Module", hint="let it return the model"
+            f"{name} returns {type(made).__name__}, not a torch.nn.Module",
+            hint="let it return the model",
         )
     return made
 
@@ -150,7 +167,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-# -- the code ----------------------------------------------------------------------------------------------------
+# -- the code --------------------------------------------------------------------------------------
 
 
 def code_sha256(workload: Workload) -> str:
@@ -165,7 +182,8 @@ def _load(reference: FunctionReference, *, expected_sha256: str) -> Callable[...
     function: Callable[..., Any] | None = getattr(module, reference.function, None)
     if not callable(function):
         raise InvalidInput(
-            f"{reference.place} has no function {reference.function!r}", hint="name a function that returns the model"
+            f"{reference.place} has no function {reference.function!r}",
+            hint="name a function that returns the model",
         )
     return function
 
@@ -187,10 +205,13 @@ def _module_of(reference: FunctionReference) -> ModuleType:
         raise
     except Exception as error:
         raise InvalidInput(
-            f"{reference.place} cannot be imported: {_first_line(error)}", hint="run from the folder it belongs to"
+            f"{reference.place} cannot be imported: {_first_line(error)}",
+            hint="run from the folder it belongs to",
         ) from error
     if getattr(module, "__file__", None) is None:
-        raise InvalidInput(f"{reference.place} is a folder, not a module", hint="name the module with the function")
+        raise InvalidInput(
+            f"{reference.place} is a folder, not a module", hint="name the module with the function"
+        )
     return module
 
 
@@ -218,7 +239,7 @@ def _look_in(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-# -- its parts ---------------------------------------------------------------------------------------------------
+# -- its parts -------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -243,7 +264,10 @@ def initialize(model: nn.Module) -> None:
     _check_order(model, tokens)
     model.train(was_training)
     if not torch.isfinite(loss):
-        raise InvalidInput(f"the model's loss is {loss.item()} before any training", hint="look at its initial weights")
+        raise InvalidInput(
+            f"the model's loss is {loss.item()} before any training",
+            hint="look at its initial weights",
+        )
 
 
 def _check_order(model: OwnModel, tokens: Tensor) -> None:
@@ -255,7 +279,8 @@ def _check_order(model: OwnModel, tokens: Tensor) -> None:
     changed[:, half:] = usage.largest_token
     labels = torch.zeros_like(tokens) if usage.takes_labels else None
     before, after = (
-        entry_of(usage.call(model.network, each, labels), usage.logits_entry)[:, :half] for each in (tokens, changed)
+        entry_of(usage.call(model.network, each, labels), usage.logits_entry)[:, :half]
+        for each in (tokens, changed)
     )
     if (before - after).abs().max() > 1e-3 * before.std():
         raise InvalidInput(

@@ -1,7 +1,7 @@
 """Initial weights: drawn once per study on the host in float32, kept in a file, cast tensor by tensor, then moved.
 
-Every trial of a study starts from the same file, and nothing larger than the trained weights ever stands on the
-device: a tensor is cast on the host from the memory-mapped file before it is moved.
+Every trial of a study starts from the same file, and nothing larger than the trained weights ever
+stands on the device: a tensor is cast on the host from the memory-mapped file before it is moved.
 """
 
 from pathlib import Path
@@ -20,19 +20,28 @@ def draw_weights(workload: Workload, *, file: Path) -> int:
     torch.manual_seed(workload.seed)
     model = read_pretrained(workload) if workload.pretrained else build_model(workload).model
     family_of(workload).initialize(model)
-    tensors = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    tensors = {
+        name: tensor.detach()
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
     torch.save(tensors, file)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def load_model(workload: Workload, *, file: Path | None, dtype: torch.dtype, device: torch.device) -> ModelParts:
+def load_model(
+    workload: Workload, *, file: Path | None, dtype: torch.dtype, device: torch.device
+) -> ModelParts:
     """The model on `device` with the weights of `file`: floating-point parameters in `dtype`, buffers as drawn.
 
     Without a file the weights are left as they are in memory, for a model on fake tensors.
     """
     with torch.device("meta"):
         parts = build_model(workload)  # some stand on the CPU nevertheless (`user_model.py`)
-    drawn = _unset_weights(parts.model) if file is None else torch.load(file, mmap=True, weights_only=True)
+    drawn = (
+        _unset_weights(parts.model)
+        if file is None
+        else torch.load(file, mmap=True, weights_only=True)
+    )
     loaded: dict[nn.Parameter, nn.Parameter] = {}
     for name, parameter in list(parts.model.named_parameters(remove_duplicate=False)):
         if parameter not in loaded:  # tied parameters stay one

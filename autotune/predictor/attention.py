@@ -1,10 +1,11 @@
 """Attention on a GPU: which kernel torch chooses for a call, and what that kernel holds while it runs.
 
-torch tries the kernels in order and takes the first whose conditions hold: flash, memory-efficient, plain operators
-(math); on compute capability 9.0 and 10.x cuDNN comes first. `tests/predictor/test_attention_choice.py` compares this
-choice with torch's own.
-Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, priority_order and can_use_*_attention; for the kernels'
-own memory aten/.../transformers/cuda/flash_attn/flash_api.cpp and attention_backward.cu, and cudnn-frontend's
+torch tries the kernels in order and takes the first whose conditions hold: flash, memory-efficient,
+plain operators (math); on compute capability 9.0 and 10.x cuDNN comes first.
+`tests/predictor/test_attention_choice.py` compares this choice with torch's own. Source:
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, priority_order and can_use_*_attention; for
+the kernels' own memory aten/.../transformers/cuda/flash_attn/flash_api.cpp and
+attention_backward.cu, and cudnn-frontend's
 include/cudnn_frontend/node/scaled_dot_product_flash_attention.h.
 """
 
@@ -46,12 +47,15 @@ def attention(
 ) -> Tensor:
     """scaled_dot_product_attention of fake CPU tensors by the kernel that torch would choose on `gpu`.
 
-    With a `backend` other than auto it is that one; raises PredictionImpossible where it does not take the call.
+    With a `backend` other than auto it is that one; raises PredictionImpossible where it does not
+    take the call.
     """
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        attn_mask = attn_mask if attn_mask is None or attn_mask.dtype == torch.bool else attn_mask.to(dtype)
+        attn_mask = (
+            attn_mask if attn_mask is None or attn_mask.dtype == torch.bool else attn_mask.to(dtype)
+        )
     with torch.autocast("cpu", enabled=False):
         kernel = chosen_kernel(
             query,
@@ -64,7 +68,9 @@ def attention(
             gpu=gpu,
             backend=backend,
         )
-        with_gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+        with_gradients = torch.is_grad_enabled() and any(
+            t.requires_grad for t in (query, key, value)
+        )
         attended: Tensor
         if kernel == "cudnn":
             bias = None if attn_mask is None else _additive(attn_mask, query)
@@ -75,7 +81,9 @@ def attention(
             size = query.shape[-1]
             scale = size**-0.5 if scale is None else scale
             padded = [F.pad(t, (0, -size % 8)) if size % 8 else t for t in (query, key, value)]
-            attended = _aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, scale=scale)[0]
+            attended = _aten._scaled_dot_product_flash_attention(
+                *padded, dropout_p, is_causal, scale=scale
+            )[0]
             attended = attended[..., :size] if size % 8 else attended
         elif kernel == "efficient":
             bias = None if attn_mask is None else _expanded(_additive(attn_mask, query), query, key)
@@ -84,7 +92,14 @@ def attention(
             )[0]
         else:
             attended = _aten._scaled_dot_product_attention_math(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                query,
+                key,
+                value,
+                attn_mask,
+                dropout_p,
+                is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
             )[0]
     return attended
 
@@ -101,7 +116,7 @@ def _expanded(bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
-# -- the choice ------------------------------------------------------------------------------------------------------
+# -- the choice ------------------------------------------------------------------------------------
 
 
 def chosen_kernel(
@@ -124,10 +139,19 @@ def chosen_kernel(
         order = ("cudnn", *order)
     for kernel in order:
         if kernel == "cudnn":
-            is_taken = _cudnn_takes(query, key, value, mask, dropout=dropout, enable_gqa=enable_gqa, gpu=gpu)
+            is_taken = _cudnn_takes(
+                query, key, value, mask, dropout=dropout, enable_gqa=enable_gqa, gpu=gpu
+            )
         elif kernel == "flash":
             is_taken = _flash_takes(
-                query, key, value, mask, dropout=dropout, is_causal=is_causal, enable_gqa=enable_gqa, gpu=gpu
+                query,
+                key,
+                value,
+                mask,
+                dropout=dropout,
+                is_causal=is_causal,
+                enable_gqa=enable_gqa,
+                gpu=gpu,
             )
         elif kernel == "efficient":
             is_taken = _efficient_takes(query, key, value, enable_gqa=enable_gqa, gpu=gpu)
@@ -146,7 +170,14 @@ def _prefers_cudnn(gpu: Gpu) -> bool:
 
 
 def _cudnn_takes(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout: float, enable_gqa: bool, gpu: Gpu
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    dropout: float,
+    enable_gqa: bool,
+    gpu: Gpu,
 ) -> bool:
     if query.dtype not in _16_BIT or not _are_alike(query, key, value, enable_gqa=enable_gqa):
         return False
@@ -156,7 +187,9 @@ def _cudnn_takes(
         return False
     if gpu.release >= _CUDNN_DROPOUT_IN_SIXTEENTHS_SINCE and 16 * dropout != int(16 * dropout):
         return False
-    return key.shape[-2] > 1 and gpu.capability >= (8, 0) and _cudnn_takes_heads(query, value, gpu=gpu)
+    return (
+        key.shape[-2] > 1 and gpu.capability >= (8, 0) and _cudnn_takes_heads(query, value, gpu=gpu)
+    )
 
 
 def _cudnn_takes_heads(query: Tensor, value: Tensor, *, gpu: Gpu) -> bool:
@@ -194,12 +227,19 @@ def _flash_takes(
         return False
     has_little_shared_memory = (8, 6) <= gpu.capability <= (8, 9) or gpu.capability[0] == 12
     with_gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    if has_little_shared_memory and with_gradients and size > 192 and (dropout > 0.0 or size <= 224):
+    if (
+        has_little_shared_memory
+        and with_gradients
+        and size > 192
+        and (dropout > 0.0 or size <= 224)
+    ):
         return False
     return _are_alike(query, key, value, enable_gqa=enable_gqa)
 
 
-def _efficient_takes(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool, gpu: Gpu) -> bool:
+def _efficient_takes(
+    query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool, gpu: Gpu
+) -> bool:
     is_16_bit = query.dtype in _16_BIT
     if not is_16_bit and query.dtype != torch.float32:
         return False
@@ -212,7 +252,9 @@ def _efficient_takes(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: b
         multiple = 4
     if key.shape[-1] != query.shape[-1] or query.shape[-1] % multiple or value.shape[-1] % multiple:
         return False
-    return _are_alike(query, key, value, enable_gqa=enable_gqa and gpu.release >= _EFFICIENT_GROUPED_SINCE)
+    return _are_alike(
+        query, key, value, enable_gqa=enable_gqa and gpu.release >= _EFFICIENT_GROUPED_SINCE
+    )
 
 
 def _are_alike(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> bool:
@@ -228,7 +270,7 @@ def _are_alike(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -
     return True
 
 
-# -- memory of its own -----------------------------------------------------------------------------------------------
+# -- memory of its own -----------------------------------------------------------------------------
 
 OPERATORS: dict[Any, Kernel] = {
     _aten._scaled_dot_product_cudnn_attention.default: "cudnn",
@@ -279,15 +321,17 @@ def _efficient_backward_bytes(*, query: Tensor, gpu: Gpu) -> int:
     batch, heads, length, size = query.shape
     rows = batch * heads * _up_to(length, 64)
     accumulated = 4 * rows * _up_to(size, 64) + 2 * 4 * rows
-    keeps_tiles = query.element_size() == 2 and (size > 128 or (size > 64 and gpu.capability[0] == 8))
+    keeps_tiles = query.element_size() == 2 and (
+        size > 128 or (size > 64 and gpu.capability[0] == 8)
+    )
     return accumulated + (3 * 4 * batch * heads * 128 * _up_to(size, 128) if keeps_tiles else 0)
 
 
 def cudnn_backward_bytes(*, query: Tensor, key: Tensor) -> int:
     """The query's gradient in fp32 and one sum a row, and for grouped queries keys and values a head each.
 
-    cuDNN may take more for itself: only it knows how much, when it has chosen its plan. So the bounds of a prediction
-    count this once more.
+    cuDNN may take more for itself: only it knows how much, when it has chosen its plan. So the
+    bounds of a prediction count this once more.
     """
     batch, heads, length, size = query.shape
     rows = batch * heads * length

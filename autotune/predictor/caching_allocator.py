@@ -1,11 +1,13 @@
 """The pieces of memory that torch's CUDA caching allocator hands out for a recorded step, worked out without a GPU.
 
-`max_memory_allocated` counts pieces, not requests. From the large pool (requests over 1 MiB) a piece that is at most
-1 MiB too large is handed out whole, and a request of 10 MiB or more gets a segment of the next multiple of 2 MiB: a
-tensor of 63.3 MiB counts as 64. With expandable segments every piece is split.
+`max_memory_allocated` counts pieces, not requests. From the large pool (requests over 1 MiB) a
+piece that is at most 1 MiB too large is handed out whole, and a request of 10 MiB or more gets a
+segment of the next multiple of 2 MiB: a tensor of 63.3 MiB counts as 64. With expandable segments
+every piece is split.
 
-Default settings otherwise, one stream. Source: c10/cuda/CUDACachingAllocator.cpp, should_split, get_allocation_size,
-get_free_block and alloc_found_block. What it explains of a published table: `studies/peak_memory/`.
+Default settings otherwise, one stream. Source: c10/cuda/CUDACachingAllocator.cpp, should_split,
+get_allocation_size, get_free_block and alloc_found_block. What it explains of a published table:
+`studies/peak_memory/`.
 """
 
 from bisect import bisect_left, insort
@@ -35,7 +37,8 @@ def round_up(size_bytes: int) -> int:
 def count_pieces(recording: Recording, *, workspaces: Iterable[int]) -> int:
     """Makes every block of a steady step as large as the piece it gets; returns the bytes of the workspaces' pieces.
 
-    `recording`: of one step, its sizes multiples of 512. `workspaces`: sizes of what was allocated before and stays.
+    `recording`: of one step, its sizes multiples of 512. `workspaces`: sizes of what was allocated
+    before and stays.
     """
     allocator, pieces = CachingAllocator(), dict[int, Piece]()
     kept = [allocator.allocate(size_bytes) for size_bytes in workspaces]
@@ -55,7 +58,9 @@ def count_pieces(recording: Recording, *, workspaces: Iterable[int]) -> int:
     return sum(piece.size_bytes for piece in kept)
 
 
-def _begin_again(allocator: "CachingAllocator", pieces: dict[int, "Piece"], recording: Recording) -> None:
+def _begin_again(
+    allocator: "CachingAllocator", pieces: dict[int, "Piece"], recording: Recording
+) -> None:
     """What the step leaves behind goes; what it took the place of, as state that is made anew, is there again."""
     for sign, block in recording.events:
         if sign > 0:
@@ -165,7 +170,11 @@ class CachingAllocator:
 def _segment_bytes(size_bytes: int) -> int:
     if size_bytes <= LARGEST_SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
-    return LARGE_SEGMENT_BYTES if size_bytes < LEAST_OWN_SEGMENT_BYTES else _up_to(size_bytes, SMALL_SEGMENT_BYTES)
+    return (
+        LARGE_SEGMENT_BYTES
+        if size_bytes < LEAST_OWN_SEGMENT_BYTES
+        else _up_to(size_bytes, SMALL_SEGMENT_BYTES)
+    )
 
 
 def _up_to(size_bytes: int, unit_bytes: int) -> int:

@@ -1,9 +1,10 @@
 """What kernels on a CPU allocate for themselves while they run, which no fake tensor shows.
 
-Only flash attention's buffers: they are ordinary tensors whose sizes follow from shapes and threads. The scratch that
-oneDNN asks for in bf16 products depends on the blocking it chooses for the processor and is left to the bounds in
-`accuracy.py`.
-Source: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, and could_pack in aten/src/ATen/native/CPUBlas.cpp
+Only flash attention's buffers: they are ordinary tensors whose sizes follow from shapes and
+threads. The scratch that oneDNN asks for in bf16 products depends on the blocking it chooses for
+the processor and is left to the bounds in `accuracy.py`. Source:
+aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, and could_pack in
+aten/src/ATen/native/CPUBlas.cpp
 """
 
 from collections.abc import Sequence
@@ -79,7 +80,11 @@ def _backward_bytes(*, gradient: Tensor, query: Tensor, key: Tensor) -> int:
 
 def _copied_bytes(gradient: Tensor) -> int:
     """The kernel wants [batch, sequence, heads, size] in one piece and copies what is laid out otherwise."""
-    return 0 if gradient.transpose(1, 2).is_contiguous() else gradient.numel() * gradient.element_size()
+    return (
+        0
+        if gradient.transpose(1, 2).is_contiguous()
+        else gradient.numel() * gradient.element_size()
+    )
 
 
 def _tile(query: Tensor, key: Tensor) -> tuple[int, int]:

@@ -7,10 +7,11 @@
 | 2.14 | 9.x, 10.x, 11.x, 12.x | 8.125 MiB | uses cuBLAS's | from the first product on |
 | from 2.15 | 9.x, 10.x, 11.x, 12.x | 8.125 MiB | 1 MiB of its own | as long as the product runs |
 
-A workspace that is kept belongs to a handle, and each thread has its own: the forward pass and the optimizer run in
-one thread, autograd's backward pass with what it computes again in another.
-Source: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize and parseCUDABlasLtWorkspaceSize; the table
-was read from releases 2.11 to 2.15, whose dispatcher and allocator ran on a driver that computes nothing.
+A workspace that is kept belongs to a handle, and each thread has its own: the forward pass and the
+optimizer run in one thread, autograd's backward pass with what it computes again in another.
+Source: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize and
+parseCUDABlasLtWorkspaceSize; the table was read from releases 2.11 to 2.15, whose dispatcher and
+allocator ran on a driver that computes nothing.
 """
 
 import os
@@ -37,12 +38,25 @@ _NOT_KEPT_SINCE = (2, 15)
 
 _aten = torch.ops.aten
 _PRODUCTS = frozenset(
-    (_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten.mv, _aten.addmv, _aten.dot, _aten.vdot, _aten._scaled_mm)
+    (
+        _aten.mm,
+        _aten.bmm,
+        _aten.addmm,
+        _aten.baddbmm,
+        _aten.mv,
+        _aten.addmv,
+        _aten.dot,
+        _aten.vdot,
+        _aten._scaled_mm,
+    )
 )
 
 
 class CublasWorkspaces:
-    """What the products of a recorded step take. Ask `bytes_during` for each operator, then read `kept`."""
+    """What the products of a recorded step take.
+
+    Ask `bytes_during` for each operator, then read `kept`.
+    """
 
     def __init__(self, gpu: Gpu, environment: Mapping[str, str] = os.environ) -> None:
         self._gpu = gpu
@@ -114,7 +128,10 @@ def _lt_bytes(environment: Mapping[str, str]) -> int:
 
 
 def _library_of(operator: Any, args: Sequence[Any]) -> Library | None:
-    """A product with a bias, and one in fp8, is cublasLt's; any other cuBLAS's. None for what is no product."""
+    """A product with a bias, and one in fp8, is cublasLt's; any other cuBLAS's.
+
+    None for what is no product.
+    """
     packet = getattr(operator, "overloadpacket", operator)
     if packet not in _PRODUCTS:
         return None

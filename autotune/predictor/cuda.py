@@ -1,10 +1,11 @@
 """What a CUDA device does to memory that fake tensors on a CPU do not show, each with its source.
 
-The fake tensors are a CPU's whatever the machine has, and no GPU is touched: a fake tensor on a GPU would make autograd
-ask the driver for the device, which creates a context there of some hundred MB, beside a trial that is measured.
+The fake tensors are a CPU's whatever the machine has, and no GPU is touched: a fake tensor on a GPU
+would make autograd ask the driver for the device, which creates a context there of some hundred MB,
+beside a trial that is measured.
 
-What the allocator makes of every request is in `caching_allocator.py`, which kernel answers attention in
-`attention.py`, what cuBLAS takes in `cublas.py`.
+What the allocator makes of every request is in `caching_allocator.py`, which kernel answers
+attention in `attention.py`, what cuBLAS takes in `cublas.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,9 @@ class CudaKernels:
             self.cudnn_bytes = max(self.cudnn_bytes, size_bytes)
         return size_bytes + self.cublas.bytes_during(operator, args)
 
-    def assumptions(self, *, compiled: bool, autocast: bool, torch_version: str | None) -> Iterator[str]:
+    def assumptions(
+        self, *, compiled: bool, autocast: bool, torch_version: str | None
+    ) -> Iterator[str]:
         """What a prediction for CUDA takes for granted, in words."""
         yield "the CUDA context and what the allocator holds in reserve come on top"
         release = f" with torch {torch_version}" if torch_version else ""
@@ -51,7 +54,11 @@ class CudaKernels:
         else:
             yield f"for a GPU of {self._gpu.name}{release}"
         kernels = " and ".join(sorted(self._attention))
-        yield f"attention by {kernels} kernels, RMSNorm by CUDA's" if kernels else "RMSNorm by the CUDA kernel"
+        yield (
+            f"attention by {kernels} kernels, RMSNorm by CUDA's"
+            if kernels
+            else "RMSNorm by the CUDA kernel"
+        )
         if workspaces := self.cublas.describe():
             yield workspaces
         if self.cudnn_bytes:
@@ -66,7 +73,8 @@ class CudaKernels:
 
 
 FUSED_RMS_NORM_SINCE = (2, 9)
-"""torch release that brought aten::_fused_rms_norm to CUDA; before, RMSNorm was several operators there, too."""
+"""torch release that brought aten::_fused_rms_norm to CUDA; before, RMSNorm was several operators
+there, too."""
 
 
 @contextmanager
@@ -87,17 +95,23 @@ class _Elsewhere:
         self._dtype, self._device = tensor.dtype, tensor.device
 
     def back(self) -> Tensor:
-        return torch.empty_strided(self._shape, self._stride, dtype=self._dtype, device=self._device)
+        return torch.empty_strided(
+            self._shape, self._stride, dtype=self._dtype, device=self._device
+        )
 
 
 @contextmanager
 def kernels_of_a_gpu(gpu: Gpu, *, backend: Attention = "auto") -> Iterator[None]:
     """Lets attention and RMSNorm on a fake CPU allocate what the kernels on `gpu` would, and autocast be CUDA's.
 
-    torchao asks without a device whether autocast is on, which means CUDA's, and casts the inputs of its layers then.
+    torchao asks without a device whether autocast is on, which means CUDA's, and casts the inputs
+    of its layers then.
     """
     before = F.scaled_dot_product_attention, F.rms_norm
-    is_autocast_enabled, get_autocast_gpu_dtype = torch.is_autocast_enabled, torch.get_autocast_gpu_dtype
+    is_autocast_enabled, get_autocast_gpu_dtype = (
+        torch.is_autocast_enabled,
+        torch.get_autocast_gpu_dtype,
+    )
 
     def chosen(*args: Any, **kwargs: Any) -> Tensor:
         return attention(*args, gpu=gpu, backend=backend, **kwargs)
@@ -114,10 +128,15 @@ def kernels_of_a_gpu(gpu: Gpu, *, backend: Attention = "auto") -> Iterator[None]
         yield
     finally:
         F.scaled_dot_product_attention, F.rms_norm = before
-        torch.is_autocast_enabled, torch.get_autocast_gpu_dtype = is_autocast_enabled, get_autocast_gpu_dtype
+        torch.is_autocast_enabled, torch.get_autocast_gpu_dtype = (
+            is_autocast_enabled,
+            get_autocast_gpu_dtype,
+        )
 
 
-def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+def _rms_norm(
+    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
     if torch.compiler.is_compiling() or weight is None:
         return torch.rms_norm(input, normalized_shape, weight, eps)  # inductor fuses it either way
     normed: Tensor = _FusedRMSNorm.apply(input, weight)  # type: ignore[no-untyped-call]
@@ -127,7 +146,8 @@ def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None
 class _FusedRMSNorm(torch.autograd.Function):
     """Allocates what aten::_fused_rms_norm does on CUDA (torch 2.9 and newer): the result and one float a row.
 
-    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu. On a CPU it is several operators that keep their results.
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu. On a CPU it is several operators that
+    keep their results.
     """
 
     @staticmethod

@@ -1,11 +1,12 @@
 """Fake tensors that are watched: every storage's birth and death, with the phase, module and operator it came in.
 
-A fake tensor has shape, dtype, device and storage but no memory, so a step of any size runs on any machine. One
-storage is one block of the allocator, counted once however many tensors view it.
+A fake tensor has shape, dtype, device and storage but no memory, so a step of any size runs on any
+machine. One storage is one block of the allocator, counted once however many tensors view it.
 
-The watching is done inside the FakeTensorMode and not in a dispatch mode of its own: with another dispatch mode
-active, torch.compile silently runs eager code. Kernels' own scratch memory is invisible here, and told by `scratch`.
-Source: https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html
+The watching is done inside the FakeTensorMode and not in a dispatch mode of its own: with another
+dispatch mode active, torch.compile silently runs eager code. Kernels' own scratch memory is
+invisible here, and told by `scratch`. Source:
+https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html
 """
 
 import weakref
@@ -24,14 +25,15 @@ from autotune.spec.prediction import Category
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 _ALLOCATIONS = ("aten.empty_strided", "aten.as_strided", "aten.new_empty")
-"""Operators that say nothing of what the memory is for; the next operator or generated kernel does."""
+"""Operators that say nothing of what the memory is for; the next operator or generated kernel does.
+"""
 
 
 class StorageWatch:
     """A `PhaseMarker` that watches the storages of `mode`'s fake tensors.
 
-    `round_up` turns a tensor's bytes into those of the allocator's block; `scratch` says what an operator with these
-    arguments holds while it runs, beside its results.
+    `round_up` turns a tensor's bytes into those of the allocator's block; `scratch` says what an
+    operator with these arguments holds while it runs, beside its results.
     """
 
     def __init__(
@@ -54,14 +56,16 @@ class StorageWatch:
         self._scope: Scope | None = None
         self._unnamed: list[Block] = []
 
-    # -- recording ---------------------------------------------------------------------------------------------
+    # -- recording ---------------------------------------------------------------------------------
 
     @contextmanager
-    def recording(self, resident: Callable[[], Iterable[tuple[Category, str, Tensor]]]) -> Iterator[Recording]:
+    def recording(
+        self, resident: Callable[[], Iterable[tuple[Category, str, Tensor]]]
+    ) -> Iterator[Recording]:
         """Records the block it surrounds.
 
-        `resident` gives category, name and tensor of what is alive at its start; what else is, is not seen. The
-        tensors are not kept: what the block replaces of them is freed.
+        `resident` gives category, name and tensor of what is alive at its start; what else is, is
+        not seen. The tensors are not kept: what the block replaces of them is freed.
         """
         self._recording = recording = Recording()
         self._note_resident(resident(), recording)
@@ -71,9 +75,13 @@ class StorageWatch:
             self._recording = None
             self._blocks.clear()
 
-    def _note_resident(self, resident: Iterable[tuple[Category, str, Tensor]], recording: Recording) -> None:
+    def _note_resident(
+        self, resident: Iterable[tuple[Category, str, Tensor]], recording: Recording
+    ) -> None:
         for category, name, tensor in resident:
-            block = self._note_storage(tensor, module=name.rpartition(".")[0], operator=name.rpartition(".")[2])
+            block = self._note_storage(
+                tensor, module=name.rpartition(".")[0], operator=name.rpartition(".")[2]
+            )
             if block is not None:
                 block.born, block.resident = -1, category
                 recording.resident.append(block)
@@ -108,7 +116,7 @@ class StorageWatch:
             block.operator = kernel
         self._unnamed.clear()
 
-    # -- where we are ------------------------------------------------------------------------------------------
+    # -- where we are ------------------------------------------------------------------------------
 
     def enter_module(self, path: str) -> None:
         if not self._modules and self._phase_name() == "backward":
@@ -142,13 +150,18 @@ class StorageWatch:
         node = torch._C._current_autograd_node()
         return "" if node is None else self._module_of_node.get(node._sequence_nr(), "")
 
-    # -- storages ----------------------------------------------------------------------------------------------
+    # -- storages ----------------------------------------------------------------------------------
 
     def _dispatch(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is _ITEM and not self._modules and args[0].constant is None:
-            # Read by an optimizer, a gradient scaler or the training step: no branch of theirs changes the memory.
+            # Read by an optimizer, a gradient scaler or the training step: no branch of theirs
+            # changes the memory.
             return 0.0
         result: Any
         if func is _GROUPED_PRODUCT and args[0].dtype != torch.bfloat16:
@@ -222,11 +235,16 @@ class StorageWatch:
 
 
 def _grouped_product(
-    first: Tensor, second: Tensor, ends: Tensor | None = None, bias: Tensor | None = None, dtype: Any = None
+    first: Tensor,
+    second: Tensor,
+    ends: Tensor | None = None,
+    bias: Tensor | None = None,
+    dtype: Any = None,
 ) -> Tensor:
     """The result of aten::_grouped_mm, one product a group; torch's own fake form takes bfloat16 only.
 
-    [rows, k] by [groups, k, n] gives [rows, n]; [m, rows] by [rows, n] gives [groups, m, n], rows cut at `ends`.
+    [rows, k] by [groups, k, n] gives [rows, n]; [m, rows] by [rows, n] gives [groups, m, n], rows
+    cut at `ends`.
     """
     shape: tuple[int, ...] = (*first.shape[:-1], second.shape[-1])
     if first.dim() == 2 and second.dim() == 2:

@@ -1,10 +1,10 @@
 """torch.compile on fake tensors: inductor's own generated program is run, with its kernels left out.
 
-Inductor writes, for each graph, a Python program that allocates buffers, reuses and frees them, and calls kernels.
-Fusion, buffer reuse and order are all decided when that program is written. So inductor compiles as always up to that
-point; then the program is run on fake tensors, where an allocation is seen as any other and a kernel does nothing.
-There is no second model of what inductor does.
-Source: torch/_inductor/codegen/wrapper.py
+Inductor writes, for each graph, a Python program that allocates buffers, reuses and frees them, and
+calls kernels. Fusion, buffer reuse and order are all decided when that program is written. So
+inductor compiles as always up to that point; then the program is run on fake tensors, where an
+allocation is seen as any other and a kernel does nothing. There is no second model of what inductor
+does. Source: torch/_inductor/codegen/wrapper.py
 """
 
 import hashlib
@@ -40,7 +40,9 @@ class GeneratedPrograms:
         """Hash of all programs; None where nothing was compiled."""
         if not self._sources:
             return None
-        return hashlib.sha256("\n".join(map(_without_names, self._sources)).encode()).hexdigest()[:12]
+        return hashlib.sha256("\n".join(map(_without_names, self._sources)).encode()).hexdigest()[
+            :12
+        ]
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -52,10 +54,12 @@ class GeneratedPrograms:
             return self._load(code.value, constants=lowering.constants)
 
         graph._compile_to_module_lines = load  # type: ignore[method-assign, assignment]
-        # Kernels are written and never compiled. Without their vector form it takes a third less time, allocates the
-        # same, and needs no look at what the C++ compiler can do here.
+        # Kernels are written and never compiled. Without their vector form it takes a third less
+        # time, allocates the same, and needs no look at what the C++ compiler can do here.
         vector_units = torch._inductor.cpu_vec_isa.pick_vec_isa
-        torch._inductor.cpu_vec_isa.pick_vec_isa = lambda: torch._inductor.cpu_vec_isa.invalid_vec_isa
+        torch._inductor.cpu_vec_isa.pick_vec_isa = lambda: (
+            torch._inductor.cpu_vec_isa.invalid_vec_isa
+        )
         with (
             torch._inductor.config.patch(_NO_CACHES),
             torch._functorch.config.patch(enable_autograd_cache=False),
@@ -108,7 +112,9 @@ class _NoCompilation:
 
 
 def _empty_strided_on(device: str) -> Callable[..., Tensor]:
-    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device.partition("_")[0])
+    return lambda size, stride, dtype: torch.empty_strided(
+        size, stride, dtype=dtype, device=device.partition("_")[0]
+    )
 
 
 def _reinterpret_tensor(base: Tensor, size: Any, stride: Any, offset: int = 0) -> Tensor:

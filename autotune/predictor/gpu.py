@@ -13,11 +13,13 @@ ASSUMED_COMPUTE_CAPABILITY = "8.0"
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     capability: tuple[int, int]
-    """Compute capability: (9, 0) for an H100 or H200, (10, 0) for a B200, (8, 9) for an RTX 4090."""
+    """Compute capability: (9, 0) for an H100 or H200, (10, 0) for a B200, (8, 9) for an RTX 4090.
+    """
     release: tuple[int, int]
     """torch release: (2, 11)."""
     prefers_cudnn: bool = True
-    """Whether that torch's cuDNN is recent enough for torch to prefer its attention, where the GPU is."""
+    """Whether that torch's cuDNN is recent enough for torch to prefer its attention, where the GPU
+    is."""
     is_assumed: bool = False
     """Whether nobody said which GPU is meant."""
 
@@ -28,7 +30,10 @@ class Gpu:
 
 
 def gpu_of(compute_capability: str | None, torch_version: str | None) -> Gpu:
-    """None: the assumed GPU, and the installed torch. Raises InvalidInput for what is no compute capability."""
+    """None: the assumed GPU, and the installed torch.
+
+    Raises InvalidInput for what is no compute capability.
+    """
     major, minor = (torch_version or torch.__version__).split(".")[:2]
     return Gpu(
         capability=parse_compute_capability(compute_capability or ASSUMED_COMPUTE_CAPABILITY),
@@ -40,7 +45,8 @@ def gpu_of(compute_capability: str | None, torch_version: str | None) -> Gpu:
 
 _PREFERRED_CUDNN = 91500
 """torch prefers the attention of a newer cuDNN: check_prefer_cudnn_attention in
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. The wheels for CUDA 12 come with an older one."""
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. The wheels for CUDA 12 come with an older one.
+"""
 
 
 def _has_recent_cudnn() -> bool:

@@ -12,7 +12,8 @@
 
 What was allocated and freed, and who holds the bytes at the peak, is in `autotune/memory/`.
 
-Imported only in a trial's own process, which ends after one prediction: settings and patches die with it.
+Imported only in a trial's own process, which ends after one prediction: settings and patches die
+with it.
 """
 
 import gc
@@ -51,10 +52,12 @@ from autotune.techniques.checkpointing import Checkpointed
 from autotune.training.step import TrainingStep
 
 _FAKE_DEVICE = torch.device("cpu")
-"""Of all fake tensors, whatever they stand for: no GPU has to be there, and none that is there is touched."""
+"""Of all fake tensors, whatever they stand for: no GPU has to be there, and none that is there is
+touched."""
 
 MICRO_BATCHES = 2
-"""Micro batches run of a step: from the second on, which finds gradients and adds to them, all are alike."""
+"""Micro batches run of a step: from the second on, which finds gradients and adds to them, all are
+alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +67,18 @@ class PredictionRequest:
     device: str
     """The kind of device to predict for: cpu or cuda."""
     torch_version: str | None = None
-    """The torch release whose CUDA kernels are meant, such as 2.8; None: the one that is installed."""
+    """The torch release whose CUDA kernels are meant, such as 2.8; None: the one that is installed.
+    """
     compute_capability: str | None = None
     """Of the GPU that is meant, such as 9.0; None: that of an A100, and a note says so."""
     with_timeline: bool = False
 
 
 def predict(request: PredictionRequest) -> Prediction:
-    """The peak of a steady step. Raises PredictionImpossible where the model cannot run on fake tensors."""
+    """The peak of a steady step.
+
+    Raises PredictionImpossible where the model cannot run on fake tensors.
+    """
     started = time.perf_counter()
     try:
         prediction = _Rehearsal(request).prediction()
@@ -104,7 +111,9 @@ class _Rehearsal:
         sizes: dict[Category, int] = bytes_by_category(peak.blocks)
         sizes["workspace"] += workspace_bytes
         peak_bytes = peak.size_bytes + workspace_bytes
-        error = error_of(request.config, device=request.device, estimated_bytes=self._kernels.cudnn_bytes)
+        error = error_of(
+            request.config, device=request.device, estimated_bytes=self._kernels.cudnn_bytes
+        )
         return Prediction(
             device=request.device,
             fake_device=_FAKE_DEVICE.type,
@@ -137,9 +146,13 @@ class _Rehearsal:
             stack.enter_context(self._watch.mode)
             if self._is_cuda:
                 stack.enter_context(cuda.memory_of_the_host())
-                stack.enter_context(cuda.kernels_of_a_gpu(self._gpu, backend=request.config.attention))
+                stack.enter_context(
+                    cuda.kernels_of_a_gpu(self._gpu, backend=request.config.attention)
+                )
             stack.enter_context(self._programs.active())
-            training = apply_techniques(request.config, request.workload, weights_file=None, device=_FAKE_DEVICE)
+            training = apply_techniques(
+                request.config, request.workload, weights_file=None, device=_FAKE_DEVICE
+            )
             self._parameters = _number_of_parameters(training.parts.model)
             stack.enter_context(self._watching(training.parts.model))
             if not self._is_cuda:
@@ -161,7 +174,9 @@ class _Rehearsal:
     def _batch(self) -> Batch:
         """On the host, as a trial's batches are; as many micro batches as can differ in memory."""
         workload = self._request.workload
-        sequences = min(workload.global_batch, MICRO_BATCHES * self._request.config.micro_batch_size)
+        sequences = min(
+            workload.global_batch, MICRO_BATCHES * self._request.config.micro_batch_size
+        )
         rows = torch.zeros(sequences, workload.sequence_length + 1, dtype=torch.long)
         return Batch(rows[:, :-1], rows[:, 1:])
 
@@ -234,7 +249,9 @@ class _Rehearsal:
             )
 
 
-def _modules_of(model: nn.Module, path: str = "", inside: bool = False) -> Iterator[tuple[str, nn.Module, bool]]:
+def _modules_of(
+    model: nn.Module, path: str = "", inside: bool = False
+) -> Iterator[tuple[str, nn.Module, bool]]:
     """Every module with its path in the untouched model, and whether it is part of a compiled one."""
     yield path, model, inside
     for name, child in model.named_children():
@@ -272,7 +289,11 @@ def _impossible(error: BaseException) -> PredictionImpossible:
                 hint=hint,
             )
         if isinstance(cause, UnsupportedOperatorException):
-            return PredictionImpossible(f"the model cannot be predicted: {cause.func} has no fake form", hint=hint)
+            return PredictionImpossible(
+                f"the model cannot be predicted: {cause.func} has no fake form", hint=hint
+            )
         cause = cause.__cause__ or cause.__context__
     first_line = next((line for line in str(error).splitlines() if line.strip()), "")
-    return PredictionImpossible(f"the prediction failed: {type(error).__name__}: {first_line}", hint=hint)
+    return PredictionImpossible(
+        f"the prediction failed: {type(error).__name__}: {first_line}", hint=hint
+    )

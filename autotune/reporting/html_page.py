@@ -16,13 +16,17 @@ h1 { font-size: 1.4rem; margin: 0 } h2 { font-size: 1.15rem; margin: 1.2rem 0 .2
 """
 
 
-def whole_page(title: str, *, about: str, answer: str, drawing: go.Figure, heading: str = "", below: str = "") -> str:
+def whole_page(
+    title: str, *, about: str, answer: str, drawing: go.Figure, heading: str = "", below: str = ""
+) -> str:
     """`about` says what was looked at, `answer` what came out, `heading` what the figure is; `below` is HTML.
 
     Everything else is plain text. The figure's note stands above it.
     """
     settings = {"displaylogo": False}  # a link out of a page that needs nothing from outside
-    figure = drawing.to_html(full_html=False, include_plotlyjs=True, default_height="72vh", config=settings)
+    figure = drawing.to_html(
+        full_html=False, include_plotlyjs=True, default_height="72vh", config=settings
+    )
     note = note_of(drawing)
     return f"""<!doctype html>
 <html lang="en">

@@ -23,13 +23,17 @@ def image_of(
     height: int | None = None,
     scale: float = 1.0,
 ) -> bytes:
-    """The figure under its title and note, on white. Raises InvalidInput without kaleido or without a browser."""
+    """The figure under its title and note, on white.
+
+    Raises InvalidInput without kaleido or without a browser.
+    """
     try:
         import kaleido
         from kaleido.errors import BrowserClosedError, BrowserFailedError, ChromeNotFoundError
     except ImportError:
         raise InvalidInput(
-            f"{format} pictures need the package kaleido", hint=f"pip install 'autotune[images]'; {WITHOUT}"
+            f"{format} pictures need the package kaleido",
+            hint=f"pip install 'autotune[images]'; {WITHOUT}",
         ) from None
     width = width or DEFAULT_WIDTH
     height = height or drawing.layout.height or DEFAULT_HEIGHT
@@ -37,7 +41,11 @@ def image_of(
     size = {"width": width, "height": height, "scale": scale}
     try:
         # Without mathjax, which would be fetched; no figure of ours has formulas.
-        return bytes(kaleido.calc_fig_sync(headed.to_dict(), opts={"format": format, **size}, kopts={"mathjax": False}))
+        return bytes(
+            kaleido.calc_fig_sync(
+                headed.to_dict(), opts={"format": format, **size}, kopts={"mathjax": False}
+            )
+        )
     except (ChromeNotFoundError, BrowserFailedError, BrowserClosedError):
         raise InvalidInput(
             f"{format} pictures need a browser, and no Chrome or Chromium could be started",

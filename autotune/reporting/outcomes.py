@@ -22,6 +22,8 @@ OUTCOME_WORDS: Mapping[Outcome, str] = {
 def outcome_counts(records: Sequence[TrialRecord]) -> str:
     """`16 trials: 11 ok, 5 over the cap`."""
     counts: Counter[str] = Counter(record.outcome for record in records)
-    words = ", ".join(f"{counts[outcome]:,} {word}" for outcome, word in OUTCOME_WORDS.items() if counts[outcome])
+    words = ", ".join(
+        f"{counts[outcome]:,} {word}" for outcome, word in OUTCOME_WORDS.items() if counts[outcome]
+    )
     trials = f"{len(records):,} trial{'' if len(records) == 1 else 's'}"
     return f"{trials}: {words}" if words else trials

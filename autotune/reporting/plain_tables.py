@@ -33,7 +33,8 @@ CSV_COLUMNS = (
     *FIELD_ORDER,
     *(field.name for field in fields(TrialRecord) if field.name not in (*_FIRST, *_NESTED)),
 )
-"""The names of the JSON object of a trial, those of its `config` beside them; what is nested there is left out."""
+"""The names of the JSON object of a trial, those of its `config` beside them; what is nested there
+is left out."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
@@ -41,8 +42,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 def csv_text(result: StudyResult) -> str:
     """What was not measured is empty.
 
-    Names and messages come from files and errors of anybody: one that a spreadsheet would take for a formula gets an
-    apostrophe in front, which spreadsheets do not show. `--json` has it as it is.
+    Names and messages come from files and errors of anybody: one that a spreadsheet would take for
+    a formula gets an apostrophe in front, which spreadsheets do not show. `--json` has it as it is.
     """
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
@@ -73,7 +74,7 @@ def _cell(value: Any) -> Any:
     return value
 
 
-# -- Markdown ----------------------------------------------------------------------------------------------------
+# -- Markdown --------------------------------------------------------------------------------------
 
 
 def reference_markdown(about: str, notes: Iterable[str], rows: Sequence[Beside]) -> str:
@@ -86,7 +87,10 @@ def reference_markdown(about: str, notes: Iterable[str], rows: Sequence[Beside])
 
 
 def markdown_text(result: StudyResult) -> str:
-    """The pick, the front and all trials. Trials are numbers without a `#`, which would link to an issue."""
+    """The pick, the front and all trials.
+
+    Trials are numbers without a `#`, which would link to an issue.
+    """
     front = [result.trial(number) for number in result.front]
     beside = [r for r in result.trials if r.number == result.baseline and r not in front]
     cap = format_size(result.cap_bytes)
@@ -95,7 +99,11 @@ def markdown_text(result: StudyResult) -> str:
         f"{_plain(result.workload.describe())}, {result.workload.steps} steps, on {_plain(result.device.name)}, "
         f"cap {cap}. {outcome_counts(result.trials)}.",
         f"**{_answer(result)}**",
-        *([f"### Front under {cap}, and the baseline", _table(result, [*front, *beside])] if front else []),
+        *(
+            [f"### Front under {cap}, and the baseline", _table(result, [*front, *beside])]
+            if front
+            else []
+        ),
         *(["### All trials", _table(result, result.trials)] if result.trials else []),
         *([SHARED_MARK_SAYS] if any(map(is_shared, result.trials)) else []),
     ]
@@ -112,9 +120,20 @@ def _answer(result: StudyResult) -> str:
 def _table(result: StudyResult, records: Iterable[TrialRecord]) -> str:
     is_cuda = result.device.type == "cuda"
     device = ["on device"] if is_cuda else []
-    heads = ["trial", "configuration", "peak memory", *device, "tokens/s", "perplexity", "it is", "message"]
+    heads = [
+        "trial",
+        "configuration",
+        "peak memory",
+        *device,
+        "tokens/s",
+        "perplexity",
+        "it is",
+        "message",
+    ]
     rules = [":--" if head in ("configuration", "it is", "message") else "--:" for head in heads]
-    return "\n".join(_row(cells) for cells in [heads, rules, *(_cells(result, one, is_cuda) for one in records)])
+    return "\n".join(
+        _row(cells) for cells in [heads, rules, *(_cells(result, one, is_cuda) for one in records)]
+    )
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -125,7 +144,9 @@ def _cells(result: StudyResult, record: TrialRecord, is_cuda: bool) -> list[str]
     marks = [name for name, holds in _marks(result, record).items() if holds]
     marks += [] if record.outcome == "ok" else [OUTCOME_WORDS[record.outcome]]
     marks += [f"from {_plain(record.reused_from)}"] if record.reused_from else []
-    marks += [f"perplexity: {_plain(source)}"] if (source := perplexity_source_words(record)) else []
+    marks += (
+        [f"perplexity: {_plain(source)}"] if (source := perplexity_source_words(record)) else []
+    )
     return [
         str(record.number),
         _words(record),

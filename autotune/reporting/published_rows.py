@@ -21,7 +21,9 @@ def rows_beside(view: StudyView) -> tuple[Beside, ...]:
     definition = view.definition
     return beside_reference(
         reference_of(definition.space, what=f"study {view.result.study!r}"),
-        rows_of_study(definition, {record.config.fingerprint: record for record in view.result.trials}),
+        rows_of_study(
+            definition, {record.config.fingerprint: record for record in view.result.trials}
+        ),
         has_published_size=has_published_size(view),
     )
 
@@ -61,7 +63,12 @@ def stacked_cells(rows: Sequence[Beside]) -> list[list[str]]:
         own, published = _own_cells(row), _published_cells(row)
         lines += [[row.name, *own, row.own.remark], ["  published", *published, ""]]
         lines.append(
-            ["  difference", _ratio(row.peak_ratio), _percent(row.saved_difference, sign="+"), _ratio(row.speed_ratio)]
+            [
+                "  difference",
+                _ratio(row.peak_ratio),
+                _percent(row.saved_difference, sign="+"),
+                _ratio(row.speed_ratio),
+            ]
         )
     return lines
 
@@ -69,7 +76,12 @@ def stacked_cells(rows: Sequence[Beside]) -> list[list[str]]:
 def _own_cells(row: Beside) -> list[str]:
     own = row.own.figures
     mark = PREDICTED_MARK if row.own.peak_is_predicted else ""
-    return [mark + _size(own.peak_memory_bytes), _percent(row.saved), _times(row.speed), _number(own.perplexity)]
+    return [
+        mark + _size(own.peak_memory_bytes),
+        _percent(row.saved),
+        _times(row.speed),
+        _number(own.perplexity),
+    ]
 
 
 def _published_cells(row: Beside) -> list[str]:
@@ -90,7 +102,9 @@ def notes(reference: Reference, rows: Sequence[Beside], *, has_published_size: b
         "savings is in percentage points.",
     ]
     if not has_published_size:
-        said.append("The model or the batch here is of another size: savings compare, peaks do not.")
+        said.append(
+            "The model or the batch here is of another size: savings compare, peaks do not."
+        )
     if any(row.own.peak_is_predicted for row in rows):
         said.append(f"{PREDICTED_MARK} is predicted, not measured.")
         control = next(row.own for row in rows if row.name == reference.control)

@@ -1,7 +1,8 @@
 """How all figures look: units, colours that colour-blind people can tell apart, shapes, light and dark, narrow screens.
 
-A figure has no background of its own and takes its text and grid from a template, so that a page can exchange `LIGHT`
-for `DARK` when the reader's colour scheme changes (`SCREEN_SCRIPT` does). Colours of marks stand out on both.
+A figure has no background of its own and takes its text and grid from a template, so that a page
+can exchange `LIGHT` for `DARK` when the reader's colour scheme changes (`SCREEN_SCRIPT` does).
+Colours of marks stand out on both.
 """
 
 import json
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 # Okabe and Ito's palette, without its yellow, which white paper swallows.
-BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
+BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#d55e00",
+    "#cc79a7",
+    "#56b4e9",
+)
 GREY = "#8a8a8a"
 """Readable on white and on black: lines, error bars, what is not feasible."""
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, SKY)
@@ -27,7 +35,8 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """One each for the things a figure compares, so that nothing is told by colour alone."""
 
 SCALE = ((0.0, "#f2b632"), (0.35, "#e0705b"), (0.7, "#b0479a"), (1.0, "#6c55c8"))
-"""For a number as a colour, low to high. Neither end is lost on white or on black, as those of Viridis are."""
+"""For a number as a colour, low to high. Neither end is lost on white or on black, as those of
+Viridis are."""
 
 CATEGORY_COLORS: Mapping[Category | str, str] = {
     "parameters": BLUE,
@@ -64,7 +73,9 @@ class Unit:
         return size_bytes / self.size_bytes
 
 
-_UNITS = tuple(Unit(name=name, size_bytes=1024**power) for name, power in (("GiB", 3), ("MiB", 2), ("KiB", 1)))
+_UNITS = tuple(
+    Unit(name=name, size_bytes=1024**power) for name, power in (("GiB", 3), ("MiB", 2), ("KiB", 1))
+)
 
 
 def unit_for(size_bytes: float) -> Unit:
@@ -72,7 +83,7 @@ def unit_for(size_bytes: float) -> Unit:
     return next((unit for unit in _UNITS if size_bytes >= unit.size_bytes), _UNITS[-1])
 
 
-# -- light and dark ----------------------------------------------------------------------------------------------
+# -- light and dark --------------------------------------------------------------------------------
 
 
 def _template(*, text: str, grid: str, zero: str) -> dict[str, Any]:
@@ -80,7 +91,11 @@ def _template(*, text: str, grid: str, zero: str) -> dict[str, Any]:
     axis, box = {**lines, "automargin": True}, {**lines, "showbackground": False}
     return {
         "layout": {
-            "font": {"color": text, "family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 13},
+            "font": {
+                "color": text,
+                "family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif",
+                "size": 13,
+            },
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "colorway": list(PALETTE),
@@ -111,7 +126,9 @@ def empty_figure(*, note: str = "", panels: "go.Figure | None" = None) -> "go.Fi
     import plotly.graph_objects as go
 
     drawing = go.Figure() if panels is None else panels
-    drawing.update_layout(template=LIGHT, margin={"t": 30, "r": 16, "b": 50, "l": 16}, meta={"note": note})
+    drawing.update_layout(
+        template=LIGHT, margin={"t": 30, "r": 16, "b": 50, "l": 16}, meta={"note": note}
+    )
     return drawing
 
 
@@ -120,11 +137,15 @@ def note_of(drawing: "go.Figure") -> str:
     return str((drawing.layout.meta or {}).get("note", ""))
 
 
-def on_narrow_screens(drawing: "go.Figure", changes: Mapping[str, Any], *, least_width: int | None = None) -> None:
+def on_narrow_screens(
+    drawing: "go.Figure", changes: Mapping[str, Any], *, least_width: int | None = None
+) -> None:
     """`changes` of the layout for a phone, and the way back; below `least_width` pixels a page scrolls the figure."""
     before = {path: _plain(drawing.layout[path]) for path in changes}
     meta = {**(drawing.layout.meta or {}), "narrow": dict(changes), "wide": before}
-    drawing.update_layout(meta=meta if least_width is None else {**meta, "least_width": least_width})
+    drawing.update_layout(
+        meta=meta if least_width is None else {**meta, "least_width": least_width}
+    )
 
 
 def hide_on_narrow_screens(drawing: "go.Figure", *names: str) -> None:
@@ -139,7 +160,9 @@ def grey_key(trace: Any) -> Any:
     look = {"symbol": trace.marker.symbol, "size": min(trace.marker.size, 14), "color": GREY}
     places = {axis: [None] for axis in "xyz" if axis in trace}
     marker = {**look, "line": trace.marker.line.to_plotly_json()}
-    return type(trace)(**places, mode="markers", name=trace.name, legendgroup=trace.name, marker=marker)
+    return type(trace)(
+        **places, mode="markers", name=trace.name, legendgroup=trace.name, marker=marker
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -178,10 +201,11 @@ SCREEN_SCRIPT = (
 })();
 """
 )
-"""For pages: gives every figure the colours of the reader's scheme and the layout of a narrow or wide screen."""
+"""For pages: gives every figure the colours of the reader's scheme and the layout of a narrow or
+wide screen."""
 
 
-# -- words -------------------------------------------------------------------------------------------------------
+# -- words -----------------------------------------------------------------------------------------
 
 
 def wrapped(text: str, *, width: int, lines: int = 3) -> str:
@@ -193,7 +217,10 @@ def wrapped(text: str, *, width: int, lines: int = 3) -> str:
 
 
 def escaped(text: str) -> str:
-    """Plain text for a label. Quotes stay as they are: plotly would show the letters of `&quot;`."""
+    """Plain text for a label.
+
+    Quotes stay as they are: plotly would show the letters of `&quot;`.
+    """
     return escape(text, quote=False)
 
 
@@ -205,9 +232,18 @@ def with_heading(drawing: "go.Figure", title: str, *, width: int, height: int) -
     lines = 1 + heading.count("<br>") + (note.count("<br>") + 1 if note else 0)
     copy = type(drawing)(drawing)
     text = heading + (f"<br><span style='font-size:0.85em'>{note}</span>" if note else "")
-    room = (drawing.layout.margin.t or 30) + 12 + 20 * lines + 22 * _legend_rows(drawing, width=width)
+    room = (
+        (drawing.layout.margin.t or 30) + 12 + 20 * lines + 22 * _legend_rows(drawing, width=width)
+    )
     copy.update_layout(
-        title={"text": text, "x": 0.01, "xanchor": "left", "y": 1 - 18 / height, "yref": "container", "yanchor": "top"},
+        title={
+            "text": text,
+            "x": 0.01,
+            "xanchor": "left",
+            "y": 1 - 18 / height,
+            "yref": "container",
+            "yanchor": "top",
+        },
         title_font_size=16,
         margin_t=room,
         paper_bgcolor="white",

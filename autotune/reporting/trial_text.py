@@ -42,7 +42,9 @@ def perplexity_source_words(record: TrialRecord) -> str:
 
 
 SHARED_MARK = "="
-SHARED_MARK_SAYS = "= is the perplexity of the trial that was trained to the end for all its numerics"
+SHARED_MARK_SAYS = (
+    "= is the perplexity of the trial that was trained to the end for all its numerics"
+)
 """What a table with such marks has below or above it."""
 
 
@@ -82,7 +84,9 @@ def about(result: StudyResult) -> str:
 def full_hover(record: TrialRecord, baseline: TrialRecord | None) -> str:
     """The whole configuration and all that was measured, as HTML lines."""
     lines = [f"<b>#{record.number} {style.wrapped(record.name or '', width=_LINE, lines=6)}</b>"]
-    lines += [f"{field.replace('_', ' ')}: {value}" for field, value in record.config.to_dict().items()]
+    lines += [
+        f"{field.replace('_', ' ')}: {value}" for field, value in record.config.to_dict().items()
+    ]
     lines += _measured(record)
     if against := savings(record, baseline).removeprefix("; "):
         lines.append(style.wrapped(against, width=_LINE))
@@ -92,7 +96,10 @@ def full_hover(record: TrialRecord, baseline: TrialRecord | None) -> str:
 def short_hover(record: TrialRecord) -> str:
     """Number and choices on one line, then what was measured: for figures with thousands of marks."""
     return "<br>".join(
-        [f"<b>#{record.number}</b> {style.wrapped(described(record), width=_LINE, lines=6)}", *_measured(record)]
+        [
+            f"<b>#{record.number}</b> {style.wrapped(described(record), width=_LINE, lines=6)}",
+            *_measured(record),
+        ]
     )
 
 
@@ -103,16 +110,21 @@ _LINE = 42
 def _measured(record: TrialRecord) -> list[str]:
     lines = []
     if record.peak_memory_bytes is not None:
-        lines.append(f"peak memory: {format_size(record.peak_memory_bytes)}, in {record.peak_phase}")
+        lines.append(
+            f"peak memory: {format_size(record.peak_memory_bytes)}, in {record.peak_phase}"
+        )
     if record.device_bytes is not None and record.device_bytes != record.peak_memory_bytes:
         lines.append(f"on the device: {format_size(record.device_bytes)}")
     if record.tokens_per_second is not None:
-        lines.append(f"tokens/s: {speed_words(record.tokens_per_second, record.tokens_per_second_spread)}")
+        lines.append(
+            f"tokens/s: {speed_words(record.tokens_per_second, record.tokens_per_second_spread)}"
+        )
     if record.perplexity is not None:
         source = record.perplexity_source or ""
         spread = "" if record.perplexity_spread is None else f" ±{record.perplexity_spread:.3f}"
         lines.append(
-            f"perplexity: {record.perplexity:,.3f}{spread}" + (f" ({style.escaped(source)})" if source else "")
+            f"perplexity: {record.perplexity:,.3f}{spread}"
+            + (f" ({style.escaped(source)})" if source else "")
         )
     if record.compile_seconds is not None:
         lines.append(f"compiled in {record.compile_seconds:.1f} s")

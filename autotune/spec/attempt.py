@@ -1,4 +1,7 @@
-"""One try at a trial: who has it, until when, and how it ended. A trial gets its result from exactly one attempt."""
+"""One try at a trial: who has it, until when, and how it ended.
+
+A trial gets its result from exactly one attempt.
+"""
 
 import uuid
 from dataclasses import dataclass
@@ -8,15 +11,18 @@ AttemptState = Literal["running", "finished", "lost", "forgiven", "given_up", "g
 """How an attempt stands. Of those that ended:
 
 - finished: its result is the trial's
-- lost: the machine's fault, not the configuration's: killed from outside, device lost, trial server lost
+- lost: the machine's fault, not the configuration's: killed from outside, device lost, trial server
+  lost
 - forgiven: lost, and a later search lets the trial be tried anew
 - given_up: its worker died, or let the lease run out
 - given_back: its search was stopped
-- late: given up, lost or given back, and then a result came after all, which was refused and is kept with the attempt
+- late: given up, lost or given back, and then a result came after all, which was refused and is
+  kept with the attempt
 """
 
 LEASE_SECONDS = 60.0
-"""A worker that has not renewed its lease for so long is taken for dead, where nothing else says whether it is."""
+"""A worker that has not renewed its lease for so long is taken for dead, where nothing else says
+whether it is."""
 RENEWAL_SECONDS = 10.0
 MOST_RETRIES = 3
 """Attempts after the first that a trial gets where it was lost each time."""

@@ -1,7 +1,8 @@
 """A training configuration: one choice for every technique, and which choices go together.
 
-Legality lives here and nowhere else: `RULES` lists every illegal combination with the sentence that explains it.
-What *this device* cannot do is not known here; a probe finds it (`autotune/execution/server/tasks.py`).
+Legality lives here and nowhere else: `RULES` lists every illegal combination with the sentence that
+explains it. What *this device* cannot do is not known here; a probe finds it
+(`autotune/execution/server/tasks.py`).
 """
 
 import dataclasses
@@ -14,7 +15,9 @@ from typing import Any, Literal, get_args
 
 from autotune.errors import IllegalConfiguration, InvalidInput
 
-Precision = Literal["fp32", "tf32", "bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"]
+Precision = Literal[
+    "fp32", "tf32", "bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"
+]
 Checkpointing = Literal["none", "attention", "selective", "every-4", "every-2", "block", "sqrt"]
 CompileScope = Literal["none", "block", "model"]
 Optimizer = Literal["adamw", "adafactor", "sgd", "adafactor-fixed-rate", "adamw-8bit"]
@@ -27,30 +30,38 @@ ActivationOffload = Literal["none", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """One choice for every technique. Flat, hashable, JSON-ready. Raises InvalidInput for a value no technique has."""
+    """One choice for every technique.
+
+    Flat, hashable, JSON-ready. Raises InvalidInput for a value no technique has.
+    """
 
     precision: Precision = "fp32"
-    """Numbers computed and kept in. `*-mixed`: autocast over fp32 weights; `bf16-true`: the whole model in bf16;
-    `bf16-stochastic`: the same, its update rounded stochastically; `fp8`: bf16-mixed, the blocks' products in fp8."""
+    """Numbers computed and kept in. `*-mixed`: autocast over fp32 weights; `bf16-true`: the whole
+    model in bf16; `bf16-stochastic`: the same, its update rounded stochastically; `fp8`:
+    bf16-mixed, the blocks' products in fp8."""
 
     checkpointing: Checkpointing = "none"
     """Which activations are dropped in forward and recomputed in backward."""
 
     compile: CompileScope = "none"
-    """What torch.compile sees at once: nothing, each transformer block, or the whole model with its loss."""
+    """What torch.compile sees at once: nothing, each transformer block, or the whole model with its
+    loss."""
 
     memory_budget: float = 1.0
-    """torch.compile's activation memory budget, 1.0 (keep what the partitioner keeps) to 0.0 (recompute all)."""
+    """torch.compile's activation memory budget, 1.0 (keep what the partitioner keeps) to 0.0
+    (recompute all)."""
 
     optimizer: Optimizer = "adamw"
-    """torch.optim's AdamW, Adafactor or SGD (momentum 0.9), Adafactor with a rate that no weight scales, or torchao's
-    AdamW with its state in 8 bits."""
+    """torch.optim's AdamW, Adafactor or SGD (momentum 0.9), Adafactor with a rate that no weight
+    scales, or torchao's AdamW with its state in 8 bits."""
 
     optimizer_fusion: OptimizerFusion = "none"
-    """How the update runs: a loop, batched (`foreach`), one kernel (`fused=True`), or inside backward."""
+    """How the update runs: a loop, batched (`foreach`), one kernel (`fused=True`), or inside
+    backward."""
 
     micro_batch_size: int = 1
-    """Sequences per forward pass; the global batch divided by it is the number of accumulation steps."""
+    """Sequences per forward pass; the global batch divided by it is the number of accumulation
+    steps."""
 
     allocator: Allocator = "default"
     """CUDA caching allocator: default segments or expandable segments."""
@@ -62,7 +73,8 @@ class TrainingConfig:
     """Whether the logits of the whole micro batch exist at once, or chunk by chunk."""
 
     activation_offload: ActivationOffload = "none"
-    """Where large activations wait for the backward pass: on the device, or in pinned memory of the host."""
+    """Where large activations wait for the backward pass: on the device, or in pinned memory of the
+    host."""
 
     def __post_init__(self) -> None:
         values = vars(self)
@@ -90,13 +102,15 @@ class TrainingConfig:
     def numerics_class(self) -> tuple[str, ...]:
         """Configurations of one class compute the same numbers up to rounding of the order of operations.
 
-        Compiled and eager are one class in fp32 and tf32 and two in 16 bit, where fusion changes what is rounded; so
-        do other attention kernels there, and the sum over the chunks of a loss.
+        Compiled and eager are one class in fp32 and tf32 and two in 16 bit, where fusion changes
+        what is rounded; so do other attention kernels there, and the sum over the chunks of a loss.
         """
         is_16_bit = self.precision not in ("fp32", "tf32")
         rounding = ["compiled" if is_16_bit and self.compile != "none" else "eager"]
         if is_16_bit:
-            rounding += [value for value in (self.attention, self.loss) if value not in ("auto", "full")]
+            rounding += [
+                value for value in (self.attention, self.loss) if value not in ("auto", "full")
+            ]
         return (self.precision, self.optimizer, *rounding)
 
     def describe(self) -> str:
@@ -111,7 +125,8 @@ class TrainingConfig:
 
 _SORTED_JSON = json.JSONEncoder(sort_keys=True)
 _YOUNGER_FIELDS = ("attention", "loss", "activation_offload")
-"""Newer than the first studies: at their defaults no part of a fingerprint, so that old records keep theirs."""
+"""Newer than the first studies: at their defaults no part of a fingerprint, so that old records
+keep theirs."""
 
 CHOICES: Mapping[str, tuple[Any, ...]] = {
     "precision": get_args(Precision),
@@ -142,7 +157,8 @@ FIELD_ORDER = (
     "loss",
     "activation_offload",
 )
-"""The order in which a configuration is decided: a field's legal values depend only on those before it."""
+"""The order in which a configuration is decided: a field's legal values depend only on those before
+it."""
 
 
 def check_value(field: str, value: object) -> None:
@@ -150,15 +166,24 @@ def check_value(field: str, value: object) -> None:
     if field in CHOICES:
         # No member test by `in` alone: True == 1 and 1.0 == 1 must not pass for other types.
         if not isinstance(value, str) or value not in CHOICES[field]:
-            raise InvalidInput(f"{field} = {value!r} is not possible", hint=f"use one of {', '.join(CHOICES[field])}")
+            raise InvalidInput(
+                f"{field} = {value!r} is not possible",
+                hint=f"use one of {', '.join(CHOICES[field])}",
+            )
     elif field == "memory_budget":
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
-            raise InvalidInput(f"memory_budget = {value!r} is not possible", hint="use a number from 0.0 to 1.0")
+            raise InvalidInput(
+                f"memory_budget = {value!r} is not possible", hint="use a number from 0.0 to 1.0"
+            )
     elif field == "micro_batch_size":
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidInput(f"micro_batch_size = {value!r} is not possible", hint="use a whole number from 1 up")
+            raise InvalidInput(
+                f"micro_batch_size = {value!r} is not possible", hint="use a whole number from 1 up"
+            )
     else:
-        raise InvalidInput(f"there is no technique {field!r}", hint=f"the techniques are {', '.join(FIELD_ORDER)}")
+        raise InvalidInput(
+            f"there is no technique {field!r}", hint=f"the techniques are {', '.join(FIELD_ORDER)}"
+        )
 
 
 _PLAIN = TrainingConfig()
@@ -217,7 +242,10 @@ RULES = (
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),
-        lambda c, _: c["optimizer_fusion"] in ("foreach", "kernel") and c["optimizer"] == "adafactor-fixed-rate",
+        lambda c, _: (
+            c["optimizer_fusion"] in ("foreach", "kernel")
+            and c["optimizer"] == "adafactor-fixed-rate"
+        ),
         "adafactor-fixed-rate updates one parameter after the other and has no optimizer_fusion {optimizer_fusion}: "
         "use none or backward, or another optimizer",
     ),
@@ -229,7 +257,9 @@ RULES = (
     ),
     Rule(
         ("micro_batch_size", "optimizer_fusion"),
-        lambda c, at: c["optimizer_fusion"] == "backward" and c["micro_batch_size"] != at.global_batch,
+        lambda c, at: (
+            c["optimizer_fusion"] == "backward" and c["micro_batch_size"] != at.global_batch
+        ),
         "optimizer_fusion backward would step after every micro batch of {micro_batch_size} instead of once for the "
         "global batch of {global_batch}: set micro_batch_size to {global_batch}, or use another fusion",
     ),
@@ -241,13 +271,17 @@ RULES = (
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),
-        lambda c, _: c["optimizer_fusion"] in ("foreach", "kernel") and c["optimizer"] == "adamw-8bit",
+        lambda c, _: (
+            c["optimizer_fusion"] in ("foreach", "kernel") and c["optimizer"] == "adamw-8bit"
+        ),
         "adamw-8bit compiles its own kernel for each parameter and has no optimizer_fusion {optimizer_fusion}: "
         "use none or backward, or another optimizer",
     ),
     Rule(
         ("precision", "optimizer_fusion"),
-        lambda c, _: c["optimizer_fusion"] in ("foreach", "kernel") and c["precision"] == "bf16-stochastic",
+        lambda c, _: (
+            c["optimizer_fusion"] in ("foreach", "kernel") and c["precision"] == "bf16-stochastic"
+        ),
         "bf16-stochastic holds one parameter at a time in float32, and optimizer_fusion {optimizer_fusion} updates all "
         "at once: use none or backward, or precision bf16-true",
     ),
@@ -265,7 +299,8 @@ RULES = (
     ),
     Rule(
         ("precision", "micro_batch_size"),
-        # The gradient of a weight is a product along the tokens of a micro batch; every micro batch is a full one.
+        # The gradient of a weight is a product along the tokens of a micro batch; every micro batch
+        # is a full one.
         lambda c, at: (
             c["precision"] == "fp8"
             and at.sequence_length is not None

@@ -41,7 +41,11 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
         check_script(settings)
         return {**settings, "model": SCRIPT}
     model = settings.get("model")
-    if not isinstance(model, str) or model in MODEL_NAMES or settings.get("model_config") is not None:
+    if (
+        not isinstance(model, str)
+        or model in MODEL_NAMES
+        or settings.get("model_config") is not None
+    ):
         return dict(settings)
     if is_function_reference(model):
         check_function(model, settings)
@@ -50,7 +54,9 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not exists and not is_hub_name(model):
         raise no_model(model)
     if model.endswith(".py"):
-        raise InvalidInput(f"{model} does not say which function makes the model", hint=f"write {model}:function")
+        raise InvalidInput(
+            f"{model} does not say which function makes the model", hint=f"write {model}:function"
+        )
     content = read_model_config(model) if exists else fetch_model_config(model)
     replaced = {**settings, "model": model_name(content), "model_config": content}
     if settings.get("tokenizer") == "model":

@@ -32,7 +32,9 @@ def read_model_config(path: str) -> dict[str, Any]:
     file = expanded(path)
     file = file / FILE_NAME if file.is_dir() else file
     if is_there(str(file)) and not is_plain_file(file):
-        raise InvalidInput(f"model {path!r} is no file to be read", hint=f"name a {FILE_NAME} or a folder with one")
+        raise InvalidInput(
+            f"model {path!r} is no file to be read", hint=f"name a {FILE_NAME} or a folder with one"
+        )
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"), parse_constant=_refuse_constant)
     except OSError as error:
@@ -41,10 +43,13 @@ def read_model_config(path: str) -> dict[str, Any]:
             hint=f"name a {FILE_NAME} or a folder that holds one",
         ) from None
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{file} is not valid JSON: {error}", hint="mend the place it names") from None
+        raise InvalidInput(
+            f"{file} is not valid JSON: {error}", hint="mend the place it names"
+        ) from None
     if not isinstance(content, dict) or not _is_plain_name(content.get("model_type")):
         raise InvalidInput(
-            f"{file} does not say which model it describes", hint='it must hold a "model_type", such as "llama"'
+            f"{file} does not say which model it describes",
+            hint='it must hold a "model_type", such as "llama"',
         )
     sizes_of(content)
     return content
@@ -52,7 +57,9 @@ def read_model_config(path: str) -> dict[str, Any]:
 
 def is_hub_name(model: str) -> bool:
     """Whether `model` has the form `owner/name`, and not that of a path."""
-    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model, re.ASCII) is not None and Path(model).suffix not in (
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model, re.ASCII) is not None and Path(
+        model
+    ).suffix not in (
         ".json",
         ".py",
     )
@@ -97,7 +104,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def no_weights(source: str) -> InvalidInput:
-    return InvalidInput(f"there are no weights in {source}", hint="name a folder with model.safetensors in it")
+    return InvalidInput(
+        f"there are no weights in {source}", hint="name a folder with model.safetensors in it"
+    )
 
 
 def _refuse_constant(constant: str) -> None:
@@ -105,7 +114,11 @@ def _refuse_constant(constant: str) -> None:
 
 
 def _is_plain_name(value: object) -> bool:
-    return isinstance(value, str) and value.isascii() and value.replace("_", "").replace("-", "").isalnum()
+    return (
+        isinstance(value, str)
+        and value.isascii()
+        and value.replace("_", "").replace("-", "").isalnum()
+    )
 
 
 def model_name(content: Mapping[str, Any]) -> str:
@@ -115,7 +128,10 @@ def model_name(content: Mapping[str, Any]) -> str:
 
 
 def sizes_of(content: Mapping[str, Any]) -> dict[str, int]:
-    """The workload's sizes by their names there. Raises InvalidInput for one that is missing or no size."""
+    """The workload's sizes by their names there.
+
+    Raises InvalidInput for one that is missing or no size.
+    """
     sizes = {}
     for field, keys in _KEYS.items():
         value = next((content[key] for key in keys if key in content), None)

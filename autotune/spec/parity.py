@@ -1,10 +1,10 @@
 """Parity: whether two configurations compute the same training, told from its first steps.
 
-Two trainings from the same weights on the same batches are compared by the loss of each step and by the gradient of
-each block at the first. The losses alone do not tell: wrong gradients leave the first loss equal. A gradient is kept
-as its norm and a few random projections: the root mean square of the differences of two gradients' projections on
-random signs estimates the norm of their difference (Achlioptas 2003, doi:10.1016/S0022-0000(03)00025-4), to about a
-quarter with eight.
+Two trainings from the same weights on the same batches are compared by the loss of each step and by
+the gradient of each block at the first. The losses alone do not tell: wrong gradients leave the
+first loss equal. A gradient is kept as its norm and a few random projections: the root mean square
+of the differences of two gradients' projections on random signs estimates the norm of their
+difference (Achlioptas 2003, doi:10.1016/S0022-0000(03)00025-4), to about a quarter with eight.
 """
 
 import math
@@ -26,26 +26,35 @@ class ParityTrace:
     losses: tuple[float, ...]
     """Mean token loss before each of the first `PARITY_STEPS` updates, in nats."""
     gradient_norms: Mapping[str, float]
-    """Euclidean norm of the first global batch's gradient, by block; `rest`: all parameters outside the blocks.
-    Empty where the optimizer made no step, as a GradScaler skips the one that overflowed."""
+    """Euclidean norm of the first global batch's gradient, by block; `rest`: all parameters outside
+    the blocks. Empty where the optimizer made no step, as a GradScaler skips the one that
+    overflowed."""
     gradient_projections: Mapping[str, tuple[float, ...]]
-    """Its projections on `PROJECTIONS` vectors of random signs, the same ones for every configuration."""
+    """Its projections on `PROJECTIONS` vectors of random signs, the same ones for every
+    configuration."""
     draws_random_numbers: bool
     """Whether a step draws random numbers, as dropout does."""
     tokens: int | None = None
-    """Tokens of the first step as a script has reported them; None where the workload says how many they are."""
+    """Tokens of the first step as a script has reported them; None where the workload says how many
+    they are."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "ParityTrace":
-        projections = {block: tuple(values) for block, values in stored["gradient_projections"].items()}
-        return cls(**{**stored, "losses": tuple(stored["losses"]), "gradient_projections": projections})
+        projections = {
+            block: tuple(values) for block, values in stored["gradient_projections"].items()
+        }
+        return cls(
+            **{**stored, "losses": tuple(stored["losses"]), "gradient_projections": projections}
+        )
 
     def gradient_difference(self, reference: "ParityTrace", block: str) -> float:
         """Estimated norm of the difference between the gradients of a block, relative to the reference's norm."""
-        pairs = zip(self.gradient_projections[block], reference.gradient_projections[block], strict=True)
+        pairs = zip(
+            self.gradient_projections[block], reference.gradient_projections[block], strict=True
+        )
         square = statistics.fmean((mine - its) ** 2 for mine, its in pairs)
         norm = reference.gradient_norms[block]
         return math.sqrt(square) / norm if norm else (math.inf if square else 0.0)
@@ -68,10 +77,11 @@ TOLERANCES: Mapping[Precision, ParityTolerance] = {
     "fp16-mixed": ParityTolerance(loss=1e-3, gradient=1e-2),
     "fp8": ParityTolerance(loss=2e-2, gradient=2e-1),
 }
-"""At least four times what `studies/parity/` measured on small models, as rounding grows with depth and length; a
-memory budget with dropout 0.1 is 7 to 17 % off. In fp32 room is left for more than rounding: a ReLU whose input is
-within rounding of zero passes its whole gradient or none, and one of 64,512 moved a block's gradient by 0.14 %. tf32
-and fp8 were not measured, for want of the hardware: tf32 has the bits of fp16, fp8 four fewer than bf16."""
+"""At least four times what `studies/parity/` measured on small models, as rounding grows with depth
+and length; a memory budget with dropout 0.1 is 7 to 17 % off. In fp32 room is left for more than
+rounding: a ReLU whose input is within rounding of zero passes its whole gradient or none, and one
+of 64,512 moved a block's gradient by 0.14 %. tf32 and fp8 were not measured, for want of the
+hardware: tf32 has the bits of fp16, fp8 four fewer than bf16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +102,9 @@ def largest_difference(
 ) -> Difference:
     """How far `trace` is from `reference`: the losses of all steps and the gradients of all blocks that are in both.
 
-    `strictness`: by how much less than rounding allows is allowed, where the two are more alike than that.
-    Where a GradScaler skipped the first update of one, as its scaled gradients overflowed, only the first losses can
-    be the same.
+    `strictness`: by how much less than rounding allows is allowed, where the two are more alike
+    than that. Where a GradScaler skipped the first update of one, as its scaled gradients
+    overflowed, only the first losses can be the same.
     """
     tolerance = TOLERANCES[precision]
     compared = PARITY_STEPS if _was_updated(trace) and _was_updated(reference) else 1
@@ -103,9 +113,15 @@ def largest_difference(
         _of_losses(step, mine, its, allowed=tolerance.loss / strictness)
         for step, (mine, its) in enumerate(losses, start=1)
     ] + [
-        _of_gradients(block, trace.gradient_difference(reference, block), allowed=tolerance.gradient / strictness)
+        _of_gradients(
+            block,
+            trace.gradient_difference(reference, block),
+            allowed=tolerance.gradient / strictness,
+        )
         for block in trace.gradient_norms
-        if math.isfinite(trace.gradient_norms[block] + reference.gradient_norms.get(block, math.nan))
+        if math.isfinite(
+            trace.gradient_norms[block] + reference.gradient_norms.get(block, math.nan)
+        )
     ]
     return max(differences, key=lambda one: math.inf if math.isnan(one.multiple) else one.multiple)
 

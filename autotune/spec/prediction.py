@@ -11,13 +11,21 @@ from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 
 Category = Literal[
-    "parameters", "buffers", "optimizer_state", "gradients", "activations", "temporaries", "inputs", "workspace"
+    "parameters",
+    "buffers",
+    "optimizer_state",
+    "gradients",
+    "activations",
+    "temporaries",
+    "inputs",
+    "workspace",
 ]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 """What holds memory.
 
-activations: born in a forward pass, or in its recomputation, and needed after it; temporaries: everything else that
-lives within a step, the gradients of activations included; inputs: tokens and labels; workspace: what cuBLAS keeps.
+activations: born in a forward pass, or in its recomputation, and needed after it; temporaries:
+everything else that lives within a step, the gradients of activations included; inputs: tokens and
+labels; workspace: what cuBLAS keeps.
 """
 
 
@@ -37,7 +45,10 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Live bytes over the allocations and frees of one step. A long step is thinned out; the peak is always kept."""
+    """Live bytes over the allocations and frees of one step.
+
+    A long step is thinned out; the peak is always kept.
+    """
 
     events: tuple[int, ...]
     """Number of the allocation or free after which the bytes were read."""
@@ -54,10 +65,12 @@ class Prediction:
     device: str
     """The kind of device the prediction is for: cpu or cuda."""
     fake_device: str
-    """The device of the fake tensors: cpu. Predictions for CUDA that older releases stored may say cuda."""
+    """The device of the fake tensors: cpu. Predictions for CUDA that older releases stored may say
+    cuda."""
     peak_memory_bytes: int
     upper_bound_bytes: int
-    """What no measured peak of the accuracy study exceeded, relative to its prediction (`predictor/accuracy.py`)."""
+    """What no measured peak of the accuracy study exceeded, relative to its prediction
+    (`predictor/accuracy.py`)."""
     lower_bound_bytes: int
     phase: str
     """Where in the step the peak is: forward, backward or step."""
@@ -71,7 +84,8 @@ class Prediction:
     holders: tuple[Holder, ...]
     """The largest at the peak, largest first."""
     plan: str | None = None
-    """Hash of the code that torch.compile generated; equal plans have equal memory and speed. None: not compiled."""
+    """Hash of the code that torch.compile generated; equal plans have equal memory and speed. None:
+    not compiled."""
     notes: tuple[str, ...] = ()
     """What the prediction assumes, in words."""
     timeline: Timeline | None = None
@@ -89,7 +103,9 @@ class Prediction:
         if timeline := values["timeline"]:
             values["timeline"] = Timeline(
                 events=tuple(timeline["events"]),
-                bytes_by_category={name: tuple(sizes) for name, sizes in timeline["bytes_by_category"].items()},
+                bytes_by_category={
+                    name: tuple(sizes) for name, sizes in timeline["bytes_by_category"].items()
+                },
                 phases=tuple((name, first, last) for name, first, last in timeline["phases"]),
                 peak_event=timeline["peak_event"],
             )
@@ -108,7 +124,8 @@ class Forecast:
     def plan(self) -> tuple[str, str] | None:
         """Equal for configurations that run the same program; None where nothing is compiled or predicted.
 
-        torch.compile makes one program of several memory budgets; all else in the configuration must be equal.
+        torch.compile makes one program of several memory budgets; all else in the configuration
+        must be equal.
         """
         if self.prediction is None or self.prediction.plan is None:
             return None

@@ -1,6 +1,7 @@
 """A table that others published for a search space's named configurations, to be held beside one's own results.
 
-What compares across machines is allocated memory; speed does only as a ratio to the control row of the same run.
+What compares across machines is allocated memory; speed does only as a ratio to the control row of
+the same run.
 """
 
 import dataclasses
@@ -39,7 +40,9 @@ class Reference:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Reference":
         """The inverse of `dataclasses.asdict`, also after a trip through JSON."""
-        return cls(**{**stored, "rows": {name: Figures(**row) for name, row in stored["rows"].items()}})
+        return cls(
+            **{**stored, "rows": {name: Figures(**row) for name, row in stored["rows"].items()}}
+        )
 
     def to_table(self) -> dict[str, Any]:
         """As `read_reference` reads it."""
@@ -48,11 +51,18 @@ class Reference:
 
 
 KEYS = ("source", "measured_on", "torch", "control", "rows")
-ROW_KEYS = {"peak_memory": "peak_memory_bytes", "tokens_per_second": "tokens_per_second", "perplexity": "perplexity"}
+ROW_KEYS = {
+    "peak_memory": "peak_memory_bytes",
+    "tokens_per_second": "tokens_per_second",
+    "perplexity": "perplexity",
+}
 
 
 def read_reference(table: Mapping[str, Any], *, names: Iterable[str]) -> Reference:
-    """A [reference] of a search-space file, whose configurations are called `names`. Raises InvalidInput."""
+    """A [reference] of a search-space file, whose configurations are called `names`.
+
+    Raises InvalidInput.
+    """
     _check_keys(table, KEYS, where="reference")
     for key in ("source", "measured_on", "control"):
         _check_text(key, table.get(key))
@@ -62,17 +72,22 @@ def read_reference(table: Mapping[str, Any], *, names: Iterable[str]) -> Referen
     rows = table.get("rows")
     if not isinstance(rows, Mapping) or not rows:
         raise InvalidInput(
-            "reference.rows is missing", hint='write [reference.rows] and below it control = { peak_memory = "21GiB" }'
+            "reference.rows is missing",
+            hint='write [reference.rows] and below it control = { peak_memory = "21GiB" }',
         )
     known = list(names)
     for name in (*rows, table["control"]):
         if name not in known:
             raise InvalidInput(
                 f"reference speaks of {name!r}, and no configuration is called that",
-                hint=f"the configurations are {', '.join(known)}" if known else "add [[configurations]] with names",
+                hint=f"the configurations are {', '.join(known)}"
+                if known
+                else "add [[configurations]] with names",
             )
     if table["control"] not in rows:
-        raise InvalidInput(f"reference.rows has no {table['control']!r}, its control", hint="add that row")
+        raise InvalidInput(
+            f"reference.rows has no {table['control']!r}, its control", hint="add that row"
+        )
     return Reference(**{**table, "rows": {name: _figures(name, row) for name, row in rows.items()}})
 
 
@@ -82,7 +97,10 @@ def _figures(name: str, row: Any) -> Figures:
         if key == "peak_memory":
             _check_text(f"rows.{name}.{key}", value)
         elif not is_positive_number(value):
-            raise InvalidInput(f"reference.rows.{name}.{key} = {value!r} is not possible", hint="use a number above 0")
+            raise InvalidInput(
+                f"reference.rows.{name}.{key} = {value!r} is not possible",
+                hint="use a number above 0",
+            )
     size = row.get("peak_memory")
     return Figures(
         peak_memory_bytes=None if size is None else parse_size(size),
@@ -100,10 +118,14 @@ def _written(row: Figures) -> dict[str, Any]:
 
 def _check_keys(given: Any, known: Iterable[str], *, where: str) -> None:
     if not isinstance(given, Mapping):
-        raise InvalidInput(f"{where} = {given!r} is not a table", hint=f"its keys are {', '.join(known)}")
+        raise InvalidInput(
+            f"{where} = {given!r} is not a table", hint=f"its keys are {', '.join(known)}"
+        )
     for key in given:
         if key not in known:
-            raise InvalidInput(f"unknown key {key!r} in {where}", hint=f"known are {', '.join(known)}")
+            raise InvalidInput(
+                f"unknown key {key!r} in {where}", hint=f"known are {', '.join(known)}"
+            )
 
 
 def _check_text(key: str, value: object) -> None:

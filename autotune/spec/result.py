@@ -1,4 +1,7 @@
-"""What is remembered: the device, each trial's record, and a study's result. Plain values that cross every border."""
+"""What is remembered: the device, each trial's record, and a study's result.
+
+Plain values that cross every border.
+"""
 
 import dataclasses
 import math
@@ -32,11 +35,12 @@ DIRECTIONS: Mapping[str, Literal["minimize", "maximize"]] = {
 JSON_SCHEMA = 1
 
 PINNED_ON_HOST = "pinned_on_host"
-"""Name of the bytes of host memory that activation offload has pinned at most, in powers of two as torch takes it."""
+"""Name of the bytes of host memory that activation offload has pinned at most, in powers of two as
+torch takes it."""
 
 AFTER_STEP = "evaluation loss after step"
-"""How the source of a perplexity begins that a script has evaluated after the update of its last step. Until this was
-checked it began with "evaluation loss of step"."""
+"""How the source of a perplexity begins that a script has evaluated after the update of its last
+step. Until this was checked it began with "evaluation loss of step"."""
 NOT_AFTER_THE_LAST_STEP = "as no evaluation was seen after the last step"
 """What the source of a perplexity says of a script whose evaluation decides nothing."""
 
@@ -52,7 +56,8 @@ class DeviceInfo:
     total_memory_bytes: int
     """Memory of the device; of the host for a CPU."""
     versions: Mapping[str, str]
-    """Versions of python, torch, autotune and, on CUDA, of CUDA and the driver: whatever a measurement depends on."""
+    """Versions of python, torch, autotune and, on CUDA, of CUDA and the driver: whatever a
+    measurement depends on."""
     uuid: str | None = None
     """Identity of a CUDA device: `GPU-...` or, for a slice of one, `MIG-...`. Names its turns."""
     is_known_to_nvml: bool = False
@@ -62,14 +67,15 @@ class DeviceInfo:
     shares_host_memory: bool = False
     """Whether a GPU has no memory of its own."""
     compute_mode: str | None = None
-    """How many processes may use a CUDA device at a time: `default`, `exclusive-process` or `prohibited`; None: not
-    known."""
+    """How many processes may use a CUDA device at a time: `default`, `exclusive-process` or
+    `prohibited`; None: not known."""
     context_bytes: int | None = None
     """What a new CUDA context takes of the device; None: not measured, or it could not be."""
     others: str = ""
     """What else was using the device when the study began, in words; empty when nothing was."""
     notes: tuple[str, ...] = ()
-    """What is not known of the device, or is particular about it, a sentence each without its point."""
+    """What is not known of the device, or is particular about it, a sentence each without its
+    point."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "notes", tuple(self.notes))  # a list, as it comes from JSON
@@ -93,13 +99,16 @@ class Measurement:
     peak_phase: str | None = None
     """Where in a step the peak is: forward, backward, step or evaluation."""
     bytes_by_kind: Mapping[str, int] | None = None
-    """Bytes of parameters, buffers and optimizer state between two steps; the rest of a peak lives within one.
+    """Bytes of parameters, buffers and optimizer state between two steps; the rest of a peak lives
+    within one.
 
     With activation offload on CUDA also PINNED_ON_HOST, which is no memory of the device."""
     peak_bytes_by_category: Mapping[str, int] | None = None
-    """Who held the memory at the peak, read from the allocator's history where that was asked for (CUDA)."""
+    """Who held the memory at the peak, read from the allocator's history where that was asked for
+    (CUDA)."""
     requested_bytes: int | None = None
-    """For out_of_memory: what the allocator was asked for on top of what it held, where the error says so."""
+    """For out_of_memory: what the allocator was asked for on top of what it held, where the error
+    says so."""
     tokens_per_second: float | None = None
     tokens_per_second_spread: float | None = None
     """Half the interquartile range of the per-step speeds, in tokens per second."""
@@ -108,10 +117,12 @@ class Measurement:
     perplexity_spread: float | None = None
     """Standard deviation over the seeds; None where there was one."""
     perplexity_source: str | None = None
-    """`measured`, with the number of seeds where there were several; `shared with trial 3`, which may be one "of study
-    'x'"; of a script `evaluation loss after step 20` or `training loss of the last 5 steps`, and why."""
+    """`measured`, with the number of seeds where there were several; `shared with trial 3`, which
+    may be one "of study 'x'"; of a script `evaluation loss after step 20` or `training loss of the
+    last 5 steps`, and why."""
     parity: Literal["same", "failed", "not compared"] | None = None
-    """Whether its first steps are those of a plain training of the same numerics; None: that was never asked."""
+    """Whether its first steps are those of a plain training of the same numerics; None: that was
+    never asked."""
     parity_message: str | None = None
     """The largest difference found, or why nothing could be compared."""
     bits_per_byte: float | None = None
@@ -124,8 +135,9 @@ class Measurement:
     device_startup_seconds: float | None = None
     """The device's own share of it: creating a CUDA context."""
     seconds_by_part: Mapping[str, float] | None = None
-    """Wall-clock time of the process: startup, compilation, training (warm-up included) and evaluation. What `seconds`
-    has beyond their sum went into predicting, comparing and the process's own start and end. None for a script."""
+    """Wall-clock time of the process: startup, compilation, training (warm-up included) and
+    evaluation. What `seconds` has beyond their sum went into predicting, comparing and the
+    process's own start and end. None for a script."""
     reused_from: str | None = None
     """`trial 3 of study 'x'`, where an earlier study measured it; None: measured in this one."""
 
@@ -140,7 +152,8 @@ class TrialRecord(Measurement):
     feasible: bool = False
     predicted_peak_memory_bytes: int | None = None
     seconds: float | None = None
-    """Wall-clock time of the whole trial, process start included. None where it took none here: an earlier study's."""
+    """Wall-clock time of the whole trial, process start included. None where it took none here: an
+    earlier study's."""
 
     @property
     def is_finished(self) -> bool:

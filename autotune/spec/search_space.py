@@ -1,6 +1,7 @@
 """A search space: which values each technique may take, and under which conditions; what of it is legal where.
 
-`space_file.py` reads one from a TOML file. What is illegal anywhere (`autotune/spec/config.py`) need not be said in it.
+`space_file.py` reads one from a TOML file. What is illegal anywhere (`autotune/spec/config.py`)
+need not be said in it.
 """
 
 import dataclasses
@@ -10,7 +11,14 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from autotune.errors import InvalidInput, InvalidSpace
-from autotune.spec.config import FIELD_ORDER, RULES, Circumstances, Rule, TrainingConfig, broken_rules
+from autotune.spec.config import (
+    FIELD_ORDER,
+    RULES,
+    Circumstances,
+    Rule,
+    TrainingConfig,
+    broken_rules,
+)
 from autotune.spec.published_table import Reference
 from autotune.spec.workload_settings import overridden
 
@@ -26,9 +34,14 @@ class Condition:
 
     def allows(self, chosen: Mapping[str, Any]) -> bool:
         """False when `chosen`, which may be incomplete, already breaks the condition."""
-        if any(field not in chosen or chosen[field] not in values for field, values in self.when.items()):
+        if any(
+            field not in chosen or chosen[field] not in values
+            for field, values in self.when.items()
+        ):
             return True
-        return all(field not in chosen or chosen[field] in values for field, values in self.then.items())
+        return all(
+            field not in chosen or chosen[field] in values for field, values in self.then.items()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +68,22 @@ class SearchSpace:
     """What others published for the named configurations."""
 
     def at_scale(self, scale: str | None) -> "SearchSpace":
-        """This space with the workload of one of its scales; None leaves it as it is. Raises InvalidInput."""
+        """This space with the workload of one of its scales; None leaves it as it is.
+
+        Raises InvalidInput.
+        """
         if scale is None:
             return self
         if scale not in self.scales:
-            known = f"its scales are {', '.join(self.scales)}" if self.scales else "it has none: leave --scale out"
+            known = (
+                f"its scales are {', '.join(self.scales)}"
+                if self.scales
+                else "it has none: leave --scale out"
+            )
             raise InvalidInput(f"search space {self.name!r} has no scale {scale!r}", hint=known)
-        return dataclasses.replace(self, workload=overridden(self.workload, self.scales[scale]), scale=scale)
+        return dataclasses.replace(
+            self, workload=overridden(self.workload, self.scales[scale]), scale=scale
+        )
 
     def is_a_scale_of(self, other: "SearchSpace") -> bool:
         """Whether this is `other` at the scale it has, be it none."""
@@ -73,7 +95,9 @@ class SearchSpace:
         for field in FIELD_ORDER:
             listed = self.techniques.get(field, ())
             values = list(listed) if listed != DIVISORS else []
-            values += [chosen[field] for chosen in (self.defaults, *self.configurations) if field in chosen]
+            values += [
+                chosen[field] for chosen in (self.defaults, *self.configurations) if field in chosen
+            ]
             if field != "micro_batch_size":
                 values.append(_default(field, 1))
             found[field] = list(dict.fromkeys(values))
@@ -82,7 +106,9 @@ class SearchSpace:
     def to_dict(self) -> dict[str, Any]:
         """Without what younger files alone can hold and this one does not: studies keep their names."""
         younger: dict[str, Any] = {"scales": {}, "scale": None, "reference": None}
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in younger or v != younger[k]}
+        return {
+            k: v for k, v in dataclasses.asdict(self).items() if k not in younger or v != younger[k]
+        }
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "SearchSpace":
@@ -111,7 +137,8 @@ class SearchSpace:
 class LegalSpace:
     """A search space bound to a workload and to what its device can do: only legal configurations are left.
 
-    A configuration is decided field by field in `FIELD_ORDER`; `legal_values` never leads into a dead end.
+    A configuration is decided field by field in `FIELD_ORDER`; `legal_values` never leads into a
+    dead end.
     """
 
     values: Mapping[str, tuple[Any, ...]]
@@ -125,7 +152,9 @@ class LegalSpace:
     def legal_values(self, field: str, chosen: Mapping[str, Any]) -> tuple[Any, ...]:
         """Values of `field` with which the fields in `chosen`, all before it, can still be completed."""
         begun = tuple(chosen.values())
-        return tuple(value for value in self.values[field] if self._can_be_completed((*begun, value)))
+        return tuple(
+            value for value in self.values[field] if self._can_be_completed((*begun, value))
+        )
 
     def configurations(self) -> Iterator[TrainingConfig]:
         """Every legal configuration, in a fixed order; nothing for a space that only names configurations."""
@@ -139,14 +168,23 @@ class LegalSpace:
 
     def __contains__(self, config: TrainingConfig) -> bool:
         chosen = config.to_dict()
-        return bool(self.values) and all(chosen[f] in self.values[f] for f in FIELD_ORDER) and self._allows(chosen)
+        return (
+            bool(self.values)
+            and all(chosen[f] in self.values[f] for f in FIELD_ORDER)
+            and self._allows(chosen)
+        )
 
     def _allows(self, chosen: Mapping[str, Any]) -> bool:
-        return not broken_rules(chosen, self.at) and all(condition.allows(chosen) for condition in self.conditions)
+        return not broken_rules(chosen, self.at) and all(
+            condition.allows(chosen) for condition in self.conditions
+        )
 
     @cached_property
     def _can_be_completed(self) -> Callable[[tuple[Any, ...]], bool]:
-        """Of the values of the first fields. Remembered: most configurations begin as many others do."""
+        """Of the values of the first fields.
+
+        Remembered: most configurations begin as many others do.
+        """
 
         @lru_cache(maxsize=_BEGINNINGS_REMEMBERED)
         def can_be_completed(begun: tuple[Any, ...]) -> bool:
@@ -179,7 +217,11 @@ class LegalSpace:
         return {
             field: (
                 [rule for rule in RULES if max(rule.fields, key=FIELD_ORDER.index) == field],
-                [condition for condition in self.conditions if field in (*condition.when, *condition.then)],
+                [
+                    condition
+                    for condition in self.conditions
+                    if field in (*condition.when, *condition.then)
+                ],
             )
             for field in FIELD_ORDER
         }
@@ -192,10 +234,12 @@ def _frozen(values: Any) -> tuple[Any, ...] | str:
     return values if isinstance(values, str) else tuple(values)
 
 
-# -- binding to a workload and a device --------------------------------------------------------------------------
+# -- binding to a workload and a device ------------------------------------------------------------
 
 
-def bind_space(space: SearchSpace, at: Circumstances, *, unavailable: Mapping[str, Mapping[str, str]]) -> LegalSpace:
+def bind_space(
+    space: SearchSpace, at: Circumstances, *, unavailable: Mapping[str, Mapping[str, str]]
+) -> LegalSpace:
     """What of `space` can be trained in these circumstances on a device where `unavailable` does not work.
 
     Raises InvalidSpace when nothing is left.
@@ -203,7 +247,9 @@ def bind_space(space: SearchSpace, at: Circumstances, *, unavailable: Mapping[st
     left_out: list[str] = []
     values = _values_that_work(space, at.global_batch, unavailable=unavailable, left_out=left_out)
     named = _named_that_work(space, at, unavailable=unavailable, left_out=left_out)
-    legal = LegalSpace(values=values, conditions=space.conditions, at=at, named=named, left_out=tuple(left_out))
+    legal = LegalSpace(
+        values=values, conditions=space.conditions, at=at, named=named, left_out=tuple(left_out)
+    )
     if not named and next(legal.configurations(), None) is None:
         raise InvalidSpace(
             f"no configuration of search space {space.name!r} is legal here: "
@@ -214,13 +260,19 @@ def bind_space(space: SearchSpace, at: Circumstances, *, unavailable: Mapping[st
 
 
 def _values_that_work(
-    space: SearchSpace, global_batch: int, *, unavailable: Mapping[str, Mapping[str, str]], left_out: list[str]
+    space: SearchSpace,
+    global_batch: int,
+    *,
+    unavailable: Mapping[str, Mapping[str, str]],
+    left_out: list[str],
 ) -> dict[str, tuple[Any, ...]]:
     if not space.techniques:
         return {}
     values: dict[str, tuple[Any, ...]] = {}
     for field in FIELD_ORDER:
-        listed = space.techniques.get(field, (space.defaults.get(field, _default(field, global_batch)),))
+        listed = space.techniques.get(
+            field, (space.defaults.get(field, _default(field, global_batch)),)
+        )
         if listed == DIVISORS:
             listed = tuple(size for size in range(global_batch, 0, -1) if global_batch % size == 0)
         works = []
@@ -237,7 +289,11 @@ def _values_that_work(
 
 
 def _named_that_work(
-    space: SearchSpace, at: Circumstances, *, unavailable: Mapping[str, Mapping[str, str]], left_out: list[str]
+    space: SearchSpace,
+    at: Circumstances,
+    *,
+    unavailable: Mapping[str, Mapping[str, str]],
+    left_out: list[str],
 ) -> dict[str, TrainingConfig]:
     named = {}
     plain = {field: _default(field, at.global_batch) for field in FIELD_ORDER}

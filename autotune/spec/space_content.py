@@ -30,10 +30,13 @@ def content_of(
     base = content.pop("extends")
     if not isinstance(base, str) or not base:
         raise InvalidSpace(
-            f"{file}: extends = {base!r} is no text", hint='write extends = "default", or the name of a .toml file'
+            f"{file}: extends = {base!r} is no text",
+            hint='write extends = "default", or the name of a .toml file',
         )
     if file.resolve() in extended_by:
-        raise InvalidSpace(f"{file} extends a space that extends it", hint="take one of the extends out")
+        raise InvalidSpace(
+            f"{file} extends a space that extends it", hint="take one of the extends out"
+        )
     _, inherited = content_of(base, folder=file.parent, extended_by=(*extended_by, file.resolve()))
     return file, _merged(inherited, content)
 
@@ -56,7 +59,9 @@ def _read(file: Path, *, called: str) -> dict[str, Any]:
     known = ", ".join(named_spaces())
     try:
         if not file.is_file():
-            raise InvalidSpace(f"there is no search space {called!r}", hint=f"name a .toml file or one of {known}")
+            raise InvalidSpace(
+                f"there is no search space {called!r}", hint=f"name a .toml file or one of {known}"
+            )
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InvalidSpace(
@@ -65,6 +70,13 @@ def _read(file: Path, *, called: str) -> dict[str, Any]:
         ) from None
     except UnicodeDecodeError as error:
         reason = f"it is no UTF-8 text ({error.reason})"
-        raise InvalidSpace(f"{file} is not valid TOML: {reason}", hint="save it as UTF-8") from error
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and tables in tables in ...
-        raise InvalidSpace(f"{file} is not valid TOML: {error}", hint="mend the line it names") from error
+        raise InvalidSpace(
+            f"{file} is not valid TOML: {reason}", hint="save it as UTF-8"
+        ) from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also a number of thousands of digits, and tables in tables in ...
+        raise InvalidSpace(
+            f"{file} is not valid TOML: {error}", hint="mend the line it names"
+        ) from error

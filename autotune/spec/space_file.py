@@ -71,7 +71,10 @@ WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
 
 
 def load_space(name_or_file: str) -> SearchSpace:
-    """The space of that name, or in that TOML file. Raises InvalidSpace, naming file, key and what is allowed."""
+    """The space of that name, or in that TOML file.
+
+    Raises InvalidSpace, naming file, key and what is allowed.
+    """
     file, content = content_of(name_or_file)
     return _Reader(file).read(content)
 
@@ -93,7 +96,11 @@ class _Reader:
         space = SearchSpace(
             name=self._file.stem,
             description=self._text(content, "description"),
-            techniques={field: self._values(field, techniques[field]) for field in FIELD_ORDER if field in techniques},
+            techniques={
+                field: self._values(field, techniques[field])
+                for field in FIELD_ORDER
+                if field in techniques
+            },
             conditions=tuple(
                 self._condition(condition, techniques, where=f"conditions[{index}]")
                 for index, condition in enumerate(self._tables(content, "conditions"))
@@ -108,7 +115,10 @@ class _Reader:
         )
         space = dataclasses.replace(space, reference=self._reference(content, space))
         if not space.techniques and not space.configurations:
-            raise self._refuse("it has neither techniques nor configurations", "list at least one [techniques] value")
+            raise self._refuse(
+                "it has neither techniques nor configurations",
+                "list at least one [techniques] value",
+            )
         return space
 
     def _values(self, field: str, given: Any) -> tuple[Any, ...] | str:
@@ -118,10 +128,16 @@ class _Reader:
         if isinstance(given, dict):
             return self._range(field, given, where=where)
         if not isinstance(given, list):
-            way_out = f'"{DIVISORS}" or a list such as [4, 2]' if field == "micro_batch_size" else f"[{given!r}]"
+            way_out = (
+                f'"{DIVISORS}" or a list such as [4, 2]'
+                if field == "micro_batch_size"
+                else f"[{given!r}]"
+            )
             raise self._refuse(f"{where} = {given!r} is not a list", f"write {where} = {way_out}")
         if not given:
-            raise self._refuse(f"{where} is an empty list", "list at least one value, or leave the key out")
+            raise self._refuse(
+                f"{where} is an empty list", "list at least one value, or leave the key out"
+            )
         for value in given:
             self._check(field, value, where=where)
         values = [float(value) for value in given] if field == "memory_budget" else given
@@ -131,18 +147,34 @@ class _Reader:
 
     def _range(self, field: str, given: dict[str, Any], *, where: str) -> tuple[Any, ...]:
         if field in CHOICES:
-            raise self._refuse(f"{where} = {given!r} is not a list", f"list values of {', '.join(CHOICES[field])}")
+            raise self._refuse(
+                f"{where} = {given!r} is not a list", f"list values of {', '.join(CHOICES[field])}"
+            )
         self._known(given, ("from", "to", "step"), where=where)
         numbers: list[Any] = [given.get(key) for key in ("from", "to", "step")]
-        if any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers):
-            raise self._refuse(f"{where} = {given!r} is not a range", "write { from = 0.1, to = 1.0, step = 0.1 }")
+        if any(
+            isinstance(number, bool) or not isinstance(number, int | float) for number in numbers
+        ):
+            raise self._refuse(
+                f"{where} = {given!r} is not a range", "write { from = 0.1, to = 1.0, step = 0.1 }"
+            )
         if field == "micro_batch_size" and not all(isinstance(number, int) for number in numbers):
-            raise self._refuse(f"{where} = {given!r} is not a range of whole numbers", "use whole numbers")
+            raise self._refuse(
+                f"{where} = {given!r} is not a range of whole numbers", "use whole numbers"
+            )
         first, last, step = numbers
-        if not all(-_LARGEST <= number <= _LARGEST for number in numbers) or step <= 0 or last < first:
-            raise self._refuse(f"{where} = {given!r} holds no value", "use finite from <= to and a step above zero")
+        if (
+            not all(-_LARGEST <= number <= _LARGEST for number in numbers)
+            or step <= 0
+            or last < first
+        ):
+            raise self._refuse(
+                f"{where} = {given!r} holds no value", "use finite from <= to and a step above zero"
+            )
         if (last - first) / step >= MAX_RANGE_VALUES:
-            raise self._refuse(f"{where} = {given!r} holds too many values", f"use at most {MAX_RANGE_VALUES}")
+            raise self._refuse(
+                f"{where} = {given!r} holds too many values", f"use at most {MAX_RANGE_VALUES}"
+            )
         count = int((last - first) / step + 1e-9) + 1
         values = [round(first + index * step, 10) for index in range(count)]
         for value in values:
@@ -160,17 +192,25 @@ class _Reader:
         for side in ("if", "then"):
             fields = given.get(side)
             if not isinstance(fields, dict) or not fields:
-                raise self._refuse(f"{where}.{side} is missing", 'write for example if = { compile = ["model"] }')
+                raise self._refuse(
+                    f"{where}.{side} is missing", 'write for example if = { compile = ["model"] }'
+                )
             self._known(fields, FIELD_ORDER, where=f"{where}.{side}")
             sides.append(
-                {f: self._condition_values(f, v, techniques, f"{where}.{side}.{f}") for f, v in fields.items()}
+                {
+                    f: self._condition_values(f, v, techniques, f"{where}.{side}.{f}")
+                    for f, v in fields.items()
+                }
             )
         return Condition(when=sides[0], then=sides[1])
 
-    def _condition_values(self, field: str, given: Any, techniques: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+    def _condition_values(
+        self, field: str, given: Any, techniques: Mapping[str, Any], where: str
+    ) -> tuple[Any, ...]:
         if field not in techniques:
             raise self._refuse(
-                f"{where} speaks of a technique the space does not vary", f"add it to [techniques] or drop {where}"
+                f"{where} speaks of a technique the space does not vary",
+                f"add it to [techniques] or drop {where}",
             )
         values = tuple(given) if isinstance(given, list) else (given,)
         if not values:
@@ -194,7 +234,9 @@ class _Reader:
             if not isinstance(name, str) or not name:
                 raise self._refuse(f"{where} has no name", 'add name = "..."')
             if name in seen:
-                raise self._refuse(f"two configurations are called {name!r}", "give each its own name")
+                raise self._refuse(
+                    f"two configurations are called {name!r}", "give each its own name"
+                )
             seen.add(name)
             for field, value in given.items():
                 if field != "name":
@@ -204,7 +246,11 @@ class _Reader:
     def _reference(self, content: dict[str, Any], space: SearchSpace) -> Reference | None:
         table = self._table(content, "reference")
         names = [configuration["name"] for configuration in space.configurations]
-        return self._naming("reference", partial(read_reference, names=names), table) if table else None
+        return (
+            self._naming("reference", partial(read_reference, names=names), table)
+            if table
+            else None
+        )
 
     def _workload(self, workload: dict[str, Any], *, where: str) -> dict[str, Any]:
         self._known(workload, WORKLOAD_KEYS, where=where)
@@ -217,21 +263,25 @@ class _Reader:
             )
         return workload
 
-    # -- small checks ------------------------------------------------------------------------------------------
+    # -- small checks ------------------------------------------------------------------------------
 
     def _refuse(self, what: str, hint: str) -> InvalidSpace:
         return InvalidSpace(f"{self._file}: {what}", hint=hint)
 
     def _known(self, given: Any, known: Iterable[str], *, where: str) -> None:
         if not isinstance(given, dict):
-            raise self._refuse(f"{where} = {given!r} is not a table", f"write [{where}] with keys below it")
+            raise self._refuse(
+                f"{where} = {given!r} is not a table", f"write [{where}] with keys below it"
+            )
         for key in given:
             if key not in known:
                 close = difflib.get_close_matches(key, known, n=1)
                 place = f" in {where}" if where else ""
                 raise self._refuse(
                     f"unknown key {key!r}{place}",
-                    f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}",
+                    f"did you mean {close[0]!r}?"
+                    if close
+                    else f"known are {', '.join(sorted(known))}",
                 )
 
     def _check(self, field: str, value: Any, *, where: str) -> None:
@@ -247,13 +297,17 @@ class _Reader:
     def _table(self, content: dict[str, Any], key: str) -> dict[str, Any]:
         table = content.get(key, {})
         if not isinstance(table, dict):
-            raise self._refuse(f"{key} = {table!r} is not a table", f"write [{key}] with keys below it")
+            raise self._refuse(
+                f"{key} = {table!r} is not a table", f"write [{key}] with keys below it"
+            )
         return table
 
     def _tables(self, content: dict[str, Any], key: str) -> list[dict[str, Any]]:
         tables = content.get(key, [])
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise self._refuse(f"{key} is not a list of tables", f"write [[{key}]] with keys below it")
+            raise self._refuse(
+                f"{key} is not a list of tables", f"write [[{key}]] with keys below it"
+            )
         return tables
 
     def _text(self, content: dict[str, Any], key: str) -> str:

@@ -16,7 +16,11 @@ from autotune.spec.workload import Workload
 
 def space_text(space: SearchSpace, *, about: str = "") -> str:
     """`about`: what stands above it as a comment."""
-    blocks = [["# " + "".join(letter if letter.isprintable() else " " for letter in about)]] if about else []
+    blocks = (
+        [["# " + "".join(letter if letter.isprintable() else " " for letter in about)]]
+        if about
+        else []
+    )
     if space.description:
         blocks.append([f"description = {_value(space.description)}"])
     blocks += _table("[workload]", space.workload)
@@ -42,7 +46,11 @@ def workload_table(workload: Workload) -> dict[str, Any]:
         for field in dataclasses.fields(workload)
         if field.name in WORKLOAD_KEYS and getattr(workload, field.name) is not None
     }
-    if workload.script is not None or is_function_reference(workload.model) or workload.model_config is not None:
+    if (
+        workload.script is not None
+        or is_function_reference(workload.model)
+        or workload.model_config is not None
+    ):
         del settings["model"]
     return settings
 
@@ -79,9 +87,16 @@ def _value(value: Any) -> str:
 def _printable(text: str) -> str:
     """Every character that a terminal or TOML could take for something else, as an escape."""
     return "".join(
-        "\\" + letter if letter in '\\"' else letter if letter.isprintable() else _escape(letter) for letter in text
+        "\\" + letter if letter in '\\"' else letter if letter.isprintable() else _escape(letter)
+        for letter in text
     )
 
 
 def _escape(letter: str) -> str:
-    return "\\n" if letter == "\n" else f"\\u{ord(letter):04X}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08X}"
+    return (
+        "\\n"
+        if letter == "\n"
+        else f"\\u{ord(letter):04X}"
+        if ord(letter) < 0x10000
+        else f"\\U{ord(letter):08X}"
+    )

@@ -12,8 +12,9 @@ from autotune.spec.workload import Workload
 
 Stage = Literal["step", "evaluation", "parity"]
 Progress = Callable[[Stage], None]
-"""Told what begins now: the first step, and after each step or batch of evaluation the next; within the first step also
-that gradients are read for the comparison of parity, which is no part of the training, and that the step goes on."""
+"""Told what begins now: the first step, and after each step or batch of evaluation the next; within
+the first step also that gradients are read for the comparison of parity, which is no part of the
+training, and that the step goes on."""
 
 
 def unwatched(_: Stage) -> None:
@@ -22,7 +23,10 @@ def unwatched(_: Stage) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest:
-    """One trial's work order. `folder` holds `weights.pt`, `train.npy`, `held_out.npy` and `text.json`, as prepared."""
+    """One trial's work order.
+
+    `folder` holds `weights.pt`, `train.npy`, `held_out.npy` and `text.json`, as prepared.
+    """
 
     workload: Workload
     config: TrainingConfig
@@ -31,9 +35,11 @@ class TrainingRequest:
     device_uuid: str | None = None
     """What NVML calls the device, `GPU-...` or `MIG-...`; None: NVML does not know it."""
     new_context_bytes: int | None = None
-    """What a new CUDA context takes of the device, as the probe found it; None: it could not be found."""
+    """What a new CUDA context takes of the device, as the probe found it; None: it could not be
+    found."""
     shares_device: bool = False
-    """Whether other trials run on the device at the same time, so that nothing can be told from what it has in use."""
+    """Whether other trials run on the device at the same time, so that nothing can be told from
+    what it has in use."""
     cap_bytes: int
     enforce_cap: bool = True
     """False for the baseline, which is measured beyond the cap where the device can hold it."""

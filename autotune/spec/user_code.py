@@ -1,6 +1,7 @@
 """Python of the user's own, named on the command line: a function that makes a model, or a training script.
 
-Here it is only read, never run: that happens in a trial's own process. What is plainly wrong with it is said at once.
+Here it is only read, never run: that happens in a trial's own process. What is plainly wrong with
+it is said at once.
 """
 
 import ast
@@ -20,9 +21,13 @@ SCRIPT = "script"
 _NOT_OF_A_SCRIPT = {
     **dict.fromkeys(("model", "pretrained"), "its model"),
     **dict.fromkeys(("layers", "width", "heads", "feed_forward_width", "vocab_size"), "its model"),
-    **dict.fromkeys(("sequence_length", "dataset", "dataset_config", "dataset_split", "text_column"), "its text"),
+    **dict.fromkeys(
+        ("sequence_length", "dataset", "dataset_config", "dataset_split", "text_column"), "its text"
+    ),
     **dict.fromkeys(("held_out_split", "streaming", "tokenizer", "packing"), "its text"),
-    **dict.fromkeys(("learning_rates", "schedule", "learning_rate_warmup_steps"), "its learning rate"),
+    **dict.fromkeys(
+        ("learning_rates", "schedule", "learning_rate_warmup_steps"), "its learning rate"
+    ),
     "evaluation_sequences": "how it evaluates",
 }
 """Settings that a script decides by itself."""
@@ -47,7 +52,9 @@ class FunctionReference:
         """Fit for a file's name: `model-build`."""
         place = Path(self.place).stem if self.file else self.place
         words = f"{place}-{self.function}"
-        return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in words).strip("-")
+        return "".join(
+            letter if letter.isascii() and letter.isalnum() else "-" for letter in words
+        ).strip("-")
 
 
 def is_function_reference(model: str) -> bool:
@@ -73,14 +80,17 @@ def parameters_of(reference: FunctionReference) -> frozenset[str] | None:
     tree = read_python(reference.file)
     if not _may_define(tree, reference.function):
         raise InvalidInput(
-            f"{reference.file} has no function {reference.function!r}", hint=f"name one that it defines: {_FORMS}"
+            f"{reference.file} has no function {reference.function!r}",
+            hint=f"name one that it defines: {_FORMS}",
         )
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == reference.function:
             given = statement.args
             if given.kwarg is not None or statement.decorator_list:
                 return None
-            return frozenset(one.arg for one in [*given.posonlyargs, *given.args, *given.kwonlyargs])
+            return frozenset(
+                one.arg for one in [*given.posonlyargs, *given.args, *given.kwonlyargs]
+            )
     return None  # a class, or a name that comes from elsewhere
 
 
@@ -105,7 +115,8 @@ def check_function(model: str, settings: Mapping[str, Any]) -> None:
     for field in ("layers", "width", "heads", "feed_forward_width"):
         if settings.get(field) is not None and taken is not None and field not in taken:
             raise InvalidInput(
-                f"{model} takes no {field}", hint=f"leave --{field.replace('_', '-')} out, or give the function one"
+                f"{model} takes no {field}",
+                hint=f"leave --{field.replace('_', '-')} out, or give the function one",
             )
 
 
@@ -113,7 +124,9 @@ def check_script(settings: Mapping[str, Any]) -> None:
     """Raises InvalidInput for a script that cannot be, and for `settings` that it decides by itself."""
     script = settings["script"]
     if not isinstance(script, str) or not script.endswith(".py"):
-        raise InvalidInput(f"script {script!r} is no Python file", hint="name your training script: train.py")
+        raise InvalidInput(
+            f"script {script!r} is no Python file", hint="name your training script: train.py"
+        )
     for field, what in _NOT_OF_A_SCRIPT.items():
         if settings.get(field) is not None and (field, settings[field]) != ("model", SCRIPT):
             raise InvalidInput(
@@ -136,15 +149,20 @@ def read_python(file: Path) -> ast.Module:
         with warnings.catch_warnings(action="ignore"):  # of Python, about what the user's code says
             return ast.parse(file.read_bytes(), filename=str(file))
     except OSError as error:
-        raise InvalidInput(f"{file} cannot be read: {error.strerror}", hint="check the path") from None
+        raise InvalidInput(
+            f"{file} cannot be read: {error.strerror}", hint="check the path"
+        ) from None
     except SyntaxError as error:
         raise InvalidInput(
-            f"{file} is no valid Python: {error.msg}" + (f" in line {error.lineno}" if error.lineno else ""),
+            f"{file} is no valid Python: {error.msg}"
+            + (f" in line {error.lineno}" if error.lineno else ""),
             hint="mend the place it names",
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         reason = str(error) or "it is nested too deeply"
-        raise InvalidInput(f"{file} is no valid Python: {reason}", hint="name a Python file") from None
+        raise InvalidInput(
+            f"{file} is no valid Python: {reason}", hint="name a Python file"
+        ) from None
 
 
 def sha256_of(file: Path) -> str:
@@ -159,12 +177,14 @@ def script_sha256(script: str) -> str:
         return sha256_of(expanded(script))
     except OSError as error:
         raise InvalidInput(
-            f"script {script} cannot be read: {error.strerror}", hint="run from the folder the study was begun in"
+            f"script {script} cannot be read: {error.strerror}",
+            hint="run from the folder the study was begun in",
         ) from None
 
 
 def changed_since(what: str) -> StudyMismatch:
     """The refusal of code that is no longer the one a study was begun with."""
     return StudyMismatch(
-        f"{what} is no longer what the study was begun with", hint="bring the old content back, or begin another study"
+        f"{what} is no longer what the study was begun with",
+        hint="bring the old content back, or begin another study",
     )

@@ -1,6 +1,7 @@
 """What is trained: model, text, sequence length, global batch, steps, seed, learning rates and schedule.
 
-Two trials are comparable only when their workload is equal to the last field, the hash of the text included.
+Two trials are comparable only when their workload is equal to the last field, the hash of the text
+included.
 """
 
 import dataclasses
@@ -18,7 +19,8 @@ from autotune.spec.user_code import SCRIPT, is_function_reference, read_referenc
 from autotune.spec.workload_settings import Packing, Schedule, check_setting, overridden
 
 STANDARD_LIBRARY_TEXT = "python-docs"
-"""Name of the default text: the documentation of the Python standard library found on every machine."""
+"""Name of the default text: the documentation of the Python standard library found on every
+machine."""
 
 BYTE_VOCABULARY = 256
 SMALLEST_BPE_VOCABULARY = BYTE_VOCABULARY + 2
@@ -37,9 +39,10 @@ DEFAULT_LEARNING_RATES: Mapping[str, float] = {
     "sgd": 0.1,
     "adafactor-fixed-rate": 2e-4,
 }
-"""AdamW: the usual rate of a GPT of a few million parameters. Adafactor: three times torch.optim.Adafactor's default,
-relative to the size of each weight. SGD: the usual rate with momentum 0.9. Adafactor of fixed
-rate: that of the model it is known from (`autotune/models/deep_one.py`)."""
+"""AdamW: the usual rate of a GPT of a few million parameters. Adafactor: three times
+torch.optim.Adafactor's default, relative to the size of each weight. SGD: the usual rate with
+momentum 0.9. Adafactor of fixed rate: that of the model it is known from
+(`autotune/models/deep_one.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +53,22 @@ class Workload:
     """
 
     model: str = "gpt"
-    """A built-in model, the name that `model_file.py` gives to a config.json, or `file.py:function`."""
+    """A built-in model, the name that `model_file.py` gives to a config.json, or
+    `file.py:function`."""
     model_config: Mapping[str, Any] | None = None
-    """The whole content of the config.json, so that a study goes on whatever becomes of the file; else None."""
+    """The whole content of the config.json, so that a study goes on whatever becomes of the file;
+    else None."""
     model_sha256: str = ""
-    """SHA-256 of a model's Python file or trained weights, filled when the study is made; empty without either."""
+    """SHA-256 of a model's Python file or trained weights, filled when the study is made; empty
+    without either."""
     pretrained: bool = False
-    """Whether training goes on from the weights in `model_source`; else they are drawn from the seed."""
+    """Whether training goes on from the weights in `model_source`; else they are drawn from the
+    seed."""
     model_source: str | None = None
     """Folder or hub name of pretrained weights; else None."""
     script: str | None = None
-    """A training script of the user's own that is run in the place of a model; `model` is then "script"."""
+    """A training script of the user's own that is run in the place of a model; `model` is then
+    "script"."""
     layers: int
     width: int
     heads: int
@@ -69,7 +77,8 @@ class Workload:
     vocab_size: int = BYTE_VOCABULARY
 
     dataset: str = STANDARD_LIBRARY_TEXT
-    """`python-docs`, a local text, jsonl, csv or parquet file, a folder (also of `save_to_disk`), or a hub name."""
+    """`python-docs`, a local text, jsonl, csv or parquet file, a folder (also of `save_to_disk`),
+    or a hub name."""
     dataset_config: str | None = None
     dataset_split: str = "train"
     held_out_split: str | None = None
@@ -78,11 +87,14 @@ class Workload:
     """Whether no more is read than the steps and the held-out set can use."""
     text_column: str | None = None
     text_sha256: str = ""
-    """SHA-256 of the prepared tokens, training and held-out part; empty until the text has been read."""
+    """SHA-256 of the prepared tokens, training and held-out part; empty until the text has been
+    read."""
     tokenizer: str = "bytes"
-    """`bytes`, `bpe` (trained on the training part), a tokenizer.json, a folder with one, or a hub name."""
+    """`bytes`, `bpe` (trained on the training part), a tokenizer.json, a folder with one, or a hub
+    name."""
     packing: Packing = "packed"
-    """packed: sequences cut from one stream. padded: a sequence is the beginning of one document."""
+    """packed: sequences cut from one stream. padded: a sequence is the beginning of one document.
+    """
 
     sequence_length: int
     """Tokens in one sequence."""
@@ -97,12 +109,16 @@ class Workload:
 
     seed: int = 0
     """Decides initial weights and data order."""
-    learning_rates: Mapping[str, float] = dataclasses.field(default_factory=lambda: dict(DEFAULT_LEARNING_RATES))
+    learning_rates: Mapping[str, float] = dataclasses.field(
+        default_factory=lambda: dict(DEFAULT_LEARNING_RATES)
+    )
     schedule: Schedule = "constant"
     learning_rate_warmup_steps: int = 10
-    """Steps over which the learning rate rises linearly from a fraction of itself to its full value."""
+    """Steps over which the learning rate rises linearly from a fraction of itself to its full
+    value."""
     gradient_clipping: float | None = None
-    """Largest norm of all gradients of a global batch together; larger ones are scaled down to it. None: no limit."""
+    """Largest norm of all gradients of a global batch together; larger ones are scaled down to it.
+    None: no limit."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -110,7 +126,9 @@ class Workload:
         # 1 and 1.0 are one learning rate and must have one fingerprint.
         rates = {optimizer: float(rate) for optimizer, rate in self.learning_rates.items()}
         object.__setattr__(self, "learning_rates", rates)
-        object.__setattr__(self, "gradient_clipping", self.gradient_clipping and float(self.gradient_clipping))
+        object.__setattr__(
+            self, "gradient_clipping", self.gradient_clipping and float(self.gradient_clipping)
+        )
         self._check_steps()
         if (self.script is not None) != (self.model == SCRIPT):
             raise no_model(self.model)
@@ -134,7 +152,9 @@ class Workload:
 
     def _check_vocabulary(self) -> None:
         if self.tokenizer == "model":
-            raise InvalidInput("tokenizer = 'model' needs a model with files", hint="name its folder with --model")
+            raise InvalidInput(
+                "tokenizer = 'model' needs a model with files", hint="name its folder with --model"
+            )
         least = {"bytes": BYTE_VOCABULARY, "bpe": SMALLEST_BPE_VOCABULARY}.get(self.tokenizer, 1)
         if self.vocab_size < least:
             way = "--vocab-size" if self.model_config is None else "a model with a vocabulary of"
@@ -171,7 +191,9 @@ class Workload:
 
     def _check_model_config(self, content: Mapping[str, Any]) -> None:
         if self.model != model_name(content):
-            raise InvalidInput(f"model {self.model!r} and model_config do not belong together", hint=HOW_TO_NAME)
+            raise InvalidInput(
+                f"model {self.model!r} and model_config do not belong together", hint=HOW_TO_NAME
+            )
         fixed = {**sizes_of(content), "layers": self.layers, "feed_forward_width": None}
         for field, said in fixed.items():
             if getattr(self, field) != said:
@@ -197,7 +219,9 @@ class Workload:
         """Model and global batch in a few words."""
         if self.script is not None:
             return f"{self.describe_model()}, {self.global_batch} sequences a step"
-        return f"{self.describe_model()}, {self.global_batch} x {self.sequence_length} tokens a step"
+        return (
+            f"{self.describe_model()}, {self.global_batch} x {self.sequence_length} tokens a step"
+        )
 
     def describe_model(self) -> str:
         """The model in a few words; its sizes only where they are known to be those of the settings."""
@@ -205,7 +229,9 @@ class Workload:
             return f"script {self.script}"
         if is_function_reference(self.model):
             return self.model
-        return f"{self.model} of {self.layers} layers, width {self.width}" + (", pretrained" if self.pretrained else "")
+        return f"{self.model} of {self.layers} layers, width {self.width}" + (
+            ", pretrained" if self.pretrained else ""
+        )
 
     @property
     def circumstances(self) -> Circumstances:
@@ -219,7 +245,11 @@ class Workload:
     def learning_rate_of(self, optimizer: str) -> float:
         """AdamW in 8 bits has AdamW's rate unless one of its own is said; older studies know fewer optimizers."""
         plain = optimizer.removesuffix("-8bit")
-        return self.learning_rates.get(optimizer) or self.learning_rates.get(plain) or DEFAULT_LEARNING_RATES[plain]
+        return (
+            self.learning_rates.get(optimizer)
+            or self.learning_rates.get(plain)
+            or DEFAULT_LEARNING_RATES[plain]
+        )
 
     @property
     def tokens_per_step(self) -> int:
@@ -285,15 +315,20 @@ def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
     for setting in map(with_model_config, settings):
         if setting.get("model") is not None:
             content = setting.get("model_config")
-            merged.update({"model_config": content}, **({} if content is None else sizes_of(content)))
+            merged.update(
+                {"model_config": content}, **({} if content is None else sizes_of(content))
+            )
         for name, value in setting.items():
             if name not in known:
                 raise InvalidInput(
-                    f"there is no workload setting {name!r}", hint=f"known are {', '.join(sorted(known))}"
+                    f"there is no workload setting {name!r}",
+                    hint=f"known are {', '.join(sorted(known))}",
                 )
             if value is not None:
                 check_setting(name, value)
-        merged = overridden(merged, {name: value for name, value in setting.items() if value is not None})
+        merged = overridden(
+            merged, {name: value for name, value in setting.items() if value is not None}
+        )
     if merged.get("tokenizer") == "bpe":
         merged.setdefault("vocab_size", DEFAULT_BPE_VOCABULARY)
     return Workload(**merged)

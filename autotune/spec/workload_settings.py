@@ -27,8 +27,13 @@ _TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "t
 _TEXTS_OR_NONE = ("model_source", "script", "dataset_config", "text_column", "held_out_split")
 _MOST = {"layers": 100_000, "heads": 100_000}
 _MOST_OF_ANYTHING = 2**31 - 1
-"""More of it than any training has, and still few enough to be counted, multiplied and kept in a database."""
-_CHOICES = {"schedule": get_args(Schedule), "packing": get_args(Packing), "streaming": (False, True)}
+"""More of it than any training has, and still few enough to be counted, multiplied and kept in a
+database."""
+_CHOICES = {
+    "schedule": get_args(Schedule),
+    "packing": get_args(Packing),
+    "streaming": (False, True),
+}
 
 
 def check_setting(name: str, value: object) -> None:
@@ -47,18 +52,25 @@ def check_setting(name: str, value: object) -> None:
             raise InvalidInput(f"pretrained = {value!r} is not possible", hint="use true or false")
     elif name == "seed":
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
-            raise InvalidInput(f"seed = {value!r} is not possible", hint="use a whole number from 0 to 4294967295")
+            raise InvalidInput(
+                f"seed = {value!r} is not possible", hint="use a whole number from 0 to 4294967295"
+            )
     elif name in _CHOICES:
         choices = _CHOICES[name]
         if type(value) is not type(choices[0]) or value not in choices:  # 1 is no True
-            raise InvalidInput(f"{name} = {value!r} is not known", hint=f"use one of {', '.join(map(str, choices))}")
+            raise InvalidInput(
+                f"{name} = {value!r} is not known",
+                hint=f"use one of {', '.join(map(str, choices))}",
+            )
     elif name == "learning_rates":
         _check_learning_rates(value)
     elif value is None and name in ("feed_forward_width", "gradient_clipping"):
         return
     elif name == "gradient_clipping":
         if not is_positive_number(value):
-            raise InvalidInput(f"gradient_clipping = {value!r} is not possible", hint="use a norm above zero")
+            raise InvalidInput(
+                f"gradient_clipping = {value!r} is not possible", hint="use a norm above zero"
+            )
     else:
         _check_whole_number(name, value)
 
@@ -67,13 +79,20 @@ def _check_whole_number(name: str, value: object) -> None:
     most = _MOST.get(name, _MOST_OF_ANYTHING)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         is_too_large = isinstance(value, int) and value > most
-        hint = f"use a whole number from 1 to {most}" if is_too_large else "use a whole number from 1 up"
+        hint = (
+            f"use a whole number from 1 to {most}"
+            if is_too_large
+            else "use a whole number from 1 up"
+        )
         raise InvalidInput(f"{name} = {value!r} is not possible", hint=hint)
 
 
 def _check_learning_rates(rates: object) -> None:
     if not isinstance(rates, Mapping):
-        raise InvalidInput(f"learning_rates = {rates!r} is not a table", hint="write one rate an optimizer: adamw=3e-4")
+        raise InvalidInput(
+            f"learning_rates = {rates!r} is not a table",
+            hint="write one rate an optimizer: adamw=3e-4",
+        )
     for optimizer, rate in rates.items():
         if optimizer not in CHOICES["optimizer"]:
             raise InvalidInput(
@@ -81,7 +100,10 @@ def _check_learning_rates(rates: object) -> None:
                 hint=f"the optimizers are {', '.join(CHOICES['optimizer'])}",
             )
         if not is_positive_number(rate):
-            raise InvalidInput(f"learning rate {rate!r} of {optimizer} is not possible", hint="use a number above zero")
+            raise InvalidInput(
+                f"learning rate {rate!r} of {optimizer} is not possible",
+                hint="use a number above zero",
+            )
 
 
 def option_of(name: str) -> str:
@@ -96,8 +118,8 @@ OF_ONE_DATASET = ("dataset_config", "dataset_split", "held_out_split", "text_col
 def overridden(before: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
     """Settings `before` with those of `by` in their place.
 
-    `learning_rates` are merged optimizer by optimizer; another dataset takes the splits and columns of the one that
-    was named before with it.
+    `learning_rates` are merged optimizer by optimizer; another dataset takes the splits and columns
+    of the one that was named before with it.
     """
     kept = dict(before)
     named = before.get("dataset")

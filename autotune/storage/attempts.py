@@ -1,8 +1,10 @@
-"""Who tries which trial, under which lease, and which result counts. Each call is one transaction and can be repeated.
+"""Who tries which trial, under which lease, and which result counts.
 
-A process that lost the database in the middle of a call does not know whether it was committed; asking again with the
-same attempt's id does no harm. Every change holds the study's row from its first statement to the commit, so that
-changes come one after the other, on SQLite as on PostgreSQL.
+Each call is one transaction and can be repeated.
+
+A process that lost the database in the middle of a call does not know whether it was committed;
+asking again with the same attempt's id does no harm. Every change holds the study's row from its
+first statement to the commit, so that changes come one after the other, on SQLite as on PostgreSQL.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,15 +29,20 @@ from autotune.storage.rows import (
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS, DatabaseNow
 
 Delivery = Literal["kept", "known", "late", "unknown"]
-"""What became of a result: it is the trial's; it was already; it came too late and is kept aside; no such attempt."""
+"""What became of a result: it is the trial's; it was already; it came too late and is kept aside;
+no such attempt."""
 
 
 _IS_RUNNING = ATTEMPTS.c.state == literal_column("'running'")
-"""Written out, not as a parameter, for the index of those that run to serve: there may be very many that ended."""
+"""Written out, not as a parameter, for the index of those that run to serve: there may be very many
+that ended."""
 
 
 class Attempts:
-    """Attempts at the trials of all studies of one database. Raises StorageUnavailable and StorageAway."""
+    """Attempts at the trials of all studies of one database.
+
+    Raises StorageUnavailable and StorageAway.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -52,7 +59,8 @@ class Attempts:
     ) -> Attempt | None:
         """Takes the trial of `config`, a new one or one without a result.
 
-        None where it has a result or another worker, was lost too often, or would be one more than `most_trials`.
+        None where it has a result or another worker, was lost too often, or would be one more than
+        `most_trials`.
         """
         try:
             with self._database.writing() as connection:
@@ -60,13 +68,26 @@ class Attempts:
                 trial = _trial_of(connection, study_id, config)
                 if trial is None:
                     trial = _add_trial(
-                        connection, study_id, config, revision=revision, most_trials=most_trials, name=name
+                        connection,
+                        study_id,
+                        config,
+                        revision=revision,
+                        most_trials=most_trials,
+                        name=name,
                     )
                 _check_free(connection, trial, attempt_id)
-                if type(trial.number) is not int:  # it names the trial's log; SQLite holds texts in any column
+                if (
+                    type(trial.number) is not int
+                ):  # it names the trial's log; SQLite holds texts in any column
                     raise DamagedRow(f"trial {trial.number!r:.60} has no number")
                 ordinal = _begin(connection, trial.id, attempt_id, worker=worker)
-                attempt = Attempt(id=attempt_id, study=study, number=trial.number, name=trial.name, ordinal=ordinal)
+                attempt = Attempt(
+                    id=attempt_id,
+                    study=study,
+                    number=trial.number,
+                    name=trial.name,
+                    ordinal=ordinal,
+                )
                 reached("trial claimed, not committed")
         except _NotToBeHad:
             return None  # and nothing was changed
@@ -76,7 +97,10 @@ class Attempts:
     def finish(self, attempt_id: str, measurement: Measurement, *, seconds: float) -> Delivery:
         """Keeps the result of an attempt. When this returns it is on disk, once."""
         of_attempt = select(TRIALS.c.study_id).join(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)
-        result = {"measurement": measurement_values(measurement), "seconds": finite_seconds(seconds)}
+        result = {
+            "measurement": measurement_values(measurement),
+            "seconds": finite_seconds(seconds),
+        }
         with self._database.writing() as connection:
             study_id = connection.scalar(of_attempt)
             if study_id is None:
@@ -97,7 +121,9 @@ class Attempts:
 
     def end(self, attempt_id: str, state: AttemptState, *, cause: str) -> bool:
         """Ends a running attempt without a result; False where it no longer ran."""
-        of_attempt = select(TRIALS.c.id, TRIALS.c.study_id).join(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)
+        of_attempt = (
+            select(TRIALS.c.id, TRIALS.c.study_id).join(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)
+        )
         with self._database.writing() as connection:
             trial = connection.execute(of_attempt).one_or_none()
             if trial is None:
@@ -106,11 +132,16 @@ class Attempts:
             ended = connection.execute(
                 update(ATTEMPTS)
                 .where(ATTEMPTS.c.id == attempt_id, ATTEMPTS.c.state == "running")
-                .values(state=state, cause=kept_text(cause, longest=LONGEST_REASON), ended_at=func.now())
+                .values(
+                    state=state, cause=kept_text(cause, longest=LONGEST_REASON), ended_at=func.now()
+                )
             )
             if ended.rowcount == 0:
-                return False  # a trial that has a result meanwhile has not changed: nobody is told of it again
-            connection.execute(update(TRIALS).where(TRIALS.c.id == trial.id).values(revision=revision))
+                # a trial that has a result meanwhile has not changed: nobody is told of it again
+                return False
+            connection.execute(
+                update(TRIALS).where(TRIALS.c.id == trial.id).values(revision=revision)
+            )
             return True
 
     def renew(self, attempt_id: str) -> bool:
@@ -153,7 +184,9 @@ class Attempts:
             select(TRIALS.c.number, ATTEMPTS.c.cause)
             .join(TRIALS, ATTEMPTS.c.trial_id == TRIALS.c.id)
             .join(STUDIES, TRIALS.c.study_id == STUDIES.c.id)
-            .where(STUDIES.c.name == study, TRIALS.c.number.in_(numbers), ATTEMPTS.c.state == "lost")
+            .where(
+                STUDIES.c.name == study, TRIALS.c.number.in_(numbers), ATTEMPTS.c.state == "lost"
+            )
             .order_by(ATTEMPTS.c.ordinal)
         )
         found: dict[int, tuple[int, str]] = {}
@@ -170,7 +203,11 @@ class Attempts:
             select(TRIALS.c.number, func.count().label("deaths"))
             .join(ATTEMPTS, ATTEMPTS.c.trial_id == TRIALS.c.id)
             .join(STUDIES, TRIALS.c.study_id == STUDIES.c.id)
-            .where(STUDIES.c.name == study, TRIALS.c.number.in_(numbers), ATTEMPTS.c.state == "given_up")
+            .where(
+                STUDIES.c.name == study,
+                TRIALS.c.number.in_(numbers),
+                ATTEMPTS.c.state == "given_up",
+            )
             .group_by(TRIALS.c.number)
         )
         with self._database.reading() as connection:
@@ -192,7 +229,7 @@ class _NotToBeHad(Exception):
     """Rolls a claim back."""
 
 
-# -- within a transaction ----------------------------------------------------------------------------------------
+# -- within a transaction --------------------------------------------------------------------------
 
 
 def _hold(connection: Connection, which: Any) -> tuple[int, int]:
@@ -209,13 +246,24 @@ def _trial_of(connection: Connection, study_id: int, config: TrainingConfig) -> 
 
 
 def _add_trial(
-    connection: Connection, study_id: int, config: TrainingConfig, *, revision: int, most_trials: int, name: str | None
+    connection: Connection,
+    study_id: int,
+    config: TrainingConfig,
+    *,
+    revision: int,
+    most_trials: int,
+    name: str | None,
 ) -> Any:
     last = connection.scalar(select(func.max(TRIALS.c.number)).where(TRIALS.c.study_id == study_id))
     number = 0 if last is None else last + 1
     if number >= most_trials:
         raise _NotToBeHad
-    row = {"number": number, "fingerprint": config.fingerprint, "name": kept_name(name), "config": config.to_dict()}
+    row = {
+        "number": number,
+        "fingerprint": config.fingerprint,
+        "name": kept_name(name),
+        "config": config.to_dict(),
+    }
     connection.execute(insert(TRIALS).values(study_id=study_id, revision=revision, **row))
     return _trial_of(connection, study_id, config)
 
@@ -223,9 +271,12 @@ def _add_trial(
 def _check_free(connection: Connection, trial: Any, attempt_id: str) -> None:
     """Raises _NotToBeHad where the trial has a result, a worker other than ours, or was lost too often.
 
-    And where this very attempt was begun by a call whose answer was lost, and given up by somebody since.
+    And where this very attempt was begun by a call whose answer was lost, and given up by somebody
+    since.
     """
-    attempts = connection.execute(select(ATTEMPTS.c.id, ATTEMPTS.c.state).where(ATTEMPTS.c.trial_id == trial.id)).all()
+    attempts = connection.execute(
+        select(ATTEMPTS.c.id, ATTEMPTS.c.state).where(ATTEMPTS.c.trial_id == trial.id)
+    ).all()
     is_taken = any(one.state == "running" and one.id != attempt_id for one in attempts)
     is_over = any(one.state != "running" and one.id == attempt_id for one in attempts)
     losses = sum(one.state == "lost" for one in attempts)
@@ -238,7 +289,9 @@ def _begin(connection: Connection, trial_id: int, attempt_id: str, *, worker: st
     begun = connection.scalar(select(ATTEMPTS.c.ordinal).where(ATTEMPTS.c.id == attempt_id))
     if begun is not None:
         return int(begun)
-    last = connection.scalar(select(func.max(ATTEMPTS.c.ordinal)).where(ATTEMPTS.c.trial_id == trial_id))
+    last = connection.scalar(
+        select(func.max(ATTEMPTS.c.ordinal)).where(ATTEMPTS.c.trial_id == trial_id)
+    )
     ordinal = (last or 0) + 1
     connection.execute(
         insert(ATTEMPTS).values(

@@ -17,7 +17,11 @@ from sqlalchemy.engine import make_url
 from autotune.errors import StorageAway, StorageUnavailable, UnknownStudy
 from autotune.storage.error_translation import StorageBusy, parsed_url, shown_url, storage_errors
 from autotune.storage.file_systems import refuse_network_file_system, refuse_without_write_ahead_log
-from autotune.storage.integrity.sqlite_file import make_file, refuse_damaged_file, refuse_log_without_its_file
+from autotune.storage.integrity.sqlite_file import (
+    make_file,
+    refuse_damaged_file,
+    refuse_log_without_its_file,
+)
 
 BUSY_TIMEOUT_SECONDS = 60.0
 """How long SQLite waits for another process's lock."""
@@ -28,8 +32,9 @@ CONNECT_TIMEOUT_SECONDS = 5
 
 PSYCOPG = "postgresql+psycopg"
 
-# A server that is cut off is noticed within a minute instead of the system's two hours; nobody waits for a lock, or
-# keeps one while doing nothing, longer than SQLite would; and what was committed is on disk.
+# A server that is cut off is noticed within a minute instead of the system's two hours; nobody
+# waits for a lock, or keeps one while doing nothing, longer than SQLite would; and what was
+# committed is on disk.
 POSTGRESQL_CONNECTION = {
     "connect_timeout": CONNECT_TIMEOUT_SECONDS,
     "keepalives_idle": 20,
@@ -50,9 +55,12 @@ _opening = threading.Lock()
 
 
 class Database:
-    """Connections to one database. A file is only made with `create`; with `read_only` nothing in it changes.
+    """Connections to one database.
 
-    Where this process has reached it before (`was_reached`), what cannot be reached now is away, and will come back.
+    A file is only made with `create`; with `read_only` nothing in it changes.
+
+    Where this process has reached it before (`was_reached`), what cannot be reached now is away,
+    and will come back.
     """
 
     def __init__(
@@ -78,7 +86,9 @@ class Database:
                 return
             _look_at_file(self.file, self.url, create=create)
             if read_only:
-                self.engine = _read_only_engine(self.file, busy_timeout_seconds, is_frozen=self._is_frozen)
+                self.engine = _read_only_engine(
+                    self.file, busy_timeout_seconds, is_frozen=self._is_frozen
+                )
             else:
                 self.engine = create_engine(url, connect_args={"timeout": busy_timeout_seconds})
                 event.listen(self.engine, "connect", partial(_durable_sqlite, self.file))
@@ -124,7 +134,11 @@ class Database:
             else:
                 yield connection.execution_options(
                     isolation_level="REPEATABLE READ",
-                    **({"postgresql_readonly": True} if connection.dialect.name == "postgresql" else {}),
+                    **(
+                        {"postgresql_readonly": True}
+                        if connection.dialect.name == "postgresql"
+                        else {}
+                    ),
                 )
 
     @contextmanager
@@ -138,11 +152,19 @@ def sqlite_file(url: str) -> Path | None:
     """The file behind a SQLite URL; None for another database or one in memory."""
     with storage_errors(url):
         parsed = parsed_url(url)
-    name = (parsed.database or "").removeprefix("file:")  # with ?uri=true it is a URL of SQLite's own
-    if parsed.get_backend_name() != "sqlite" or name in ("", ":memory:") or parsed.query.get("mode") == "memory":
+    name = (parsed.database or "").removeprefix(
+        "file:"
+    )  # with ?uri=true it is a URL of SQLite's own
+    if (
+        parsed.get_backend_name() != "sqlite"
+        or name in ("", ":memory:")
+        or parsed.query.get("mode") == "memory"
+    ):
         return None
     file = Path(name)
-    return file.resolve() if os.path.islink(file) else file  # SQLite's log lies beside the file itself
+    return (
+        file.resolve() if os.path.islink(file) else file
+    )  # SQLite's log lies beside the file itself
 
 
 def _look_at_file(file: Path, url: str, *, create: bool) -> None:
@@ -159,7 +181,10 @@ def _look_at_file(file: Path, url: str, *, create: bool) -> None:
                 make_file(file)
             elif not create and not file.is_file():
                 what = "a folder, not a studies database" if file.is_dir() else "not there"
-                raise UnknownStudy(f"the studies database {file} is {what}", hint="begin a study with: autotune search")
+                raise UnknownStudy(
+                    f"the studies database {file} is {what}",
+                    hint="begin a study with: autotune search",
+                )
             if file.is_file():
                 refuse_damaged_file(file, url)
         _open_files[file.resolve()] += 1
@@ -198,7 +223,9 @@ def _server_engine(url: URL) -> Engine:
         url = url.set(drivername=PSYCOPG)
     if url.drivername != PSYCOPG:
         return create_engine(url, pool_pre_ping=True)
-    connection = {name: value for name, value in POSTGRESQL_CONNECTION.items() if name not in url.query}
+    connection = {
+        name: value for name, value in POSTGRESQL_CONNECTION.items() if name not in url.query
+    }
     engine = create_engine(url, pool_pre_ping=True, connect_args=connection)
     event.listen(engine, "connect", _patient_postgresql)
     return engine

@@ -9,7 +9,9 @@ from pathlib import Path
 
 @contextmanager
 def durable_file(file: Path) -> Iterator[Path]:
-    """The file to write, in the same folder; when the block ends it takes the place of `file`. Raises OSError.
+    """The file to write, in the same folder; when the block ends it takes the place of `file`.
+
+    Raises OSError.
 
     Where the block raises, nothing is left of it.
     """

@@ -26,8 +26,14 @@ COPY = "bring back a copy that is whole"
 COPY_OF_FILE = f"{COPY}, without the -wal and -shm files of this one"
 """SQLite would read the log of the damaged file into the copy."""
 
-# A SQLite database that answers so is not away: a statement that does not fit its tables, or damage.
-_BROKEN = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_FORMAT}
+# A SQLite database that answers so is not away: a statement that does not fit its tables, or
+# damage.
+_BROKEN = {
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_FORMAT,
+}
 
 _READ_ONLY = "25006"
 """PostgreSQL's code for a server that is a standby until another one takes over."""
@@ -56,18 +62,33 @@ def storage_errors(url: str) -> Iterator[None]:
             hint="write for example sqlite:///studies/autotune.db, or leave --storage out",
         ) from None
     except ImportError as error:
-        package = {"psycopg": "psycopg[binary]", "MySQLdb": "mysqlclient"}.get(error.name or "", error.name)
+        package = {"psycopg": "psycopg[binary]", "MySQLdb": "mysqlclient"}.get(
+            error.name or "", error.name
+        )
         raise StorageUnavailable(
             f"the database driver {error.name!r} for {shown_url(url)!r} is not installed",
             hint=f'install it with: pip install "{package}"',
         ) from None
     except DBAPIError as error:
         message, hint = _refusal(url, error)
-        kind = StorageBusy if _is_busy(error) else StorageAway if _is_away(error) else StorageUnavailable
+        kind = (
+            StorageBusy
+            if _is_busy(error)
+            else StorageAway
+            if _is_away(error)
+            else StorageUnavailable
+        )
         raise kind(message, hint=hint) from None
-    except (SQLAlchemyError, ValueError, TypeError, KeyError, AttributeError) as error:  # of rows that are damaged
+    except (
+        SQLAlchemyError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ) as error:  # of rows that are damaged
         raise StorageUnavailable(
-            f"the studies database {shown_url(url)} cannot be used: {_first_line(error)}", hint=way_out_of_damage(url)
+            f"the studies database {shown_url(url)} cannot be used: {_first_line(error)}",
+            hint=way_out_of_damage(url),
         ) from None
     except OSError as error:
         raise StorageUnavailable(
@@ -111,7 +132,10 @@ def _is_broken(error: BaseException | None) -> bool:
 
 
 def _refusal(url: str, error: DBAPIError) -> tuple[str, str]:
-    """What is wrong and the way out. A PostgreSQL that refuses a connection gives no code: its words decide."""
+    """What is wrong and the way out.
+
+    A PostgreSQL that refuses a connection gives no code: its words decide.
+    """
     parsed, shown = make_url(url), shown_url(url)
     said = _first_line(error.orig or error)
     if _is_broken(error.orig):
@@ -122,14 +146,32 @@ def _refusal(url: str, error: DBAPIError) -> tuple[str, str]:
     if parsed.get_backend_name() == "sqlite":
         hint = "check that it is an autotune database and that its folder can be written to, or name another"
     elif re.match(r"database .* does not exist", reason):
-        return f"the database of {shown} does not exist", f"create it, for example with: {_createdb(parsed)}"
-    elif re.match(r"password auth|role .* does not exist|no pg_hba|fe_sendauth: no password", reason):
-        allowed = parsed.set(username="user", password="password", query={}).render_as_string(hide_password=False)
-        return f"the server of {shown} refuses the user: {reason}", f"name one it lets in: --storage {allowed}"
+        return (
+            f"the database of {shown} does not exist",
+            f"create it, for example with: {_createdb(parsed)}",
+        )
+    elif re.match(
+        r"password auth|role .* does not exist|no pg_hba|fe_sendauth: no password", reason
+    ):
+        allowed = parsed.set(username="user", password="password", query={}).render_as_string(
+            hide_password=False
+        )
+        return (
+            f"the server of {shown} refuses the user: {reason}",
+            f"name one it lets in: --storage {allowed}",
+        )
     elif reason.startswith("permission denied"):
-        hint = "let that user create tables in the database, for example as its owner, or name another"
-    elif re.match(r"connection |failed to resolve|consuming input|terminating connection|the database system", said):
-        return f"the server of {shown} cannot be reached: {reason}", "start it, or check its host and port"
+        hint = (
+            "let that user create tables in the database, for example as its owner, or name another"
+        )
+    elif re.match(
+        r"connection |failed to resolve|consuming input|terminating connection|the database system",
+        said,
+    ):
+        return (
+            f"the server of {shown} cannot be reached: {reason}",
+            "start it, or check its host and port",
+        )
     else:
         hint = "check the URL and what the server's log says, or name another"
     return f"the studies database {shown} cannot be used: {reason}", f"{hint} with --storage"
@@ -147,7 +189,9 @@ def shown_url(url: str) -> str:
         parsed = parsed_url(url)
     except ArgumentError:
         return re.sub(r"(//(?!/)[^:/@]*):.*@", r"\1:***@", url)
-    return parsed.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
+    return parsed.difference_update_query(["password", "sslpassword"]).render_as_string(
+        hide_password=True
+    )
 
 
 def parsed_url(url: str) -> URL:

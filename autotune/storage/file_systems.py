@@ -1,7 +1,8 @@
 """Which file system a studies database would be on; on a network file system SQLite loses results without a word.
 
-Its write-ahead log is shared memory, which two machines do not share, and its locks are kept by each machine for
-itself on many of them. What is not known here passes: the last word has SQLite, which must grant the log.
+Its write-ahead log is shared memory, which two machines do not share, and its locks are kept by
+each machine for itself on many of them. What is not known here passes: the last word has SQLite,
+which must grant the log.
 """
 
 import re
@@ -13,8 +14,8 @@ from autotune.errors import StorageUnavailable
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
-# As they stand in mountinfo, without "fuse." in front: file servers; clusters, with disks that several machines mount
-# (gfs, ocfs); other machines' files and object stores mounted by a program.
+# As they stand in mountinfo, without "fuse." in front: file servers; clusters, with disks that
+# several machines mount (gfs, ocfs); other machines' files and object stores mounted by a program.
 _NETWORK = """
 nfs nfs3 nfs4 cifs smb2 smb3 smbfs smbnetfs afs auristorfs coda ncp ncpfs 9p davfs davfs2
 ceph ceph-fuse glusterfs lustre lustre_lite gpfs beegfs beegfs_nodev fhgfs panfs wekafs pvfs2 orangefs daos dfuse
@@ -60,7 +61,8 @@ def _refuse(why: str, file: Path) -> NoReturn:
 def file_system(path: Path, *, mountinfo: str) -> str | None:
     """The type of the file system that `path`, absolute and without links, is on; None where `mountinfo` has none.
 
-    Goes from mount to mount as the kernel does, so that what is mounted over something hides all below it.
+    Goes from mount to mount as the kernel does, so that what is mounted over something hides all
+    below it.
     """
     mounts = _mounts(mountinfo)
     ids = {mount.id for mount in mounts}
@@ -89,7 +91,9 @@ def _mounts(mountinfo: str) -> list[_Mount]:
         fields = before.split(" ")
         if after and len(fields) > 4:
             point = Path(_unescaped(fields[4]))
-            mounts.append(_Mount(id=fields[0], parent=fields[1], point=point, file_system=after.split(" ")[0]))
+            mounts.append(
+                _Mount(id=fields[0], parent=fields[1], point=point, file_system=after.split(" ")[0])
+            )
     return mounts
 
 

@@ -1,4 +1,7 @@
-"""Dataclasses as rows of our tables, and back. A row that is not what was written raises DamagedRow."""
+"""Dataclasses as rows of our tables, and back.
+
+A row that is not what was written raises DamagedRow.
+"""
 
 import math
 from collections.abc import Iterator
@@ -41,7 +44,7 @@ def _reading(what: str) -> Iterator[None]:
         raise DamagedRow(f"{what} cannot be read: {error}") from None
 
 
-# -- what every database can hold --------------------------------------------------------------------------------
+# -- what every database can hold ------------------------------------------------------------------
 
 
 def kept_text(text: str, *, longest: int) -> str:
@@ -65,7 +68,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# -- definitions -------------------------------------------------------------------------------------------------
+# -- definitions -----------------------------------------------------------------------------------
 
 
 def definition_row(definition: StudyDefinition, *, trials_wanted: int) -> dict[str, Any]:
@@ -104,7 +107,7 @@ def definition_of(row: Any) -> StudyDefinition:
         return definition
 
 
-# -- trials ------------------------------------------------------------------------------------------------------
+# -- trials ----------------------------------------------------------------------------------------
 
 
 def kept_name(name: str | None) -> str | None:
@@ -125,15 +128,26 @@ def trial_row(record: TrialRecord) -> dict[str, Any]:
 
 
 def record_of(
-    row: Any, *, cap_bytes: int, predicted_bytes: float | None = None, losses: int = 0, cause: str = ""
+    row: Any,
+    *,
+    cap_bytes: int,
+    predicted_bytes: float | None = None,
+    losses: int = 0,
+    cause: str = "",
 ) -> TrialRecord:
-    """`losses`: how many attempts at it the machine has cost; the last one's `cause`. Raises DamagedRow."""
+    """`losses`: how many attempts at it the machine has cost; the last one's `cause`.
+
+    Raises DamagedRow.
+    """
     lost = f"lost {losses} time{'s' * (losses > 1)}, not by its own fault: {cause}"
     unfinished = Measurement(outcome="interrupted", message=lost if losses else "has no result yet")
     with _reading(f"trial {row.number}"):
         measurement = asdict(unfinished) if row.measurement is None else row.measurement
         if measurement["perplexity"] is not None and measurement.get("perplexity_source") is None:
-            measurement = {**measurement, "perplexity_source": "measured"}  # written before it could be shared
+            measurement = {
+                **measurement,
+                "perplexity_source": "measured",
+            }  # written before it could be shared
         record = TrialRecord(
             **measurement,
             number=row.number,
@@ -160,11 +174,13 @@ def _is_feasible(measurement: dict[str, Any], *, cap_bytes: int) -> bool:
 def _config_of(row: Any) -> TrainingConfig:
     config = TrainingConfig(**row.config)
     if config.fingerprint != row.fingerprint:
-        raise ValueError(f"its configuration has fingerprint {config.fingerprint}, not {row.fingerprint}")
+        raise ValueError(
+            f"its configuration has fingerprint {config.fingerprint}, not {row.fingerprint}"
+        )
     return config
 
 
-# -- predictions -------------------------------------------------------------------------------------------------
+# -- predictions -----------------------------------------------------------------------------------
 
 
 def forecast_row(forecast: Forecast) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Brings a database's tables to the form this autotune reads: made where there are none, upgraded where they are old.
 
-One process at a time does it, in one transaction, and `backup.py` copies before what a migration changes.
+One process at a time does it, in one transaction, and `backup.py` copies before what a migration
+changes.
 """
 
 import logging
@@ -15,7 +16,14 @@ from autotune.storage.database import Database
 from autotune.storage.error_translation import way_out_of_damage
 from autotune.storage.integrity.backup import back_up
 from autotune.storage.integrity.sqlite_file import refuse_foreign_tables, refuse_rows_of_nothing
-from autotune.storage.tables import ATTEMPTS, METADATA, PREDICTIONS, REVISION, STUDIES, VERSION_TABLE
+from autotune.storage.tables import (
+    ATTEMPTS,
+    METADATA,
+    PREDICTIONS,
+    REVISION,
+    STUDIES,
+    VERSION_TABLE,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,10 +39,14 @@ def open_studies(database: Database, *, create: bool) -> None:
     Raises StorageUnavailable for all that is no whole database of this autotune or an earlier one.
     """
     with database.engine.connect() as connection:
-        revision = revision_of(connection)  # first: another process may make the tables, all at once, just now
+        revision = revision_of(
+            connection
+        )  # first: another process may make the tables, all at once, just now
         there = tables_of(connection)
         if not create and not there & {*METADATA.tables, VERSION_TABLE}:
-            raise UnknownStudy(f"there are no studies in {database.url}", hint="begin one with: autotune search")
+            raise UnknownStudy(
+                f"there are no studies in {database.url}", hint="begin one with: autotune search"
+            )
         if revision == REVISION:
             check_tables(there, revision, database.url)
         elif connection.dialect.name == "sqlite":
@@ -54,7 +66,9 @@ def revision_of(connection: Connection) -> str | None:
     """None for a database of before migrations, or without tables."""
     if not sqlalchemy.inspect(connection).has_table(VERSION_TABLE):
         return None
-    found: str | None = connection.scalar(sqlalchemy.text(f"SELECT version_num FROM {VERSION_TABLE}"))
+    found: str | None = connection.scalar(
+        sqlalchemy.text(f"SELECT version_num FROM {VERSION_TABLE}")
+    )
     return found
 
 
@@ -84,7 +98,7 @@ def check_tables(there: set[str], revision: str | None, url: str) -> None:
         )
 
 
-# -- upgrading ---------------------------------------------------------------------------------------------------
+# -- upgrading -------------------------------------------------------------------------------------
 
 
 def _bring_up_to_date(database: Database) -> None:
@@ -96,9 +110,15 @@ def _bring_up_to_date(database: Database) -> None:
             if there & {*METADATA.tables, VERSION_TABLE}:
                 check_tables(there, revision, database.url)
                 # Where nothing may be written, this says so before a copy is made.
-                connection.execute(sqlalchemy.text(f"UPDATE {STUDIES.name} SET name = name WHERE 1 = 0"))
+                connection.execute(
+                    sqlalchemy.text(f"UPDATE {STUDIES.name} SET name = name WHERE 1 = 0")
+                )
                 copy = back_up(connection, database)
-                _LOG.warning("%s is of an earlier autotune and brought up to date; as it was: %s", database.url, copy)
+                _LOG.warning(
+                    "%s is of an earlier autotune and brought up to date; as it was: %s",
+                    database.url,
+                    copy,
+                )
                 reached("schema backed up")
             _upgrade(connection)
             reached("schema upgraded, not committed")
@@ -106,7 +126,10 @@ def _bring_up_to_date(database: Database) -> None:
 
 
 def _lock(connection: Connection) -> None:
-    """Until the transaction's end. On SQLite the write lock itself, which also makes the tables' changes part of it."""
+    """Until the transaction's end.
+
+    On SQLite the write lock itself, which also makes the tables' changes part of it.
+    """
     if connection.dialect.name == "postgresql":
         connection.execute(select(sqlalchemy.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
     else:

@@ -1,6 +1,9 @@
-"""The studies database: what was asked, who is at it, and every result. Plain dataclasses in and out; no row leaves it.
+"""The studies database: what was asked, who is at it, and every result.
 
-What is kept here is all there is: Optuna's samplers are told of it anew by each process that asks them.
+Plain dataclasses in and out; no row leaves it.
+
+What is kept here is all there is: Optuna's samplers are told of it anew by each process that asks
+them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,8 +21,20 @@ from autotune.spec.result import TrialRecord
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
 from autotune.storage.attempts import Attempts
 from autotune.storage.database import BUSY_TIMEOUT_SECONDS, Database
-from autotune.storage.error_translation import Conflict, refuse_other_schema, storage_errors, way_out_of_damage
-from autotune.storage.rows import definition_of, definition_row, forecast_of, forecast_row, record_of, trial_row
+from autotune.storage.error_translation import (
+    Conflict,
+    refuse_other_schema,
+    storage_errors,
+    way_out_of_damage,
+)
+from autotune.storage.rows import (
+    definition_of,
+    definition_row,
+    forecast_of,
+    forecast_row,
+    record_of,
+    trial_row,
+)
 from autotune.storage.schema import open_studies
 from autotune.storage.tables import PREDICTIONS, STUDIES, TRIALS
 from autotune.storage.transfer.transfer import Imported, exported, import_studies
@@ -45,7 +60,10 @@ class Changes:
 
 
 class StudyStore:
-    """The studies of one database. Raises StorageUnavailable when it cannot be used, StorageAway when not just now."""
+    """The studies of one database.
+
+    Raises StorageUnavailable when it cannot be used, StorageAway when not just now.
+    """
 
     def __init__(
         self,
@@ -71,7 +89,7 @@ class StudyStore:
     def close(self) -> None:
         self._database.close()
 
-    # -- studies -----------------------------------------------------------------------------------------------
+    # -- studies -----------------------------------------------------------------------------------
 
     def create_study(
         self,
@@ -88,20 +106,27 @@ class StudyStore:
         try:
             with self._database.writing() as connection:
                 row = definition_row(definition, trials_wanted=trials_wanted)
-                (study_id,) = connection.execute(insert(STUDIES).values(row)).inserted_primary_key or (None,)
+                (study_id,) = connection.execute(
+                    insert(STUDIES).values(row)
+                ).inserted_primary_key or (None,)
                 trials = [{"study_id": study_id, **trial_row(record)} for record in records]
-                predictions = [{"study_id": study_id, **forecast_row(forecast)} for forecast in forecasts]
+                predictions = [
+                    {"study_id": study_id, **forecast_row(forecast)} for forecast in forecasts
+                ]
                 for table, rows in ((TRIALS, trials), (PREDICTIONS, predictions)):
                     if rows:
                         connection.execute(insert(table), rows)
         except Conflict:
             raise StudyMismatch(
-                f"there is a study {definition.name!r} in {self.url} already", hint="give the new one another --name"
+                f"there is a study {definition.name!r} in {self.url} already",
+                hint="give the new one another --name",
             ) from None
 
     def set_trials_wanted(self, study: str, trials_wanted: int) -> None:
         with self._database.writing() as connection:
-            connection.execute(update(STUDIES).where(STUDIES.c.name == study).values(trials_wanted=trials_wanted))
+            connection.execute(
+                update(STUDIES).where(STUDIES.c.name == study).values(trials_wanted=trials_wanted)
+            )
 
     def names(self) -> list[str]:
         """Of all studies, oldest first."""
@@ -110,7 +135,9 @@ class StudyStore:
 
     def has_study(self, study: str) -> bool:
         with self._database.reading() as connection:
-            return connection.scalar(select(STUDIES.c.id).where(STUDIES.c.name == study)) is not None
+            return (
+                connection.scalar(select(STUDIES.c.id).where(STUDIES.c.name == study)) is not None
+            )
 
     def definition(self, study: str) -> tuple[StudyDefinition, int]:
         """The study's definition and how many trials were wanted of it. Raises UnknownStudy."""
@@ -120,7 +147,9 @@ class StudyStore:
                 names = self.names()
                 raise UnknownStudy(
                     f"there is no study {study!r} in {self.url}",
-                    hint=f"there is {', '.join(names)}" if names else "begin one with: autotune search",
+                    hint=f"there is {', '.join(names)}"
+                    if names
+                    else "begin one with: autotune search",
                 )
             refuse_other_schema(study, row.schema_version, url=self.url)
             return definition_of(row), row.trials_wanted
@@ -129,7 +158,12 @@ class StudyStore:
         """All studies, oldest first."""
         finished = sqlalchemy.func.count(TRIALS.c.finished_at).label("finished")
         columns = (STUDIES.c.id, STUDIES.c.name, STUDIES.c.created_at, STUDIES.c.trials_wanted)
-        query = select(*columns, finished).outerjoin(TRIALS).group_by(STUDIES.c.id).order_by(STUDIES.c.id)
+        query = (
+            select(*columns, finished)
+            .outerjoin(TRIALS)
+            .group_by(STUDIES.c.id)
+            .order_by(STUDIES.c.id)
+        )
         with self._database.reading() as connection:
             return [
                 StudySummary(
@@ -143,13 +177,17 @@ class StudyStore:
 
     def dates(self, study: str) -> tuple[str, str]:
         """When the study was begun and when its last trial ended, to the minute; empty where none has ended."""
-        last = select(sqlalchemy.func.max(TRIALS.c.finished_at)).join(STUDIES).where(STUDIES.c.name == study)
+        last = (
+            select(sqlalchemy.func.max(TRIALS.c.finished_at))
+            .join(STUDIES)
+            .where(STUDIES.c.name == study)
+        )
         with self._database.reading() as connection:
             begun = connection.scalar(select(STUDIES.c.created_at).where(STUDIES.c.name == study))
             ended = connection.scalar(last)
         return _minute(begun), _minute(ended)
 
-    # -- whole studies -----------------------------------------------------------------------------------------
+    # -- whole studies -----------------------------------------------------------------------------
 
     def exported(self, studies: Sequence[str], *, version: str) -> Iterator[bytes]:
         """The lines of a file of these studies (`transfer.py`). Raises UnknownStudy."""
@@ -159,7 +197,7 @@ class StudyStore:
         """Brings in all of such a file, or raises InvalidInput or StudyMismatch and changes nothing."""
         return import_studies(self._database, file, source=source, name=name)
 
-    # -- trials ------------------------------------------------------------------------------------------------
+    # -- trials ------------------------------------------------------------------------------------
 
     def trials(self, study: str) -> list[TrialRecord]:
         """Every trial of the study in the order of its number; one without a result reads as interrupted.
@@ -167,10 +205,13 @@ class StudyStore:
         Raises StorageUnavailable where some are missing.
         """
         records = self._records(study, _trials_of(study).order_by(TRIALS.c.number))
-        missing = next((number for number, record in enumerate(records) if record.number != number), None)
+        missing = next(
+            (number for number, record in enumerate(records) if record.number != number), None
+        )
         if missing is not None:
             raise StorageUnavailable(
-                f"trial {missing} of study {study!r} in {self.url} is missing", hint=way_out_of_damage(self.url)
+                f"trial {missing} of study {study!r} in {self.url} is missing",
+                hint=way_out_of_damage(self.url),
             )
         return records
 
@@ -187,7 +228,9 @@ class StudyStore:
     def _records(self, study: str, query: Select[Any]) -> list[TrialRecord]:
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
-        losses = self.attempts.losses(study, [row.number for row in rows if row.measurement is None])
+        losses = self.attempts.losses(
+            study, [row.number for row in rows if row.measurement is None]
+        )
         with storage_errors(self.url):  # a damaged row
             records = []
             for row in rows:
@@ -196,7 +239,7 @@ class StudyStore:
                 records.append(record_of(row, **known, losses=count, cause=cause))
             return records
 
-    # -- predictions -------------------------------------------------------------------------------------------
+    # -- predictions -------------------------------------------------------------------------------
 
     def keep_forecast(self, study: str, forecast: Forecast) -> None:
         """Keeps a prediction, or that there is none; what is known of a configuration already stays."""
@@ -205,27 +248,40 @@ class StudyStore:
         study_id = select(STUDIES.c.id).where(STUDIES.c.name == study).scalar_subquery()
         try:
             with self._database.writing() as connection:
-                connection.execute(insert(PREDICTIONS).values({"study_id": study_id, **forecast_row(forecast)}))
+                connection.execute(
+                    insert(PREDICTIONS).values({"study_id": study_id, **forecast_row(forecast)})
+                )
         except Conflict:
             pass  # another worker has predicted the same
 
     def _has_forecast(self, study: str, config: TrainingConfig) -> bool:
         one = select(PREDICTIONS.c.id).join(STUDIES)
         with self._database.reading() as connection:
-            found = one.where(STUDIES.c.name == study, PREDICTIONS.c.fingerprint == config.fingerprint)
+            found = one.where(
+                STUDIES.c.name == study, PREDICTIONS.c.fingerprint == config.fingerprint
+            )
             return connection.scalar(found) is not None
 
     def forecasts(self, study: str) -> dict[str, Forecast]:
         """What was predicted in this study, by the configuration's fingerprint."""
         with self._database.reading() as connection:
-            rows = connection.execute(select(PREDICTIONS).join(STUDIES).where(STUDIES.c.name == study)).all()
+            rows = connection.execute(
+                select(PREDICTIONS).join(STUDIES).where(STUDIES.c.name == study)
+            ).all()
             return {row.fingerprint: forecast_of(row) for row in rows}
 
 
 def _trials_of(study: str) -> Select[Any]:
-    predicted = and_(TRIALS.c.study_id == PREDICTIONS.c.study_id, TRIALS.c.fingerprint == PREDICTIONS.c.fingerprint)
+    predicted = and_(
+        TRIALS.c.study_id == PREDICTIONS.c.study_id,
+        TRIALS.c.fingerprint == PREDICTIONS.c.fingerprint,
+    )
     return (
-        select(TRIALS, STUDIES.c.cap_bytes, PREDICTIONS.c.prediction["peak_memory_bytes"].as_float().label("predicted"))
+        select(
+            TRIALS,
+            STUDIES.c.cap_bytes,
+            PREDICTIONS.c.prediction["peak_memory_bytes"].as_float().label("predicted"),
+        )
         .select_from(TRIALS.join(STUDIES).outerjoin(PREDICTIONS, predicted))
         .where(STUDIES.c.name == study)
     )

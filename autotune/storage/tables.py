@@ -30,7 +30,8 @@ REVISION = "0002"
 """The last of `migrations/versions`."""
 
 VERSION_TABLE = "autotune_alembic_version"
-"""Optuna has an `alembic_version` of its own where somebody keeps its studies in the same database."""
+"""Optuna has an `alembic_version` of its own where somebody keeps its studies in the same database.
+"""
 
 STUDIES = Table(
     "autotune_studies",
@@ -47,7 +48,8 @@ STUDIES = Table(
     Column("seed", BigInteger, nullable=False),
     Column("sampler", String(20), nullable=False),
     Column("trials_wanted", Integer, nullable=False),
-    # Counts the changes of its trials. Whoever changes one raises it first and so holds the study until the commit.
+    # Counts the changes of its trials. Whoever changes one raises it first and so holds the study
+    # until the commit.
     Column("revision", Integer, nullable=False, server_default=text("0")),
 )
 
@@ -64,7 +66,9 @@ TRIALS = Table(
     Column("seconds", Float),
     Column("started_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
     Column("finished_at", DateTime(timezone=True)),
-    Column("revision", Integer, nullable=False, server_default=text("0")),  # the study's at its last change
+    Column(
+        "revision", Integer, nullable=False, server_default=text("0")
+    ),  # the study's at its last change
     UniqueConstraint("study_id", "number"),
     UniqueConstraint("study_id", "fingerprint"),
     Index("autotune_trials_by_revision", "study_id", "revision"),
@@ -75,7 +79,9 @@ ATTEMPTS = Table(
     METADATA,
     Column("id", String(32), primary_key=True),
     Column("trial_id", ForeignKey("autotune_trials.id", ondelete="CASCADE"), nullable=False),
-    Column("ordinal", Integer, nullable=False),  # 1 for the first; a second retry of one attempt cannot be
+    Column(
+        "ordinal", Integer, nullable=False
+    ),  # 1 for the first; a second retry of one attempt cannot be
     Column("worker", String(200), nullable=False),
     Column("state", String(12), nullable=False),
     Column("lease_until", Float, nullable=False),  # seconds since 1970 by the database's clock

@@ -36,7 +36,9 @@ def _check_of(hint: Any) -> Callable[[object], bool]:
 def _plain_types(hint: Any) -> set[type]:
     if get_origin(hint) in (Union, UnionType):
         return set().union(*map(_plain_types, get_args(hint)))
-    return {int, float} if hint is float else {hint} if hint in (int, str, bool, NoneType) else set()
+    return (
+        {int, float} if hint is float else {hint} if hint in (int, str, bool, NoneType) else set()
+    )
 
 
 def is_of_type(value: object, hint: Any) -> bool:
@@ -52,10 +54,13 @@ def is_of_type(value: object, hint: Any) -> bool:
         return isinstance(value, list | tuple) and _items_fit(value, arguments)
     if origin is not None and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(
-            is_of_type(key, arguments[0]) and is_of_type(one, arguments[1]) for key, one in value.items()
+            is_of_type(key, arguments[0]) and is_of_type(one, arguments[1])
+            for key, one in value.items()
         )
     if hint in (int, float):
-        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+        return isinstance(value, int if hint is int else int | float) and not isinstance(
+            value, bool
+        )
     return isinstance(value, hint)
 
 

@@ -17,7 +17,10 @@ from autotune.study.workers.outbox import SPOOL, Spool, read_result
 
 
 def check_studies(storage: str, studies: Sequence[str] = ()) -> Checked:
-    """All studies of a database, or those named; nothing is changed. Raises UnknownStudy and StorageUnavailable."""
+    """All studies of a database, or those named; nothing is changed.
+
+    Raises UnknownStudy and StorageUnavailable.
+    """
     checked = _looked_at(storage, studies)
     work = place_of_work(storage)
     folders = {name: work / name for name in checked.studies if _names_a_folder(name)}
@@ -56,7 +59,13 @@ def _looked_at(storage: str, studies: Sequence[str]) -> Checked:
 
 
 def _running(one: RunningTrial, workers: Path) -> Iterator[Finding]:
-    what = "its worker has ended" if is_dead(workers, one.worker) else "its lease is over" if one.is_expired else None
+    what = (
+        "its worker has ended"
+        if is_dead(workers, one.worker)
+        else "its lease is over"
+        if one.is_expired
+        else None
+    )
     if what:
         yield Finding(
             where=f"study {one.study!r}, trial {one.number}",
@@ -73,10 +82,18 @@ def _waiting(study: str, folder: Path) -> Iterator[Finding]:
         with suppress(FileNotFoundError):  # delivered meanwhile
             (damaged if read_result(file) is None else whole).append(file)
     if whole:
-        what = f"{len(whole)} finished results wait in {folder / SPOOL}" if len(whole) > 1 else _waits(whole[0])
-        yield Finding(where=where, what=what, to_do=_goes_on(study, "delivers them"), is_fault=False)
+        what = (
+            f"{len(whole)} finished results wait in {folder / SPOOL}"
+            if len(whole) > 1
+            else _waits(whole[0])
+        )
+        yield Finding(
+            where=where, what=what, to_do=_goes_on(study, "delivers them"), is_fault=False
+        )
     for file in damaged:
-        yield Finding(where=where, what=f"{file} is no whole result", to_do="look at it, then remove it")
+        yield Finding(
+            where=where, what=f"{file} is no whole result", to_do="look at it, then remove it"
+        )
     for file in Spool(folder / SPOOL).left_over():
         what = f"{file} is a result that could not be read, or of an attempt that the database does not know"
         yield Finding(where=where, what=what, to_do="look at it, then remove it", is_fault=False)

@@ -41,13 +41,15 @@ class Plan:
     first: tuple[tuple[str, TrainingConfig], ...]
     """The baseline and the named configurations, by name, as far as they are not taken over."""
     seconds_by_precision: Mapping[str, float]
-    """Wall-clock seconds of an eager trial to the end; without the precisions whose short training did not finish."""
+    """Wall-clock seconds of an eager trial to the end; without the precisions whose short training
+    did not finish."""
     shared_seconds_by_precision: Mapping[str, float]
     """Of one that measures memory and speed only."""
     full_trainings: int
     """How many of the trials wanted are trained to the end: one of each numerics class."""
     compile_seconds: float | None
-    """What compiling adds to a trial; None when nothing in the space compiles, or it did not finish."""
+    """What compiling adds to a trial; None when nothing in the space compiles, or it did not
+    finish."""
     share_by_precision: Mapping[str, float]
     compiled_share: float
     """Share of the legal configurations that compile."""
@@ -55,22 +57,38 @@ class Plan:
     @property
     def seconds(self) -> float | None:
         """Of the whole search, were its trials drawn evenly from the space; None when nothing could be timed."""
-        full, shared = self._mean(self.seconds_by_precision), self._mean(self.shared_seconds_by_precision)
+        full, shared = (
+            self._mean(self.seconds_by_precision),
+            self._mean(self.shared_seconds_by_precision),
+        )
         if full is None or shared is None:
             return None
         compile_seconds = self.trials_wanted * self.compiled_share * (self.compile_seconds or 0.0)
-        return self.full_trainings * full + (self.trials_wanted - self.full_trainings) * shared + compile_seconds
+        return (
+            self.full_trainings * full
+            + (self.trials_wanted - self.full_trainings) * shared
+            + compile_seconds
+        )
 
     def _mean(self, seconds_by_precision: Mapping[str, float]) -> float | None:
         """Over the precisions that were timed, by their shares of the space."""
         timed = sum(self.share_by_precision[precision] for precision in seconds_by_precision)
         if not timed:
             return None
-        return sum(self.share_by_precision[name] * seconds for name, seconds in seconds_by_precision.items()) / timed
+        return (
+            sum(
+                self.share_by_precision[name] * seconds
+                for name, seconds in seconds_by_precision.items()
+            )
+            / timed
+        )
 
 
 def plan(request: SearchRequest, *, listener: Listener = lambda event: None) -> Plan:
-    """What a new study of this request would do; leaves no study behind. Raises InvalidInput of every kind."""
+    """What a new study of this request would do; leaves no study behind.
+
+    Raises InvalidInput of every kind.
+    """
     space = space_of(request)
     with suppress(UnknownStudy):  # no database yet
         StudyStore(request.storage).close()
@@ -84,7 +102,9 @@ def plan(request: SearchRequest, *, listener: Listener = lambda event: None) -> 
         try:
             new.settle(folder)
             taken = _would_be_taken_over(new.definition, request)
-            return _plan(new.definition, request, taken, executor=executor, folder=folder, listener=listener)
+            return _plan(
+                new.definition, request, taken, executor=executor, folder=folder, listener=listener
+            )
         finally:
             new.discard()
             shutil.rmtree(folder, ignore_errors=True)
@@ -139,13 +159,24 @@ def _plan(
             ),
         )
 
-    timed = {precision: short_training(replace(baseline, precision=precision)) for precision in precisions}
-    finished = {precision: one for precision, one in timed.items() if one.tokens_per_second is not None}
+    timed = {
+        precision: short_training(replace(baseline, precision=precision))
+        for precision in precisions
+    }
+    finished = {
+        precision: one for precision, one in timed.items() if one.tokens_per_second is not None
+    }
     known = {record.config.fingerprint for record in taken.records}
-    left = {c.fingerprint: c for c in [baseline, *configurations.values()] if c.fingerprint not in known}
+    left = {
+        c.fingerprint: c for c in [baseline, *configurations.values()] if c.fingerprint not in known
+    }
     wanted = min(request.new_trials, len(left))
     steps = definition.workload.steps
-    represented = {one.config.numerics_class for one in taken.records if representative(one.config, [one], steps=steps)}
+    represented = {
+        one.config.numerics_class
+        for one in taken.records
+        if representative(one.config, [one], steps=steps)
+    }
     classes = len({config.numerics_class for config in left.values()} - represented)
     named = [("baseline", baseline), *legal.named.items()]
     first = {c.fingerprint: (name, c) for name, c in named if c.fingerprint not in known}
@@ -156,13 +187,17 @@ def _plan(
         trials_wanted=wanted,
         taken_over=taken.counts,
         first=tuple(first.values()),
-        seconds_by_precision={precision: _full_seconds(definition, one) for precision, one in finished.items()},
+        seconds_by_precision={
+            precision: _full_seconds(definition, one) for precision, one in finished.items()
+        },
         shared_seconds_by_precision={
             precision: _shared_seconds(definition, one) for precision, one in finished.items()
         },
         full_trainings=wanted if request.full_trainings else min(wanted, classes),
         compile_seconds=short_training(compiled[0]).compile_seconds if compiled else None,
-        share_by_precision={precision: count / len(configurations) for precision, count in precisions.items()},
+        share_by_precision={
+            precision: count / len(configurations) for precision, count in precisions.items()
+        },
         compiled_share=len(compiled) / len(configurations),
     )
 
@@ -170,7 +205,9 @@ def _plan(
 def _full_seconds(definition: StudyDefinition, measurement: Measurement) -> float:
     """Of a whole trial at the measured speed; a held-out sequence costs a third of a trained one."""
     workload = definition.workload
-    return _trial_seconds(workload, measurement, workload.steps * workload.global_batch, workload.evaluation_sequences)
+    return _trial_seconds(
+        workload, measurement, workload.steps * workload.global_batch, workload.evaluation_sequences
+    )
 
 
 def _shared_seconds(definition: StudyDefinition, measurement: Measurement) -> float:
@@ -179,7 +216,11 @@ def _shared_seconds(definition: StudyDefinition, measurement: Measurement) -> fl
     return _trial_seconds(workload, measurement, steps * workload.global_batch, 0)
 
 
-def _trial_seconds(workload: Workload, measurement: Measurement, trained: int, evaluated: int) -> float:
+def _trial_seconds(
+    workload: Workload, measurement: Measurement, trained: int, evaluated: int
+) -> float:
     assert measurement.tokens_per_second is not None
-    training_seconds = (trained + evaluated / 3) * workload.sequence_length / measurement.tokens_per_second
+    training_seconds = (
+        (trained + evaluated / 3) * workload.sequence_length / measurement.tokens_per_second
+    )
     return (measurement.startup_seconds or 0.0) + training_seconds

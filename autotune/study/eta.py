@@ -1,7 +1,8 @@
 """How long a search will still take, judged by the pace of its latest trials.
 
-The first trials are no measure of the others: they compile what later ones find in a cache, and train to the end what
-later ones share. So the pace is that of the latter half of the trials ended so far.
+The first trials are no measure of the others: they compile what later ones find in a cache, and
+train to the end what later ones share. So the pace is that of the latter half of the trials ended
+so far.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""What a running search reports, for a display to show. Plain values; a listener is any callable of one event."""
+"""What a running search reports, for a display to show.
+
+Plain values; a listener is any callable of one event.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,8 +1,11 @@
-"""The loop of a study: what next, run it, keep the result. Any number of processes may be at it at once.
+"""The loop of a study: what next, run it, keep the result.
 
-In its turn on the device a worker looks what the others have found, chooses, takes the trial, runs it and keeps the
-result. A configuration is never run twice: a suggestion that is known is passed over, and so is one that compiles to a
-program that was run. What is predicted to be over the cap is not run at all.
+Any number of processes may be at it at once.
+
+In its turn on the device a worker looks what the others have found, chooses, takes the trial, runs
+it and keeps the result. A configuration is never run twice: a suggestion that is known is passed
+over, and so is one that compiles to a program that was run. What is predicted to be over the cap is
+not run at all.
 """
 
 import time
@@ -76,8 +79,12 @@ class StudySession:
         self._should_stop = should_stop
         self._until_converged = until_converged
         self._clock = clock
-        self._optuna = OptunaStudy(legal=self._legal, sampler=definition.sampler, seed=definition.seed)
-        self._observer = Observer(cap_bytes=definition.cap_bytes, vocab_size=definition.workload.vocab_size)
+        self._optuna = OptunaStudy(
+            legal=self._legal, sampler=definition.sampler, seed=definition.seed
+        )
+        self._observer = Observer(
+            cap_bytes=definition.cap_bytes, vocab_size=definition.workload.vocab_size
+        )
         self._ranking = Ranking(self._legal, cap_bytes=definition.cap_bytes)
         self.seconds_in_sampler = 0.0
         """Time in the sampler so far."""
@@ -101,8 +108,8 @@ class StudySession:
     def run(self, *, trials_wanted: int, deadline: float | None) -> None:
         """Runs until the study has `trials_wanted` distinct configurations, or the clock passes `deadline`.
 
-        Raises Stopped when asked to stop, TrialLost when the device no longer works, StorageAway when the database
-        stays away: whatever ends it early, nothing that was measured is lost.
+        Raises Stopped when asked to stop, TrialLost when the device no longer works, StorageAway
+        when the database stays away: whatever ends it early, nothing that was measured is lost.
         """
         self._trials_wanted, self._deadline = trials_wanted, deadline
         while not self._is_over():
@@ -115,11 +122,13 @@ class StudySession:
             if is_done:
                 self._wait_for_others()
         if self._is_over() and len(self._shared.records) < trials_wanted:
-            self._ending = BudgetSpent(trials=len(self._shared.records), trials_wanted=trials_wanted)
+            self._ending = BudgetSpent(
+                trials=len(self._shared.records), trials_wanted=trials_wanted
+            )
         if self._ending is not None:
             self._listener(self._ending)
 
-    # -- among others ------------------------------------------------------------------------------------------
+    # -- among others ------------------------------------------------------------------------------
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -148,12 +157,16 @@ class StudySession:
         while self._clock() < end and not self._is_over():
             time.sleep(_SECONDS_BETWEEN_LOOKS / 5)
 
-    # -- what next ---------------------------------------------------------------------------------------------
+    # -- what next ---------------------------------------------------------------------------------
 
     def _measure_next(self) -> bool:
         """Measures one configuration; False when there is none, or none for this worker just now."""
         self._ending = None
-        return self._measure_unfinished(deadly=False) or self._measure_new() or self._measure_unfinished(deadly=True)
+        return (
+            self._measure_unfinished(deadly=False)
+            or self._measure_new()
+            or self._measure_unfinished(deadly=True)
+        )
 
     def _measure_unfinished(self, *, deadly: bool) -> bool:
         """One of the trials without a result that no other worker is at, and that can still be tried."""
@@ -200,7 +213,9 @@ class StudySession:
         """The best by all that is known; what is predicted for it first may make another the best."""
         while choice := self._choose():
             if self._until_converged and choice.relative_gain < CONVERGED_GAIN:
-                self._ending = Converged(trials=len(self._shared.records), relative_gain=choice.relative_gain)
+                self._ending = Converged(
+                    trials=len(self._shared.records), relative_gain=choice.relative_gain
+                )
                 return False
             if choice.surely_fits:
                 self._foresight.do_without(choice.config)
@@ -267,11 +282,14 @@ class StudySession:
             raise _AttemptGivenUp
 
     def _check_device_after(self, measurement: Measurement) -> None:
-        """What CUDA says of a crash may be the device's fault. Raises TrialLost where it no longer works."""
+        """What CUDA says of a crash may be the device's fault.
+
+        Raises TrialLost where it no longer works.
+        """
         if measurement.outcome == "crashed" and self._definition.device.type == "cuda":
             self._executor.check_device(self._definition.device.device)
 
-    # -- run and keep ------------------------------------------------------------------------------------------
+    # -- run and keep ------------------------------------------------------------------------------
 
     def _measure(self, config: TrainingConfig, *, name: str | None = None) -> bool:
         """Runs one attempt at the configuration; False where it was not to be had."""

@@ -16,7 +16,13 @@ from autotune.storage.database import SHORT_BUSY_TIMEOUT_SECONDS, sqlite_file
 from autotune.storage.error_translation import storage_errors
 from autotune.storage.store import StudyStore
 from autotune.study.request import NewStudy, SearchRequest, check_snapshot, check_trials_per_device
-from autotune.study.resume import check_fresh, check_same_device, check_same_model, check_same_study, prepare_again
+from autotune.study.resume import (
+    check_fresh,
+    check_same_device,
+    check_same_model,
+    check_same_study,
+    prepare_again,
+)
 from autotune.study.reuse import TakenOver, take_over
 from autotune.study.staging import sweep
 from autotune.study.workers.retry import Patience
@@ -31,7 +37,10 @@ class OpenedStudy:
 
 
 def stored_study(request: SearchRequest) -> StudyDefinition | None:
-    """The study that is to be continued. Raises StorageUnavailable for a database that is none of ours."""
+    """The study that is to be continued.
+
+    Raises StorageUnavailable for a database that is none of ours.
+    """
     file = sqlite_file(request.storage)
     with storage_errors(request.storage):
         if file is not None and not file.exists():
@@ -105,7 +114,10 @@ def _create(
     try:
         patiently(
             lambda: store.create_study(
-                new.definition, trials_wanted=wanted, records=taken.records, forecasts=taken.forecasts
+                new.definition,
+                trials_wanted=wanted,
+                records=taken.records,
+                forecasts=taken.forecasts,
             )
         )
     except StudyMismatch:

@@ -1,11 +1,12 @@
 """The parity gate: before a trial counts, its first steps are held against a plain training of the same numerics.
 
-Plain: eager, nothing recomputed, no technique but the precision and the optimizer. Where a model draws no random
-numbers one plain training serves all micro batches, and a trial's own first steps are compared. Where it does, as with
-dropout, both take their first steps apart from the trial, with the random numbers of eager code and the same micro
-batch, so that they draw the same masks. Should they differ, that may still be the masks: then the two are compared
-without dropout, and with it against the same configuration that recomputes nothing. (pytorch issue 190758: a memory
-budget below 1 draws dropout's masks anew in the backward pass and gets the gradients wrong.)
+Plain: eager, nothing recomputed, no technique but the precision and the optimizer. Where a model
+draws no random numbers one plain training serves all micro batches, and a trial's own first steps
+are compared. Where it does, as with dropout, both take their first steps apart from the trial, with
+the random numbers of eager code and the same micro batch, so that they draw the same masks. Should
+they differ, that may still be the masks: then the two are compared without dropout, and with it
+against the same configuration that recomputes nothing. (pytorch issue 190758: a memory budget below
+1 draws dropout's masks anew in the backward pass and gets the gradients wrong.)
 """
 
 import json
@@ -21,10 +22,10 @@ from autotune.spec.parity import ParityTrace, largest_difference
 from autotune.storage.durable_file import durable_file
 
 LARGEST_RATIO = 2**0.5
-"""Of the norms of two gradients of one training, each of another global batch: nearer to equal than to the factor of
-two that one accumulation without a division makes. In nanoGPT's first step, with 8 sequences of other text for each
-micro batch, they were 0.92 to 1.36 times that of the whole batch; without the division 1.84 times for 2 micro batches,
-4.1 for 4 and 10.9 for 8."""
+"""Of the norms of two gradients of one training, each of another global batch: nearer to equal than
+to the factor of two that one accumulation without a division makes. In nanoGPT's first step, with 8
+sequences of other text for each micro batch, they were 0.92 to 1.36 times that of the whole batch;
+without the division 1.84 times for 2 micro batches, 4.1 for 4 and 10.9 for 8."""
 
 
 class Tracer(Protocol):
@@ -43,8 +44,9 @@ class Verdict:
 class ParityGate:
     """Judges configurations of one study. Traces of plain trainings are kept in `folder`.
 
-    `any_micro_batch`: whether a plain training at one micro batch serves the others, as the loss of the global batch is
-    the same; a script may report that of a micro batch, and a loss of one's own need not be a sum over sequences.
+    `any_micro_batch`: whether a plain training at one micro batch serves the others, as the loss of
+    the global batch is the same; a script may report that of a micro batch, and a loss of one's own
+    need not be a sum over sequences.
     """
 
     def __init__(
@@ -76,15 +78,19 @@ class ParityGate:
     def updates_alike(self, config: TrainingConfig, other: TrainingConfig) -> bool:
         """Whether the plain trainings at the micro batches of two configurations make updates alike.
 
-        A script may draw other text for another micro batch, so that neither losses nor gradients repeat. But one
-        that accumulates its gradients as it should has gradients of about the same norm at every micro batch; one
-        that forgets to divide its loss has them larger by the number of micro batches, and one that does not
-        accumulate reports fewer tokens.
+        A script may draw other text for another micro batch, so that neither losses nor gradients
+        repeat. But one that accumulates its gradients as it should has gradients of about the same
+        norm at every micro batch; one that forgets to divide its loss has them larger by the number
+        of micro batches, and one that does not accumulate reports fewer tokens.
         """
-        plain = [plain_form(each, micro_batch_size=each.micro_batch_size) for each in (config, other)]
+        plain = [
+            plain_form(each, micro_batch_size=each.micro_batch_size) for each in (config, other)
+        ]
         pair = (plain[0].fingerprint, plain[1].fingerprint)
         if pair not in self._alike:
-            one, another = (self._plain(each, micro_batch_size=each.micro_batch_size) for each in plain)
+            one, another = (
+                self._plain(each, micro_batch_size=each.micro_batch_size) for each in plain
+            )
             self._alike[pair] = (
                 isinstance(one, ParityTrace)
                 and isinstance(another, ParityTrace)
@@ -107,19 +113,31 @@ class ParityGate:
         return self._judge_in_parts(config, mine)
 
     def _judge_in_parts(self, config: TrainingConfig, mine: ParityTrace) -> Verdict:
-        plain_off = self._plain(config, micro_batch_size=self._common_micro_batch(config), dropout=False)
+        plain_off = self._plain(
+            config, micro_batch_size=self._common_micro_batch(config), dropout=False
+        )
         recomputes_nothing = self._kept(replace(config, memory_budget=1.0, checkpointing="none"))
         # The same compiled code but for the recomputation rounds nearly alike.
         strictness = 2.0 if config.memory_budget < 1.0 else 1.0
         comparisons = (
             ("without dropout, ", self._trace(config, dropout=False), plain_off, 1.0),
-            ("with dropout, against the same without recomputation, ", mine, recomputes_nothing, strictness),
+            (
+                "with dropout, against the same without recomputation, ",
+                mine,
+                recomputes_nothing,
+                strictness,
+            ),
         )
         same = []
         for what, trace, reference, strict in comparisons:
             if isinstance(trace, str) or isinstance(reference, str):
-                return Verdict(kind="not compared", message=what + str(trace if isinstance(trace, str) else reference))
-            difference = largest_difference(trace, reference, precision=config.precision, strictness=strict)
+                return Verdict(
+                    kind="not compared",
+                    message=what + str(trace if isinstance(trace, str) else reference),
+                )
+            difference = largest_difference(
+                trace, reference, precision=config.precision, strictness=strict
+            )
             if difference.is_outside:
                 return Verdict(kind="failed", message=what + difference.message)
             same.append(what + difference.message)
@@ -129,7 +147,9 @@ class ParityGate:
         """Without random numbers, that of the plain training; the smallest needs the least memory."""
         return 1 if self._any_micro_batch else config.micro_batch_size
 
-    def _plain(self, config: TrainingConfig, *, micro_batch_size: int, dropout: bool = True) -> ParityTrace | str:
+    def _plain(
+        self, config: TrainingConfig, *, micro_batch_size: int, dropout: bool = True
+    ) -> ParityTrace | str:
         """Of the plain training; where the device cannot hold it, with torch's own checkpointing of each block."""
         plain = plain_form(config, micro_batch_size=micro_batch_size)
         trace = self._kept(plain, dropout=dropout)
@@ -156,7 +176,9 @@ class ParityGate:
 
 def plain_form(config: TrainingConfig, *, micro_batch_size: int) -> TrainingConfig:
     """The plain training of the same numerics."""
-    return TrainingConfig(precision=config.precision, optimizer=config.optimizer, micro_batch_size=micro_batch_size)
+    return TrainingConfig(
+        precision=config.precision, optimizer=config.optimizer, micro_batch_size=micro_batch_size
+    )
 
 
 def _are_of_one_size(norms: Mapping[str, float], others: Mapping[str, float]) -> bool:

@@ -13,7 +13,10 @@ from autotune.units import format_size
 
 
 class Foresight:
-    """Predictions of one study, kept in its database. Without `predict` only what is kept already is known."""
+    """Predictions of one study, kept in its database.
+
+    Without `predict` only what is kept already is known.
+    """
 
     def __init__(
         self,
@@ -56,10 +59,18 @@ class Foresight:
         """Or need not be known."""
         return config.fingerprint in self._known or self._predict is None or config in self._without
 
-    def not_to_train(self, records: Iterable[TrialRecord], *, limit_bytes: int) -> set[TrainingConfig]:
+    def not_to_train(
+        self, records: Iterable[TrialRecord], *, limit_bytes: int
+    ) -> set[TrainingConfig]:
         """What was predicted to be surely over the limit, or to run the very program a finished trial ran."""
-        finished = [self._known.get(record.config.fingerprint) for record in records if record.is_finished]
-        programs = {forecast.plan for forecast in finished if forecast is not None and forecast.plan is not None}
+        finished = [
+            self._known.get(record.config.fingerprint) for record in records if record.is_finished
+        ]
+        programs = {
+            forecast.plan
+            for forecast in finished
+            if forecast is not None and forecast.plan is not None
+        }
         return {
             forecast.config
             for forecast in self._known.values()
@@ -78,7 +89,9 @@ class Foresight:
             peak_phase=forecast.prediction.phase,
         )
 
-    def same_program(self, config: TrainingConfig, records: Iterable[TrialRecord]) -> TrialRecord | None:
+    def same_program(
+        self, config: TrainingConfig, records: Iterable[TrialRecord]
+    ) -> TrialRecord | None:
         """A finished trial that ran the very program this configuration compiles to, if there is one."""
         forecast = self.of(config)
         if forecast is None or forecast.plan is None:

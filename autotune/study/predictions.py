@@ -26,14 +26,20 @@ class Forecaster:
     device_type: str
     """cpu or cuda; a CUDA device need not be there."""
     compute_capability: str | None = None
-    """Of the GPU that is meant, such as 9.0; None: one is assumed, and a note of the prediction says which."""
+    """Of the GPU that is meant, such as 9.0; None: one is assumed, and a note of the prediction
+    says which."""
     torch_version: str | None = None
     """The torch release whose CUDA kernels are meant; None: the one that is installed."""
     _known: dict[str, Forecast] = field(default_factory=dict)
 
     @classmethod
     def of_device(
-        cls, device: DeviceInfo, *, executor: LocalExecutor, workload: Workload, torch_version: str | None = None
+        cls,
+        device: DeviceInfo,
+        *,
+        executor: LocalExecutor,
+        workload: Workload,
+        torch_version: str | None = None,
     ) -> "Forecaster":
         """Returns one for the very GPU, or the CPU, that `device` describes: a study's own, which need not be there."""
         return cls(
@@ -63,7 +69,10 @@ class Forecaster:
         return self._known[config.fingerprint]
 
     def forecast_all(
-        self, configs: Iterable[TrainingConfig], *, on_each: Callable[[Forecast], None] = lambda _: None
+        self,
+        configs: Iterable[TrainingConfig],
+        *,
+        on_each: Callable[[Forecast], None] = lambda _: None,
     ) -> list[Forecast]:
         """Every configuration's forecast in the order they ended, as many at a time as there are processors."""
         waiting = list(configs)[::-1]
@@ -121,7 +130,8 @@ def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
 def device_meant(device: str | None, compute_capability: str | None) -> str | None:
     """Returns `device`, or cuda where no device is named and a compute capability says that a GPU is meant.
 
-    Raises InvalidInput for a text that is not a compute capability, and for a compute capability of a CPU.
+    Raises InvalidInput for a text that is not a compute capability, and for a compute capability of
+    a CPU.
     """
     if compute_capability is None:
         return device
@@ -139,8 +149,9 @@ def predicted_device_of(
 ) -> tuple[str, str | None]:
     """Returns the kind, cpu or cuda, and the compute capability of `device`; None is a GPU where there is one.
 
-    The device need not be there: `compute_capability`, such as 9.0, then describes the GPU that is meant. The second
-    value is None for a CPU, and for a GPU that is neither there nor described. Raises InvalidInput.
+    The device need not be there: `compute_capability`, such as 9.0, then describes the GPU that is
+    meant. The second value is None for a CPU, and for a GPU that is neither there nor described.
+    Raises InvalidInput.
     """
     device = device_meant(device, compute_capability)
     if compute_capability is not None:
@@ -151,7 +162,8 @@ def predicted_device_of(
 def kind_and_capability(name: str | None, devices: Sequence[DeviceInfo]) -> tuple[str, str | None]:
     """Returns the kind, cpu or cuda, and the compute capability of a device of `devices`, which are all that are there.
 
-    The compute capability is None for a CPU and for a device that is not there. `name` is as in `device_there`.
+    The compute capability is None for a CPU and for a device that is not there. `name` is as in
+    `device_there`.
     """
     device = device_there(name, devices)
     if device is not None:
@@ -174,7 +186,9 @@ def device_there(
     return None
 
 
-def workload_of(device_type: str, settings: Mapping[str, Any], *, space: SearchSpace | None = None) -> Workload:
+def workload_of(
+    device_type: str, settings: Mapping[str, Any], *, space: SearchSpace | None = None
+) -> Workload:
     """The workload that a search with these settings would train. Raises InvalidInput."""
     workload = make_workload(device_type, {} if space is None else space.workload, settings)
     check_name(workload.dataset)

@@ -22,7 +22,14 @@ from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.space_file import load_space
-from autotune.spec.study import DEFAULT_SAMPLER, DEFAULT_STORAGE, SAMPLERS, Sampler, StudyDefinition, check_study_name
+from autotune.spec.study import (
+    DEFAULT_SAMPLER,
+    DEFAULT_STORAGE,
+    SAMPLERS,
+    Sampler,
+    StudyDefinition,
+    check_study_name,
+)
 from autotune.spec.workload import Workload, make_workload
 from autotune.study.events import Listener, Preparing
 from autotune.study.predictions import on_some_device
@@ -45,7 +52,10 @@ LARGEST_NUMBER_OF_WORKERS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """What a search was asked for. None: not said, so the study's own value, the space's or the device's default."""
+    """What a search was asked for.
+
+    None: not said, so the study's own value, the space's or the device's default.
+    """
 
     name: str | None = None
     storage: str = DEFAULT_STORAGE
@@ -59,14 +69,16 @@ class SearchRequest:
     trials: int | None = None
     time_budget_seconds: float | None = None
     until_converged: bool = False
-    """Whether the study ends once no trial is expected to make the front better by much (`ehvi_sampler.py`)."""
+    """Whether the study ends once no trial is expected to make the front better by much
+    (`ehvi_sampler.py`)."""
     trial_time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
     compile_time_limit_seconds: float | None = None
     """For a step in which code is compiled; None is half of the whole trial's."""
     step_time_limit_seconds: float | None = None
     """From one finished step to the next; None is a fifth of the whole trial's."""
     predict: bool = True
-    """Whether peak memory is predicted before each trial; what is then surely over the cap is not trained."""
+    """Whether peak memory is predicted before each trial; what is then surely over the cap is not
+    trained."""
     full_trainings: bool = False
     """Whether every trial is trained to the end, also where another of its numerics class was."""
     perplexity_seeds: int = 1
@@ -80,7 +92,8 @@ class SearchRequest:
     database_wait_seconds: float = DEFAULT_PATIENCE_SECONDS
     """How long the search waits for a database that is away."""
     memory_snapshot: bool = False
-    """Whether torch's allocation history of the measured steps is kept for every trial; CUDA only."""
+    """Whether torch's allocation history of the measured steps is kept for every trial; CUDA only.
+    """
     workload: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Workload`; None values say nothing."""
     preferences: Preferences = field(default_factory=Preferences)
@@ -89,15 +102,23 @@ class SearchRequest:
         if self.name is not None:
             check_study_name(self.name)
         if self.sampler is not None and self.sampler not in SAMPLERS:
-            raise InvalidInput(f"there is no sampler {self.sampler!r}", hint=f"use one of {', '.join(SAMPLERS)}")
+            raise InvalidInput(
+                f"there is no sampler {self.sampler!r}", hint=f"use one of {', '.join(SAMPLERS)}"
+            )
         check_sampler(self.sampler or DEFAULT_SAMPLER, until_converged=self.until_converged)
         if self.cap_bytes is not None:
             check_cap(self.cap_bytes)
-        if self.trials is not None and not (type(self.trials) is int and 1 <= self.trials <= LARGEST_NUMBER_OF_TRIALS):
+        if self.trials is not None and not (
+            type(self.trials) is int and 1 <= self.trials <= LARGEST_NUMBER_OF_TRIALS
+        ):
             raise InvalidInput(
-                f"{self.trials!r} trials make no study", hint=f"use a whole number from 1 to {LARGEST_NUMBER_OF_TRIALS}"
+                f"{self.trials!r} trials make no study",
+                hint=f"use a whole number from 1 to {LARGEST_NUMBER_OF_TRIALS}",
             )
-        if type(self.perplexity_seeds) is not int or not 1 <= self.perplexity_seeds <= LARGEST_NUMBER_OF_SEEDS:
+        if (
+            type(self.perplexity_seeds) is not int
+            or not 1 <= self.perplexity_seeds <= LARGEST_NUMBER_OF_SEEDS
+        ):
             raise InvalidInput(
                 f"{self.perplexity_seeds!r} seeds are not possible",
                 hint=f"use a whole number from 1 to {LARGEST_NUMBER_OF_SEEDS}",
@@ -107,7 +128,10 @@ class SearchRequest:
                 f"{self.perplexity_seeds} seeds are not possible with a script, which draws its own weights",
                 hint="leave --seeds out, or repeat the study with another --seed",
             )
-        for option, count in (("--workers", self.workers), ("--trials-per-device", self.trials_per_device)):
+        for option, count in (
+            ("--workers", self.workers),
+            ("--trials-per-device", self.trials_per_device),
+        ):
             if type(count) is not int or not 1 <= count <= LARGEST_NUMBER_OF_WORKERS:
                 raise InvalidInput(
                     f"{option} {count!r} is not possible",
@@ -121,12 +145,16 @@ class SearchRequest:
         check_device(self.device)
         check_snapshot(self.memory_snapshot, self.device)
         if self.seed is not None and not 0 <= self.seed < 2**32:
-            raise InvalidInput(f"seed {self.seed} is not possible", hint="use a whole number from 0 to 4294967295")
+            raise InvalidInput(
+                f"seed {self.seed} is not possible", hint="use a whole number from 0 to 4294967295"
+            )
 
     @property
     def new_trials(self) -> int:
         """How many trials a new study is to have, those taken over from earlier studies not counted."""
-        return self.trials or (MOST_TRIALS_UNTIL_CONVERGED if self.until_converged else DEFAULT_TRIALS)
+        return self.trials or (
+            MOST_TRIALS_UNTIL_CONVERGED if self.until_converged else DEFAULT_TRIALS
+        )
 
     def said_about_workload(self) -> dict[str, Any]:
         said = {name: value for name, value in self.workload.items() if value is not None}
@@ -136,7 +164,9 @@ class SearchRequest:
 def check_cap(cap_bytes: object) -> None:
     """Raises InvalidInput unless `cap_bytes` can be the memory of a device."""
     if not _is_size(cap_bytes):
-        raise InvalidInput(f"a cap of {cap_bytes!r} bytes is not possible", hint="give for example 8GiB")
+        raise InvalidInput(
+            f"a cap of {cap_bytes!r} bytes is not possible", hint="give for example 8GiB"
+        )
     assert isinstance(cap_bytes, int)
     if cap_bytes < LEAST_CAP_BYTES:
         raise InvalidInput(
@@ -146,13 +176,19 @@ def check_cap(cap_bytes: object) -> None:
 
 
 def _is_size(size_bytes: object) -> bool:
-    return isinstance(size_bytes, int) and not isinstance(size_bytes, bool) and 1 <= size_bytes < LARGEST_SIZE_BYTES
+    return (
+        isinstance(size_bytes, int)
+        and not isinstance(size_bytes, bool)
+        and 1 <= size_bytes < LARGEST_SIZE_BYTES
+    )
 
 
 def check_sampler(sampler: Sampler, *, until_converged: bool) -> None:
     """Raises InvalidInput for one that cannot run here, or cannot say when it has converged."""
     if sampler == "gp" and importlib.util.find_spec("scipy") is None:
-        raise InvalidInput("sampler gp needs scipy", hint="pip install 'autotune[gp]', or choose another sampler")
+        raise InvalidInput(
+            "sampler gp needs scipy", hint="pip install 'autotune[gp]', or choose another sampler"
+        )
     if until_converged and sampler != "ehvi":
         raise InvalidInput(
             f"sampler {sampler} does not say what it expects of a trial, so it cannot end with --until-converged",
@@ -193,8 +229,13 @@ def check_trials_per_device(trials: int, device: DeviceInfo) -> None:
 
 
 def space_of(request: SearchRequest) -> SearchSpace:
-    """The space asked for, after all that can be checked without a device. Raises InvalidInput of every kind."""
-    space = load_space(DEFAULT_SPACE if request.space is None else request.space).at_scale(request.scale)
+    """The space asked for, after all that can be checked without a device.
+
+    Raises InvalidInput of every kind.
+    """
+    space = load_space(DEFAULT_SPACE if request.space is None else request.space).at_scale(
+        request.scale
+    )
     workload = _workload_somewhere(request, space)
     check_there(workload)
     check_data(workload)
@@ -234,7 +275,12 @@ class NewStudy:
 
 
 def new_definition(
-    request: SearchRequest, *, space: SearchSpace, executor: LocalExecutor, work: Path, listener: Listener
+    request: SearchRequest,
+    *,
+    space: SearchSpace,
+    executor: LocalExecutor,
+    work: Path,
+    listener: Listener,
 ) -> NewStudy:
     """Probes the device, prepares the workload's files and settles what the study is.
 
@@ -247,7 +293,9 @@ def new_definition(
     check_trials_per_device(request.trials_per_device, device)
     workload = make_workload(device.type, space.workload, request.said_about_workload())
     lacking = executor.examine(workload, space.choices(), device=device.device)
-    _, unavailable = executor.probe(device.device, space.choices())  # compiles: only where nothing is amiss
+    _, unavailable = executor.probe(
+        device.device, space.choices()
+    )  # compiles: only where nothing is amiss
     definition = StudyDefinition(
         name=request.name or "",
         workload=workload,
@@ -271,7 +319,9 @@ def new_definition(
     except BaseException:
         waiting.close()
         raise
-    workload = dataclasses.replace(workload, text_sha256=prepared["text_sha256"], model_sha256=prepared["model_sha256"])
+    workload = dataclasses.replace(
+        workload, text_sha256=prepared["text_sha256"], model_sha256=prepared["model_sha256"]
+    )
     definition = dataclasses.replace(definition, workload=workload)
     definition = dataclasses.replace(definition, name=request.name or default_name(definition))
     return NewStudy(definition=definition, waiting=waiting)
@@ -279,7 +329,9 @@ def new_definition(
 
 def default_name(definition: StudyDefinition) -> str:
     """`quick-gpt-48MiB-1f3c5a`: the same search has the same name, another one another."""
-    identity = hashlib.sha256(json.dumps(definition.identity(), sort_keys=True).encode()).hexdigest()[:6]
+    identity = hashlib.sha256(
+        json.dumps(definition.identity(), sort_keys=True).encode()
+    ).hexdigest()[:6]
     size, unit = definition.cap_bytes, "B"
     for bigger in ("KiB", "MiB", "GiB"):
         if size % 1024 == 0 and size:

@@ -70,7 +70,9 @@ def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
 def check_same_model(stored: StudyDefinition, *, executor: LocalExecutor) -> None:
     """Raises StudyMismatch when the Python file that makes the model is no longer that of the study."""
     workload = stored.workload
-    is_run_again = workload.model_sha256 and not workload.pretrained  # weights were taken down when it began
+    is_run_again = (
+        workload.model_sha256 and not workload.pretrained
+    )  # weights were taken down when it began
     if is_run_again and executor.model_sha256(workload) != workload.model_sha256:
         raise StudyMismatch(
             f"{workload.describe_model()} is no longer what study {stored.name!r} was begun with",

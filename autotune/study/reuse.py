@@ -1,8 +1,9 @@
 """What a new study takes over from earlier ones of its database: results and predictions that it need not make again.
 
-Taken over is what was measured on the same workload, device and versions and still holds under the new study's cap,
-of the newest study that has it, for every configuration that the new study may try. What a trial measured itself is
-taken from the study that measured it, never from one that took it over.
+Taken over is what was measured on the same workload, device and versions and still holds under the
+new study's cap, of the newest study that has it, for every configuration that the new study may
+try. What a trial measured itself is taken from the study that measured it, never from one that took
+it over.
 """
 
 import re
@@ -53,7 +54,9 @@ def comparable_studies(store: StudyStore, new: StudyDefinition) -> Iterator[Earl
             definition, _ = store.definition(name)
             if are_comparable(definition, new):
                 yield EarlierStudy(
-                    definition=definition, records=tuple(store.trials(name)), forecasts=store.forecasts(name)
+                    definition=definition,
+                    records=tuple(store.trials(name)),
+                    forecasts=store.forecasts(name),
                 )
         except StorageAway:
             raise
@@ -64,7 +67,8 @@ def comparable_studies(store: StudyStore, new: StudyDefinition) -> Iterator[Earl
 def are_comparable(earlier: StudyDefinition, new: StudyDefinition) -> bool:
     """Whether a trial of one would measure the same in the other, but for the cap.
 
-    Never of a script: what it reads beside its own file, nobody knows. Nor where something else used the device.
+    Never of a script: what it reads beside its own file, nobody knows. Nor where something else
+    used the device.
     """
     one, other = earlier.device, new.device
     same_memory = one.type == "cpu" or one.total_memory_bytes == other.total_memory_bytes
@@ -72,12 +76,15 @@ def are_comparable(earlier: StudyDefinition, new: StudyDefinition) -> bool:
         new.workload.script is None
         and not one.others
         and earlier.workload.identity() == new.workload.identity()
-        and (one.type, one.name, dict(one.versions)) == (other.type, other.name, dict(other.versions))
+        and (one.type, one.name, dict(one.versions))
+        == (other.type, other.name, dict(other.versions))
         and same_memory
     )
 
 
-def select(new: StudyDefinition, studies: Iterable[EarlierStudy], request: SearchRequest) -> TakenOver:
+def select(
+    new: StudyDefinition, studies: Iterable[EarlierStudy], request: SearchRequest
+) -> TakenOver:
     """Of `studies`, newest first and all comparable with `new`, what holds in it."""
     legal = new.legal_space()
     first = _first_names(new, legal)
@@ -96,8 +103,14 @@ def select(new: StudyDefinition, studies: Iterable[EarlierStudy], request: Searc
         for fingerprint, forecast in study.forecasts.items() if request.predict else ():
             if fingerprint not in forecasts and may_be_tried(forecast.config):
                 forecasts[fingerprint] = forecast
-    ordered = [records[fingerprint] for fingerprint in {**first, **records} if fingerprint in records]
-    return TakenOver(records=tuple(_numbered(ordered, names=first)), forecasts=tuple(forecasts.values()), counts=counts)
+    ordered = [
+        records[fingerprint] for fingerprint in {**first, **records} if fingerprint in records
+    ]
+    return TakenOver(
+        records=tuple(_numbered(ordered, names=first)),
+        forecasts=tuple(forecasts.values()),
+        counts=counts,
+    )
 
 
 def _first_names(new: StudyDefinition, legal: LegalSpace) -> dict[str, str]:
@@ -107,10 +120,12 @@ def _first_names(new: StudyDefinition, legal: LegalSpace) -> dict[str, str]:
     return {baseline: named.get(baseline, "baseline"), **named}
 
 
-# -- what holds --------------------------------------------------------------------------------------------------
+# -- what holds ------------------------------------------------------------------------------------
 
 
-def _that_hold(study: EarlierStudy, new: StudyDefinition, request: SearchRequest) -> Iterator[TrialRecord]:
+def _that_hold(
+    study: EarlierStudy, new: StudyDefinition, request: SearchRequest
+) -> Iterator[TrialRecord]:
     """The study's own results as `new` would judge them; where a perplexity is from is said by labels of trials."""
     by_number = {record.number: record for record in study.records}
     for record in study.records:
@@ -122,11 +137,15 @@ def _that_hold(study: EarlierStudy, new: StudyDefinition, request: SearchRequest
             yield replace(
                 judged,
                 reused_from=label(record.number, study.definition.name),
-                perplexity_source=_labelled(record.perplexity_source, trained, study.definition.name),
+                perplexity_source=_labelled(
+                    record.perplexity_source, trained, study.definition.name
+                ),
             )
 
 
-def judge(record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefinition) -> TrialRecord | None:
+def judge(
+    record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefinition
+) -> TrialRecord | None:
     """A trial of `earlier` under the cap of `new`; None where it has to be measured again."""
     is_lower = new.cap_bytes <= earlier.cap_bytes
     is_baseline = record.config == new.baseline_config()
@@ -143,12 +162,16 @@ def judge(record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefinition
             return None
 
 
-def _measured(record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefinition) -> TrialRecord | None:
+def _measured(
+    record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefinition
+) -> TrialRecord | None:
     """One whose memory was measured."""
     assert record.device_bytes is not None
     is_complete = all(getattr(record, objective) is not None for objective in DIRECTIONS)
     if record.alloc_retries and new.cap_bytes != earlier.cap_bytes:
-        return None  # it came to its limit and freed what it kept, at a cost in speed: another limit, another result
+        # it came to its limit and freed what it kept, at a cost in speed: another limit, another
+        # result
+        return None
     if record.device_bytes <= new.cap_bytes:
         return replace(record, outcome="ok", message="") if is_complete else None
     if not is_complete and record.config == new.baseline_config():
@@ -175,7 +198,7 @@ def _is_thorough(record: TrialRecord, trained: TrialRecord, request: SearchReque
     return int(seeds[1] if seeds else 1) >= request.perplexity_seeds
 
 
-# -- where it is from --------------------------------------------------------------------------------------------
+# -- where it is from ------------------------------------------------------------------------------
 
 
 def label(number: int, study: str) -> str:
@@ -208,5 +231,7 @@ def _numbered(records: Iterable[TrialRecord], *, names: Mapping[str, str]) -> It
             name=names.get(record.config.fingerprint),
             seconds=None,
             seconds_by_part=None,
-            perplexity_source=record.perplexity_source if other is None else f"{_SHARED}trial {other}",
+            perplexity_source=record.perplexity_source
+            if other is None
+            else f"{_SHARED}trial {other}",
         )

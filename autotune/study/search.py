@@ -1,4 +1,7 @@
-"""The study: ask, run, keep, tell. `search` runs one, `result_of` reads one; `dry_run.py` says what one would do."""
+"""The study: ask, run, keep, tell.
+
+`search` runs one, `result_of` reads one; `dry_run.py` says what one would do.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -39,15 +42,17 @@ def search(
 ) -> StudyResult:
     """Begins the study, continues it or joins it, and returns what is known when it is done.
 
-    Raises AutotuneError for what cannot be done as asked, and Stopped when `should_stop` says so; what was measured
-    until then is kept, and the same call goes on from there.
+    Raises AutotuneError for what cannot be done as asked, and Stopped when `should_stop` says so;
+    what was measured until then is kept, and the same call goes on from there.
     """
 
     def check_stop() -> None:
         if should_stop():
             raise Stopped("the search was stopped", hint="the same command goes on from here")
 
-    patiently = Patience(limit_seconds=request.database_wait_seconds, listener=listener, check_stop=check_stop)
+    patiently = Patience(
+        limit_seconds=request.database_wait_seconds, listener=listener, check_stop=check_stop
+    )
     stored = patiently(lambda: stored_study(request))
     if stored is not None:
         check_same_study(request, stored)
@@ -61,13 +66,19 @@ def search(
     ):
         new = None
         if space is not None:
-            new = new_definition(request, space=space, executor=executor, work=work, listener=listener)
+            new = new_definition(
+                request, space=space, executor=executor, work=work, listener=listener
+            )
             reached("files prepared")
         name = request.name or "" if new is None else new.definition.name
         try:
-            with opened_store(request.storage, patiently) as store:  # not before: what is refused leaves no database
+            with opened_store(
+                request.storage, patiently
+            ) as store:  # not before: what is refused leaves no database
                 with alone(work / f".{name}.opening", check_stop):
-                    opened = open_study(store, name, new, request, executor=executor, work=work, patiently=patiently)
+                    opened = open_study(
+                        store, name, new, request, executor=executor, work=work, patiently=patiently
+                    )
                 with Workers(
                     request,
                     name=name,
@@ -76,7 +87,16 @@ def search(
                     listener=listener,
                     check_stop=check_stop,
                 ):
-                    _run(opened, request, store, executor, work / name, listener, should_stop, patiently)
+                    _run(
+                        opened,
+                        request,
+                        store,
+                        executor,
+                        work / name,
+                        listener,
+                        should_stop,
+                        patiently,
+                    )
                 return patiently(lambda: result_of(store, name, request.preferences))
         finally:
             if new is not None:
@@ -97,12 +117,16 @@ def _run(
 
     definition = opened.definition
     is_predictable = request.predict and definition.workload.script is None
-    forecaster = Forecaster.of_device(definition.device, executor=executor, workload=definition.workload)
+    forecaster = Forecaster.of_device(
+        definition.device, executor=executor, workload=definition.workload
+    )
     predict = forecaster.forecast if is_predictable else None
     budget = request.time_budget_seconds
     deadline = None if budget is None else time.monotonic() + budget
     turns = executor.turns_on(definition.device, places=request.trials_per_device)
-    with SharedStudy(definition, store=store, folder=folder, listener=listener, patiently=patiently) as shared:
+    with SharedStudy(
+        definition, store=store, folder=folder, listener=listener, patiently=patiently
+    ) as shared:
         for sentence in _of_this_machine(definition.device, request):
             listener(Notice(message=sentence))
         listener(
@@ -149,7 +173,9 @@ def _of_this_machine(device: DeviceInfo, request: SearchRequest) -> Iterator[str
         yield sentence
 
 
-def result_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES) -> StudyResult:
+def result_of(
+    store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES
+) -> StudyResult:
     """Everything known of a study, with its front and pick. Raises UnknownStudy."""
     definition, _ = store.definition(study)
     records = store.trials(study)
@@ -168,8 +194,13 @@ def result_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_
     )
 
 
-def view_of(store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES) -> StudyView:
-    """The same with the study's definition and predictions, for figures and reports. Raises UnknownStudy."""
+def view_of(
+    store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES
+) -> StudyView:
+    """The same with the study's definition and predictions, for figures and reports.
+
+    Raises UnknownStudy.
+    """
     definition, _ = store.definition(study)
     begun_at, last_result_at = store.dates(study)
     return StudyView(
@@ -188,7 +219,11 @@ def _devices_of_workers(
     device = definition.device
     if request.workers == 1 or request.device not in (None, device.type) or device.type == "cpu":
         return [device]
-    alike = [other for other in executor.devices() if other.name == device.name and other.device != device.device]
+    alike = [
+        other
+        for other in executor.devices()
+        if other.name == device.name and other.device != device.device
+    ]
     return [device, *alike]
 
 

@@ -31,7 +31,10 @@ class WaitingFolder:
 
 def sweep(work: Path) -> None:
     """Removes prepared files that a killed search left waiting, and what its trial server still made of them then."""
-    for name in {file.name.partition(".unfinished")[0].removesuffix(_LOCK) for file in work.glob(f"{_WAITING}*")}:
+    for name in {
+        file.name.partition(".unfinished")[0].removesuffix(_LOCK)
+        for file in work.glob(f"{_WAITING}*")
+    }:
         lock = work / (name + _LOCK)
         if is_free(lock):
             for left in (work / name, *work.glob(f"{name}.unfinished*")):

@@ -1,11 +1,12 @@
 """One configuration put to the test: foreseen, held against a plain training, trained under the cap.
 
-Perplexity belongs to a numerics class: the first trial of a class is trained to the end, with `seeds` more than once,
-and stands for the others, which are trained for memory and speed only. `full_trainings` trains every one to the end.
+Perplexity belongs to a numerics class: the first trial of a class is trained to the end, with
+`seeds` more than once, and stands for the others, which are trained for memory and speed only.
+`full_trainings` trains every one to the end.
 
-That holds for a training script, too. Its own evaluation may read other text with another micro batch; compared
-between configurations that compute the same numbers, that is noise. But whether another micro batch is the same
-training, the script decides: `ParityGate.updates_alike`.
+That holds for a training script, too. Its own evaluation may read other text with another micro
+batch; compared between configurations that compute the same numbers, that is noise. But whether
+another micro batch is the same training, the script decides: `ParityGate.updates_alike`.
 """
 
 import math
@@ -45,7 +46,8 @@ class Manner:
     """None: a share of the whole (`execution/server/limits.py`)."""
     full_trainings: bool = False
     seeds: int = 1
-    """Trainings of a trial that stands for its numerics class, each from its own initial weights and data order."""
+    """Trainings of a trial that stands for its numerics class, each from its own initial weights
+    and data order."""
     keep_snapshots: bool = False
 
 
@@ -74,8 +76,11 @@ class Measuring:
         workload = definition.workload
         self._listener = listener
         self._was_evaluation_noted = False
-        # A model or a script of the user's may have a loss that is no sum over the sequences of the global batch.
-        self._any_micro_batch = workload.script is None and not is_function_reference(workload.model)
+        # A model or a script of the user's may have a loss that is no sum over the sequences of the
+        # global batch.
+        self._any_micro_batch = workload.script is None and not is_function_reference(
+            workload.model
+        )
         self._gate = ParityGate(
             self._trace,
             folder=study_folder / "parity",
@@ -83,8 +88,13 @@ class Measuring:
             any_micro_batch=self._any_micro_batch,
         )
 
-    def measure(self, config: TrainingConfig, *, log_name: str, records: Iterable[TrialRecord]) -> FinishedTrial:
-        """The result of one configuration. Raises Stopped, and TrialLost where the machine has cost it."""
+    def measure(
+        self, config: TrainingConfig, *, log_name: str, records: Iterable[TrialRecord]
+    ) -> FinishedTrial:
+        """The result of one configuration.
+
+        Raises Stopped, and TrialLost where the machine has cost it.
+        """
         return self._foreseen(config) or self._judged(config, log_name=log_name, records=records)
 
     def _foreseen(self, config: TrainingConfig) -> FinishedTrial | None:
@@ -96,9 +106,15 @@ class Measuring:
         device_bytes = self._definition.device.total_memory_bytes
         limit_bytes = device_bytes if config == self._baseline else self._definition.cap_bytes
         refused = self._foresight.refused(config, limit_bytes=limit_bytes)
-        return None if refused is None else FinishedTrial(measurement=refused, seconds=self._clock() - began)
+        return (
+            None
+            if refused is None
+            else FinishedTrial(measurement=refused, seconds=self._clock() - began)
+        )
 
-    def _judged(self, config: TrainingConfig, *, log_name: str, records: Iterable[TrialRecord]) -> FinishedTrial:
+    def _judged(
+        self, config: TrainingConfig, *, log_name: str, records: Iterable[TrialRecord]
+    ) -> FinishedTrial:
         began = self._clock()
         verdict = self._gate.judge(config)
         if verdict.kind == "failed":
@@ -116,7 +132,9 @@ class Measuring:
             config,
             log_name=log_name,
             reference=verdict.reference,
-            rivals=None if stands_for_it is None else rivals(config, records, is_same=self._is_same_training),
+            rivals=None
+            if stands_for_it is None
+            else rivals(config, records, is_same=self._is_same_training),
         )
         measurement = _with_verdict(finished.measurement, verdict)
         self._note_evaluation(measurement)
@@ -126,7 +144,9 @@ class Measuring:
             measurement = self._repeated(config, measurement, log_name=log_name)
         return FinishedTrial(measurement=measurement, seconds=self._clock() - began)
 
-    def _representative(self, config: TrainingConfig, records: Iterable[TrialRecord]) -> TrialRecord | None:
+    def _representative(
+        self, config: TrainingConfig, records: Iterable[TrialRecord]
+    ) -> TrialRecord | None:
         steps = self._definition.workload.steps
         return representative(config, records, steps=steps, is_same=self._is_same_training)
 
@@ -134,11 +154,16 @@ class Measuring:
         """Whether two configurations of one numerics class train alike, whatever their micro batches."""
         if self._any_micro_batch or config.micro_batch_size == other.micro_batch_size:
             return True
-        return self._definition.workload.script is not None and self._gate.updates_alike(config, other)
+        return self._definition.workload.script is not None and self._gate.updates_alike(
+            config, other
+        )
 
     def _note_evaluation(self, measurement: Measurement) -> None:
         """Says once that the evaluation of a script decides nothing."""
-        if NOT_AFTER_THE_LAST_STEP in (measurement.perplexity_source or "") and not self._was_evaluation_noted:
+        if (
+            NOT_AFTER_THE_LAST_STEP in (measurement.perplexity_source or "")
+            and not self._was_evaluation_noted
+        ):
             self._was_evaluation_noted = True
             steps = self._definition.workload.steps
             self._listener(
@@ -148,7 +173,9 @@ class Measuring:
                 )
             )
 
-    def _repeated(self, config: TrainingConfig, first: Measurement, *, log_name: str) -> Measurement:
+    def _repeated(
+        self, config: TrainingConfig, first: Measurement, *, log_name: str
+    ) -> Measurement:
         """With the mean and the spread of perplexity over the seeds wanted."""
         workload = self._definition.workload
         if self._manner.seeds == 1 or first.perplexity is None or workload.script is not None:
@@ -157,9 +184,13 @@ class Measuring:
         for seed in ((workload.seed + extra) % 2**32 for extra in range(1, self._manner.seeds)):
             seeded = replace(workload, seed=seed)
             self._executor.prepare_seed(self._definition, seeded, self._folder)
-            repeat = self._train(config, log_name=f"{log_name}-seed-{seed}", enforce_cap=False, workload=seeded)
+            repeat = self._train(
+                config, log_name=f"{log_name}-seed-{seed}", enforce_cap=False, workload=seeded
+            )
             if repeat.measurement.perplexity is None:
-                failures.append(f"seed {seed}: {repeat.measurement.message or repeat.measurement.outcome}")
+                failures.append(
+                    f"seed {seed}: {repeat.measurement.message or repeat.measurement.outcome}"
+                )
             else:
                 perplexities.append(repeat.measurement.perplexity)
         mean = statistics.fmean(perplexities)
@@ -172,7 +203,7 @@ class Measuring:
             perplexity_source=f"measured, mean of {len(perplexities)} seeds{failed}",
         )
 
-    # -- in a process of its own -------------------------------------------------------------------------------
+    # -- in a process of its own -------------------------------------------------------------------
 
     def _train_under_cap(
         self,
@@ -298,14 +329,21 @@ def _is_of_its_whole_training(source: str, *, steps: int) -> bool:
 
 
 def rivals(
-    config: TrainingConfig, records: Iterable[TrialRecord], *, is_same: IsSameTraining = _always_same
+    config: TrainingConfig,
+    records: Iterable[TrialRecord],
+    *,
+    is_same: IsSameTraining = _always_same,
 ) -> tuple[Rival, ...]:
     """The feasible trials that are the same training: one that is better in memory and speed ends this one.
 
     Not those of an earlier study: how fast the device was that day is not known.
     """
     return tuple(
-        Rival(number=r.number, peak_memory_bytes=r.peak_memory_bytes, tokens_per_second=r.tokens_per_second)
+        Rival(
+            number=r.number,
+            peak_memory_bytes=r.peak_memory_bytes,
+            tokens_per_second=r.tokens_per_second,
+        )
         for r in records
         if r.feasible
         and r.parity == "same"
@@ -320,8 +358,9 @@ def rivals(
 def bits_per_byte_at(perplexity: float, first: Measurement) -> float | None:
     """Bits a byte where `perplexity` stands in the place of the one that was measured first.
 
-    Both are the same mean loss in other units, so that they grow as the logarithm of perplexity does. A perplexity of
-    1 is no loss at all, which no unit scales: its bits are returned as they are.
+    Both are the same mean loss in other units, so that they grow as the logarithm of perplexity
+    does. A perplexity of 1 is no loss at all, which no unit scales: its bits are returned as they
+    are.
     """
     if first.bits_per_byte is None or first.perplexity is None or first.perplexity == 1.0:
         return first.bits_per_byte

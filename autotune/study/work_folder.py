@@ -15,7 +15,9 @@ from autotune.storage.database import sqlite_file
 
 @contextmanager
 def work_folder(storage: str) -> Iterator[Path]:
-    """The folder, made. Where there was none, what is refused leaves none. Raises StorageUnavailable.
+    """The folder, made.
+
+    Where there was none, what is refused leaves none. Raises StorageUnavailable.
 
     Logs and the trial server's own compiler cache go, and folders that are then empty.
     """
@@ -38,7 +40,11 @@ def place_of_work(storage: str) -> Path:
     """Where the folder is: beside a SQLite database, else in `studies/`."""
     file = sqlite_file(storage)
     # One folder a database: studies of one name in two databases are two studies.
-    own = hashlib.sha256(storage.encode()).hexdigest()[:12] if file is None else file.name.removesuffix(".db")
+    own = (
+        hashlib.sha256(storage.encode()).hexdigest()[:12]
+        if file is None
+        else file.name.removesuffix(".db")
+    )
     return (RESULTS_FOLDER if file is None else file.parent) / "work" / own
 
 

@@ -38,7 +38,8 @@ class Training:
     parts: ModelParts
     updater: Updater
     parameters_by_block: Mapping[str, Sequence[nn.Parameter]]
-    """What is trained: `block 0`, `block 1`, ... and `rest`, as the model was before techniques wrapped its parts."""
+    """What is trained: `block 0`, `block 1`, ... and `rest`, as the model was before techniques
+    wrapped its parts."""
 
 
 def before_the_device(config: TrainingConfig) -> None:
@@ -50,17 +51,22 @@ def apply_techniques(
     config: TrainingConfig, workload: Workload, *, weights_file: Path | None, device: torch.device
 ) -> Training:
     """The workload's model with the weights of `weights_file` (None: unset, for fake tensors) and every technique."""
-    # Process-wide settings first: they must hold when the first kernel runs and when the first graph is compiled.
+    # Process-wide settings first: they must hold when the first kernel runs and when the first
+    # graph is compiled.
     precision.set_matmul_precision(config.precision)
     memory_budget.set_memory_budget(config.memory_budget)
     attention.set_attention_backend(config.attention)
-    # Weights arrive in their final dtype: nothing larger than what is trained ever stands on the device.
-    parts = load_model(workload, file=weights_file, dtype=precision.weights_dtype(config.precision), device=device)
+    # Weights arrive in their final dtype: nothing larger than what is trained ever stands on the
+    # device.
+    parts = load_model(
+        workload, file=weights_file, dtype=precision.weights_dtype(config.precision), device=device
+    )
     check_parts(parts, config)
     parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
     loss.set_loss(parts, config.loss)
     parameters_by_block = parts.parameters_by_block()
-    # Before anything wraps a block, so that whatever recomputes or compiles it meets the layers that will run.
+    # Before anything wraps a block, so that whatever recomputes or compiles it meets the layers
+    # that will run.
     fp8.convert_blocks(parts, config.precision)
     reshape(parts, config)
     # The optimizer wants the parameters that will be trained; wrapping has not replaced them.
@@ -90,17 +96,21 @@ def reshape(parts: ModelParts, config: TrainingConfig) -> None:
     compilation.compile_model(parts, config.compile)
 
 
-def find_unavailable(choices: Mapping[str, Sequence[Any]], *, device: torch.device) -> dict[str, dict[str, str]]:
+def find_unavailable(
+    choices: Mapping[str, Sequence[Any]], *, device: torch.device
+) -> dict[str, dict[str, str]]:
     """What of `choices`, {technique: values}, does not work on `device`: {technique: {value: reason}}.
 
-    Each is tried out on the device. A fused update that only one optimizer lacks is no entry here: that is a rule of
-    `autotune/spec/config.py`.
+    Each is tried out on the device. A fused update that only one optimizer lacks is no entry here:
+    that is a rule of `autotune/spec/config.py`.
     """
     probes: dict[str, Callable[[Any], str | None]] = {
         "precision": lambda value: precision.unavailable(value, device=device),
         "compile": lambda value: compilation.unavailable(value, device=device),
         "optimizer": lambda value: optimizer_fusion.unavailable("none", value, device=device),
-        "optimizer_fusion": lambda value: optimizer_fusion.unavailable(value, "adamw", device=device),
+        "optimizer_fusion": lambda value: optimizer_fusion.unavailable(
+            value, "adamw", device=device
+        ),
         "allocator": lambda value: allocator.unavailable(value, device=device),
         "attention": lambda value: attention.unavailable(value, device=device),
         "activation_offload": lambda value: activation_offload.unavailable(value, device=device),

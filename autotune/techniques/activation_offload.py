@@ -5,10 +5,11 @@
 | none | | |
 | cpu | activations of more than 1 MiB, between forward and backward | copies both ways, memory of the host |
 
-With checkpointing it moves what that keeps, the inputs of the blocks. A tensor that several operators keep is copied
-for each of them. The copies run on the stream of the computation, ordered with it: nothing is overwritten before it is
-copied, and nothing overlaps. Parameters stay where they are. Needs a device with a memory of its own.
-Source: torch.autograd.graph.save_on_cpu, https://docs.pytorch.org/docs/stable/autograd.html
+With checkpointing it moves what that keeps, the inputs of the blocks. A tensor that several
+operators keep is copied for each of them. The copies run on the stream of the computation, ordered
+with it: nothing is overwritten before it is copied, and nothing overlaps. Parameters stay where
+they are. Needs a device with a memory of its own. Source: torch.autograd.graph.save_on_cpu,
+https://docs.pytorch.org/docs/stable/autograd.html
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -43,7 +44,8 @@ def offloaded(place: ActivationOffload, *, model: nn.Module) -> AbstractContextM
 
     def pack(tensor: Tensor) -> object:
         is_small = tensor.numel() * tensor.element_size() < SMALLEST_BYTES
-        # A product keeps a transposed view of its weight, which is the parameter's storage all the same.
+        # A product keeps a transposed view of its weight, which is the parameter's storage all the
+        # same.
         if is_small or tensor.untyped_storage()._cdata in parameters:
             return tensor
         return to_host(tensor)
@@ -63,9 +65,13 @@ def to_host(tensor: Tensor) -> OnHost:
 
 def to_device(kept: OnHost) -> Tensor:
     tensor = kept.copy.to(kept.device, non_blocking=kept.copy.is_pinned(), copy=True)
-    if tensor.stride() == kept.stride or 0 in kept.stride:  # no copy can be written to what was expanded
+    if (
+        tensor.stride() == kept.stride or 0 in kept.stride
+    ):  # no copy can be written to what was expanded
         return tensor
-    with_gaps = torch.empty_strided(tensor.shape, kept.stride, dtype=tensor.dtype, device=tensor.device)
+    with_gaps = torch.empty_strided(
+        tensor.shape, kept.stride, dtype=tensor.dtype, device=tensor.device
+    )
     return with_gaps.copy_(tensor)
 
 

@@ -1,9 +1,10 @@
 """Adafactor (arXiv:1804.04235) as commonly run with a rate of one's own: no relative step, no scaling by the weight.
 
-The second moment of a matrix is kept as the mean of its rows and of its columns, that of anything flatter in full,
-in the parameter's dtype. The update is computed in float32, with temporaries of one parameter, and rounded to the
-parameter's dtype once, to nearest. torch.optim.Adafactor is another algorithm: its step is relative to the size of
-the weight. transformers' has the same rule without a limit on beta2, and is no dependency.
+The second moment of a matrix is kept as the mean of its rows and of its columns, that of anything
+flatter in full, in the parameter's dtype. The update is computed in float32, with temporaries of
+one parameter, and rounded to the parameter's dtype once, to nearest. torch.optim.Adafactor is
+another algorithm: its step is relative to the size of the weight. transformers' has the same rule
+without a limit on beta2, and is no dependency.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,18 +14,23 @@ import torch
 from torch import Tensor, nn
 
 WEIGHT_DECAY = 0.01
-"""Decoupled (arXiv:1711.05101): the weight shrinks by the learning rate times this at every step."""
+"""Decoupled (arXiv:1711.05101): the weight shrinks by the learning rate times this at every step.
+"""
 DECAY_RATE = -0.8
 """Step t forgets 1 - beta2 = t ** DECAY_RATE of the second moment, section 7.2 of the paper."""
 LARGEST_BETA2 = 0.999
 CLIP_THRESHOLD = 1.0
 """Largest root mean square of an update before the learning rate, section 6 of the paper."""
 SQUARE_EPS = 1e-30
-"""Added to squared gradients. The paper's second eps, 1e-3, belongs to the scaling by the weight, left out here."""
+"""Added to squared gradients. The paper's second eps, 1e-3, belongs to the scaling by the weight,
+left out here."""
 
 
 class AdafactorFixedRate(torch.optim.Optimizer):
-    """One parameter after the other. State: `step` (a number), and `row` and `column`, or `square`."""
+    """One parameter after the other.
+
+    State: `step` (a number), and `row` and `column`, or `square`.
+    """
 
     def __init__(self, params: Iterable[nn.Parameter], *, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -60,8 +66,15 @@ def _update(parameter: Tensor, state: dict[str, Any], *, learning_rate: float) -
 def _initial_state(parameter: Tensor) -> dict[str, Any]:
     """A row [..., rows] and a column [..., columns] for a matrix [..., rows, columns]; else the parameter's shape."""
     if parameter.dim() < 2:
-        return {"step": 0, "square": torch.zeros_like(parameter, memory_format=torch.contiguous_format)}
-    return {"step": 0, "row": torch.zeros_like(parameter[..., 0]), "column": torch.zeros_like(parameter[..., 0, :])}
+        return {
+            "step": 0,
+            "square": torch.zeros_like(parameter, memory_format=torch.contiguous_format),
+        }
+    return {
+        "step": 0,
+        "row": torch.zeros_like(parameter[..., 0]),
+        "column": torch.zeros_like(parameter[..., 0, :]),
+    }
 
 
 def _inverse_root(gradient: Tensor, state: dict[str, Any]) -> Tensor:
@@ -72,7 +85,8 @@ def _inverse_root(gradient: Tensor, state: dict[str, Any]) -> Tensor:
         return _blend(state, "square", square, forgotten).rsqrt()
     row = _blend(state, "row", square.mean(dim=-1), forgotten)
     column = _blend(state, "column", square.mean(dim=-2), forgotten)
-    # Roots before the product: row times column would underflow to zero where both are near SQUARE_EPS.
+    # Roots before the product: row times column would underflow to zero where both are near
+    # SQUARE_EPS.
     row = (row / row.mean(dim=-1, keepdim=True)).rsqrt_()
     return row.unsqueeze(-1) * column.rsqrt().unsqueeze(-2)
 

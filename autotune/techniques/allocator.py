@@ -1,8 +1,9 @@
 """The CUDA caching allocator's segments: of fixed size, or expandable.
 
-Expandable segments grow in place, so that less of what is reserved lies idle between tensors; allocated memory does
-not change, reserved memory does, and reserved memory counts against the cap.
-Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf
+Expandable segments grow in place, so that less of what is reserved lies idle between tensors;
+allocated memory does not change, reserved memory does, and reserved memory counts against the cap.
+Source:
+https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf
 """
 
 import os

@@ -8,9 +8,9 @@
 | cudnn | the scores; on Hopper often faster than flash | a plan at first use | 16-bit numbers; CUDA, Ampere or newer |
 | math | nothing: scores and their softmax are kept | memory in the square of the sequence | nothing: the reference |
 
-A setting of the whole process and no context around the forward pass: checkpointing calls the kernel again in
-backward, where such a context has ended and another kernel would answer.
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
+A setting of the whole process and no context around the forward pass: checkpointing calls the
+kernel again in backward, where such a context has ended and another kernel would answer. Source:
+https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
 """
 
 import warnings
@@ -52,7 +52,9 @@ class AttentionCall:
     enable_gqa: bool = False
 
 
-PLAIN_CALL = AttentionCall(query=(1, 4, 64, 64), key=(1, 4, 64, 64), value=(1, 4, 64, 64), is_causal=True)
+PLAIN_CALL = AttentionCall(
+    query=(1, 4, 64, 64), key=(1, 4, 64, 64), value=(1, 4, 64, 64), is_causal=True
+)
 """The least that a backend must do to be there at all."""
 
 
@@ -73,7 +75,9 @@ class CallsOfAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def unavailable(attention: Attention, *, device: torch.device, call: AttentionCall = PLAIN_CALL) -> str | None:
+def unavailable(
+    attention: Attention, *, device: torch.device, call: AttentionCall = PLAIN_CALL
+) -> str | None:
     """Why no kernel of this backend answers `call` on `device`, found by making it, with backward; None if one does."""
     if attention == "auto":
         return None
@@ -103,8 +107,12 @@ def _make(call: AttentionCall, *, device: torch.device, dtype: torch.dtype) -> T
     )
     mask = None
     if call.mask is not None:
-        mask = torch.zeros(call.mask, device=device, dtype=dtype, requires_grad=call.mask_is_trained)
-        mask = torch.ones(call.mask, device=device, dtype=torch.bool) if call.mask_is_boolean else mask
+        mask = torch.zeros(
+            call.mask, device=device, dtype=dtype, requires_grad=call.mask_is_trained
+        )
+        mask = (
+            torch.ones(call.mask, device=device, dtype=torch.bool) if call.mask_is_boolean else mask
+        )
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -147,7 +155,16 @@ def _shortened(tensor: Tensor, *dimensions: int) -> tuple[int, ...]:
 
 
 def _in_words(call: AttentionCall) -> str:
-    mask = "trained mask" if call.mask_is_trained else "boolean mask" if call.mask_is_boolean else "additive mask"
-    words = [f"heads of {call.query[-1]}", *([mask] if call.mask else ["causal"] if call.is_causal else [])]
+    mask = (
+        "trained mask"
+        if call.mask_is_trained
+        else "boolean mask"
+        if call.mask_is_boolean
+        else "additive mask"
+    )
+    words = [
+        f"heads of {call.query[-1]}",
+        *([mask] if call.mask else ["causal"] if call.is_causal else []),
+    ]
     words += [f"dropout {call.dropout}"] if call.dropout else []
     return ", ".join([*words, "grouped queries"] if call.enable_gqa else words)

@@ -8,9 +8,10 @@
 | block | each block | one residual stream a block |
 | sqrt | all blocks, in about sqrt(layers) segments (arXiv:1604.06174) | one residual stream a segment |
 
-Not ordered by memory: a segment of several blocks holds all their activations while it is recomputed. Losses are
-bit-equal, since the same kernels run again. Always non-reentrant:
-https://docs.pytorch.org/docs/stable/checkpoint.html, https://pytorch.org/blog/activation-checkpointing-techniques/
+Not ordered by memory: a segment of several blocks holds all their activations while it is
+recomputed. Losses are bit-equal, since the same kernels run again. Always non-reentrant:
+https://docs.pytorch.org/docs/stable/checkpoint.html,
+https://pytorch.org/blog/activation-checkpointing-techniques/
 """
 
 import itertools
@@ -20,7 +21,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from autotune.models.parts import ModelParts
 from autotune.spec.config import Checkpointing
@@ -83,11 +88,16 @@ def checkpoint_in_blocks(parts: ModelParts, granularity: Checkpointing) -> None:
         for block in parts.blocks:
             setattr(block, parts.attention_name, Checkpointed(getattr(block, parts.attention_name)))
     elif granularity == "selective":
-        parts.replace_blocks([Checkpointed(block, context_fn=_selective_contexts) for block in parts.blocks])
+        parts.replace_blocks(
+            [Checkpointed(block, context_fn=_selective_contexts) for block in parts.blocks]
+        )
     elif granularity in _EVERY:
         every = _EVERY[granularity]
         parts.replace_blocks(
-            [Checkpointed(block) if index % every == 0 else block for index, block in enumerate(parts.blocks)]
+            [
+                Checkpointed(block) if index % every == 0 else block
+                for index, block in enumerate(parts.blocks)
+            ]
         )
 
 
@@ -99,7 +109,9 @@ def checkpoint_segments(parts: ModelParts, granularity: Checkpointing) -> None:
     blocks = list(parts.blocks)
     segments = round(math.sqrt(len(blocks)))
     bounds = [round(index * len(blocks) / segments) for index in range(segments + 1)]
-    parts.replace_blocks([Checkpointed(Segment(blocks[start:end])) for start, end in itertools.pairwise(bounds)])
+    parts.replace_blocks(
+        [Checkpointed(Segment(blocks[start:end])) for start, end in itertools.pairwise(bounds)]
+    )
 
 
 _EVERY = {"block": 1, "every-2": 2, "every-4": 4}
@@ -109,5 +121,11 @@ def _selective_contexts() -> Any:
     return create_selective_checkpoint_contexts(_keep_matrix_products)
 
 
-def _keep_matrix_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in _KEPT_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
+def _keep_matrix_products(
+    _context: Any, operator: Any, *_args: Any, **_kwargs: Any
+) -> CheckpointPolicy:
+    return (
+        CheckpointPolicy.MUST_SAVE
+        if operator in _KEPT_OPERATORS
+        else CheckpointPolicy.PREFER_RECOMPUTE
+    )

@@ -1,9 +1,9 @@
 """torch.compile: each transformer block on its own, or the whole model with its loss.
 
-Saves the intermediate results of fused pointwise operations and their memory traffic; costs the time to compile.
-By block, one graph serves all blocks alike, so that compilation takes a fraction of the time, and gradients are
-handed out block by block, which a step in backward needs; the whole model leaves more to fuse.
-Source: https://docs.pytorch.org/docs/stable/torch.compiler.html
+Saves the intermediate results of fused pointwise operations and their memory traffic; costs the
+time to compile. By block, one graph serves all blocks alike, so that compilation takes a fraction
+of the time, and gradients are handed out block by block, which a step in backward needs; the whole
+model leaves more to fuse. Source: https://docs.pytorch.org/docs/stable/torch.compiler.html
 """
 
 from functools import cache

@@ -1,9 +1,10 @@
 """fp8: the products of the blocks' linear layers in eight bits, with a scale a tensor found as they come.
 
-Saves time on tensor cores that have fp8, and the 16-bit copies of what such a product keeps; costs the scales, and
-precision (numbers of 3 bits of mantissa forward, 2 backward). Needs torchao, Hopper or Ada for speed, and matrices
-whose sides are multiples of 16; the head, whose logits decide the loss, stays in bf16.
-Source: arXiv:2209.05433, https://docs.pytorch.org/ao/stable/workflows/training.html
+Saves time on tensor cores that have fp8, and the 16-bit copies of what such a product keeps; costs
+the scales, and precision (numbers of 3 bits of mantissa forward, 2 backward). Needs torchao, Hopper
+or Ada for speed, and matrices whose sides are multiples of 16; the head, whose logits decide the
+loss, stays in bf16. Source: arXiv:2209.05433,
+https://docs.pytorch.org/ao/stable/workflows/training.html
 """
 
 from importlib.util import find_spec
@@ -35,11 +36,17 @@ def convert(module: nn.Module, *, emulate: bool = False) -> nn.Module:
 
 
 def can_be_fp8(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) and not (layer.in_features % FP8_MULTIPLE or layer.out_features % FP8_MULTIPLE)
+    return isinstance(layer, nn.Linear) and not (
+        layer.in_features % FP8_MULTIPLE or layer.out_features % FP8_MULTIPLE
+    )
 
 
 def torchao_is_missing() -> str | None:
-    return None if find_spec("torchao") else 'torchao is not installed: pip install "autotune[torchao]"'
+    return (
+        None
+        if find_spec("torchao")
+        else 'torchao is not installed: pip install "autotune[torchao]"'
+    )
 
 
 def unavailable(*, device: torch.device) -> str | None:
@@ -51,6 +58,12 @@ def unavailable(*, device: torch.device) -> str | None:
         with torch.autocast(device.type, dtype=torch.bfloat16):
             product = layer(torch.ones(64, 64, device=device, requires_grad=True))
         product.float().sum().backward()
-    except (RuntimeError, NotImplementedError, AssertionError, ImportError, AttributeError) as error:
+    except (
+        RuntimeError,
+        NotImplementedError,
+        AssertionError,
+        ImportError,
+        AttributeError,
+    ) as error:
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     return None

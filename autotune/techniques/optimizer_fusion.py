@@ -7,8 +7,8 @@
 | kernel | one kernel (`fused=True`), where the optimizer has it | no temporaries |
 | backward | in the backward pass, each gradient freed at once (`step_in_backward.py`) | never all gradients together |
 
-Gradients are clipped, where the workload says so, by the norm of all of them together (arXiv:1211.5063), which a step
-in backward never has.
+Gradients are clipped, where the workload says so, by the norm of all of them together
+(arXiv:1211.5063), which a step in backward never has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -76,8 +76,11 @@ class UpdateAfterBackward:
     def _clip(self, largest_norm: float) -> None:
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        # A loop, as the update without fusion: batched, it would hold as much as all gradients once more.
+        parameters = [
+            parameter for group in self.optimizer.param_groups for parameter in group["params"]
+        ]
+        # A loop, as the update without fusion: batched, it would hold as much as all gradients once
+        # more.
         nn.utils.clip_grad_norm_(parameters, largest_norm, foreach=False)
 
     def state(self) -> Iterator[Tensor]:
@@ -117,10 +120,14 @@ class UpdateRule:
     def of(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         if not self.rounds_stochastically:
             return self._plain(parameters)
-        return StochasticallyRounded(parameters, self._plain, learning_rate=self.learning_rate, seed=self.seed)
+        return StochasticallyRounded(
+            parameters, self._plain, learning_rate=self.learning_rate, seed=self.seed
+        )
 
     def _plain(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        return make_optimizer(parameters, self.optimizer, fusion=self.fusion, learning_rate=self.learning_rate)
+        return make_optimizer(
+            parameters, self.optimizer, fusion=self.fusion, learning_rate=self.learning_rate
+        )
 
 
 def make_updater(
@@ -137,16 +144,22 @@ def make_updater(
     return UpdateAfterBackward(rule.of(parameters), scaler, gradient_clipping=gradient_clipping)
 
 
-def unavailable(fusion: OptimizerFusion, optimizer: Optimizer, *, device: torch.device) -> str | None:
+def unavailable(
+    fusion: OptimizerFusion, optimizer: Optimizer, *, device: torch.device
+) -> str | None:
     """Why this update does not work on `device`, found by one update of a small parameter; None if it does."""
     # 4,096 numbers: with fewer, AdamW in 8 bits is plain AdamW.
     parameter = nn.Parameter(torch.ones(64, 64, device=device))
     if optimizer == "adamw-8bit" and (missing := torchao_is_missing()):
         return missing
-    if optimizer == "adamw-8bit" and (missing := why_no_compilation(device.type)):  # it compiles its update
+    if optimizer == "adamw-8bit" and (
+        missing := why_no_compilation(device.type)
+    ):  # it compiles its update
         return missing
     try:
-        updater = make_updater([parameter], UpdateRule(optimizer=optimizer, fusion=fusion, learning_rate=0.1))
+        updater = make_updater(
+            [parameter], UpdateRule(optimizer=optimizer, fusion=fusion, learning_rate=0.1)
+        )
         parameter.square().sum().backward()
         updater.step()
     except (RuntimeError, ValueError, TypeError, ImportError, AttributeError) as error:
@@ -156,7 +169,9 @@ def unavailable(fusion: OptimizerFusion, optimizer: Optimizer, *, device: torch.
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):  # torchao's: compiled code must not see a new number every step
+        if isinstance(
+            group["lr"], Tensor
+        ):  # torchao's: compiled code must not see a new number every step
             group["lr"].fill_(learning_rate)
         else:
             group["lr"] = learning_rate

@@ -21,9 +21,14 @@ from torch import nn
 from autotune.spec.config import Precision
 from autotune.techniques import fp8
 
-_AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16, "fp8": torch.bfloat16}
+_AUTOCAST_DTYPES = {
+    "bf16-mixed": torch.bfloat16,
+    "fp16-mixed": torch.float16,
+    "fp8": torch.bfloat16,
+}
 FIRST_WITH_TF32 = (8, 0)
-"""Compute capability of NVIDIA's Ampere. Source: CUDA C++ Programming Guide, Compute Capabilities."""
+"""Compute capability of NVIDIA's Ampere. Source: CUDA C++ Programming Guide, Compute Capabilities.
+"""
 _BF16_WEIGHTS = ("bf16-true", "bf16-stochastic")
 
 

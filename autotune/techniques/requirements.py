@@ -1,7 +1,7 @@
 """What a model lacks for a technique, found by its structure and one forward pass of shapes on the meta device.
 
-What a *device* lacks, `find_unavailable` finds by trying; here only whether its attention kernels take the calls that
-this model makes.
+What a *device* lacks, `find_unavailable` finds by trying; here only whether its attention kernels
+take the calls that this model makes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,13 +30,16 @@ def missing_parts(
 ) -> dict[str, dict[str, str]]:
     """What of `choices`, {technique: values}, a model on the meta device cannot take: {technique: {value: reason}}.
 
-    `device` is where it will be trained, on sequences of `sequence_length` tokens. The model is of no use afterwards:
-    its weights are bf16, which is all that torch's grouped product of experts takes on the meta device.
+    `device` is where it will be trained, on sequences of `sequence_length` tokens. The model is of
+    no use afterwards: its weights are bf16, which is all that torch's grouped product of experts
+    takes on the meta device.
     """
     parts.model.bfloat16()
     found: dict[str, dict[str, str]] = {}
     backends = [value for value in choices.get("attention", ()) if value != "auto"]
-    if refusals := _why_not_attention(parts, backends, device=device, sequence_length=sequence_length):
+    if refusals := _why_not_attention(
+        parts, backends, device=device, sequence_length=sequence_length
+    ):
         found["attention"] = refusals
     for technique, values in choices.items():
         for value in values:
@@ -63,7 +66,9 @@ _CHANGED_LOGITS = "the model changes the logits after its head has made them"
 def _why_not(parts: ModelParts, technique: str, value: Any) -> str | None:
     if reason := _part_lacking(parts, technique, value):
         return reason
-    if (technique, value) == ("loss", "chunked") and not _logits_are_the_heads(parts, where_unknown=False):
+    if (technique, value) == ("loss", "chunked") and not _logits_are_the_heads(
+        parts, where_unknown=False
+    ):
         return _CHANGED_LOGITS
     return None
 
@@ -100,7 +105,9 @@ def _logits_are_the_heads(parts: ModelParts, *, where_unknown: bool) -> bool:
     parts.model.eval()  # no dropout, which would draw from the training's random numbers
     handle = parts.head.register_forward_hook(lambda _module, _inputs, output: made.append(output))
     try:
-        returned = logits(torch.zeros(1, _EXAMINED_TOKENS, dtype=torch.int64, device=_device_of(parts.model)))
+        returned = logits(
+            torch.zeros(1, _EXAMINED_TOKENS, dtype=torch.int64, device=_device_of(parts.model))
+        )
     except Exception:  # whatever a model cannot do with shapes alone, or with a few tokens
         return where_unknown
     finally:
@@ -113,7 +120,9 @@ def _why_not_attention(
     parts: ModelParts, backends: Sequence[Any], *, device: torch.device, sequence_length: int
 ) -> dict[str, str]:
     """Of the backends that work on `device` at all, those that do not take some call of this model."""
-    backends = [backend for backend in backends if attention.unavailable(backend, device=device) is None]
+    backends = [
+        backend for backend in backends if attention.unavailable(backend, device=device) is None
+    ]
     if not backends:
         return {}
     calls = _attention_calls(parts, sequence_length)

@@ -1,11 +1,13 @@
 """An optimizer that steps during the backward pass: each gradient is used and freed as soon as it is complete.
 
-So that the gradients of all parameters never exist together. To everybody else it is the optimizer that it was: the
-same class, the same parameter groups, the same state. What a learning-rate scheduler, `load_state_dict` or
-`add_param_group` changes there is what the next update uses, and a checkpoint of it is a checkpoint of that class.
+So that the gradients of all parameters never exist together. To everybody else it is the optimizer
+that it was: the same class, the same parameter groups, the same state. What a learning-rate
+scheduler, `load_state_dict` or `add_param_group` changes there is what the next update uses, and a
+checkpoint of it is a checkpoint of that class.
 
-Not with gradient accumulation, clipping, a GradScaler or DistributedDataParallel: each needs a gradient that is gone.
-Source: https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html
+Not with gradient accumulation, clipping, a GradScaler or DistributedDataParallel: each needs a
+gradient that is gone. Source:
+https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html
 """
 
 from collections import OrderedDict
@@ -17,10 +19,14 @@ from torch import Tensor
 
 
 class SteppedInBackward(torch.optim.Optimizer):
-    """What `step_in_backward` puts before the class of an optimizer. `step` updates what backward has not reached."""
+    """What `step_in_backward` puts before the class of an optimizer.
+
+    `step` updates what backward has not reached.
+    """
 
     _single: torch.optim.Optimizer
-    """An optimizer of the original class, shown one parameter at a time, with the group and the state it has here."""
+    """An optimizer of the original class, shown one parameter at a time, with the group and the
+    state it has here."""
     _group_index: dict[Tensor, int]
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -50,9 +56,12 @@ class SteppedInBackward(torch.optim.Optimizer):
         self._single.param_groups, self._single.state = [alone], self.state
         self._single.step()
         parameter.grad = None
-        changed = [name for name in alone if name != "params" and alone[name] is not group.get(name)]
+        changed = [
+            name for name in alone if name != "params" and alone[name] is not group.get(name)
+        ]
         if changed:
-            # Updated for each parameter in turn, it would count as many steps as there are parameters.
+            # Updated for each parameter in turn, it would count as many steps as there are
+            # parameters.
             raise RuntimeError(
                 f"{type(self._single).__name__} keeps {', '.join(changed)} in its parameter groups from step to step, "
                 "for all parameters together"
@@ -65,7 +74,10 @@ def step_in_backward(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     single = kind.__new__(kind)
     single.__dict__.update(optimizer.__dict__)
     # Hooks on its step stay with the optimizer that has them.
-    single._optimizer_step_pre_hooks, single._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    single._optimizer_step_pre_hooks, single._optimizer_step_post_hooks = (
+        OrderedDict(),
+        OrderedDict(),
+    )
     optimizer.__class__ = type("SteppedInBackward", (SteppedInBackward, kind), {})
     assert isinstance(optimizer, SteppedInBackward)
     optimizer._patch_step_function()  # calls the hooks on a step, as the classes of torch do

@@ -1,10 +1,11 @@
 """Stochastic rounding of an update to bf16: up or down with the probability that makes the expectation exact.
 
-A weight of 1 in bf16 has neighbours 0.004 below and 0.008 above; to nearest, every smaller update is lost. Rounded
-stochastically, an update of a hundredth of that distance arrives once in a hundred steps, so that weights in bf16 learn
-almost as in float32. Saves what bf16-true saves; costs the conversions, and a float32 copy of one parameter with its
-gradient and state at a time. State is rounded alike: a second moment that moves by a thousandth would stand still.
-Source: arXiv:2010.06192
+A weight of 1 in bf16 has neighbours 0.004 below and 0.008 above; to nearest, every smaller update
+is lost. Rounded stochastically, an update of a hundredth of that distance arrives once in a hundred
+steps, so that weights in bf16 learn almost as in float32. Saves what bf16-true saves; costs the
+conversions, and a float32 copy of one parameter with its gradient and state at a time. State is
+rounded alike: a second moment that moves by a thousandth would stand still. Source:
+arXiv:2010.06192
 """
 
 from collections.abc import Callable, Iterable
@@ -23,10 +24,18 @@ _BITS_DROPPED = 16
 def round_to_bf16(values: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
     """float32 `values` in bf16; infinities and NaN stay what they are."""
     noise = torch.randint(
-        0, 1 << _BITS_DROPPED, values.shape, dtype=torch.int32, device=values.device, generator=generator
+        0,
+        1 << _BITS_DROPPED,
+        values.shape,
+        dtype=torch.int32,
+        device=values.device,
+        generator=generator,
     )
-    # Added to the bits, the noise carries into bf16's mantissa as often as the dropped bits are worth.
-    rounded = noise.add_(values.view(torch.int32)).bitwise_and_(-1 << _BITS_DROPPED).view(torch.float32)
+    # Added to the bits, the noise carries into bf16's mantissa as often as the dropped bits are
+    # worth.
+    rounded = (
+        noise.add_(values.view(torch.int32)).bitwise_and_(-1 << _BITS_DROPPED).view(torch.float32)
+    )
     # The bits of a NaN would carry into the sign and come out as zero.
     return torch.where(values.isfinite(), rounded, values).to(torch.bfloat16)
 
@@ -34,8 +43,9 @@ def round_to_bf16(values: Tensor, *, generator: torch.Generator | None = None) -
 class StochasticallyRounded(torch.optim.Optimizer):
     """Any optimizer over bf16 parameters, one at a time: computed in float32, then weight and state rounded.
 
-    The noise has a generator of its own, so that dropout sees the same random numbers as without, and is seeded anew
-    for every parameter and step, so that it is the same in whatever order the parameters come.
+    The noise has a generator of its own, so that dropout sees the same random numbers as without,
+    and is seeded anew for every parameter and step, so that it is the same in whatever order the
+    parameters come.
     """
 
     def __init__(
@@ -85,7 +95,8 @@ class StochasticallyRounded(torch.optim.Optimizer):
             if not _is_rounded(value):
                 kept[name] = value
             elif name in kept:
-                # In place, as torch's own optimizers do: whoever holds the state holds no second one.
+                # In place, as torch's own optimizers do: whoever holds the state holds no second
+                # one.
                 kept[name].copy_(round_to_bf16(value, generator=generator))
             else:
                 kept[name] = round_to_bf16(value, generator=generator)
@@ -96,11 +107,14 @@ class StochasticallyRounded(torch.optim.Optimizer):
             return None  # of a device that need not be there
         generator = self._generators.setdefault(parameter.device, torch.Generator(parameter.device))
         # Far apart for neighbours: a hash of the three numbers, the same in every process.
-        return generator.manual_seed(hash((self._seed, steps_before, self._index_of[parameter])) % 2**63)
+        return generator.manual_seed(
+            hash((self._seed, steps_before, self._index_of[parameter])) % 2**63
+        )
 
 
 _STEPS = "rounded_steps"
-"""In a parameter's state: how many updates were rounded, so that a training that is resumed goes on with the noise."""
+"""In a parameter's state: how many updates were rounded, so that a training that is resumed goes on
+with the noise."""
 
 
 def _widened(value: Any) -> Any:

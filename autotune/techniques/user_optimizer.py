@@ -18,11 +18,13 @@ _FLAGS = {"foreach": "foreach", "kernel": "fused"}
 def with_fusion(optimizer: Optimizer, fusion: OptimizerFusion) -> Optimizer:
     """Returns an optimizer of the same class, settings and groups, not stepped yet.
 
-    Raises IllegalConfiguration for one that has stepped or has a scheduler already, or that has no such fusion.
+    Raises IllegalConfiguration for one that has stepped or has a scheduler already, or that has no
+    such fusion.
     """
     if optimizer.state:
         raise IllegalConfiguration(
-            "the optimizer has taken steps already", hint="call autotune.apply before the first step"
+            "the optimizer has taken steps already",
+            hint="call autotune.apply before the first step",
         )
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise IllegalConfiguration(
@@ -58,9 +60,14 @@ def _check_steps_in_backward(optimizer: Optimizer) -> None:
             f"{name} cannot step in the backward pass: {str(error).splitlines()[0]}",
             hint="use another optimizer_fusion",
         ) from error
-    # What it says of itself once is well; what it counts at each step it would count for each parameter.
+    # What it says of itself once is well; what it counts at each step it would count for each
+    # parameter.
     ours = ("state", "param_groups")
-    counted = [each for each, value in kept[1].items() if each not in ours and value is not kept[0].get(each)]
+    counted = [
+        each
+        for each, value in kept[1].items()
+        if each not in ours and value is not kept[0].get(each)
+    ]
     if counted:
         raise IllegalConfiguration(
             f"{name} cannot step in the backward pass: it changes {', '.join(counted)} at each step, for all "
@@ -73,11 +80,14 @@ def _settings_of(optimizer: Optimizer) -> set[str]:
     return set(inspect.signature(type(optimizer)).parameters)
 
 
-def _made_again(optimizer: Optimizer, groups: Sequence[dict[str, Any]], flag: str | None) -> Optimizer:
+def _made_again(
+    optimizer: Optimizer, groups: Sequence[dict[str, Any]], flag: str | None
+) -> Optimizer:
     known = _settings_of(optimizer)
     flags = {name: name == flag for name in _FLAGS.values() if name in known}
     settings = {name: value for name, value in optimizer.defaults.items() if name in known} | flags
-    # Also what the script keeps in its groups for its own use, such as a factor of the learning rate.
+    # Also what the script keeps in its groups for its own use, such as a factor of the learning
+    # rate.
     copies = [{**group, **flags} for group in groups]
     make: Any = type(optimizer)
     try:

@@ -1,7 +1,8 @@
 """Techniques applied to a model and an optimizer that a script has made, in the order and by the code of every trial.
 
-The script keeps its own loop: it calls the model, computes the loss, calls backward and steps the optimizer. So the
-loss cannot be scaled (fp16-mixed) nor made in chunks, and the optimizer is the script's own, made for its own layers.
+The script keeps its own loop: it calls the model, computes the loss, calls backward and steps the
+optimizer. So the loss cannot be scaled (fp16-mixed) nor made in chunks, and the optimizer is the
+script's own, made for its own layers.
 """
 
 import functools
@@ -30,7 +31,9 @@ _NO_CHUNKS = "a script computes its loss itself"
 _NO_OPTIMIZER = "a script brings its own optimizer"
 
 
-def apply_to_own(config: TrainingConfig, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+def apply_to_own(
+    config: TrainingConfig, model: nn.Module, optimizer: Optimizer
+) -> tuple[nn.Module, Optimizer]:
     """Changes the model in place and gives an optimizer of the same class and settings with the asked fusion.
 
     Raises IllegalConfiguration.
@@ -45,12 +48,16 @@ def apply_to_own_model(config: TrainingConfig, model: nn.Module) -> None:
     memory_budget.set_memory_budget(config.memory_budget)
     attention.set_attention_backend(config.attention)
     if config.loss == "chunked":
-        raise IllegalConfiguration(f"loss chunked cannot be applied: {_NO_CHUNKS}", hint="use another loss")
+        raise IllegalConfiguration(
+            f"loss chunked cannot be applied: {_NO_CHUNKS}", hint="use another loss"
+        )
     parts = parts_of_own(model)
     check_parts(parts, config)
     if config.precision in _NO_PRECISION:
         reason = _NO_PRECISION[config.precision]
-        raise IllegalConfiguration(f"precision {config.precision} cannot be applied: {reason}", hint="use bf16-mixed")
+        raise IllegalConfiguration(
+            f"precision {config.precision} cannot be applied: {reason}", hint="use bf16-mixed"
+        )
     _cast_weights(model, precision.weights_dtype(config.precision))
     _cast_around_forward(model, config.precision)  # inside what is compiled
     reshape(parts, config)
@@ -58,7 +65,10 @@ def apply_to_own_model(config: TrainingConfig, model: nn.Module) -> None:
 
 
 def parts_of_own(model: nn.Module) -> ModelParts:
-    """By structure alone. How the blocks are called is not known, so several are never run as one."""
+    """By structure alone.
+
+    How the blocks are called is not known, so several are never run as one.
+    """
     found = find_blocks(model)
     if found is None:
         return ModelParts(model=model)
@@ -134,18 +144,22 @@ def _offload_around_forward(model: nn.Module, place: ActivationOffload) -> None:
         model._compiled_call_impl = around(model._compiled_call_impl)
 
 
-def _wrap_forward(model: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _wrap_forward(
+    model: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
     """Puts what `around` makes of the model's forward in its place.
 
-    In a class of the same name: a copy of the model, such as an average of its weights, then computes with its own
-    weights, and the signature of forward stays what others read it for.
+    In a class of the same name: a copy of the model, such as an average of its weights, then
+    computes with its own weights, and the signature of forward stays what others read it for.
     """
     if "forward" in vars(model):  # somebody has given this very object a forward of its own
         model.forward = functools.wraps(model.forward)(around(model.forward))
         return
     kind = type(model)
     forward = functools.wraps(kind.forward)(around(kind.forward))
-    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    model.__class__ = type(
+        kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}
+    )
 
 
 def _widened(value: Any) -> Any:

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.spec.config import Precision
-from autotune.spec.parity import PARITY_STEPS, PROJECTIONS, Difference, ParityTrace, largest_difference
+from autotune.spec.parity import (
+    PARITY_STEPS,
+    PROJECTIONS,
+    Difference,
+    ParityTrace,
+    largest_difference,
+)
 from autotune.spec.training_request import Progress, unwatched
 
 
@@ -75,7 +81,9 @@ class ParityWatch:
         if self._updates is not None and self._updates.error:
             raise ParityFailed(self._updates.error)
         if len(self._losses) == PARITY_STEPS and self._reference is not None:
-            self.difference = largest_difference(self.trace(), self._reference, precision=self._precision)
+            self.difference = largest_difference(
+                self.trace(), self._reference, precision=self._precision
+            )
             if self.difference.is_outside:
                 raise ParityFailed(self.difference.message)
 
@@ -100,15 +108,20 @@ class ParityWatch:
         return {"parity": "same", "parity_message": f"at most, {self.difference.message}"}
 
     def _random_state(self) -> Tensor:
-        return torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else torch.get_rng_state()
+        return (
+            torch.cuda.get_rng_state(self._device)
+            if self._device.type == "cuda"
+            else torch.get_rng_state()
+        )
 
 
 class UpdateWatch:
     """Whether updates use the learning rates and the state of the optimizer that the training loop sees.
 
-    An update that runs elsewhere than in the optimizer's own `step`, as during the backward pass, might keep older
-    ones: then a learning-rate schedule or a state that was loaded is ignored, which losses hardly show. The first
-    steps are watched, and one after the learning rate has changed.
+    An update that runs elsewhere than in the optimizer's own `step`, as during the backward pass,
+    might keep older ones: then a learning-rate schedule or a state that was loaded is ignored,
+    which losses hardly show. The first steps are watched, and one after the learning rate has
+    changed.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -141,7 +154,9 @@ class UpdateWatch:
         finally:
             handle.remove()
 
-    def _note_use(self, number: int, stepping: torch.optim.Optimizer, index_of: Mapping[Tensor, int]) -> None:
+    def _note_use(
+        self, number: int, stepping: torch.optim.Optimizer, index_of: Mapping[Tensor, int]
+    ) -> None:
         for group in stepping.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None or parameter not in index_of:
@@ -150,7 +165,9 @@ class UpdateWatch:
                 if rate is not None:
                     self._used[parameter] = rate
                 if stepping.state.get(parameter) is not self._optimizer.state.get(parameter):
-                    self.error = f"the update of step {number} used another state than that of the optimizer"
+                    self.error = (
+                        f"the update of step {number} used another state than that of the optimizer"
+                    )
 
     def _compare(self, number: int, index_of: Mapping[Tensor, int]) -> None:
         """At the loop's call of `step`, when the groups have the learning rates that it wants for this step."""
@@ -181,11 +198,20 @@ class GradientSketch:
     """Norm and random projections of each block's gradient, read where every optimizer takes its gradients."""
 
     def __init__(
-        self, parameters_by_block: Mapping[str, Iterable[nn.Parameter]], *, progress: Progress = unwatched
+        self,
+        parameters_by_block: Mapping[str, Iterable[nn.Parameter]],
+        *,
+        progress: Progress = unwatched,
     ) -> None:
         self._progress = progress
-        named = [(block, parameter) for block, group in parameters_by_block.items() for parameter in group]
-        self._place_of = {parameter: (block, index) for index, (block, parameter) in enumerate(named)}
+        named = [
+            (block, parameter)
+            for block, group in parameters_by_block.items()
+            for parameter in group
+        ]
+        self._place_of = {
+            parameter: (block, index) for index, (block, parameter) in enumerate(named)
+        }
         self.seconds = 0.0
         """What reading them took, so far."""
         self._squares: dict[str, Tensor] = {}
@@ -226,7 +252,9 @@ class GradientSketch:
         return {block: square.sqrt().item() for block, square in self._squares.items()}
 
     def projections(self) -> dict[str, tuple[float, ...]]:
-        return {block: tuple(projections.tolist()) for block, projections in self._projections.items()}
+        return {
+            block: tuple(projections.tolist()) for block, projections in self._projections.items()
+        }
 
     @torch.no_grad()
     def _take(self, gradient: Tensor, block: str, index: int, *, scale: Tensor | None) -> None:
@@ -236,7 +264,9 @@ class GradientSketch:
         zero = torch.zeros((), device=gradient.device, dtype=torch.float64)
         for piece in gradient.flatten().split(_PIECE):
             values = piece.float() if scale is None else piece.float() / scale
-            random = torch.randint(0, 2, (PROJECTIONS, len(values)), generator=signs, device=values.device)
+            random = torch.randint(
+                0, 2, (PROJECTIONS, len(values)), generator=signs, device=values.device
+            )
             projected = (random.to(values.dtype) * 2 - 1) @ values
             self._squares[block] = self._squares.get(block, zero) + values.double().square().sum()
             self._projections[block] = self._projections.get(block, zero) + projected.double()

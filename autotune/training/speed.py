@@ -53,8 +53,9 @@ class HostClock:
 class DeviceClock:
     """Times the steps of a CUDA device in seconds, by events in its stream: nothing waits between two steps.
 
-    A device that is waited for after each step has nothing to do until the first kernel of the next one arrives. That
-    is a larger share of a short step than of a long one, and no part of a training that does not wait.
+    A device that is waited for after each step has nothing to do until the first kernel of the next
+    one arrives. That is a larger share of a short step than of a long one, and no part of a
+    training that does not wait.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -92,10 +93,13 @@ def make_clock(device: torch.device) -> StepClock:
     return DeviceClock(device) if device.type == "cuda" else HostClock()
 
 
-def measured_speed(warmup: Sequence[TimedStep], timed: Sequence[TimedStep], *, compiled: bool) -> dict[str, Any]:
+def measured_speed(
+    warmup: Sequence[TimedStep], timed: Sequence[TimedStep], *, compiled: bool
+) -> dict[str, Any]:
     """A measurement's fields: median and half the interquartile range of tokens per second, and compilation apart.
 
-    Compilation is what the warm-up steps took beyond a steady step. Nothing where nothing was timed.
+    Compilation is what the warm-up steps took beyond a steady step. Nothing where nothing was
+    timed.
     """
     if not timed:
         return {}
@@ -105,7 +109,9 @@ def measured_speed(warmup: Sequence[TimedStep], timed: Sequence[TimedStep], *, c
     return {
         "tokens_per_second": statistics.median(speeds),
         "tokens_per_second_spread": (upper - lower) / 2,
-        "compile_seconds": sum(max(0.0, step.seconds - steady_seconds) for step in warmup) if compiled else None,
+        "compile_seconds": sum(max(0.0, step.seconds - steady_seconds) for step in warmup)
+        if compiled
+        else None,
         "compile_cache": _compile_cache_use() if compiled else None,
     }
 
@@ -113,6 +119,10 @@ def measured_speed(warmup: Sequence[TimedStep], timed: Sequence[TimedStep], *, c
 def _compile_cache_use() -> Literal["miss", "partial", "hit"]:
     """Whether this process found its graphs in inductor's disk cache."""
     counters = torch._dynamo.utils.counters
-    hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-    misses = counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"]
+    hits = (
+        counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    )
+    misses = (
+        counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"]
+    )
     return "partial" if hits and misses else "hit" if hits else "miss"

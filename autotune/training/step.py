@@ -1,7 +1,7 @@
 """One optimizer step and one forward pass, as a trial runs them and as a prediction does.
 
-What a technique does to memory is decided here and in `techniques/`, and nowhere a second time: the predictor runs
-this very code on fake tensors.
+What a technique does to memory is decided here and in `techniques/`, and nowhere a second time: the
+predictor runs this very code on fake tensors.
 """
 
 import math
@@ -31,7 +31,10 @@ def finite(loss: float, *, step: int) -> float:
 
 
 class TrainingStep:
-    """A training with all techniques applied. `marker` is told the phases: forward, backward and step."""
+    """A training with all techniques applied.
+
+    `marker` is told the phases: forward, backward and step.
+    """
 
     def __init__(
         self,
@@ -48,20 +51,25 @@ class TrainingStep:
         self._marker = marker
 
     def __call__(self, step: int, batch: Batch) -> float:
-        """One optimizer step over the global batch; returns the mean token loss before it. Raises Diverged."""
+        """One optimizer step over the global batch; returns the mean token loss before it.
+
+        Raises Diverged.
+        """
         return finite(self.launch(step, batch).item(), step=step)
 
     def launch(self, step: int, batch: Batch) -> Tensor:
         """The same without waiting for the device: the loss that is returned may still have to be computed there.
 
-        Each micro batch's summed loss is divided by the labels of the *global* batch, so that the gradients add up
-        to those of the global batch whatever the micro batch and wherever its padding is.
+        Each micro batch's summed loss is divided by the labels of the *global* batch, so that the
+        gradients add up to those of the global batch whatever the micro batch and wherever its
+        padding is.
         """
         self.training.updater.set_learning_rate(self.learning_rate(step))
         valid_labels = max(1, batch.valid_labels())
         total = torch.zeros((), device=self._device)
         micro_batches = (
-            part.to(self._device, non_blocking=True).split(self._config.micro_batch_size) for part in batch
+            part.to(self._device, non_blocking=True).split(self._config.micro_batch_size)
+            for part in batch
         )
         for tokens, labels in zip(*micro_batches, strict=True):
             with self._marker.phase("forward"):

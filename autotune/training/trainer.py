@@ -1,7 +1,8 @@
 """One configuration, trained in this process: build, warm up, measure memory, time, evaluate.
 
-Runs in a trial's own process, where a leaked setting or a crash ends with it. Failures are exceptions here; the
-process around it turns them into outcomes (`autotune/execution/server/failures.py`).
+Runs in a trial's own process, where a leaked setting or a crash ends with it. Failures are
+exceptions here; the process around it turns them into outcomes
+(`autotune/execution/server/failures.py`).
 """
 
 import math
@@ -39,15 +40,21 @@ LARGEST_LOSS = 700.0
 
 
 def train(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
-    """Trains the workload's steps and measures them. Raises ParityFailed, Diverged and whatever torch raises."""
+    """Trains the workload's steps and measures them.
+
+    Raises ParityFailed, Diverged and whatever torch raises.
+    """
     before_the_device(request.config)
     return Trainer(request, progress=progress).run()
 
 
-def trace(request: TrainingRequest, *, dropout: bool, progress: Progress = unwatched) -> ParityTrace:
+def trace(
+    request: TrainingRequest, *, dropout: bool, progress: Progress = unwatched
+) -> ParityTrace:
     """The first steps, to compare with those of another configuration; without `dropout` as in evaluation.
 
-    Compiled code draws the random numbers of eager code, which costs memory and time: nothing else is measured.
+    Compiled code draws the random numbers of eager code, which costs memory and time: nothing else
+    is measured.
     """
     before_the_device(request.config)
     torch._inductor.config.fallback_random = True
@@ -63,7 +70,9 @@ def trace(request: TrainingRequest, *, dropout: bool, progress: Progress = unwat
 class Trainer:
     """A training with all techniques applied, ready for its first step."""
 
-    def __init__(self, request: TrainingRequest, *, is_trace: bool = False, progress: Progress = unwatched) -> None:
+    def __init__(
+        self, request: TrainingRequest, *, is_trace: bool = False, progress: Progress = unwatched
+    ) -> None:
         self._request, self._progress = request, progress
         self._config, self._workload = request.config, request.workload
         self._device = torch.device(request.device)
@@ -82,11 +91,18 @@ class Trainer:
         self._startup_seconds = 0.0
         self._seconds_by_part: dict[str, float] = {}
         self.training: Training = apply_techniques(
-            self._config, self._workload, weights_file=request.folder / "weights.pt", device=self._device
+            self._config,
+            self._workload,
+            weights_file=request.folder / "weights.pt",
+            device=self._device,
         )
         self._history = StepHistory(marker=self._meter)
         self.step = TrainingStep(
-            self.training, workload=self._workload, config=self._config, device=self._device, marker=self._history
+            self.training,
+            workload=self._workload,
+            config=self._config,
+            device=self._device,
+            marker=self._history,
         )
         self.parity = ParityWatch(
             self.training.parameters_by_block,
@@ -99,7 +115,9 @@ class Trainer:
         self.parity.follow(self.training.updater.optimizer)
         self._train, self._held_out = (
             TokenSequences(
-                request.folder / name, packing=self._workload.packing, sequence_length=self._workload.sequence_length
+                request.folder / name,
+                packing=self._workload.packing,
+                sequence_length=self._workload.sequence_length,
             )
             for name in ("train.npy", "held_out.npy")
         )
@@ -124,14 +142,24 @@ class Trainer:
                 if rival := self._rival(memory, timed):
                     break
         if rival is not None:
-            return self._measurement(memory, warmup=warmup, timed=timed, held_out_loss=None, rival=rival)
+            return self._measurement(
+                memory, warmup=warmup, timed=timed, held_out_loss=None, rival=rival
+            )
         held_out_loss = self._evaluate()
-        return self._measurement(self._meter.reading(), warmup=warmup, timed=timed, held_out_loss=held_out_loss)
+        return self._measurement(
+            self._meter.reading(), warmup=warmup, timed=timed, held_out_loss=held_out_loss
+        )
 
     def _warm_up(self, batches: Iterator[Batch]) -> list[TimedStep]:
         first = self._timed_step(0, next(batches))
         self._meter.kernels_have_run()
-        return [first, *(self._timed_step(step, next(batches)) for step in range(1, self._workload.warmup_steps))]
+        return [
+            first,
+            *(
+                self._timed_step(step, next(batches))
+                for step in range(1, self._workload.warmup_steps)
+            ),
+        ]
 
     def _measure_memory(self, batches: Iterator[Batch]) -> MemoryReading:
         first = self._workload.warmup_steps
@@ -145,7 +173,11 @@ class Trainer:
         if len(timed) != SETTLED_STEPS:
             return None
         speed = statistics.median(step.tokens / step.seconds for step in timed)
-        return beaten_by(self._request.rivals, peak_memory_bytes=memory.peak_memory_bytes, tokens_per_second=speed)
+        return beaten_by(
+            self._request.rivals,
+            peak_memory_bytes=memory.peak_memory_bytes,
+            tokens_per_second=speed,
+        )
 
     @contextmanager
     def _clocked(self, part: str) -> Iterator[None]:
@@ -153,9 +185,11 @@ class Trainer:
         try:
             yield
         finally:
-            self._seconds_by_part[part] = self._seconds_by_part.get(part, 0.0) + time.perf_counter() - began
+            self._seconds_by_part[part] = (
+                self._seconds_by_part.get(part, 0.0) + time.perf_counter() - began
+            )
 
-    # -- one step ----------------------------------------------------------------------------------------------
+    # -- one step ----------------------------------------------------------------------------------
 
     def _timed_step(self, step: int, batch: Batch) -> TimedStep:
         """A step that begins on an idle device and is waited for."""
@@ -169,14 +203,15 @@ class Trainer:
     def _timed_steps(self, steps: Iterable[int], batches: Iterator[Batch]) -> Iterator[TimedStep]:
         """Takes `steps` one after the other; each is given out when it has ended, a CUDA device then has the next one.
 
-        So a loss that is no number, or a step that hangs, is noticed one step later. Raises as `take_step` does.
+        So a loss that is no number, or a step that hangs, is noticed one step later. Raises as
+        `take_step` does.
         """
         if self._device.type != "cuda":
             yield from (self._timed_step(step, next(batches)) for step in steps)
             return
         clock, queued = DeviceClock(self._device), deque[tuple[int, StepEnd]]()
-        # The host's memory of offloaded activations is free again when the device is done with it: to be a step ahead
-        # would pin as much once more.
+        # The host's memory of offloaded activations is free again when the device is done with it:
+        # to be a step ahead would pin as much once more.
         most_queued = 1 if self._config.activation_offload == "none" else 0
         for step in steps:
             with self.parity.step():
@@ -196,14 +231,17 @@ class Trainer:
         return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
 
     def take_step(self, step: int, batch: Batch) -> float:
-        """One step of the training. Raises ParityFailed once its beginning is known not to be the reference's."""
+        """One step of the training.
+
+        Raises ParityFailed once its beginning is known not to be the reference's.
+        """
         with self.parity.step():
             loss = self.step(step, batch)
         self._progress("step")
         self.parity.note(loss)
         return loss
 
-    # -- held-out text -----------------------------------------------------------------------------------------
+    # -- held-out text -----------------------------------------------------------------------------
 
     @torch.no_grad()
     def _evaluate(self) -> float | None:
@@ -211,7 +249,8 @@ class Trainer:
 
         None where perplexity is shared: only the memory of a first micro batch is then measured.
 
-        Compiled models stay compiled: eager code would hold logits that the training never holds, and set the peak.
+        Compiled models stay compiled: eager code would hold logits that the training never holds,
+        and set the peak.
         """
         workload, micro_batch_size = self._workload, self._config.micro_batch_size
         self.training.parts.model.eval()  # no dropout
@@ -224,7 +263,9 @@ class Trainer:
         first = next(batches)
         if self._config.compile != "none":
             with self._clocked("compilation"), self._meter.aside():
-                self._summed_loss(first)  # compiles the graph without gradients, outside every number
+                self._summed_loss(
+                    first
+                )  # compiles the graph without gradients, outside every number
         with self._clocked("evaluation"):
             with self._meter.measuring(self._resident_tensors), self._meter.phase("evaluation"):
                 loss = self._summed_loss(first)
@@ -244,16 +285,19 @@ class Trainer:
         self._progress("evaluation")
         return loss
 
-    # -- what the steps work on --------------------------------------------------------------------------------
+    # -- what the steps work on --------------------------------------------------------------------
 
     def batches(self) -> Iterator[Batch]:
         """Global batches on the host, in the order all trials of the study share."""
         for indices in training_order(
-            sequences=len(self._train), global_batch=self._workload.global_batch, seed=self._workload.seed
+            sequences=len(self._train),
+            global_batch=self._workload.global_batch,
+            seed=self._workload.seed,
         ):
             batch = self._train.batch(indices)
             if self._device.type == "cuda":
-                # From pinned memory it is copied while the device still computes; from any other the copy waits.
+                # From pinned memory it is copied while the device still computes; from any other
+                # the copy waits.
                 batch = Batch(*(part.contiguous().pin_memory() for part in batch))
             yield batch
 
@@ -267,7 +311,7 @@ class Trainer:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    # -- the result --------------------------------------------------------------------------------------------
+    # -- the result --------------------------------------------------------------------------------
 
     def _measurement(
         self,
@@ -283,7 +327,10 @@ class Trainer:
         if outcome == "over_cap":
             message = f"needs {format_size(memory.device_bytes)} of {format_size(self._request.cap_bytes)}"
         elif rival is not None:
-            outcome, message = "dominated", f"trial {rival.number} trains the same faster in no more memory"
+            outcome, message = (
+                "dominated",
+                f"trial {rival.number} trains the same faster in no more memory",
+            )
         speed = measured_speed(warmup, timed, compiled=self._config.compile != "none")
         return Measurement(
             outcome=outcome,
@@ -309,7 +356,12 @@ class Trainer:
 
     def _parts(self, *, compile_seconds: float) -> dict[str, float]:
         """With what the first steps compiled counted where it belongs, and so what reading gradients took."""
-        parts = {"startup": self._startup_seconds, "compilation": 0.0, "evaluation": 0.0, **self._seconds_by_part}
+        parts = {
+            "startup": self._startup_seconds,
+            "compilation": 0.0,
+            "evaluation": 0.0,
+            **self._seconds_by_part,
+        }
         parts["compilation"] += compile_seconds
         parts["training"] -= compile_seconds + self.parity.seconds
         if self.parity.seconds:
@@ -324,7 +376,11 @@ class Trainer:
 
     def _history_kept(self) -> AbstractContextManager[None]:
         file = self._request.snapshot_file
-        return nullcontext() if file is None else self._history.recorded(self._device, snapshot_file=file)
+        return (
+            nullcontext()
+            if file is None
+            else self._history.recorded(self._device, snapshot_file=file)
+        )
 
     def _bytes_at_the_peak(self) -> Mapping[str, int] | None:
         if self._request.snapshot_file is None:
@@ -334,10 +390,15 @@ class Trainer:
             {
                 "parameters": model.parameters(),
                 "buffers": model.buffers(),
-                "optimizer_state": (t for t in self.training.updater.state() if t.device.type == self._device.type),
+                "optimizer_state": (
+                    t for t in self.training.updater.state() if t.device.type == self._device.type
+                ),
             }
         )
-        return {str(name): size_bytes for name, size_bytes in bytes_by_category(find_peak(recording).blocks).items()}
+        return {
+            str(name): size_bytes
+            for name, size_bytes in bytes_by_category(find_peak(recording).blocks).items()
+        }
 
     def _bytes_by_kind(self) -> dict[str, int]:
         model = self.training.parts.model

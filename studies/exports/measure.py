@@ -2,8 +2,9 @@
 
     python studies/exports/measure.py STUDY [--storage URL]
 
-Each script runs in a process of its own, its functions driven by the few lines of `TRAIN` below: as many steps as the
-trial took, the peak over two of them measured as a trial does (`autotune/memory/`), those after timed.
+Each script runs in a process of its own, its functions driven by the few lines of `TRAIN` below: as
+many steps as the trial took, the peak over two of them measured as a trial does
+(`autotune/memory/`), those after timed.
 """
 
 import argparse
@@ -57,7 +58,9 @@ print(json.dumps({
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study")
     parser.add_argument("--storage", default="sqlite:///studies/autotune.db")
     asked = parser.parse_args()

@@ -56,7 +56,10 @@ def columns() -> list[tuple[str, str]]:
 
 
 def _heading(first: str) -> Iterator[str]:
-    titles = [name if len(TARGETS[name].versions) == 1 else f"{name} {version}" for name, version in columns()]
+    titles = [
+        name if len(TARGETS[name].versions) == 1 else f"{name} {version}"
+        for name, version in columns()
+    ]
     yield f"| {first} | {' | '.join(titles)} |"
     yield "|" + "---|" * (len(titles) + 1)
 
@@ -66,7 +69,9 @@ def _techniques() -> Iterator[str]:
     for technique, values in VALUES.items():
         for value in values:
             config = _config(technique, value)
-            cells = [_cell(technique, refusals(config, name, version)) for name, version in columns()]
+            cells = [
+                _cell(technique, refusals(config, name, version)) for name, version in columns()
+            ]
             yield f"| {technique} {value} | {' | '.join(cells)} |"
 
 

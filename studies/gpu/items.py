@@ -1,6 +1,7 @@
 """A part of the run is a list of items; each has a result file of its own, so that a later call goes on with the rest.
 
-An item is the smallest thing that is not done again: one measurement, or one search, which continues where it stopped.
+An item is the smallest thing that is not done again: one measurement, or one search, which
+continues where it stopped.
 """
 
 import json
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 MOST_CUTS = 3
-"""Calls in a row that may run out of time within one item and get no further: then it counts as failed."""
+"""Calls in a row that may run out of time within one item and get no further: then it counts as
+failed."""
 LAST_LINES = 12
 """Of an unexpected error, kept and shown."""
 
@@ -147,7 +149,9 @@ def run_item(item: Item, *, place: Place, kept: Kept) -> str:
         state, error = "missing", str(missing)
     except Exception as unexpected:
         state = "failed"
-        error = "\n".join("".join(traceback.format_exception(unexpected)).splitlines()[-LAST_LINES:])
+        error = "\n".join(
+            "".join(traceback.format_exception(unexpected)).splitlines()[-LAST_LINES:]
+        )
     has_got_further = result != before.get("result", {})
     cuts = 0 if state != "cut" else 1 if has_got_further else before.get("cuts", 0) + 1
     if cuts >= MOST_CUTS and state == "cut":
@@ -168,7 +172,9 @@ def run_item(item: Item, *, place: Place, kept: Kept) -> str:
     return state
 
 
-def run_part(part: Part, *, settings: Settings, clock: Clock, say: Callable[[str], None]) -> list[str]:
+def run_part(
+    part: Part, *, settings: Settings, clock: Clock, say: Callable[[str], None]
+) -> list[str]:
     """Runs what is open of a part, as far as time allows; returns what is left open.
 
     Raises nothing: a part that cannot even list its items has that as its one failed item, `items`.
@@ -181,7 +187,9 @@ def run_part(part: Part, *, settings: Settings, clock: Clock, say: Callable[[str
         items = part.items(settings)
     except Exception as unexpected:
         lines = "".join(traceback.format_exception(unexpected)).splitlines()[-LAST_LINES:]
-        kept.write("items", {"item": "items", "state": "failed", "error": "\n".join(lines), "result": {}})
+        kept.write(
+            "items", {"item": "items", "state": "failed", "error": "\n".join(lines), "result": {}}
+        )
         return []
     left_open = []
     for item in items:

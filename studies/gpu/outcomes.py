@@ -30,5 +30,9 @@ def finished(file: Path) -> dict[str, dict[str, Any]]:
             results[line["test"]] = line
     for test, times in begun.items():
         if test not in results and times >= MOST_BEGINNINGS:
-            results[test] = {"test": test, "outcome": "lost", "message": f"begun {times} times and never ended"}
+            results[test] = {
+                "test": test,
+                "outcome": "lost",
+                "message": f"begun {times} times and never ended",
+            }
     return results

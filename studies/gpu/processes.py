@@ -27,7 +27,8 @@ NOTHING_FEASIBLE = 1
 MORE_THAN_THERE_ARE = "100"
 """Trials to ask for where a space names its configurations and all of them are wanted."""
 TIME_LIMITS = ("--trial-time-limit", "4m", "--compile-time-limit", "3m")
-"""A whole model compiles for a minute from a cold cache; what hangs costs no part all of its time."""
+"""A whole model compiles for a minute from a cold cache; what hangs costs no part all of its time.
+"""
 LATEST_TRIAL_SECONDS = 40.0
 """A search begins no trial when less is left: it would hardly end in time."""
 SHOW_SECONDS = 8.0
@@ -56,7 +57,9 @@ class Ended:
         return found
 
 
-def environment(extra: Mapping[str, str] | None = None, *, paths: Sequence[Path] = ()) -> dict[str, str]:
+def environment(
+    extra: Mapping[str, str] | None = None, *, paths: Sequence[Path] = ()
+) -> dict[str, str]:
     """The caller's, in which Python looks into this checkout and `paths` first."""
     before = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     python_path = os.pathsep.join([str(ROOT), *map(str, paths), *before])
@@ -103,7 +106,9 @@ def run(
             _end(process, grace_seconds=grace_seconds)
             raise
     tail = log_file.read_bytes()[-LAST_CHARACTERS:].decode(errors="replace")
-    return Ended(code=process.returncode, output=output.decode(errors="replace"), log=tail, is_cut=is_cut)
+    return Ended(
+        code=process.returncode, output=output.decode(errors="replace"), log=tail, is_cut=is_cut
+    )
 
 
 def _end(process: "subprocess.Popen[bytes]", *, grace_seconds: float) -> bytes:
@@ -116,7 +121,9 @@ def _end(process: "subprocess.Popen[bytes]", *, grace_seconds: float) -> bytes:
             os.killpg(process.pid, signal.SIGKILL)
         try:
             output, _ = process.communicate(timeout=GRACE_SECONDS)
-        except subprocess.TimeoutExpired:  # a driver that hangs holds even what is killed: the part goes on
+        except (
+            subprocess.TimeoutExpired
+        ):  # a driver that hangs holds even what is killed: the part goes on
             output = b""
     return output or b""
 
@@ -132,11 +139,20 @@ def program(
 ) -> dict[str, Any]:
     """Runs a file of `programs/`; returns the JSON object that it prints as its last line.
 
-    Raises TimeIsUp where the part's time was up, CommandFailed where it ended otherwise or after `seconds`.
+    Raises TimeIsUp where the part's time was up, CommandFailed where it ended otherwise or after
+    `seconds`.
     """
     command = [sys.executable, str(PROGRAMS / name), *words]
     # No grace: a program that is cut has nothing to keep.
-    ended = run(command, place=place, log_name=log_name, folder=folder, seconds=seconds, extra=extra, grace_seconds=0.1)
+    ended = run(
+        command,
+        place=place,
+        log_name=log_name,
+        folder=folder,
+        seconds=seconds,
+        extra=extra,
+        grace_seconds=0.1,
+    )
     if ended.is_cut and place.clock.left() <= 0:
         raise TimeIsUp
     if ended.is_cut or ended.code:
@@ -146,7 +162,11 @@ def program(
 
 
 def autotune(
-    *words: str, place: Place, log_name: str, codes: Sequence[int] = (0,), seconds: float | None = None
+    *words: str,
+    place: Place,
+    log_name: str,
+    codes: Sequence[int] = (0,),
+    seconds: float | None = None,
 ) -> Ended:
     """Runs a command of autotune that only reads, in the part's folder.
 
@@ -164,7 +184,12 @@ def autotune(
 
 def space(name: str, place: Place, *, scale: str = "full") -> list[str]:
     """Options for a search space of this study at its scale; in a rehearsal the tiny one."""
-    return ["--space", str(space_file(name)), "--scale", "tiny" if place.settings.rehearse else scale]
+    return [
+        "--space",
+        str(space_file(name)),
+        "--scale",
+        "tiny" if place.settings.rehearse else scale,
+    ]
 
 
 def space_file(name: str) -> Path:
@@ -188,11 +213,23 @@ def search(name: str, *words: str, place: Place) -> dict[str, Any]:
     Raises TimeIsUp, with the study as it is by then, where trials may be missing; CommandFailed.
     """
     budget = max(1.0, place.clock.left() - LATEST_TRIAL_SECONDS)
-    given = ["search", "--name", name, "--device", place.settings.device, "--fresh", "--json", *words]
+    given = [
+        "search",
+        "--name",
+        name,
+        "--device",
+        place.settings.device,
+        "--fresh",
+        "--json",
+        *words,
+    ]
     given += ["--storage", STORAGE, *TIME_LIMITS, "--time-budget", f"{budget:.0f}s"]
     command = [sys.executable, "-m", "autotune", *given]
     ended = run(
-        command, place=place, log_name=f"search-{name}", seconds=place.clock.left() - GRACE_SECONDS - SHOW_SECONDS
+        command,
+        place=place,
+        log_name=f"search-{name}",
+        seconds=place.clock.left() - GRACE_SECONDS - SHOW_SECONDS,
     )
     if ended.is_cut:
         raise TimeIsUp(_so_far(name, place))
@@ -208,7 +245,12 @@ def search(name: str, *words: str, place: Place) -> dict[str, Any]:
 def _so_far(name: str, place: Place) -> dict[str, Any]:
     """A study that was stopped, as `autotune show --json` prints it; empty where there is none yet."""
     words = ["show", name, "--json", "--storage", STORAGE]
-    shown = run([sys.executable, "-m", "autotune", *words], place=place, log_name=f"show-{name}", seconds=SHOW_SECONDS)
+    shown = run(
+        [sys.executable, "-m", "autotune", *words],
+        place=place,
+        log_name=f"show-{name}",
+        seconds=SHOW_SECONDS,
+    )
     try:
         return dict(json.loads(shown.output))
     except ValueError:

@@ -5,10 +5,11 @@
     python studies/gpu/run.py --minutes 9            # begin nothing that does not end by then; the same command goes on
     python studies/gpu/run.py --list                 # what is done and what is open
 
-Every part keeps a wall-clock budget of its own, at most nine minutes, and says what it left open. Results are JSON
-files in `--out`, one an item; what is there is not measured again. After every part everything worth keeping is
-written to one archive of at most 16 MiB. Where `--out` is empty and the archive is there, it is unpacked first, so
-that another machine of the same kind goes on. Needs the repository and its dependencies, no network.
+Every part keeps a wall-clock budget of its own, at most nine minutes, and says what it left open.
+Results are JSON files in `--out`, one an item; what is there is not measured again. After every
+part everything worth keeping is written to one archive of at most 16 MiB. Where `--out` is empty
+and the archive is there, it is unpacked first, so that another machine of the same kind goes on.
+Needs the repository and its dependencies, no network.
 
 Ends with 0 when all is done, 75 when something is left open, 1 when something failed.
 """
@@ -61,12 +62,16 @@ MACHINE_SECONDS = 120.0
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # ends what runs, too
+    signal.signal(
+        signal.SIGTERM, lambda number, _frame: sys.exit(128 + number)
+    )  # ends what runs, too
     arguments = parsed()
     try:
         chosen = [part_named(name) for name in arguments.parts] or list(PARTS)
     except KeyError as unknown:
-        sys.exit(f"there is no part {unknown}: the parts are {', '.join(part.name for part in PARTS)}")
+        sys.exit(
+            f"there is no part {unknown}: the parts are {', '.join(part.name for part in PARTS)}"
+        )
     out = arguments.out.resolve()
     archive = (arguments.archive or out.with_name(f"{out.name}.tar.gz")).resolve()
     began = time.monotonic()
@@ -76,7 +81,9 @@ def main() -> None:
     if arguments.list:
         say(*standing(chosen, out))
         return
-    settings = Settings(out=out, device=arguments.device, rehearse=arguments.rehearse, source=source_hash())
+    settings = Settings(
+        out=out, device=arguments.device, rehearse=arguments.rehearse, source=source_hash()
+    )
     out.mkdir(parents=True, exist_ok=True)
     say(check_machine(settings))
     ends = None if arguments.minutes is None else began + 60 * arguments.minutes
@@ -96,22 +103,43 @@ def main() -> None:
         left_out = write_archive(out, archive)
         say(f"  {archive}: {archive.stat().st_size / 2**20:.2f} MiB")
         say(*(f"  too large for it: {name}" for name in left_out))
-    failures = [f"{part.name}/{item}" for part in chosen for item, kept in results_of(part, out) if failed(kept)]
-    say("", f"left open: {', '.join(left_open) or 'nothing'}", f"failed: {', '.join(failures) or 'nothing'}")
+    failures = [
+        f"{part.name}/{item}"
+        for part in chosen
+        for item, kept in results_of(part, out)
+        if failed(kept)
+    ]
+    say(
+        "",
+        f"left open: {', '.join(left_open) or 'nothing'}",
+        f"failed: {', '.join(failures) or 'nothing'}",
+    )
     sys.exit(TO_BE_CONTINUED if left_open else FAILED if failures else 0)
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(part.name for part in PARTS))
-    parser.add_argument("--out", type=Path, default=ROOT / "studies" / "gpu" / "out", help="folder for the results")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=", ".join(part.name for part in PARTS)
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "studies" / "gpu" / "out", help="folder for the results"
+    )
     parser.add_argument("--archive", type=Path, help="[default: beside --out, OUT.tar.gz]")
     parser.add_argument("--minutes", type=float, help="of this call, all parts together")
-    parser.add_argument("--part-minutes", type=float, help="of each part, in the place of its own budget")
+    parser.add_argument(
+        "--part-minutes", type=float, help="of each part, in the place of its own budget"
+    )
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on whatever device; no number counts")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="tiny sizes, on whatever device; no number counts"
+    )
     parser.add_argument("--again", action="store_true", help="run again what failed or was missing")
-    parser.add_argument("--list", action="store_true", help="say what is done and what is open, and run nothing")
+    parser.add_argument(
+        "--list", action="store_true", help="say what is done and what is open, and run nothing"
+    )
     return parser.parse_args()
 
 
@@ -132,7 +160,7 @@ def number_of(part: Part) -> int:
     return PARTS.index(part) + 1
 
 
-# -- what is there ----------------------------------------------------------------------------------------------------
+# -- what is there ---------------------------------------------------------------------------------
 
 
 def results_of(part: Part, out: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -149,7 +177,10 @@ def failed(kept: dict[str, Any]) -> bool:
 def standing(parts: Sequence[Part], out: Path) -> Iterator[str]:
     for part in parts:
         states = [kept["state"] for _, kept in results_of(part, out)]
-        counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states))) or "not begun"
+        counts = (
+            ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+            or "not begun"
+        )
         yield f"{number_of(part)} {part.name}: {part.about}; {part.minutes:g} minutes; {counts}"
 
 
@@ -157,7 +188,9 @@ def summary(part: Part, out: Path) -> list[str]:
     """What the part says of its results, and why items failed or were not possible here."""
     kept = dict(results_of(part, out))
     try:
-        lines = list(part.summary({item: found["result"] for item, found in kept.items() if found["result"]}))
+        lines = list(
+            part.summary({item: found["result"] for item, found in kept.items() if found["result"]})
+        )
     except Exception as error:  # of results that are half there
         lines = [f"no summary: {type(error).__name__}: {error}"]
     for item, found in kept.items():
@@ -169,7 +202,7 @@ def summary(part: Part, out: Path) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-# -- where it runs ----------------------------------------------------------------------------------------------------
+# -- where it runs ---------------------------------------------------------------------------------
 
 
 def check_machine(settings: Settings) -> str:
@@ -194,21 +227,30 @@ def check_machine(settings: Settings) -> str:
     if file.exists():
         before = json.loads(file.read_text())
         if before["identity"] != identity:
-            sys.exit(f"{settings.out} has results of {before['identity']}, this is {identity}: give another --out")
+            sys.exit(
+                f"{settings.out} has results of {before['identity']}, this is {identity}: give another --out"
+            )
         calls = before["calls"]
     else:
         calls = []
-    about = {"identity": identity, "calls": [*calls, {**machine, "arguments": sys.argv[1:], "source": settings.source}]}
+    about = {
+        "identity": identity,
+        "calls": [*calls, {**machine, "arguments": sys.argv[1:], "source": settings.source}],
+    }
     file.write_text(json.dumps(about, indent=1) + "\n")
     rehearsal = "REHEARSAL, no number counts; " if settings.rehearse else ""
-    return f"{rehearsal}{identity['device']}, torch {identity['torch']}, Python {identity['python']}"
+    return (
+        f"{rehearsal}{identity['device']}, torch {identity['torch']}, Python {identity['python']}"
+    )
 
 
 def source_hash() -> str:
     """Twelve hexadecimal digits of the code that is measured and that measures."""
     digest = hashlib.sha256()
     folders = (ROOT / "autotune", ROOT / "search_spaces", Path(__file__).parent)
-    for file in sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".toml")):
+    for file in sorted(
+        file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".toml")
+    ):
         if not {"out", "__pycache__"} & set(file.relative_to(ROOT).parts):
             digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:12]

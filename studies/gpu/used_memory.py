@@ -10,9 +10,17 @@ def nvml_handle(device: str) -> Any:
 
     pynvml.nvmlInit()
     index = int(device.partition(":")[2] or 0)
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    visible = [
+        name.strip()
+        for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if name.strip()
+    ]
     name = visible[index] if index < len(visible) else str(index)
-    return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
+    return (
+        pynvml.nvmlDeviceGetHandleByIndex(int(name))
+        if name.isdigit()
+        else pynvml.nvmlDeviceGetHandleByUUID(name)
+    )
 
 
 def used_bytes(device: str) -> int | None:

@@ -44,7 +44,8 @@ CIRCUMSTANCES: tuple[tuple[Circumstances, Mapping[str, str]], ...] = (
     (Circumstances(global_batch=8, clips_gradients=True), {"gradient_clipping": "set"}),
     (Circumstances(global_batch=8, sequence_length=30), {"sequence_length": "30"}),
 )
-"""Those that the rules are shown in, the first that breaks a rule, and what of them is worth a word."""
+"""Those that the rules are shown in, the first that breaks a rule, and what of them is worth a
+word."""
 NOT_ALONE = {"memory_budget": 0.5, "compile": "block"}
 """What the rules that need a value of a technique without a list are shown by."""
 
@@ -114,14 +115,19 @@ def _families() -> Iterator[str]:
         for value in CHOICES[field]:
             found = [missing.get(field, {}).get(value) for missing in families.values()]
             if any(found):
-                letters = [reasons.setdefault(one, chr(ord("a") + len(reasons))) if one else "-" for one in found]
+                letters = [
+                    reasons.setdefault(one, chr(ord("a") + len(reasons))) if one else "-"
+                    for one in found
+                ]
                 yield f"| {field} {value} | {' | '.join(letters)} |"
     yield ""
     yield from (f"- {letter}: {reason}" for reason, letter in reasons.items())
 
 
 def _missing(parts: ModelParts) -> dict[str, dict[str, str]]:
-    return missing_parts(parts, {field: CHOICES[field] for field in OF_A_MODEL}, device=CPU, sequence_length=TOKENS)
+    return missing_parts(
+        parts, {field: CHOICES[field] for field in OF_A_MODEL}, device=CPU, sequence_length=TOKENS
+    )
 
 
 def _models() -> Iterator[tuple[str, ModelParts]]:
@@ -133,12 +139,17 @@ def _models() -> Iterator[tuple[str, ModelParts]]:
                 file.write_text(json.dumps(CONFIGS[name]))
                 settings = {"model": str(file)}
             with torch.device("meta"):
-                yield name, build_model(make_workload("cpu", {**settings, "sequence_length": TOKENS}))
+                yield (
+                    name,
+                    build_model(make_workload("cpu", {**settings, "sequence_length": TOKENS})),
+                )
 
 
 def _device() -> Iterator[str]:
     """Without compiling anything: whether torch.compile works belongs to a machine, not to this page."""
-    tried = {f: v for f, v in CHOICES.items() if f not in ("compile", "optimizer", "optimizer_fusion")}
+    tried = {
+        f: v for f, v in CHOICES.items() if f not in ("compile", "optimizer", "optimizer_fusion")
+    }
     yield "## Not on a CPU"
     yield ""
     yield "As tried with torch 2.13 and torchao 0.18; `autotune doctor` tries it on yours."

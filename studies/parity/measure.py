@@ -1,8 +1,9 @@
 """How far configurations of one numerics class are apart in their first steps: `python studies/parity/measure.py`.
 
-Every configuration is held against the plain training of its precision and optimizer, by the losses of three steps and
-the gradient of each block at the first, as the parity gate of a search does it. Writes `results.json` beside
-itself, or where `--out` says, and goes on where it stopped. About twenty minutes on two CPU cores.
+Every configuration is held against the plain training of its precision and optimizer, by the losses
+of three steps and the gradient of each block at the first, as the parity gate of a search does it.
+Writes `results.json` beside itself, or where `--out` says, and goes on where it stopped. About
+twenty minutes on two CPU cores.
 """
 
 import argparse
@@ -25,7 +26,14 @@ from autotune.study.parity_gate import plain_form
 
 HERE = Path(__file__).parent
 GLOBAL_BATCH = 8
-GPT2 = {"model_type": "gpt2", "n_layer": 4, "n_embd": 128, "n_head": 4, "vocab_size": 256, "n_positions": 128}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 4,
+    "n_embd": 128,
+    "n_head": 4,
+    "vocab_size": 256,
+    "n_positions": 128,
+}
 
 
 def dropout(share: float) -> dict[str, float]:
@@ -65,8 +73,15 @@ def configurations(name: str) -> list[TrainingConfig]:
     for precision, optimizer, variant in itertools.product(PRECISIONS, OPTIMIZERS, variants):
         if optimizer == "adafactor" and variant.get("compile"):
             continue  # compiled code ends where the optimizer begins
-        chosen = {"precision": precision, "optimizer": optimizer, "micro_batch_size": GLOBAL_BATCH, **variant}
-        if "dropout 0." in name and (precision not in ("fp32", "bf16-mixed") or optimizer != "adamw"):
+        chosen = {
+            "precision": precision,
+            "optimizer": optimizer,
+            "micro_batch_size": GLOBAL_BATCH,
+            **variant,
+        }
+        if "dropout 0." in name and (
+            precision not in ("fp32", "bf16-mixed") or optimizer != "adamw"
+        ):
             continue
         config = TrainingConfig(**chosen)
         if not broken_rules(config.to_dict(), Circumstances(global_batch=GLOBAL_BATCH)):
@@ -83,7 +98,9 @@ def definition_of(name: str, folder: Path, executor: LocalExecutor) -> StudyDefi
     device, _ = executor.probe("cpu", {})
     return StudyDefinition(
         name="parity",
-        workload=make_workload("cpu", {"global_batch": GLOBAL_BATCH, "sequence_length": 128, **settings}),
+        workload=make_workload(
+            "cpu", {"global_batch": GLOBAL_BATCH, "sequence_length": 128, **settings}
+        ),
         space=SearchSpace(name="parity", techniques={}),
         device=device,
         unavailable={},
@@ -96,13 +113,22 @@ def definition_of(name: str, folder: Path, executor: LocalExecutor) -> StudyDefi
 def largest(trace: ParityTrace, reference: ParityTrace) -> dict[str, float]:
     """Relative differences: of the losses at worst, and of the blocks' gradients at worst."""
     return {
-        "loss": max(abs(mine / its - 1) for mine, its in zip(trace.losses, reference.losses, strict=True)),
-        "gradient": max((trace.gradient_difference(reference, block) for block in trace.gradient_norms), default=0.0),
+        "loss": max(
+            abs(mine / its - 1) for mine, its in zip(trace.losses, reference.losses, strict=True)
+        ),
+        "gradient": max(
+            (trace.gradient_difference(reference, block) for block in trace.gradient_norms),
+            default=0.0,
+        ),
     }
 
 
 def measure(
-    name: str, executor: LocalExecutor, folder: Path, results: dict[str, Any], keep: Callable[[], None]
+    name: str,
+    executor: LocalExecutor,
+    folder: Path,
+    results: dict[str, Any],
+    keep: Callable[[], None],
 ) -> None:
     definition = definition_of(name, folder, executor)
     study_folder = folder / name.replace(" ", "-").replace(",", "")
@@ -140,14 +166,20 @@ def print_summary(results: dict[str, Any]) -> None:
     for pair in results["pairs"].values():
         config = pair["config"]
         kind = (
-            "eager" if config["compile"] == "none" else "compiled" if config["memory_budget"] == 1.0 else "budget < 1"
+            "eager"
+            if config["compile"] == "none"
+            else "compiled"
+            if config["memory_budget"] == 1.0
+            else "budget < 1"
         )
         groups.setdefault((pair["model"], config["precision"], kind), []).append(pair)
     for (model, precision, kind), pairs in groups.items():
         known = [pair for pair in pairs if "failure" not in pair]
         if known:
             loss, gradient = (max(pair[what] for pair in known) for what in ("loss", "gradient"))
-            print(f"{model:18s} {precision:11s} {kind:11s} {len(known):3d}  loss {loss:.1e}  gradient {gradient:.1e}")
+            print(
+                f"{model:18s} {precision:11s} {kind:11s} {len(known):3d}  loss {loss:.1e}  gradient {gradient:.1e}"
+            )
 
 
 def main() -> None:
@@ -159,7 +191,11 @@ def main() -> None:
         print_summary(json.loads(options.read.read_text()))
         return
     out = options.out
-    results = json.loads(out.read_text()) if out.exists() else {"date": str(datetime.date.today()), "pairs": {}}
+    results = (
+        json.loads(out.read_text())
+        if out.exists()
+        else {"date": str(datetime.date.today()), "pairs": {}}
+    )
 
     def keep() -> None:
         out.write_text(json.dumps(results, indent=1))

@@ -2,11 +2,13 @@
 
     python studies/peak_memory/as_published.py
 
-Predicts the six eager rows with every entry of `CHANGES` added to those before it, the first being what tensors ask
-for, without the pieces that the caching allocator makes of it. Writes `as_published.json` and prints the table.
-Everything is in this process: no GPU and no data are needed.
+Predicts the six eager rows with every entry of `CHANGES` added to those before it, the first being
+what tensors ask for, without the pieces that the caching allocator makes of it. Writes
+`as_published.json` and prints the table. Everything is in this process: no GPU and no data are
+needed.
 
-Facts about the trainer are from https://github.com/jdinalt/forgather, in versions near the table's, written anew here.
+Facts about the trainer are from https://github.com/jdinalt/forgather, in versions near the table's,
+written anew here.
 """
 
 import json
@@ -37,20 +39,24 @@ from autotune.techniques import adafactor_fixed_rate as adafactor
 
 GIB = 1024**3
 
-# -- the loss ------------------------------------------------------------------------------------------------------
+# -- the loss --------------------------------------------------------------------------------------
 
 
 def shifted_token_loss(hidden: Tensor, head: nn.Linear, labels: Tensor) -> Tensor:
     """Cross entropy of all positions but the last, over a contiguous copy of the logits in their own dtype."""
     kept = head(hidden)[:, :-1].contiguous()
     wanted = labels[:, :-1].contiguous()
-    return F.cross_entropy(kept.flatten(0, 1), wanted.flatten(), reduction="sum", ignore_index=IGNORED_LABEL)
+    return F.cross_entropy(
+        kept.flatten(0, 1), wanted.flatten(), reduction="sum", ignore_index=IGNORED_LABEL
+    )
 
 
-# -- the positions -------------------------------------------------------------------------------------------------
+# -- the positions ---------------------------------------------------------------------------------
 
 
-def attention_with_own_positions(self: deep_one.Attention, x: Tensor, _offsets: Tensor, _causal: Tensor) -> Tensor:
+def attention_with_own_positions(
+    self: deep_one.Attention, x: Tensor, _offsets: Tensor, _causal: Tensor
+) -> Tensor:
     """Every layer makes its offsets and its mask anew, in the dtype of the query, and autograd keeps both."""
     query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
     length = x.shape[1]
@@ -68,7 +74,7 @@ def no_positions(_length: int, *, device: torch.device) -> tuple[Tensor, Tensor]
     return torch.empty(0, device=device), torch.empty(0, device=device)
 
 
-# -- the optimizer -------------------------------------------------------------------------------------------------
+# -- the optimizer ---------------------------------------------------------------------------------
 
 
 def update_out_of_place(parameter: Tensor, state: dict[str, Any], *, learning_rate: float) -> None:
@@ -86,7 +92,8 @@ def update_out_of_place(parameter: Tensor, state: dict[str, Any], *, learning_ra
     else:
         row = adafactor._blend(state, "row", update.sum(dim=-1), forgotten)
         column = adafactor._blend(state, "column", update.sum(dim=-2), forgotten)
-        # The squares stay alive until the product, a third tensor beside them and the outer product, takes their name.
+        # The squares stay alive until the product, a third tensor beside them and the outer
+        # product, takes their name.
         update = gradient * torch.outer((row / row.sum()).rsqrt(), column.rsqrt())
     update /= (update.square().mean().sqrt() / adafactor.CLIP_THRESHOLD).clamp_(min=1.0)
     if parameter.dtype == update.dtype:
@@ -95,7 +102,7 @@ def update_out_of_place(parameter: Tensor, state: dict[str, Any], *, learning_ra
         parameter.copy_(parameter.float() - learning_rate * update)
 
 
-# -- the study -----------------------------------------------------------------------------------------------------
+# -- the study -------------------------------------------------------------------------------------
 
 
 def no_pieces(_recording: Recording, *, workspaces: Iterable[int]) -> int:
@@ -147,7 +154,9 @@ def described(prediction: Prediction) -> dict[str, Any]:
         "module": prediction.module,
         "operator": prediction.operator,
         "bytes_by_category": dict(prediction.bytes_by_category),
-        "largest_holders": [[h.category, h.module, h.operator, h.count, h.size_bytes] for h in prediction.holders],
+        "largest_holders": [
+            [h.category, h.module, h.operator, h.count, h.size_bytes] for h in prediction.holders
+        ],
     }
 
 

@@ -2,9 +2,9 @@
 
     python studies/peak_memory/budgets.py
 
-Whole model and block by block, with and without the step in backward, and a part of it in bf16. Writes
-`budgets.json` after every prediction and goes on from there; then draws `budgets.png` (`--draw`: only that). A
-whole-model compilation takes about a minute.
+Whole model and block by block, with and without the step in backward, and a part of it in bf16.
+Writes `budgets.json` after every prediction and goes on from there; then draws `budgets.png`
+(`--draw`: only that). A whole-model compilation takes about a minute.
 """
 
 import argparse
@@ -64,7 +64,9 @@ def predict_all() -> Curves:
 
 
 def _config(choices: dict[str, Any], budget: float) -> TrainingConfig:
-    return TrainingConfig(optimizer="adafactor-fixed-rate", micro_batch_size=4, memory_budget=budget, **choices)
+    return TrainingConfig(
+        optimizer="adafactor-fixed-rate", micro_batch_size=4, memory_budget=budget, **choices
+    )
 
 
 def _keep(curves: Curves, name: str, forecast: Forecast) -> None:
@@ -72,11 +74,17 @@ def _keep(curves: Curves, name: str, forecast: Forecast) -> None:
     if prediction is None:
         sys.exit(f"{forecast.config.describe()}: {forecast.refusal}")
     peak = prediction.peak_memory_bytes / GIB
-    print(f"{forecast.config.describe()}: {peak:.3f} GiB, {prediction.seconds:.0f} s", file=sys.stderr, flush=True)
+    print(
+        f"{forecast.config.describe()}: {peak:.3f} GiB, {prediction.seconds:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
     curves[name][f"{forecast.config.memory_budget:g}"] = {
         "peak_gib": peak,
         "phase": prediction.phase,
-        "gib_by_category": {category: size / GIB for category, size in prediction.bytes_by_category.items()},
+        "gib_by_category": {
+            category: size / GIB for category, size in prediction.bytes_by_category.items()
+        },
         "plan": prediction.plan,
         "seconds": prediction.seconds,
     }
@@ -95,7 +103,9 @@ def _write(curves: Curves) -> None:
 
 def draw(curves: Curves) -> None:
     figure = go.Figure()
-    for (name, curve), dash in zip(curves.items(), ("solid", "dash", "dot", "longdash"), strict=True):
+    for (name, curve), dash in zip(
+        curves.items(), ("solid", "dash", "dot", "longdash"), strict=True
+    ):
         if not curve:
             continue
         points = sorted((float(budget), one["peak_gib"]) for budget, one in curve.items())
@@ -120,7 +130,9 @@ def draw(curves: Curves) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draw", action="store_true", help="draw what is known")
     draw(json.loads(FILE.read_text())["curves"] if parser.parse_args().draw else predict_all())
 

@@ -4,9 +4,10 @@
     python studies/peak_memory/run.py --scale small                         # a GPU of 8 GB
     python studies/peak_memory/run.py --scale full                          # a GPU that holds 21.2 GiB, the control
 
-Everything goes to `studies/peak_memory/SCALE/`: the database `results.db`, `rows.json`, and `rows.md` and
-`beside.json` beside the published table; for every search a JSON, a comparison with the rows and a report; and
-`environment.json`. With `--minutes 9` it stops in time, and the same command goes on from there; it ends with 75 then.
+Everything goes to `studies/peak_memory/SCALE/`: the database `results.db`, `rows.json`, and
+`rows.md` and `beside.json` beside the published table; for every search a JSON, a comparison with
+the rows and a report; and `environment.json`. With `--minutes 9` it stops in time, and the same
+command goes on from there; it ends with 75 then.
 """
 
 import argparse
@@ -31,12 +32,21 @@ ROWS = "rows"
 
 class Run:
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._scale, self._trials, self._dataset = arguments.scale, arguments.trials, arguments.dataset
-        self._ends = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
+        self._scale, self._trials, self._dataset = (
+            arguments.scale,
+            arguments.trials,
+            arguments.dataset,
+        )
+        self._ends = (
+            None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
+        )
         self._folder = Path(os.path.relpath(arguments.out or Path(__file__).parent / self._scale))
         self._folder.mkdir(parents=True, exist_ok=True)
         self._storage = f"sqlite:///{self._folder}/results.db"
-        self._searches = {"search-uncapped": None, **{f"search-{cap}": cap for cap in CAPS[self._scale]}}
+        self._searches = {
+            "search-uncapped": None,
+            **{f"search-{cap}": cap for cap in CAPS[self._scale]},
+        }
         self._commands: list[str] = []
         self._failed: list[str] = []
 
@@ -65,7 +75,8 @@ class Run:
         ended = self._autotune(*words, "--json", keep=f"{name}.json")
         if ended not in (0, NOTHING_FEASIBLE):
             sys.exit(ended)
-        # Not by counting trials: where a device cannot compile, or a space is exhausted, there are fewer than wanted.
+        # Not by counting trials: where a device cannot compile, or a space is exhausted, there are
+        # fewer than wanted.
         return self._ends is None or time.monotonic() < self._ends
 
     def _tell(self) -> None:
@@ -73,14 +84,26 @@ class Run:
         self._autotune("show", ROWS, "--reference", "--json", keep="beside.json")
         for name in filter(self._exists, self._searches):
             page = str(self._folder / f"{name}-compared.html")
-            self._autotune("compare", ROWS, name, "--no-worse", "--json", "--out", page, keep=f"{name}-no-worse.json")
+            self._autotune(
+                "compare",
+                ROWS,
+                name,
+                "--no-worse",
+                "--json",
+                "--out",
+                page,
+                keep=f"{name}-no-worse.json",
+            )
             self._autotune("report", name, "--out", str(self._folder / f"{name}.html"))
         environment = {
             "commands": self._commands,
             "date": datetime.now(UTC).isoformat(timespec="minutes"),
             "machine": f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}",
             "device": json.loads((self._folder / f"{ROWS}.json").read_text())["device"],
-            "versions": {package: version(package) for package in ("torch", "optuna", "datasets", "tokenizers")},
+            "versions": {
+                package: version(package)
+                for package in ("torch", "optuna", "datasets", "tokenizers")
+            },
         }
         (self._folder / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
 
@@ -101,11 +124,19 @@ class Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--scale", choices=CAPS, required=True)
-    parser.add_argument("--dataset", help="text other than TinyStories from the hub, such as python-docs")
-    parser.add_argument("--trials", type=int, default=60, help="of each search, the eleven rows among them")
-    parser.add_argument("--minutes", type=float, help="begin no trial after this; the same command goes on")
+    parser.add_argument(
+        "--dataset", help="text other than TinyStories from the hub, such as python-docs"
+    )
+    parser.add_argument(
+        "--trials", type=int, default=60, help="of each search, the eleven rows among them"
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="begin no trial after this; the same command goes on"
+    )
     parser.add_argument("--out", type=Path, help="folder for the results")
     if not Run(parser.parse_args()).all():
         sys.exit(TO_BE_CONTINUED)

@@ -24,7 +24,11 @@ class WithDropout(DeepOne):
 
 def make(*, layers: int, width: int, heads: int, vocab_size: int) -> nn.Module:
     model = WithDropout(
-        layers=layers, width=width, heads=heads, inner=default_feed_forward_width(width), vocab_size=vocab_size
+        layers=layers,
+        width=width,
+        heads=heads,
+        inner=default_feed_forward_width(width),
+        vocab_size=vocab_size,
     )
     for block in model.blocks:
         block.feed_forward = nn.Sequential(block.feed_forward, nn.Dropout(DROPOUT))

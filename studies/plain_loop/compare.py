@@ -3,12 +3,14 @@
     python studies/plain_loop/compare.py [--pairs 5] > studies/plain_loop/results.json
     python studies/plain_loop/compare.py --device cuda [--pairs 3] > studies/plain_loop/results-cuda.json
 
-The loop below is what a person writes who knows PyTorch: no line of autotune's trainer, memory or technique code.
-Only the model's definition and the files with tokens and initial weights are shared, so that the losses can agree.
-Each training runs in a fresh process. Prints a JSON object with machine, versions, date and all repeats.
+The loop below is what a person writes who knows PyTorch: no line of autotune's trainer, memory or
+technique code. Only the model's definition and the files with tokens and initial weights are
+shared, so that the losses can agree. Each training runs in a fresh process. Prints a JSON object
+with machine, versions, date and all repeats.
 
-On CUDA the loop never waits for the device while it is timed, as a training does not: its batches come from pinned
-memory, and its losses stay where they are. Its speed is that of all timed steps together, by the clock on the wall.
+On CUDA the loop never waits for the device while it is timed, as a training does not: its batches
+come from pinned memory, and its losses stay where they are. Its speed is that of all timed steps
+together, by the clock on the wall.
 """
 
 import argparse
@@ -36,23 +38,37 @@ CONFIGURATIONS = {
             "optimizer_fusion": "kernel",
             "micro_batch_size": 1,
         },
-        "fp32, checkpoint every block, fused AdamW": {"checkpointing": "block", "optimizer_fusion": "kernel"},
+        "fp32, checkpoint every block, fused AdamW": {
+            "checkpointing": "block",
+            "optimizer_fusion": "kernel",
+        },
     },
 }
 WORKLOADS = {
     "cpu": {"default": {}},
-    # A step of a few milliseconds, where waiting for the device would be seen, and one of some hundred.
+    # A step of a few milliseconds, where waiting for the device would be seen, and one of some
+    # hundred.
     "cuda": {
-        "small": {"layers": 4, "width": 256, "heads": 4, "sequence_length": 256, "global_batch": 8, "steps": 60},
+        "small": {
+            "layers": 4,
+            "width": 256,
+            "heads": 4,
+            "sequence_length": 256,
+            "global_batch": 8,
+            "steps": 60,
+        },
         "default": {},
     },
 }
 
 
-def make_step(settings: dict, choices: dict, folder: Path, *, device: str) -> tuple[Callable, Callable]:
+def make_step(
+    settings: dict, choices: dict, folder: Path, *, device: str
+) -> tuple[Callable, Callable]:
     """A training by hand: the function of one optimizer step, and one for all tensors that stay between steps.
 
-    The step takes its number and returns the mean loss: on CUDA as a tensor, which the device need not have computed.
+    The step takes its number and returns the mean loss: on CUDA as a tensor, which the device need
+    not have computed.
     """
     import numpy
     import torch
@@ -62,7 +78,11 @@ def make_step(settings: dict, choices: dict, folder: Path, *, device: str) -> tu
     from autotune.spec.workload import Workload
 
     workload = Workload(**settings)
-    batch, length, micro = workload.global_batch, workload.sequence_length, choices.get("micro_batch_size")
+    batch, length, micro = (
+        workload.global_batch,
+        workload.sequence_length,
+        choices.get("micro_batch_size"),
+    )
     is_mixed, on_cuda = choices.get("precision") == "bf16-mixed", device != "cpu"
     model = build(workload)
     model.load_state_dict(torch.load(folder / "weights.pt", weights_only=True), strict=False)
@@ -70,7 +90,9 @@ def make_step(settings: dict, choices: dict, folder: Path, *, device: str) -> tu
     if choices.get("checkpointing") == "block":
         for block in model.blocks:
             forward = block.forward
-            block.forward = lambda *args, forward=forward: checkpoint(forward, *args, use_reentrant=False)
+            block.forward = lambda *args, forward=forward: checkpoint(
+                forward, *args, use_reentrant=False
+            )
     fused = choices.get("optimizer_fusion") == "kernel"
     rate = workload.learning_rates["adamw"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, foreach=False, fused=fused)
@@ -80,7 +102,9 @@ def make_step(settings: dict, choices: dict, folder: Path, *, device: str) -> tu
     def step(index: int) -> torch.Tensor | float:
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (index + 1) / workload.learning_rate_warmup_steps)
-        first = index * batch % (len(order) - batch)  # a long comparison reads the text more than once
+        first = (
+            index * batch % (len(order) - batch)
+        )  # a long comparison reads the text more than once
         rows = [text[i * length : i * length + length + 1] for i in order[first : first + batch]]
         tokens = torch.from_numpy(numpy.stack(rows).astype(numpy.int64))
         if on_cuda:
@@ -177,36 +201,60 @@ def autotune_trial(settings: dict, choices: dict, folder: Path, server, device) 
     }
     measured = server.submit("train", payload, log_file=folder / "trial.log").result().result
     if measured["outcome"] != "ok":
-        raise RuntimeError(f"the trial of {choices} ended as {measured['outcome']}: {measured['message']}")
+        raise RuntimeError(
+            f"the trial of {choices} ended as {measured['outcome']}: {measured['message']}"
+        )
     return {key: measured[key] for key in ("peak_memory_bytes", "tokens_per_second", "final_loss")}
 
 
 def compare(settings: dict, choices: dict, folder: Path, server, device, *, pairs: int) -> dict:  # noqa: ANN001
     """Trains `pairs` times by hand and by autotune; returns all repeats and the median ratio of their speeds.
 
-    `folder`: the prepared workload; `server`: a TrialServer; `device`: a DeviceInfo as a dictionary.
+    `folder`: the prepared workload; `server`: a TrialServer; `device`: a DeviceInfo as a
+    dictionary.
     """
     found = []
     for _ in range(pairs):
-        command = [sys.executable, __file__, "--by-hand", json.dumps(settings), json.dumps(choices), str(folder)]
-        by_hand = json.loads(subprocess.check_output([*command, device["device"]], stderr=subprocess.DEVNULL))
-        found.append({"by_hand": by_hand, "autotune": autotune_trial(settings, choices, folder, server, device)})
+        command = [
+            sys.executable,
+            __file__,
+            "--by-hand",
+            json.dumps(settings),
+            json.dumps(choices),
+            str(folder),
+        ]
+        by_hand = json.loads(
+            subprocess.check_output([*command, device["device"]], stderr=subprocess.DEVNULL)
+        )
+        found.append(
+            {
+                "by_hand": by_hand,
+                "autotune": autotune_trial(settings, choices, folder, server, device),
+            }
+        )
     ratios = [p["autotune"]["tokens_per_second"] / p["by_hand"]["tokens_per_second"] for p in found]
     return {"speed_ratio_median": statistics.median(ratios), "speed_ratios": ratios, "pairs": found}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--workload", choices=("small", "default"), help="only this one")
     parser.add_argument(
-        "--by-hand", nargs=4, metavar=("SETTINGS", "CHOICES", "FOLDER", "DEVICE"), help=argparse.SUPPRESS
+        "--by-hand",
+        nargs=4,
+        metavar=("SETTINGS", "CHOICES", "FOLDER", "DEVICE"),
+        help=argparse.SUPPRESS,
     )
     arguments = parser.parse_args()
     if arguments.by_hand:
         settings, choices, folder, device = arguments.by_hand
-        print(json.dumps(plain_loop(json.loads(settings), json.loads(choices), Path(folder), device)))
+        print(
+            json.dumps(plain_loop(json.loads(settings), json.loads(choices), Path(folder), device))
+        )
         return
     from importlib.metadata import version
 
@@ -214,8 +262,13 @@ def main() -> None:
     from autotune.spec.workload import make_workload
 
     results, workloads = {}, {}
-    with tempfile.TemporaryDirectory() as temporary, TrialServer(log_file=Path(temporary) / "server.log") as server:
-        found = server.submit("devices", {}, log_file=Path(temporary) / "devices.log").result().result
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        TrialServer(log_file=Path(temporary) / "server.log") as server,
+    ):
+        found = (
+            server.submit("devices", {}, log_file=Path(temporary) / "devices.log").result().result
+        )
         device = next(one for one in found if one["device"].startswith(arguments.device))
         for size, changes in WORKLOADS[arguments.device].items():
             if arguments.workload not in (None, size):
@@ -227,11 +280,27 @@ def main() -> None:
             for name, choices in CONFIGURATIONS[arguments.device].items():
                 compared = compare(settings, choices, folder, server, device, pairs=arguments.pairs)
                 results[f"{size}: {name}"] = compared
-                print(size, name, [round(ratio, 3) for ratio in compared["speed_ratios"]], file=sys.stderr)
-    machine = {"system": platform.platform(), "processor": platform.processor() or platform.machine()}
+                print(
+                    size,
+                    name,
+                    [round(ratio, 3) for ratio in compared["speed_ratios"]],
+                    file=sys.stderr,
+                )
+    machine = {
+        "system": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+    }
     machine["device"] = device["name"]
-    versions = {"python": platform.python_version(), "torch": version("torch"), "autotune": version("autotune")}
-    about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine, "versions": versions}
+    versions = {
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "autotune": version("autotune"),
+    }
+    about = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine,
+        "versions": versions,
+    }
     print(json.dumps({**about, "workloads": workloads, "results": results}, indent=1))
 
 

@@ -3,9 +3,10 @@
     python studies/predictor_accuracy/measure.py [--quick] [--device cpu|cuda:0] [--out results.json]
     python studies/predictor_accuracy/measure.py --read studies/predictor_accuracy/results.json
 
-A pair is one prediction and one short real training, each in a process of its own, by the same route as a search.
-Writes machine, versions, date and every pair to `--out`, and goes on where such a file ends; prints a summary and the
-bounds it would propose for `autotune/predictor/accuracy.py`. `--read` does that from results that are there.
+A pair is one prediction and one short real training, each in a process of its own, by the same
+route as a search. Writes machine, versions, date and every pair to `--out`, and goes on where such
+a file ends; prints a summary and the bounds it would propose for `autotune/predictor/accuracy.py`.
+`--read` does that from results that are there.
 """
 
 import argparse
@@ -40,7 +41,13 @@ MIB = 1024**2
 SHORTEST = {"global_batch": 4, "steps": 7, "warmup_steps": 2, "evaluation_sequences": 4}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"layers": 3, "width": 128, "heads": 4, "sequence_length": 128},
-    "gpt wide vocabulary": {"layers": 2, "width": 64, "heads": 2, "vocab_size": 8192, "sequence_length": 128},
+    "gpt wide vocabulary": {
+        "layers": 2,
+        "width": 64,
+        "heads": 2,
+        "vocab_size": 8192,
+        "sequence_length": 128,
+    },
     "gpt deep": {"layers": 16, "width": 64, "heads": 4, "sequence_length": 64},
     "gpt long": {"layers": 2, "width": 96, "heads": 3, "sequence_length": 768},
     "llama": {"model": f"{HERE}/models/llama.json", "sequence_length": 128},
@@ -50,7 +57,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 QUICK_MODELS = ("gpt", "gpt wide vocabulary", "llama")
 LARGE_MODELS: dict[str, dict[str, Any]] = {
-    "gpt 100 M": {"layers": 16, "width": 768, "heads": 12, "sequence_length": 1024, "global_batch": 16},
+    "gpt 100 M": {
+        "layers": 16,
+        "width": 768,
+        "heads": 12,
+        "sequence_length": 1024,
+        "global_batch": 16,
+    },
     "gpt 1.6 B": {
         "layers": 32,
         "width": 2048,
@@ -61,7 +74,12 @@ LARGE_MODELS: dict[str, dict[str, Any]] = {
     },
 }
 """Too large for a training here: only the prediction's own time is taken."""
-LARGE_CHOICES: tuple[dict[str, Any], ...] = ({}, {"checkpointing": "block"}, {"compile": "block"}, {"compile": "model"})
+LARGE_CHOICES: tuple[dict[str, Any], ...] = (
+    {},
+    {"checkpointing": "block"},
+    {"compile": "block"},
+    {"compile": "model"},
+)
 REPEATS = 3
 TIMES = "prediction times"
 """Named among the groups."""
@@ -78,7 +96,13 @@ SPACE = SearchSpace(
         "optimizer_fusion": CHOICES["optimizer_fusion"],
     },
 )
-SAMPLED = {"eager fp32": 4, "eager 16-bit": 4, "compiled by block": 1, "compiled whole": 2, "memory budget": 1}
+SAMPLED = {
+    "eager fp32": 4,
+    "eager 16-bit": 4,
+    "compiled by block": 1,
+    "compiled whole": 2,
+    "memory budget": 1,
+}
 """Combinations drawn of each group, for each model."""
 GROUPS = [*SAMPLED, TIMES]
 
@@ -96,7 +120,7 @@ def half_of(model: str, config: TrainingConfig) -> str:
     return "calibration" if digest[0] % 2 else "held out"
 
 
-# -- which configurations ----------------------------------------------------------------------------------------
+# -- which configurations --------------------------------------------------------------------------
 
 
 def configurations(model: str, legal: LegalSpace, *, quick: bool) -> list[TrainingConfig]:
@@ -107,7 +131,11 @@ def configurations(model: str, legal: LegalSpace, *, quick: bool) -> list[Traini
     draw = random.Random(model)
     sampled = []
     for group, count in SAMPLED.items():
-        candidates = [config for config in legal.configurations() if group_of(config) == group and config not in alone]
+        candidates = [
+            config
+            for config in legal.configurations()
+            if group_of(config) == group and config not in alone
+        ]
         sampled += draw.sample(candidates, count)
     return alone + sampled
 
@@ -117,13 +145,19 @@ def one_technique_each(legal: LegalSpace) -> Iterator[TrainingConfig]:
     yield plain
     for technique, values in legal.values.items():
         for value in values:
-            needed = {"compile": "model" if value == 0.1 else "block"} if technique == "memory_budget" else {}
-            config = TrainingConfig(**{**plain.to_dict(), technique: value, **(needed if value != 1.0 else {})})
+            needed = (
+                {"compile": "model" if value == 0.1 else "block"}
+                if technique == "memory_budget"
+                else {}
+            )
+            config = TrainingConfig(
+                **{**plain.to_dict(), technique: value, **(needed if value != 1.0 else {})}
+            )
             if config != plain and config in legal:
                 yield config
 
 
-# -- a pair ------------------------------------------------------------------------------------------------------
+# -- a pair ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +206,11 @@ class Bench:
         ).result()
         measurement = finished.measurement
         if measurement.outcome != "ok":
-            return {"measured_bytes": None, "outcome": measurement.outcome, "message": measurement.message}
+            return {
+                "measured_bytes": None,
+                "outcome": measurement.outcome,
+                "message": measurement.message,
+            }
         return {
             "measured_bytes": measurement.peak_memory_bytes,
             "measured_phase": measurement.peak_phase,
@@ -194,10 +232,12 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["predicted_bytes"] and row["measured_bytes"]]
 
 
-# -- all of it ---------------------------------------------------------------------------------------------------
+# -- all of it -------------------------------------------------------------------------------------
 
 
-def measure(*, device: str, models: list[str], groups: list[str], quick: bool, file: Path) -> dict[str, Any]:
+def measure(
+    *, device: str, models: list[str], groups: list[str], quick: bool, file: Path
+) -> dict[str, Any]:
     """Measures what `file` does not hold yet, and writes it after every row."""
     with tempfile.TemporaryDirectory() as temporary, LocalExecutor(Path(temporary)) as executor:
         choices = SPACE.choices()
@@ -208,11 +248,19 @@ def measure(*, device: str, models: list[str], groups: list[str], quick: bool, f
         results = json.loads(file.read_text()) if file.exists() else empty
         results["runs"].append(run_now(info))
         benches: dict[str, Bench] = {}
-        legal = bind_space(SPACE, Circumstances(global_batch=SHORTEST["global_batch"]), unavailable=unavailable)
-        jobs = [(model, config) for model in models for config in configurations(model, legal, quick=quick)]
+        legal = bind_space(
+            SPACE, Circumstances(global_batch=SHORTEST["global_batch"]), unavailable=unavailable
+        )
+        jobs = [
+            (model, config)
+            for model in models
+            for config in configurations(model, legal, quick=quick)
+        ]
         results["pairs"] = [row for row in results["pairs"] if row["predicted_bytes"]]
         known = {(row["model"], row["configuration"]) for row in results["pairs"]}
-        random.Random(0).shuffle(jobs)  # where it is stopped early, what is there is a fair part of all
+        random.Random(0).shuffle(
+            jobs
+        )  # where it is stopped early, what is there is a fair part of all
         for model, config in jobs:
             if (model, config.describe()) not in known and group_of(config) in groups:
                 if model not in benches:
@@ -232,7 +280,10 @@ def measure(*, device: str, models: list[str], groups: list[str], quick: bool, f
 
 def about() -> dict[str, Any]:
     return {
-        "models": {name: {**sizes, "model": Path(sizes.get("model", "gpt")).name} for name, sizes in MODELS.items()},
+        "models": {
+            name: {**sizes, "model": Path(sizes.get("model", "gpt")).name}
+            for name, sizes in MODELS.items()
+        },
         "large_models": LARGE_MODELS,
     }
 
@@ -243,13 +294,19 @@ def run_now(info: DeviceInfo) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", "studies/predictor_accuracy/measure.py", *sys.argv[1:]]),
         "device": info.name,
-        "versions": {**info.versions, "autotune": version("autotune"), "transformers": version("transformers")},
+        "versions": {
+            **info.versions,
+            "autotune": version("autotune"),
+            "transformers": version("transformers"),
+        },
     }
 
 
 def prepare(model: str, executor: LocalExecutor, info: DeviceInfo, folder: Path) -> Bench:
     workload = make_workload("cpu", SHORTEST, MODELS[model])
-    own_folder = folder / model.replace(" ", "_")  # inductor's C++ compiler takes no space in its cache's path
+    own_folder = folder / model.replace(
+        " ", "_"
+    )  # inductor's C++ compiler takes no space in its cache's path
     executor.prepare(workload, own_folder / "prepared")
     definition = StudyDefinition(
         name="accuracy",
@@ -264,7 +321,9 @@ def prepare(model: str, executor: LocalExecutor, info: DeviceInfo, folder: Path)
     return Bench(model=model, executor=executor, definition=definition, folder=own_folder)
 
 
-def own_seconds(executor: LocalExecutor, *, device_type: str, known: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+def own_seconds(
+    executor: LocalExecutor, *, device_type: str, known: set[tuple[str, str]]
+) -> Iterator[dict[str, Any]]:
     """What a prediction takes inside its process, for models that no training here could hold."""
     for choices, model in itertools.product(LARGE_CHOICES, LARGE_MODELS):
         workload = make_workload("cpu", LARGE_MODELS[model])
@@ -283,7 +342,7 @@ def own_seconds(executor: LocalExecutor, *, device_type: str, known: set[tuple[s
         }
 
 
-# -- what it says ------------------------------------------------------------------------------------------------
+# -- what it says ----------------------------------------------------------------------------------
 
 
 def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -293,7 +352,9 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
         of_group = [row for row in compared(rows) if group in (row["group"], "all")]
         if of_group:
             ratios = [ratio_of(row) for row in of_group]
-            cells = [f"{value:.5f}" for value in (min(ratios), statistics.median(ratios), max(ratios))]
+            cells = [
+                f"{value:.5f}" for value in (min(ratios), statistics.median(ratios), max(ratios))
+            ]
             worst = max(abs(difference(row)) for row in of_group) / MIB
             too_little = sum(difference(row) > 0 for row in of_group)
             yield f"| {group} | {len(of_group)} | {' | '.join(cells)} | {worst:.4f} | {too_little} |"
@@ -307,21 +368,38 @@ def difference(row: dict[str, Any]) -> int:
 def proposed_bounds(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Twice the worst difference of the calibration half, as a share of the prediction and in bytes, rounded up.
 
-    Both are added: bytes for small models, where a kernel's scratch is a large part; the share for large ones, whose
-    scratch was not seen. Also how many of the held-out half would lie outside.
+    Both are added: bytes for small models, where a kernel's scratch is a large part; the share for
+    large ones, whose scratch was not seen. Also how many of the held-out half would lie outside.
     """
     yield "| bound for | calibrated on | share | bytes | held out | outside |"
     yield "|---|---|---|---|---|---|"
     for group in get_args(Group):
-        of_group = [row for row in compared(rows) if group_of_bound(TrainingConfig(**row["config"])) == group]
+        of_group = [
+            row
+            for row in compared(rows)
+            if group_of_bound(TrainingConfig(**row["config"])) == group
+        ]
         calibration = [row for row in of_group if row["half"] == "calibration"]
         held_out = [row for row in of_group if row["half"] == "held out"]
         error = PredictionError(
-            share=rounded_up(2 * max((abs(ratio_of(row) - 1) for row in calibration), default=0), least=0.0001),
-            size_bytes=round(rounded_up(2 * max((abs(difference(row)) for row in calibration), default=0), least=1024)),
+            share=rounded_up(
+                2 * max((abs(ratio_of(row) - 1) for row in calibration), default=0), least=0.0001
+            ),
+            size_bytes=round(
+                rounded_up(
+                    2 * max((abs(difference(row)) for row in calibration), default=0), least=1024
+                )
+            ),
         )
         outside = [row for row in held_out if not is_within(row, error)]
-        cells = (group, len(calibration), f"{error.share:.2%}", error.size_bytes, len(held_out), len(outside))
+        cells = (
+            group,
+            len(calibration),
+            f"{error.share:.2%}",
+            error.size_bytes,
+            len(held_out),
+            len(outside),
+        )
         yield f"| {' | '.join(map(str, cells))} |"
 
 
@@ -358,9 +436,13 @@ def written(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--quick", action="store_true", help="three models, eight configurations each")
+    parser.add_argument(
+        "--quick", action="store_true", help="three models, eight configurations each"
+    )
     parser.add_argument("--models", nargs="+", choices=list(MODELS), help="only these")
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=GROUPS, help="only these")
     parser.add_argument("--read", type=Path, help="results to summarize instead of measuring")

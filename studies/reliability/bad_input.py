@@ -2,9 +2,10 @@
 
     python studies/reliability/bad_input.py > studies/reliability/bad_input.jsonl
 
-One JSON line a mistake: arguments, exit code, seconds, error and hint; `kind` says which limit it has: an argument
-1 second, what reads data 3, what only torch can tell none. The last line is the summary, which also names every
-mistake that was not refused as it should be: exit code 2, one error, one hint, nothing else, nothing left behind.
+One JSON line a mistake: arguments, exit code, seconds, error and hint; `kind` says which limit it
+has: an argument 1 second, what reads data 3, what only torch can tell none. The last line is the
+summary, which also names every mistake that was not refused as it should be: exit code 2, one
+error, one hint, nothing else, nothing left behind.
 """
 
 import json
@@ -63,7 +64,8 @@ def run(kind: str, arguments: list[str], folder: Path) -> dict[str, object]:
         "error": next((line[:300] for line in lines if line.startswith("error: ")), ""),
         "hint": next((line[:300] for line in lines if line.startswith("hint: ")), ""),
         "left_behind": left,
-        "is_refused": (ended.returncode, ended.stdout, heads, left) == (2, "", ["error", "hint"], []),
+        "is_refused": (ended.returncode, ended.stdout, heads, left)
+        == (2, "", ["error", "hint"], []),
     }
 
 
@@ -81,7 +83,9 @@ def summary(results: list[dict[str, object]]) -> dict[str, object]:
     found: dict[str, object] = {**provenance(), "cases": len(results)}
     for kind in ("argument", "data", "late"):
         seconds = sorted(float(str(one["seconds"])) for one in results if one["kind"] == kind)
-        used = sorted(float(str(one["processor_seconds"])) for one in results if one["kind"] == kind)
+        used = sorted(
+            float(str(one["processor_seconds"])) for one in results if one["kind"] == kind
+        )
         limit = LIMIT_SECONDS.get(kind)
         found[kind] = {
             "cases": len(seconds),
@@ -89,7 +93,11 @@ def summary(results: list[dict[str, object]]) -> dict[str, object]:
             "longest_seconds": seconds[-1],
             "median_processor_seconds": round(statistics.median(used), 3),
             "longest_processor_seconds": used[-1],
-            **({} if limit is None else {"limit_seconds": limit, "over": sum(one > limit for one in seconds)}),
+            **(
+                {}
+                if limit is None
+                else {"limit_seconds": limit, "over": sum(one > limit for one in seconds)}
+            ),
         }
     found["not_refused"] = [one["arguments"] for one in results if not one["is_refused"]]
     slowest = sorted(results, key=lambda one: -float(str(one["seconds"])))[:10]

@@ -97,7 +97,13 @@ def processes(mark: str) -> list[str]:
             continue
         try:
             marked = f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            command = (
+                (folder / "cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+                .strip()
+            )
         except OSError:
             continue
         if marked and command:  # a zombie has none

@@ -2,9 +2,10 @@
 
     python studies/reliability/clock.py > studies/reliability/clock.json
 
-It is the workers' own view of the clock that moves (`moved_clock.c`, preloaded into them and all that they start), not
-the machine's: of a SQLite database that is the database's clock too. One worker is at a trial of minutes all the while.
-In the end it is killed, and its lock file removed, so that only its lease tells that it is dead, as on another machine.
+It is the workers' own view of the clock that moves (`moved_clock.c`, preloaded into them and all
+that they start), not the machine's: of a SQLite database that is the database's clock too. One
+worker is at a trial of minutes all the while. In the end it is killed, and its lock file removed,
+so that only its lease tells that it is dead, as on another machine.
 """
 
 import os
@@ -31,18 +32,26 @@ def main() -> int:
     found: list[str] = []
     seen = {
         "while_it_lives": _study(found, phases=PHASES, then="kept"),
-        "killed_then_forward": _study(found, phases=(("all an hour forward", (0, HOUR, HOUR)),), then="killed before"),
-        "killed_then_back": _study(found, phases=(("all an hour back", (0, -HOUR, -HOUR)),), then="killed before"),
+        "killed_then_forward": _study(
+            found, phases=(("all an hour forward", (0, HOUR, HOUR)),), then="killed before"
+        ),
+        "killed_then_back": _study(
+            found, phases=(("all an hour back", (0, -HOUR, -HOUR)),), then="killed before"
+        ),
     }
     return report(seen, found)
 
 
-def _study(found: list[str], *, phases: tuple[tuple[str, tuple[int, ...]], ...], then: str) -> list[dict[str, Any]]:
+def _study(
+    found: list[str], *, phases: tuple[tuple[str, tuple[int, ...]], ...], then: str
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with quick_study(trials=120, places=3) as study:
         library = study.folder / "moved_clock.so"
         source = Path(__file__).with_name("moved_clock.c")
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True
+        )
         clocks = [study.folder / f"clock-{number}" for number in range(3)]
         _move(clocks, (0, 0, 0))
         gate = study.folder / "gate"
@@ -61,12 +70,22 @@ def _study(found: list[str], *, phases: tuple[tuple[str, tuple[int, ...]], ...],
             if then == "killed before":
                 began = time.monotonic()
                 study.wait_until(
-                    lambda: study.attempts().get("given_up", 0) == 1, what="it to be given up", seconds=400
+                    lambda: study.attempts().get("given_up", 0) == 1,
+                    what="it to be given up",
+                    seconds=400,
                 )
-                rows.append({"clock": what, "seconds_to_given_up": round(time.monotonic() - began, 1)})
+                rows.append(
+                    {"clock": what, "seconds_to_given_up": round(time.monotonic() - began, 1)}
+                )
             else:
                 time.sleep(SECONDS_A_PHASE)
-                rows.append({"clock": what, "results": study.results() - before, "attempts": study.attempts()})
+                rows.append(
+                    {
+                        "clock": what,
+                        "results": study.results() - before,
+                        "attempts": study.attempts(),
+                    }
+                )
             say(str(rows[-1]))
         gate.touch()
         codes = study.exit_codes()

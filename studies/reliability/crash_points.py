@@ -2,10 +2,10 @@
 
     python studies/reliability/crash_points.py > studies/reliability/crash_points.json
 
-Every point on SQLite and on PostgreSQL, at its first visits where a search comes there often. The search must die
-there by SIGKILL (a point that is not reached is a failure), the next one must end, and what `watch.py` asks must hold:
-before, between and after; and no more attempts may be made again than those the kills have cost.
-Prints a JSON object whose `violations` must be empty.
+Every point on SQLite and on PostgreSQL, at its first visits where a search comes there often. The
+search must die there by SIGKILL (a point that is not reached is a failure), the next one must end,
+and what `watch.py` asks must hold: before, between and after; and no more attempts may be made
+again than those the kills have cost. Prints a JSON object whose `violations` must be empty.
 """
 
 import argparse
@@ -188,7 +188,9 @@ def _begin_with_schema_1(url: str, folder: Path) -> None:
     import autotune.storage.store
 
     config = Config()
-    config.set_main_option("script_location", str(Path(autotune.storage.store.__file__).parent / "migrations"))
+    config.set_main_option(
+        "script_location", str(Path(autotune.storage.store.__file__).parent / "migrations")
+    )
     engine = create_engine(url)
     with engine.begin() as connection:
         config.attributes["connection"] = connection

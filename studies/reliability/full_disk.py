@@ -37,7 +37,10 @@ def main() -> int:
 
 
 def _full(found: list[str], *, wait: str, seconds: float) -> dict[str, Any]:
-    with _small_disk() as disk, quick_study(storage=f"sqlite:///{disk}/quick.db", trials=TRIALS, places=2) as study:
+    with (
+        _small_disk() as disk,
+        quick_study(storage=f"sqlite:///{disk}/quick.db", trials=TRIALS, places=2) as study,
+    ):
         workers = [study.start("--events", "--database-wait", wait, seconds=0.3) for _ in range(2)]
         study.wait_for_results(10)
         filler = disk / "filler"
@@ -55,7 +58,11 @@ def _full(found: list[str], *, wait: str, seconds: float) -> dict[str, Any]:
         filler.unlink()
         say(f"freed at {during} results, {alive} workers alive")
         codes = [worker.exit_code() for worker in workers]
-        again = [study.start("--database-wait", wait, seconds=0.1) for _ in range(2)] if any(codes) else []
+        again = (
+            [study.start("--database-wait", wait, seconds=0.1) for _ in range(2)]
+            if any(codes)
+            else []
+        )
         again_codes = [worker.exit_code() for worker in again]
         said = [[line for line in one.said if not line.startswith("Trial")][-4:] for one in workers]
         found += study.violations()
@@ -88,7 +95,9 @@ def _begun_on_a_full_disk(study: QuickStudy) -> list[Any]:
 @contextmanager
 def _small_disk() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="autotune-disk-") as folder:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", folder], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", folder], check=True
+        )
         try:
             yield Path(folder)
         finally:

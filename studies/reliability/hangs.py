@@ -1,8 +1,9 @@
 """Ten ways in which a trial can hang, each run as a trial: `python studies/reliability/hangs.py`.
 
-Each is a training script of somebody's own that hangs in a way of its own, run by the executor that searches use.
-Prints a JSON line for each: which limit it is to meet, when it was ended, its outcome and message, and how many of
-the processes that it started are left. About a minute; `--step-seconds 120` waits as long as a search does by default.
+Each is a training script of somebody's own that hangs in a way of its own, run by the executor that
+searches use. Prints a JSON line for each: which limit it is to meet, when it was ended, its outcome
+and message, and how many of the processes that it started are left. About a minute; `--step-seconds
+120` waits as long as a search does by default.
 """
 
 import argparse
@@ -115,7 +116,9 @@ HANGS: Sequence[Hang] = (
         """,
     ),
     Hang(kind="hangs at its exit", place="AT_EXIT", code="threading.Event().wait()"),
-    Hang(kind="hangs while starting", limit="trial", place="WHEN_STARTING", code="time.sleep(3600)"),
+    Hang(
+        kind="hangs while starting", limit="trial", place="WHEN_STARTING", code="time.sleep(3600)"
+    ),
     Hang(
         kind="hangs while compiling",
         limit="compile",
@@ -181,7 +184,11 @@ class Runner:
 
     @staticmethod
     def limits(hang: Hang, *, seconds: float) -> TimeLimits:
-        others = {"trial_seconds": LONG_SECONDS, "compile_seconds": LONG_SECONDS, "step_seconds": LONG_SECONDS}
+        others = {
+            "trial_seconds": LONG_SECONDS,
+            "compile_seconds": LONG_SECONDS,
+            "step_seconds": LONG_SECONDS,
+        }
         if hang.limit == "trial":
             others = dict.fromkeys(others, seconds)
         return TimeLimits(**{**others, f"{hang.limit}_seconds": seconds})
@@ -223,7 +230,9 @@ def runner(folder: Path) -> Iterator[Runner]:
     mark = uuid.uuid4().hex
     os.environ["HANGS_MARK"] = mark
     with LocalExecutor(folder) as executor:
-        device = executor.devices()[-1]  # the CPU; starts the server, which is no part of a trial's time
+        device = executor.devices()[
+            -1
+        ]  # the CPU; starts the server, which is no part of a trial's time
         del os.environ["HANGS_MARK"]
         yield Runner(executor=executor, folder=folder, device=device, mark=mark)
 
@@ -231,14 +240,20 @@ def runner(folder: Path) -> Iterator[Runner]:
 def main() -> None:
     from quick_study import provenance
 
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--step-seconds", type=float, default=2.0, help="the limit that ends each [default: 2]")
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument(
+        "--step-seconds", type=float, default=2.0, help="the limit that ends each [default: 2]"
+    )
     limit_seconds = arguments.parse_args().step_seconds
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, runner(Path(folder)) as run:
         for hang in HANGS:
             future = run.submit(hang, seconds=limit_seconds)
-            print(json.dumps(asdict(run.seen(hang, future, limit_seconds=limit_seconds))), flush=True)
+            print(
+                json.dumps(asdict(run.seen(hang, future, limit_seconds=limit_seconds))), flush=True
+            )
     print(json.dumps({**provenance(), "seconds": round(time.monotonic() - began, 1)}))
 
 

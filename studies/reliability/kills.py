@@ -2,10 +2,10 @@
 
     python studies/reliability/kills.py --kills 500 --workers 4 --storage sqlite --seed 0 > sqlite.json
 
-Every killed worker is replaced by a new one, which takes over what the dead one left and is killed meanwhile just as
-likely; so is one whose trial server was killed, where that ends it. The database is read all along (`watch.py`).
-Prints a JSON object whose `violations` must be empty. `--storage` is sqlite, postgresql (a server of its own, with
-every commit synced) or a URL.
+Every killed worker is replaced by a new one, which takes over what the dead one left and is killed
+meanwhile just as likely; so is one whose trial server was killed, where that ends it. The database
+is read all along (`watch.py`). Prints a JSON object whose `violations` must be empty. `--storage`
+is sqlite, postgresql (a server of its own, with every commit synced) or a URL.
 """
 
 import argparse
@@ -94,7 +94,12 @@ class Run:
         young = [pid for pid in alive.workers if pid not in old]
         # A trial that leads no group of its own yet would take its server with it.
         trials = [pid for pid in alive.trials if _group(pid) == pid]
-        who = {"worker": old, "young worker": young, "trial server": list(alive.servers), "trial": trials}[kind]
+        who = {
+            "worker": old,
+            "young worker": young,
+            "trial server": list(alive.servers),
+            "trial": trials,
+        }[kind]
         return self.chance.choice(who) if who else None
 
     def _start(self) -> None:
@@ -205,9 +210,15 @@ def main() -> int:
     parser.add_argument("--places", type=int, default=2, help="trials at a time on the device")
     parser.add_argument("--storage", default="sqlite")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds-between", type=float, default=0.5, help="between two kills, on average")
-    parser.add_argument("--kill-trials", action="store_true", help="also the process groups of trials")
-    parser.add_argument("--folder", type=Path, default=None, help="keep everything there; it must not exist")
+    parser.add_argument(
+        "--seconds-between", type=float, default=0.5, help="between two kills, on average"
+    )
+    parser.add_argument(
+        "--kill-trials", action="store_true", help="also the process groups of trials"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="keep everything there; it must not exist"
+    )
     arguments = parser.parse_args()
     said = about_this_machine()
     kinds = [kind for kind in WEIGHTS if kind != "trial" or arguments.kill_trials]
@@ -222,8 +233,14 @@ def main() -> int:
                 places=arguments.places,
                 chance=random.Random(arguments.seed),
             )
-            said |= {"storage": arguments.storage, "workers": arguments.workers, "seed": arguments.seed}
-            said |= carry_out(run, kills=arguments.kills, kinds=kinds, seconds_between=arguments.seconds_between)
+            said |= {
+                "storage": arguments.storage,
+                "workers": arguments.workers,
+                "seed": arguments.seed,
+            }
+            said |= carry_out(
+                run, kills=arguments.kills, kinds=kinds, seconds_between=arguments.seconds_between
+            )
         os.chdir("/")
     print(json.dumps(said, indent=2))
     return 1 if said["violations"] else 0

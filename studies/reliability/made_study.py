@@ -1,8 +1,9 @@
 """A study of thousands of trials that nobody ran: the default search space, measurements from a formula.
 
-For what depends on how many trials a study has and not on what they measured. Sizes and speeds have the shape of real
-ones: each technique multiplies memory and speed, some pairs do more, and every tenth of a percent is noise of the
-configuration's own fingerprint, so that no two trials are equal and the same trials come out each time.
+For what depends on how many trials a study has and not on what they measured. Sizes and speeds have
+the shape of real ones: each technique multiplies memory and speed, some pairs do more, and every
+tenth of a percent is noise of the configuration's own fingerprint, so that no two trials are equal
+and the same trials come out each time.
 """
 
 import math
@@ -24,21 +25,57 @@ CAP_BYTES = 6 * GIB
 CONTEXT_BYTES = GIB // 2
 
 _IS_HALF = ("bf16-true", "bf16-stochastic")
-_SPEED_OF_PRECISION = {"fp32": 1.0, "tf32": 1.7, "fp16-mixed": 2.3, "bf16-mixed": 2.4, "fp8": 2.7, "bf16-true": 2.6}
-_KEPT_BY_CHECKPOINTING = {"attention": 0.8, "selective": 0.55, "every-4": 0.8, "every-2": 0.6, "block": 0.25}
-_SLOWED_BY_CHECKPOINTING = {"attention": 0.95, "selective": 0.92, "every-4": 0.92, "every-2": 0.86, "block": 0.76}
+_SPEED_OF_PRECISION = {
+    "fp32": 1.0,
+    "tf32": 1.7,
+    "fp16-mixed": 2.3,
+    "bf16-mixed": 2.4,
+    "fp8": 2.7,
+    "bf16-true": 2.6,
+}
+_KEPT_BY_CHECKPOINTING = {
+    "attention": 0.8,
+    "selective": 0.55,
+    "every-4": 0.8,
+    "every-2": 0.6,
+    "block": 0.25,
+}
+_SLOWED_BY_CHECKPOINTING = {
+    "attention": 0.95,
+    "selective": 0.92,
+    "every-4": 0.92,
+    "every-2": 0.86,
+    "block": 0.76,
+}
 _SPEED_OF_FUSION = {"none": 0.85, "foreach": 1.0, "kernel": 1.04, "backward": 0.9}
-_PERPLEXITY_OF_PRECISION = {"fp32": 24.0, "tf32": 24.02, "bf16-true": 25.6, "bf16-stochastic": 24.4, "fp8": 24.9}
+_PERPLEXITY_OF_PRECISION = {
+    "fp32": 24.0,
+    "tf32": 24.02,
+    "bf16-true": 25.6,
+    "bf16-stochastic": 24.4,
+    "fp8": 24.9,
+}
 
 
 def definition(name: str, *, sampler: str = "ehvi") -> StudyDefinition:
     """The default search space on a device that has all it asks for: 21,648 legal configurations."""
-    versions = {"python": "3.11", "torch": "2.13.0", "autotune": "0", "cuda": "13.0", "driver": "580"}
+    versions = {
+        "python": "3.11",
+        "torch": "2.13.0",
+        "autotune": "0",
+        "cuda": "13.0",
+        "driver": "580",
+    }
     return StudyDefinition(
         name=name,
         workload=make_workload("cuda", {"global_batch": 8, "text_sha256": "f" * 64}),
         space=load_space("default"),
-        device=DeviceInfo(device="cuda:0", name="a device of no maker", total_memory_bytes=24 * GIB, versions=versions),
+        device=DeviceInfo(
+            device="cuda:0",
+            name="a device of no maker",
+            total_memory_bytes=24 * GIB,
+            versions=versions,
+        ),
         unavailable={},
         cap_bytes=CAP_BYTES,
         seed=7,
@@ -68,7 +105,9 @@ def write(url: str, study: StudyDefinition, made: Made) -> None:
     """As a new study takes over what earlier ones know: all at once."""
     store = StudyStore(url, create=True)
     try:
-        store.create_study(study, trials_wanted=len(made.records), records=made.records, forecasts=made.forecasts)
+        store.create_study(
+            study, trials_wanted=len(made.records), records=made.records, forecasts=made.forecasts
+        )
     finally:
         store.close()
 
@@ -96,7 +135,7 @@ def record(config: TrainingConfig, *, number: int, trained_for: int | None) -> T
     )
 
 
-# -- the formula -------------------------------------------------------------------------------------------------
+# -- the formula -----------------------------------------------------------------------------------
 
 
 def measure(config: TrainingConfig, *, trained_for: int | None = None) -> Measurement:
@@ -116,10 +155,17 @@ def measure(config: TrainingConfig, *, trained_for: int | None = None) -> Measur
         "compile_seconds": None if config.compile == "none" else 20 + 100 * noise,
         "compile_cache": None if config.compile == "none" else "miss",
         "startup_seconds": 3.0 + noise,
-        "seconds_by_part": {"startup": 3.0 + noise, "compilation": 4.0, "training": 9.0, "evaluation": 1.0},
+        "seconds_by_part": {
+            "startup": 3.0 + noise,
+            "compilation": 4.0,
+            "training": 9.0,
+            "evaluation": 1.0,
+        },
     }
     if noise < 0.01:
-        return Measurement(outcome="crashed", message="RuntimeError: no kernel was found to execute the operation")
+        return Measurement(
+            outcome="crashed", message="RuntimeError: no kernel was found to execute the operation"
+        )
     if device_bytes > 1.5 * CAP_BYTES:
         tried = f"tried to allocate {format_size(peak // 9)} of {format_size(CAP_BYTES)}"
         return Measurement(outcome="out_of_memory", message=tried, requested_bytes=peak // 9)
@@ -146,23 +192,34 @@ def peak_bytes(config: TrainingConfig) -> int:
     weights = 0.5 * GIB * (0.5 if half else 1.0)
     gradients = weights * (0.1 if config.optimizer_fusion == "backward" else 1.0)
     temporaries = weights if config.optimizer_fusion == "foreach" else 0.1 * weights
-    kept = _KEPT_BY_CHECKPOINTING.get(config.checkpointing, 1.0 if config.checkpointing == "none" else 0.3)
+    kept = _KEPT_BY_CHECKPOINTING.get(
+        config.checkpointing, 1.0 if config.checkpointing == "none" else 0.3
+    )
     kept *= 0.45 if config.precision not in ("fp32", "tf32") else 1.0
     kept *= (0.85 if config.compile == "block" else 0.8) if config.compile != "none" else 1.0
     kept *= 0.3 + 0.7 * config.memory_budget
     kept *= 0.5 if config.activation_offload == "cpu" else 1.0
     activations = 1.6 * GIB * config.micro_batch_size * kept
     logits = 0.15 * GIB * config.micro_batch_size * (0.2 if config.loss == "chunked" else 1.0)
-    return int((3 * weights + gradients + max(temporaries, activations + logits)) * (1 + 0.002 * _noise(config)))
+    return int(
+        (3 * weights + gradients + max(temporaries, activations + logits))
+        * (1 + 0.002 * _noise(config))
+    )
 
 
 def tokens_per_second(config: TrainingConfig) -> float:
     speed = 9000.0 * _SPEED_OF_PRECISION.get(config.precision, 2.2)
-    speed *= _SLOWED_BY_CHECKPOINTING.get(config.checkpointing, 1.0 if config.checkpointing == "none" else 0.78)
-    speed *= {"none": 1.0, "block": 1.25, "model": 1.32}[config.compile] * (0.8 + 0.2 * config.memory_budget)
+    speed *= _SLOWED_BY_CHECKPOINTING.get(
+        config.checkpointing, 1.0 if config.checkpointing == "none" else 0.78
+    )
+    speed *= {"none": 1.0, "block": 1.25, "model": 1.32}[config.compile] * (
+        0.8 + 0.2 * config.memory_budget
+    )
     speed *= _SPEED_OF_FUSION[config.optimizer_fusion] * config.micro_batch_size**0.12
     speed *= 0.7 if config.activation_offload == "cpu" else 1.0
-    speed *= (0.98 if config.loss == "chunked" else 1.0) * (1.01 if config.allocator == "expandable" else 1.0)
+    speed *= (0.98 if config.loss == "chunked" else 1.0) * (
+        1.01 if config.allocator == "expandable" else 1.0
+    )
     return speed * (1 + 0.03 * (_noise(config) - 0.5))
 
 
@@ -178,10 +235,21 @@ def forecast(config: TrainingConfig) -> Forecast:
         phase="backward",
         module="blocks.*",
         operator="aten.mm",
-        bytes_by_category={"parameters": part, "optimizer_state": part, "activations": part, "temporaries": part},
+        bytes_by_category={
+            "parameters": part,
+            "optimizer_state": part,
+            "activations": part,
+            "temporaries": part,
+        },
         parameters=124_000_000,
         holders=tuple(
-            Holder(category="activations", module=f"blocks.*.{name}", operator="aten.mm", count=12, size_bytes=part)
+            Holder(
+                category="activations",
+                module=f"blocks.*.{name}",
+                operator="aten.mm",
+                count=12,
+                size_bytes=part,
+            )
             for name in ("attention.in", "attention.out", "mlp.in", "mlp.out", "norm")
         ),
         plan=None if config.compile == "none" else config.fingerprint,

@@ -2,9 +2,9 @@
 
     python studies/reliability/many_quick_trials.py --sampler random > studies/reliability/many_quick_trials.random.json
 
-Every 500 trials: resident memory and open files of the search and of its trial server, the time from the end of a trial
-to the beginning of the next (which holds the `ask`), and seconds a trial. At the end how long `show --json` and
-`studies` take.
+Every 500 trials: resident memory and open files of the search and of its trial server, the time
+from the end of a trial to the beginning of the next (which holds the `ask`), and seconds a trial.
+At the end how long `show --json` and `studies` take.
 """
 
 import argparse
@@ -36,8 +36,12 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--sampler", default="random")
     parser.add_argument("--every", type=int, default=EVERY)
-    parser.add_argument("--filled", type=int, default=0, help="so many of the trials are written and not run")
-    parser.add_argument("--cap-mib", type=int, default=80, help="under 1000 nearly all fits, and ehvi finds no end")
+    parser.add_argument(
+        "--filled", type=int, default=0, help="so many of the trials are written and not run"
+    )
+    parser.add_argument(
+        "--cap-mib", type=int, default=80, help="under 1000 nearly all fits, and ehvi finds no end"
+    )
     arguments = parser.parse_args()
     options = ("--sampler", arguments.sampler, "--cap-mib", str(arguments.cap_mib))
     with quick_study(trials=arguments.trials) as study:
@@ -57,7 +61,9 @@ def main() -> int:
             "studies_seconds": _timed("studies", "--storage", study.storage),
             "database_mib": round((study.folder / "quick.db").stat().st_size / 2**20, 1),
         }
-        return report(seen, study.violations() + ([] if exit_code == 0 else [str(worker.said[-3:])]))
+        return report(
+            seen, study.violations() + ([] if exit_code == 0 else [str(worker.said[-3:])])
+        )
 
 
 def _fill(study: QuickStudy, options: tuple[str, ...], *, count: int) -> None:
@@ -70,7 +76,9 @@ def _fill(study: QuickStudy, options: tuple[str, ...], *, count: int) -> None:
         drawn = random.Random(0).sample(list(definition.legal_space().configurations()), count)
         configs = [config for config in drawn if config != first.config][: count - 1]
         with store._database.writing() as connection:  # a transaction a result would take very long
-            connection.execute(insert(TRIALS), [_trial(number, one) for number, one in enumerate(configs, start=1)])
+            connection.execute(
+                insert(TRIALS), [_trial(number, one) for number, one in enumerate(configs, start=1)]
+            )
             connection.execute(insert(ATTEMPTS), [_attempt(number) for number in range(1, count)])
             connection.execute(update(STUDIES).values(revision=count + 10))
 
@@ -111,7 +119,9 @@ def _watched(study: QuickStudy, worker: Worker, *, every: int) -> list[dict[str,
         time.sleep(0.05)
         events.look()
         if events.ended >= (len(rows) + 1) * every:
-            server = next(child for child in process.children() if "stand_in" in " ".join(child.cmdline()))
+            server = next(
+                child for child in process.children() if "stand_in" in " ".join(child.cmdline())
+            )
             rows.append(
                 {
                     "trials": events.ended,
@@ -119,7 +129,9 @@ def _watched(study: QuickStudy, worker: Worker, *, every: int) -> list[dict[str,
                     "search_files": process.num_fds(),
                     "server_mib": round(server.memory_info().rss / 2**20, 1),
                     "server_files": server.num_fds(),
-                    "milliseconds_between_trials_median": round(1000 * statistics.median(events.pauses), 1),
+                    "milliseconds_between_trials_median": round(
+                        1000 * statistics.median(events.pauses), 1
+                    ),
                     "milliseconds_between_trials_most": round(1000 * max(events.pauses), 1),
                     "milliseconds_a_trial": round(1000 * (time.monotonic() - began) / every, 1),
                 }
@@ -152,10 +164,18 @@ def _growth(rows: list[dict[str, float]]) -> dict[str, float]:
     late = rows[len(rows) // 2 :]
     if len(late) < 2:
         return {}
-    names = ("search_mib", "search_files", "server_mib", "server_files", "milliseconds_between_trials_median")
+    names = (
+        "search_mib",
+        "search_files",
+        "server_mib",
+        "server_files",
+        "milliseconds_between_trials_median",
+    )
     trials = [row["trials"] for row in late]
     return {
-        name: round(1000 * statistics.linear_regression(trials, [row[name] for row in late]).slope, 3)
+        name: round(
+            1000 * statistics.linear_regression(trials, [row[name] for row in late]).slope, 3
+        )
         for name in (*names, "milliseconds_a_trial")
     }
 

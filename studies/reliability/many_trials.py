@@ -2,9 +2,10 @@
 
 `python studies/reliability/many_trials.py [--trials 10000] [--only show]`
 
-Makes the study of `made_study.py` in a folder of its own, runs each command as its own process (wall-clock seconds,
-its largest resident memory, bytes written) and times, in this process, the choice of the next trial by expected gain,
-both where one is found at once and where the search has converged, and what the commands are made of.
+Makes the study of `made_study.py` in a folder of its own, runs each command as its own process
+(wall-clock seconds, its largest resident memory, bytes written) and times, in this process, the
+choice of the next trial by expected gain, both where one is found at once and where the search has
+converged, and what the commands are made of.
 """
 
 import argparse
@@ -74,7 +75,7 @@ def run(command: Sequence[str], *, folder: Path) -> dict[str, Any]:
     }
 
 
-# -- in this process ---------------------------------------------------------------------------------------------
+# -- in this process -------------------------------------------------------------------------------
 
 
 def choices(trials: int) -> Iterator[dict[str, Any]]:
@@ -114,7 +115,9 @@ def readings(folder: Path) -> Iterator[dict[str, Any]]:
             "result_of": lambda: result_of(store, STUDY),
             "view_of": lambda: view_of(store, STUDY),
             "pareto_front": lambda: pareto_front(records, tolerance=Tolerance()),
-            "pareto_front without tolerance": lambda: pareto_front(records, tolerance=Tolerance(speed=0, perplexity=0)),
+            "pareto_front without tolerance": lambda: pareto_front(
+                records, tolerance=Tolerance(speed=0, perplexity=0)
+            ),
         }
         for name, part in parts.items():
             took = []
@@ -122,7 +125,11 @@ def readings(folder: Path) -> Iterator[dict[str, Any]]:
                 began = time.perf_counter()
                 part()
                 took.append(time.perf_counter() - began)
-            yield {"part": name, "best_seconds": round(min(took), 3), "worst_seconds": round(max(took), 3)}
+            yield {
+                "part": name,
+                "best_seconds": round(min(took), 3),
+                "worst_seconds": round(max(took), 3),
+            }
     finally:
         store.close()
 
@@ -140,7 +147,9 @@ def main() -> None:
         # A second one beside it, to compare with, in the same database; `studies` reads both.
         made_study.write(f"sqlite:///{folder / 'autotune.db'}", made_study.definition(COPY), made)
         database_bytes = (folder / "autotune.db").stat().st_size
-        print(json.dumps({**provenance(), "trials": asked.trials, "database_bytes": database_bytes}))
+        print(
+            json.dumps({**provenance(), "trials": asked.trials, "database_bytes": database_bytes})
+        )
         for command in commands():
             if asked.only in (None, *command):
                 print(json.dumps(run(command, folder=folder)), flush=True)

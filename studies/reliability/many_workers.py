@@ -2,8 +2,8 @@
 
     python studies/reliability/many_workers.py > studies/reliability/many_workers.json
 
-`longest_silence_seconds`: the longest time in which a worker that had trials to run ended none, as its events tell; no
-call of it can have waited longer.
+`longest_silence_seconds`: the longest time in which a worker that had trials to run ended none, as
+its events tell; no call of it can have waited longer.
 """
 
 import argparse
@@ -24,7 +24,9 @@ def main() -> int:
         for _ in range(arguments.workers):
             study.start("--events", "--time-limit", "3000", STAND_IN_GATE=str(gate))
             say(f"{len(study.workers)} started")
-            study.wait_until(lambda: study.running() == len(study.workers), what="all to be at a trial")
+            study.wait_until(
+                lambda: study.running() == len(study.workers), what="all to be at a trial"
+            )
         gate.touch()  # all at once
         began = time.monotonic()
         silence = _Silence(study.workers)
@@ -34,8 +36,12 @@ def main() -> int:
         seconds = time.monotonic() - began
         exit_codes = Counter(study.exit_codes())
         say(f"{seconds:.0f} s, exit codes {dict(exit_codes)}")
-        events = Counter(line.split()[0] for worker in study.workers for line in worker.said if line)
-        trials_of = sorted(sum("TrialBegan" in line for line in worker.said) for worker in study.workers)
+        events = Counter(
+            line.split()[0] for worker in study.workers for line in worker.said if line
+        )
+        trials_of = sorted(
+            sum("TrialBegan" in line for line in worker.said) for worker in study.workers
+        )
         seen = {
             "workers": arguments.workers,
             "trials": study.results(),
@@ -48,7 +54,9 @@ def main() -> int:
             "attempts": study.attempts(),
         }
         found = study.violations()
-        found += [f"a worker ended with {code}: {study.last_words()}" for code in exit_codes if code != 0]
+        found += [
+            f"a worker ended with {code}: {study.last_words()}" for code in exit_codes if code != 0
+        ]
         return report(seen, found)
 
 

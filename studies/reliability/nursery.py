@@ -1,8 +1,9 @@
 """Workers that start in a tenth of a second: forked from a process that has imported all they need.
 
-A proof of hundreds of kills starts hundreds of workers and of trial servers, each of which would import torch first.
-Here a worker is forked, and its server from it; from the fork on both are what `worker.py` and `stand_in.py` are, with
-sessions, pipes and processes of their own. `start_command` starts the same as a command, to compare.
+A proof of hundreds of kills starts hundreds of workers and of trial servers, each of which would
+import torch first. Here a worker is forked, and its server from it; from the fork on both are what
+`worker.py` and `stand_in.py` are, with sessions, pipes and processes of their own. `start_command`
+starts the same as a command, to compare.
 """
 
 import os
@@ -27,15 +28,22 @@ from autotune.execution.server import client
 HERE = Path(__file__).parent
 
 
-def start_forked(words: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None) -> int:
-    """A worker in `folder`; its process id. Turns on the device are those of the folder's workers alone."""
+def start_forked(
+    words: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None
+) -> int:
+    """A worker in `folder`; its process id.
+
+    Turns on the device are those of the folder's workers alone.
+    """
     pid = os.fork()
     if pid == 0:
         _be_the_child(words, folder, environment or {})
     return pid
 
 
-def start_command(words: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None) -> int:
+def start_command(
+    words: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None
+) -> int:
     with (folder / "workers.log").open("a") as log:
         process = subprocess.Popen(
             [sys.executable, str(HERE / "worker.py"), *words],

@@ -2,7 +2,8 @@
 
     python studies/reliability/outages.py > studies/reliability/outages.json
 
-Also what becomes of a worker that is at a long trial while the database is away for longer than a lease.
+Also what becomes of a worker that is at a long trial while the database is away for longer than a
+lease.
 """
 
 import argparse
@@ -37,10 +38,14 @@ def main() -> int:
     return report(seen, found)
 
 
-def _outages(server: PostgresServer, lengths: list[float], found: list[str]) -> list[dict[str, Any]]:
+def _outages(
+    server: PostgresServer, lengths: list[float], found: list[str]
+) -> list[dict[str, Any]]:
     """One study, its workers and one outage after the other; they go on by themselves."""
     rows: list[dict[str, Any]] = []
-    with quick_study(storage=server.create_database("outages"), trials=TRIALS_WANTED, places=WORKERS) as study:
+    with quick_study(
+        storage=server.create_database("outages"), trials=TRIALS_WANTED, places=WORKERS
+    ) as study:
         workers = [study.start("--events", seconds=1.0) for _ in range(WORKERS)]
         study.wait_until(lambda: study.running() == WORKERS, what="all to be at a trial")
         for seconds in lengths:
@@ -68,7 +73,9 @@ def _outages(server: PostgresServer, lengths: list[float], found: list[str]) -> 
         codes = study.exit_codes()
         rows.append({"exit_codes": codes, "attempts": study.attempts()})
         found += study.violations()
-        found += [f"a worker ended with {code}: {study.last_words()}" for code in codes if code != 0]
+        found += [
+            f"a worker ended with {code}: {study.last_words()}" for code in codes if code != 0
+        ]
         if study.attempts() != {"finished": TRIALS_WANTED}:
             found.append(f"attempts were not each finished: {study.attempts()}")
     return rows
@@ -92,8 +99,14 @@ def _longer_than_the_wait(server: PostgresServer, found: list[str]) -> dict[str,
         for code, lines in zip(codes, said, strict=True):
             kinds = [line.split(":")[0] for line in lines]
             if code != 75 or kinds != ["error", "hint"]:
-                found.append(f"after 10 s without the database a worker ended with {code} and said {lines}")
-        found += [f"the same command then ended with {code}: {study.last_words()}" for code in again_codes if code]
+                found.append(
+                    f"after 10 s without the database a worker ended with {code} and said {lines}"
+                )
+        found += [
+            f"the same command then ended with {code}: {study.last_words()}"
+            for code in again_codes
+            if code
+        ]
         if set(study.attempts()) != {"finished"}:
             found.append(f"results were measured twice: {study.attempts()}")
         return {
@@ -125,7 +138,9 @@ def _longer_than_a_lease(server: PostgresServer, found: list[str]) -> dict[str, 
         attempts = study.attempts()
         gate.touch()
         codes = study.exit_codes()
-        row = study.rows(TRIALS.c.number, ATTEMPTS.c.ordinal, ATTEMPTS.c.state, ATTEMPTS.c.renewals)[0]
+        row = study.rows(
+            TRIALS.c.number, ATTEMPTS.c.ordinal, ATTEMPTS.c.state, ATTEMPTS.c.renewals
+        )[0]
         found += study.violations()
         if set(study.attempts()) != {"finished"}:
             found.append(f"an attempt of a living worker was given up: {study.attempts()}")
@@ -134,7 +149,9 @@ def _longer_than_a_lease(server: PostgresServer, found: list[str]) -> dict[str, 
             "seconds": seconds,
             "attempts_when_the_database_was_back": attempts,
             "attempts_in_the_end": study.attempts(),
-            "the_long_trial": dict(zip(("number", "ordinal", "state", "renewals"), row, strict=True)),
+            "the_long_trial": dict(
+                zip(("number", "ordinal", "state", "renewals"), row, strict=True)
+            ),
             "exit_codes": [long.exit_code(), *(worker.exit_code() for worker in others)],
         }
 

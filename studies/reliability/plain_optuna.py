@@ -2,9 +2,10 @@
 
     python studies/reliability/plain_optuna.py > studies/reliability/plain_optuna.json
 
-Ask and tell with `optuna.storages.RDBStorage` as its documentation has it: four workers that are killed at random
-moments and begun again, 32 workers on one SQLite file, and a PostgreSQL server that is gone when a result is told.
-Trials last 0.05 s. Every run is repeated; nothing here is part of autotune.
+Ask and tell with `optuna.storages.RDBStorage` as its documentation has it: four workers that are
+killed at random moments and begun again, 32 workers on one SQLite file, and a PostgreSQL server
+that is gone when a result is told. Trials last 0.05 s. Every run is repeated; nothing here is part
+of autotune.
 """
 
 import argparse
@@ -46,9 +47,16 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    seen: dict[str, list[dict[str, Any]]] = {"killed": [], "32_workers": [], "database_gone_at_tell": []}
+    seen: dict[str, list[dict[str, Any]]] = {
+        "killed": [],
+        "32_workers": [],
+        "database_gone_at_tell": [],
+    }
     for repeat in range(arguments.repeats):
-        for name, run in (("killed", lambda r: _killed(arguments.kills, seed=r)), ("32_workers", _many_workers)):
+        for name, run in (
+            ("killed", lambda r: _killed(arguments.kills, seed=r)),
+            ("32_workers", _many_workers),
+        ):
             seen[name].append(run(repeat))
             say(f"{name}: {seen[name][-1]}")
     with PostgresServer(durable=True) as server:
@@ -76,7 +84,12 @@ def _killed(kills: int, *, seed: int) -> dict[str, Any]:
         last = [_start(url, _states(url)["COMPLETE"] + 20, folder) for _ in range(WORKERS)]
         codes = [worker.wait() for worker in last]
         states = _states(url)
-        return {"kills": kills + WORKERS, "exit_codes": codes, "trials": dict(states), "running": states["RUNNING"]}
+        return {
+            "kills": kills + WORKERS,
+            "exit_codes": codes,
+            "trials": dict(states),
+            "running": states["RUNNING"],
+        }
 
 
 def _many_workers(_: int) -> dict[str, Any]:
@@ -84,7 +97,11 @@ def _many_workers(_: int) -> dict[str, Any]:
         url = _new_study(f"sqlite:///{folder / 'plain.db'}")
         workers = [_start(url, 1000, folder) for _ in range(32)]
         failed = sum(worker.wait() != 0 for worker in workers)
-        return {"workers_that_failed": failed, "trials": dict(_states(url)), "errors": _errors(folder)}
+        return {
+            "workers_that_failed": failed,
+            "trials": dict(_states(url)),
+            "errors": _errors(folder),
+        }
 
 
 def _gone_at_tell(server: PostgresServer, repeat: int) -> dict[str, Any]:
@@ -111,7 +128,9 @@ def _states(url: str) -> Counter[str]:
 def _start(url: str, wanted: int, folder: Path) -> subprocess.Popen[bytes]:
     said = folder / f"{time.monotonic_ns()}.txt"
     with said.open("wb") as file:
-        return subprocess.Popen([sys.executable, "-c", WORKER, url, str(wanted)], stdout=file, stderr=file)
+        return subprocess.Popen(
+            [sys.executable, "-c", WORKER, url, str(wanted)], stdout=file, stderr=file
+        )
 
 
 def _errors(folder: Path) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """An executor without processes: every trial ends at once with what `stand_in.py` measures of it.
 
-For proofs about the study itself, a hundred times quicker: it opens, prepares, claims, keeps and ends as always.
+For proofs about the study itself, a hundred times quicker: it opens, prepares, claims, keeps and
+ends as always.
 """
 
 from concurrent.futures import Future
@@ -20,16 +21,23 @@ CPU = DeviceInfo(device="cpu", name="a stand-in", total_memory_bytes=2**40, vers
 
 
 class QuickExecutor(LocalExecutor):
-    """`lost`: so many of its first trials are lost by the machine's fault. `hangs`: trials end when cancelled only."""
+    """`lost`: so many of its first trials are lost by the machine's fault.
+
+    `hangs`: trials end when cancelled only.
+    """
 
     def __init__(self, folder: Path, *, lost: int = 0, hangs: bool = False, **options: Any) -> None:
         super().__init__(folder, **options)
         self._lost, self._hangs = lost, hangs
 
-    def probe(self, device: str | None, choices: object) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
+    def probe(
+        self, device: str | None, choices: object
+    ) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
         return CPU, {}
 
-    def submit(self, definition: StudyDefinition, config: TrainingConfig, **_: Any) -> "Future[FinishedTrial]":
+    def submit(
+        self, definition: StudyDefinition, config: TrainingConfig, **_: Any
+    ) -> "Future[FinishedTrial]":
         finished: Future[FinishedTrial] = Future()
         if self._lost > 0:
             self._lost -= 1
@@ -40,7 +48,9 @@ class QuickExecutor(LocalExecutor):
 
     def cancel(self, future: "Future[FinishedTrial]") -> None:
         if not future.done():
-            future.set_result(FinishedTrial(measurement=Measurement(outcome="interrupted"), seconds=0.01))
+            future.set_result(
+                FinishedTrial(measurement=Measurement(outcome="interrupted"), seconds=0.01)
+            )
 
     def submit_prediction(self, *_: Any, **__: Any) -> "Future[Reply]":
         impossible: Future[Reply] = Future()
@@ -50,7 +60,9 @@ class QuickExecutor(LocalExecutor):
     def trace(self, *_: Any, **__: Any) -> str:
         return "a stand-in has no first steps"
 
-    def _call(self, task: str, payload: dict[str, Any], *, environment: dict[str, str] | None = None) -> Any:
+    def _call(
+        self, task: str, payload: dict[str, Any], *, environment: dict[str, str] | None = None
+    ) -> Any:
         if task == "prepare":
             Path(payload["folder"]).mkdir(parents=True)
             return {"text_sha256": "0" * 64, "model_sha256": "", "parameters": 1}

@@ -29,7 +29,9 @@ LONGEST_SECONDS = 1800.0
 class Worker:
     """One process of `worker.py`; what it says goes to a file."""
 
-    def __init__(self, command: list[str], *, folder: Path, environment: Mapping[str, str], number: int) -> None:
+    def __init__(
+        self, command: list[str], *, folder: Path, environment: Mapping[str, str], number: int
+    ) -> None:
         self.said_in = folder / f"worker-{number}-{uuid.uuid4().hex[:6]}.txt"
         with self.said_in.open("w") as file:
             self.process = subprocess.Popen(
@@ -39,7 +41,8 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                start_new_session=True,  # a job whose shell ends is continued by the system, also where it was stopped
+                # a job whose shell ends is continued by the system, also where it was stopped
+                start_new_session=True,
             )
         self.began = time.monotonic()
 
@@ -59,7 +62,9 @@ class Worker:
 
 
 class QuickStudy:
-    def __init__(self, folder: Path, *, storage: str | None = None, trials: int, places: int = 1) -> None:
+    def __init__(
+        self, folder: Path, *, storage: str | None = None, trials: int, places: int = 1
+    ) -> None:
         self.folder, self.trials, self.places = folder, trials, places
         self.storage = storage or f"sqlite:///{folder}/quick.db"
         self.mark = uuid.uuid4().hex
@@ -68,7 +73,14 @@ class QuickStudy:
 
     def start(self, *options: str, seconds: float = 0.01, **environment: str) -> Worker:
         """`seconds`: what a trial takes on average."""
-        wanted = ("--storage", self.storage, "--trials", str(self.trials), "--places", str(self.places))
+        wanted = (
+            "--storage",
+            self.storage,
+            "--trials",
+            str(self.trials),
+            "--places",
+            str(self.places),
+        )
         command = (sys.executable, str(HERE / "worker.py"), *wanted, *options)
         return self.start_command(*command, STAND_IN_SECONDS=str(seconds), **environment)
 
@@ -76,7 +88,9 @@ class QuickStudy:
         known = {
             MARK: self.mark,
             "OMP_NUM_THREADS": "1",
-            "AUTOTUNE_LOCK_FOLDER": str(self.folder / "turns"),  # other searches on this machine have other turns
+            "AUTOTUNE_LOCK_FOLDER": str(
+                self.folder / "turns"
+            ),  # other searches on this machine have other turns
         }
         worker = Worker(
             list(command),
@@ -87,14 +101,18 @@ class QuickStudy:
         self.workers.append(worker)
         return worker
 
-    # -- what is seen of it ------------------------------------------------------------------------------------
+    # -- what is seen of it ------------------------------------------------------------------------
 
     def results(self) -> int:
         """0 also while there is no database."""
-        return self._count(select(func.count()).select_from(TRIALS).where(TRIALS.c.finished_at.is_not(None)))
+        return self._count(
+            select(func.count()).select_from(TRIALS).where(TRIALS.c.finished_at.is_not(None))
+        )
 
     def running(self) -> int:
-        return self._count(select(func.count()).select_from(ATTEMPTS).where(ATTEMPTS.c.state == "running"))
+        return self._count(
+            select(func.count()).select_from(ATTEMPTS).where(ATTEMPTS.c.state == "running")
+        )
 
     def attempts(self) -> dict[str, int]:
         """State to how many."""
@@ -124,17 +142,24 @@ class QuickStudy:
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        with closing(Database(self.storage, create=False)) as database, database.reading() as connection:
+        with (
+            closing(Database(self.storage, create=False)) as database,
+            database.reading() as connection,
+        ):
             yield connection
 
     def wait_for_results(self, count: int) -> None:
         self.wait_until(lambda: self.results() >= count, what=f"{count} results")
 
-    def wait_until(self, is_so: Callable[[], bool], *, what: str, seconds: float = LONGEST_SECONDS) -> None:
+    def wait_until(
+        self, is_so: Callable[[], bool], *, what: str, seconds: float = LONGEST_SECONDS
+    ) -> None:
         end = time.monotonic() + seconds
         while not is_so():
             if time.monotonic() > end:
-                raise TimeoutError(f"waited {seconds:g} s for {what}; the workers say {self.last_words()}")
+                raise TimeoutError(
+                    f"waited {seconds:g} s for {what}; the workers say {self.last_words()}"
+                )
             time.sleep(0.05)
 
     def last_words(self) -> list[list[str]]:
@@ -162,7 +187,9 @@ def own_folder(place: str | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def quick_study(*, storage: str | None = None, trials: int, places: int = 1) -> Iterator[QuickStudy]:
+def quick_study(
+    *, storage: str | None = None, trials: int, places: int = 1
+) -> Iterator[QuickStudy]:
     """Whatever happens, its workers are ended with it."""
     with own_folder() as folder:
         study = QuickStudy(folder, storage=storage, trials=trials, places=places)
@@ -189,7 +216,9 @@ def report(seen: Any, found: list[str]) -> int:
 def provenance() -> dict[str, Any]:
     """Which command this is, when and where it ran."""
     return {
-        "command": " ".join(["python", f"studies/reliability/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": " ".join(
+            ["python", f"studies/reliability/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+        ),
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
         "versions": {
@@ -202,4 +231,7 @@ def provenance() -> dict[str, Any]:
 
 def _cpu() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown",
+    )

@@ -2,9 +2,10 @@
 
     python studies/reliability/resume.py > studies/reliability/resume.json
 
-Recorded results stand in place of measurements (`studies/search_efficiency/`), so that two searches differ in nothing
-else. Each search of 20 trials runs in a process of its own, which is killed at the k-th visit of a crash point, for
-every k from 1 to 19; another process continues it. Prints a JSON object whose `differences` must be empty.
+Recorded results stand in place of measurements (`studies/search_efficiency/`), so that two searches
+differ in nothing else. Each search of 20 trials runs in a process of its own, which is killed at
+the k-th visit of a crash point, for every k from 1 to 19; another process continues it. Prints a
+JSON object whose `differences` must be empty.
 """
 
 import argparse
@@ -36,13 +37,17 @@ TRIALS = 20
 CRASH_POINTS = ("trial claimed", "result kept")
 
 
-def suggestions(sampler: str, folder: Path, *, kill_at: Iterable[str] = (), seed: int = 0) -> list[str]:
+def suggestions(
+    sampler: str, folder: Path, *, kill_at: Iterable[str] = (), seed: int = 0
+) -> list[str]:
     """Fingerprints in the order of their trials' numbers, of a search that is killed at each of `kill_at` in turn."""
     folder.mkdir(parents=True)
     for crash_point in (*kill_at, ""):
         ended = _run(sampler, folder, crash_point, seed)
         if ended != (-signal.SIGKILL if crash_point else 0):
-            raise RuntimeError(f"the search with {sampler}, to be killed at {crash_point!r}, ended with {ended}")
+            raise RuntimeError(
+                f"the search with {sampler}, to be killed at {crash_point!r}, ended with {ended}"
+            )
     store = StudyStore(_url(folder))
     try:
         [name] = store.names()
@@ -103,7 +108,10 @@ def difference(whole: list[str], continued: list[str]) -> str:
     """Where they differ first; empty where they do not."""
     if whole == continued:
         return ""
-    at = next((n for n, (one, other) in enumerate(zip(whole, continued, strict=False)) if one != other), None)
+    at = next(
+        (n for n, (one, other) in enumerate(zip(whole, continued, strict=False)) if one != other),
+        None,
+    )
     return f"{len(continued)} of {len(whole)} trials" if at is None else f"from trial {at} on"
 
 
@@ -123,9 +131,13 @@ def main() -> int:
             kills = [[f"{point}:{k}"] for point in CRASH_POINTS for k in range(1, TRIALS)]
             kills.append([f"{point}:2" for point in CRASH_POINTS] * 4)  # again and again
             for number, kill_at in enumerate(kills):
-                found = difference(whole, suggestions(sampler, folder / f"{sampler}-{number}", kill_at=kill_at))
+                found = difference(
+                    whole, suggestions(sampler, folder / f"{sampler}-{number}", kill_at=kill_at)
+                )
                 if found:
-                    said["differences"].append(f"{sampler}, killed at {', '.join(kill_at)}: {found}")
+                    said["differences"].append(
+                        f"{sampler}, killed at {', '.join(kill_at)}: {found}"
+                    )
             said["searches"][sampler] = {"trials": len(whole), "killed": len(kills)}
     said["seconds"] = round(time.monotonic() - began, 1)
     print(json.dumps(said, indent=2))

@@ -1,8 +1,11 @@
-"""The first SIGINT or SIGTERM ends a search within ten seconds, wherever it is; nothing is left. The second: at once.
+"""The first SIGINT or SIGTERM ends a search within ten seconds, wherever it is; nothing is left.
+
+The second: at once.
 
     python studies/reliability/signals.py > studies/reliability/signals.json
 
-The searches are those of `worker.py`, and in the end `autotune search --workers 3` with real trainings.
+The searches are those of `worker.py`, and in the end `autotune search --workers 3` with real
+trainings.
 """
 
 import signal
@@ -80,7 +83,9 @@ def _waiting_for_the_device(found: list[str], number: signal.Signals) -> dict[st
 
 def _without_database(found: list[str], server: PostgresServer) -> dict[str, Any]:
     with quick_study(storage=server.create_database("signals"), trials=3) as study:
-        worker = study.start("--events", "--time-limit", "300", STAND_IN_GATE=str(study.folder / "gate"))
+        worker = study.start(
+            "--events", "--time-limit", "300", STAND_IN_GATE=str(study.folder / "gate")
+        )
         study.wait_until(lambda: study.running() == 1, what="a trial")
         with server.stopped(mode="immediate"):
             (study.folder / "gate").touch()
@@ -95,9 +100,28 @@ def _with_workers(found: list[str], *, signals: int) -> dict[str, Any]:
     with quick_study(trials=9, places=3) as study:
         (study.folder / "small.toml").write_text(SPACE)
         search = study.start_command(
-            *(sys.executable, "-m", "autotune", "search", "--name", "quick", "--space", "small.toml", "--quiet"),
+            *(
+                sys.executable,
+                "-m",
+                "autotune",
+                "search",
+                "--name",
+                "quick",
+                "--space",
+                "small.toml",
+                "--quiet",
+            ),
             *("--storage", study.storage, "--no-predict", "--device", "cpu", "--sampler", "random"),
-            *("--trials", "9", "--workers", "3", "--trials-per-device", "3", "--trial-time-limit", "20m"),
+            *(
+                "--trials",
+                "9",
+                "--workers",
+                "3",
+                "--trials-per-device",
+                "3",
+                "--trial-time-limit",
+                "20m",
+            ),
         )
         study.wait_until(lambda: study.running() == 3, what="three trials", seconds=300)
         time.sleep(2)
@@ -131,7 +155,9 @@ def _end(
     return row | _afterwards(study, found, states=states)
 
 
-def _timed_end(worker: Worker, number: signal.Signals, found: list[str], what: str) -> dict[str, Any]:
+def _timed_end(
+    worker: Worker, number: signal.Signals, found: list[str], what: str
+) -> dict[str, Any]:
     began = time.monotonic()
     worker.process.send_signal(number)
     code = worker.exit_code()

@@ -2,9 +2,10 @@
 
     python studies/reliability/stand_in.py    # as autotune starts it; requests on stdin, replies on stdout
 
-Every trial is still a process of its own, forked, limited and ended as always. Its result is a function of the
-configuration alone, so that whoever looks at the studies database knows what each trial must say. How long it takes is
-`STAND_IN_SECONDS`, on average. Where `STAND_IN_GATE` names a file, trials wait until it is there.
+Every trial is still a process of its own, forked, limited and ended as always. Its result is a
+function of the configuration alone, so that whoever looks at the studies database knows what each
+trial must say. How long it takes is `STAND_IN_SECONDS`, on average. Where `STAND_IN_GATE` names a
+file, trials wait until it is there.
 """
 
 import os
@@ -24,13 +25,19 @@ def measurement_of(config: TrainingConfig) -> Measurement:
     chance = random.Random(config.fingerprint)
     if chance.random() < 1 / 9:
         return Measurement(outcome="crashed", message="RuntimeError: as one in nine does")
-    saved = sum(value not in ("none", "auto", "full", "default", 1.0, "fp32") for value in config.to_dict().values())
+    saved = sum(
+        value not in ("none", "auto", "full", "default", 1.0, "fp32")
+        for value in config.to_dict().values()
+    )
     peak_bytes = int(MIB * (100 - 5 * saved + chance.uniform(-4, 4)) * config.micro_batch_size**0.5)
     return Measurement(
         outcome="ok",
         peak_memory_bytes=peak_bytes,
         device_bytes=peak_bytes,
-        tokens_per_second=1000.0 * config.micro_batch_size**0.3 / (1 + 0.1 * saved) * chance.uniform(0.9, 1.1),
+        tokens_per_second=1000.0
+        * config.micro_batch_size**0.3
+        / (1 + 0.1 * saved)
+        * chance.uniform(0.9, 1.1),
         tokens_per_second_spread=10.0,
         perplexity=20.0 + chance.uniform(0.0, 1.0),
         perplexity_source="measured",

@@ -2,8 +2,9 @@
 
     python studies/reliability/stopped_worker.py > studies/reliability/stopped_worker.json
 
-With more than one place on the device: the turn of a stopped worker is not taken from it, for its trial may still be
-there, and where it is the only place the others wait until somebody continues or ends it.
+With more than one place on the device: the turn of a stopped worker is not taken from it, for its
+trial may still be there, and where it is the only place the others wait until somebody continues or
+ends it.
 """
 
 import os
@@ -26,11 +27,14 @@ def main() -> int:
         study.wait_for_results(4)
         os.kill(stopped.pid, signal.SIGSTOP)  # its trial runs on, in a process of its own
         began = time.monotonic()
-        study.wait_until(lambda: study.attempts().get("given_up", 0) == 1, what="its attempt to be given up")
+        study.wait_until(
+            lambda: study.attempts().get("given_up", 0) == 1, what="its attempt to be given up"
+        )
         given_up = time.monotonic() - began
         say(f"given up after {given_up:.0f} s")
         study.wait_until(
-            lambda: (0, "finished") in {(row.number, row.state) for row in study.rows(*_COLUMNS)}, what="the retry"
+            lambda: (0, "finished") in {(row.number, row.state) for row in study.rows(*_COLUMNS)},
+            what="the retry",
         )
         gate.touch()
         time.sleep(1)  # its trial ends, and nobody is there to hear it

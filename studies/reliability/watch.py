@@ -1,7 +1,8 @@
 """What must hold of a study at every moment, whoever was killed: read from the database and from the work folder.
 
-`Watch.look` compares what the database says now with what it said before and with what each trial must say
-(`stand_in.measurement_of`); `violations_at_the_end` looks at what must be left over of nothing.
+`Watch.look` compares what the database says now with what it said before and with what each trial
+must say (`stand_in.measurement_of`); `violations_at_the_end` looks at what must be left over of
+nothing.
 """
 
 import json
@@ -71,10 +72,14 @@ def snapshot(url: str, study: str) -> Snapshot | None:
             row = connection.execute(select(STUDIES).where(STUDIES.c.name == study)).one_or_none()
             if row is None:
                 return None
-            trials = connection.execute(select(TRIALS).where(TRIALS.c.study_id == row.id).order_by(TRIALS.c.number))
+            trials = connection.execute(
+                select(TRIALS).where(TRIALS.c.study_id == row.id).order_by(TRIALS.c.number)
+            )
             attempts = (
                 select(ATTEMPTS)
-                .where(ATTEMPTS.c.trial_id.in_(select(TRIALS.c.id).where(TRIALS.c.study_id == row.id)))
+                .where(
+                    ATTEMPTS.c.trial_id.in_(select(TRIALS.c.id).where(TRIALS.c.study_id == row.id))
+                )
                 .order_by(ATTEMPTS.c.trial_id, ATTEMPTS.c.ordinal)
             )
             return Snapshot(
@@ -117,7 +122,11 @@ def _of_one_moment(now: Snapshot) -> Iterator[str]:
     for attempt in now.attempts:
         of_trial[attempt["trial_id"]].append(attempt)
     fingerprints = Counter(TrainingConfig(**trial["config"]).fingerprint for trial in now.trials)
-    yield from (f"configuration {one} has {count} numbers" for one, count in fingerprints.items() if count > 1)
+    yield from (
+        f"configuration {one} has {count} numbers"
+        for one, count in fingerprints.items()
+        if count > 1
+    )
     for trial in now.trials:
         yield from _of_trial(trial, of_trial[trial["id"]])
 
@@ -154,7 +163,9 @@ def _of_two_moments(before: Snapshot, now: Snapshot) -> Iterator[str]:
     trials = {trial["id"]: trial for trial in now.trials}
     for old in before.trials:
         new = trials.get(old["id"])
-        if new is None or any(new[name] != old[name] for name in ("number", "fingerprint", "config")):
+        if new is None or any(
+            new[name] != old[name] for name in ("number", "fingerprint", "config")
+        ):
             yield f"trial {old['number']} has gone or become another"
         elif old["finished_at"] is not None and dict(new) != dict(old):
             yield f"the result of trial {old['number']} has changed from {dict(old)} to {dict(new)}"
@@ -166,7 +177,10 @@ def _of_two_moments(before: Snapshot, now: Snapshot) -> Iterator[str]:
 
 
 def violations_at_the_end(url: str, study: str, *, trials_wanted: int) -> list[str]:
-    """Of a study that is complete, after the last of its processes has ended. Run where the study was run."""
+    """Of a study that is complete, after the last of its processes has ended.
+
+    Run where the study was run.
+    """
     now = snapshot(url, study)
     if now is None:
         return [f"there is no study {study!r}"]
@@ -176,7 +190,11 @@ def violations_at_the_end(url: str, study: str, *, trials_wanted: int) -> list[s
     if now.states["running"]:
         found.append(f"{now.states['running']} attempts run for ever")
     work = place_of_work(url)
-    left = [*(work / study / SPOOL).glob("*"), *(work / study / WORKERS).glob("*"), *work.glob(".waiting-*")]
+    left = [
+        *(work / study / SPOOL).glob("*"),
+        *(work / study / WORKERS).glob("*"),
+        *work.glob(".waiting-*"),
+    ]
     found += [f"left over: {file.relative_to(work)}" for file in left]
     if message := broken(url):
         found.append(f"the database is damaged: {message}")

@@ -2,8 +2,8 @@
 
 `python studies/reliability/what_the_surrogate_sees.py [--trials 1000] [--further 40]`
 
-A study of configurations drawn at random, measured by the formula of `made_study.py`, goes on for some trials by
-expected gain. Told is by how much that enlarges the hypervolume of their front.
+A study of configurations drawn at random, measured by the formula of `made_study.py`, goes on for
+some trials by expected gain. Told is by how much that enlarges the hypervolume of their front.
 """
 
 import argparse
@@ -62,7 +62,9 @@ def go_on(way: Places, *, trials: int, further: int, seed: int) -> float:
     made = made_study.make(study, trials=trials)
     records, forecasts = list(made.records), list(made.forecasts)
     reference = Point(memory=made_study.CAP_BYTES, speed=3000.0, perplexity=26.0)
-    before = hypervolume(not_dominated([point(r) for r in records if r.feasible]), reference=reference)
+    before = hypervolume(
+        not_dominated([point(r) for r in records if r.feasible]), reference=reference
+    )
     ranking = Ranking(study.legal_space(), cap_bytes=study.cap_bytes)
     with patch.object(Relevance, "places", way):
         for _ in range(further):
@@ -72,7 +74,9 @@ def go_on(way: Places, *, trials: int, further: int, seed: int) -> float:
                 break
             records.append(made_study.record(choice.config, number=len(records), trained_for=0))
             forecasts.append(made_study.forecast(choice.config))
-    after = hypervolume(not_dominated([point(r) for r in records if r.feasible]), reference=reference)
+    after = hypervolume(
+        not_dominated([point(r) for r in records if r.feasible]), reference=reference
+    )
     return after / before - 1
 
 
@@ -83,8 +87,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     asked = parser.parse_args()
     for name, way in WAYS.items():
-        grown = [go_on(way, trials=asked.trials, further=asked.further, seed=1000 * s) for s in range(asked.seeds)]
-        row = {"seen": name, "trials": asked.trials, "further": asked.further, "hypervolume_grew": grown}
+        grown = [
+            go_on(way, trials=asked.trials, further=asked.further, seed=1000 * s)
+            for s in range(asked.seeds)
+        ]
+        row = {
+            "seen": name,
+            "trials": asked.trials,
+            "further": asked.further,
+            "hypervolume_grew": grown,
+        }
         print(json.dumps({**row, "mean": fmean(grown)}), flush=True)
 
 

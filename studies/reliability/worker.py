@@ -46,7 +46,11 @@ def main(words: Sequence[str] | None = None) -> int:
     def listener(event: Event) -> None:
         if arguments.events and not isinstance(event, Preparing):
             said = vars(event).get("number", vars(event).get("message", ""))
-            print(f"{type(event).__name__} {said} @{time.monotonic():.4f}", file=sys.stderr, flush=True)
+            print(
+                f"{type(event).__name__} {said} @{time.monotonic():.4f}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     request = SearchRequest(
         name=arguments.name,
@@ -64,7 +68,9 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     try:
         executor = partial(LocalExecutor, server_command=(sys.executable, str(STAND_IN)))
-        search(request, listener=listener, should_stop=lambda: bool(received), make_executor=executor)
+        search(
+            request, listener=listener, should_stop=lambda: bool(received), make_executor=executor
+        )
     except Stopped:
         return 128 + received[0]
     except AutotuneError as error:

@@ -2,8 +2,8 @@
 
     python studies/report/pictures.py --storage sqlite:///studies/report/tour.db
 
-Writes into the folder of this file. Needs autotune's extras `images` and `importance`, playwright and a Chromium
-(`CHROMIUM` says where it is, else /usr/bin/chromium).
+Writes into the folder of this file. Needs autotune's extras `images` and `importance`, playwright
+and a Chromium (`CHROMIUM` says where it is, else /usr/bin/chromium).
 """
 
 import argparse
@@ -23,11 +23,23 @@ STUDY = "tour"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--storage", default="sqlite:///studies/report/tour.db")
     storage = parser.parse_args().storage
     for kind in FIGURES:
-        run("plot", STUDY, kind, "--out", HERE / f"{kind}.png", "--width", 1200, "--storage", storage)
+        run(
+            "plot",
+            STUDY,
+            kind,
+            "--out",
+            HERE / f"{kind}.png",
+            "--width",
+            1200,
+            "--storage",
+            storage,
+        )
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.html"
         run("report", STUDY, "--out", report, "--storage", storage)
@@ -45,7 +57,9 @@ def screenshots(report: Path) -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, (width, height) in SIZES.items():
             scheme = "dark" if name == "phone" else "light"
-            page = browser.new_page(viewport={"width": width, "height": 3 * height}, color_scheme=scheme)
+            page = browser.new_page(
+                viewport={"width": width, "height": 3 * height}, color_scheme=scheme
+            )
             page.goto(report.as_uri())
             page.wait_for_timeout(6000)  # figures are drawn as they come into view
             page.screenshot(path=HERE / f"report-{name}.png")

@@ -1,7 +1,8 @@
 """What the table says of the techniques: `python studies/search_efficiency/knobs.py`.
 
-Effects are those of matched pairs: two configurations that differ in one technique only. Interactions are effects of
-one technique, told apart by the value of another. All ratios are medians over the pairs, with their quartiles.
+Effects are those of matched pairs: two configurations that differ in one technique only.
+Interactions are effects of one technique, told apart by the value of another. All ratios are
+medians over the pairs, with their quartiles.
 """
 
 import itertools
@@ -72,7 +73,8 @@ def pairs(field: str, value: object) -> Iterator[Pair]:
 def ratios(found: Sequence[Pair], objective: str) -> list[float]:
     known = points()
     return [
-        getattr(known[changed.fingerprint], objective) / getattr(known[plain.fingerprint], objective)
+        getattr(known[changed.fingerprint], objective)
+        / getattr(known[plain.fingerprint], objective)
         for plain, changed in found
     ]
 
@@ -85,9 +87,13 @@ def shown(values: Sequence[float]) -> str:
 
 
 def effects() -> None:
-    print("| technique | value | pairs | peak memory | speed | perplexity |\n|---|---|---|---|---|---|")
+    print(
+        "| technique | value | pairs | peak memory | speed | perplexity |\n|---|---|---|---|---|---|"
+    )
     for field, plain in PLAIN.items():
-        values = sorted({getattr(config, field) for config in the_table().configs.values()}, key=str)
+        values = sorted(
+            {getattr(config, field) for config in the_table().configs.values()}, key=str
+        )
         for value in (value for value in values if value != plain):
             found = list(pairs(field, value))
             if found:
@@ -97,11 +103,15 @@ def effects() -> None:
 
 def table_of_the_readme() -> None:
     """The medians alone, two techniques a line."""
-    print("| technique | peak memory | speed | | technique | peak memory | speed |\n|---|---|---|---|---|---|---|")
+    print(
+        "| technique | peak memory | speed | | technique | peak memory | speed |\n|---|---|---|---|---|---|---|"
+    )
     cells = []
     for name, field, value in IN_THE_README:
         found = list(pairs(field, value))
-        memory, speed = (statistics.median(ratios(found, objective)) for objective in ("memory", "speed"))
+        memory, speed = (
+            statistics.median(ratios(found, objective)) for objective in ("memory", "speed")
+        )
         cells.append(f"{name} | {memory:.2f} | {speed:.2f}")
     half = len(cells) // 2
     for left, right in zip(cells[:half], cells[half:], strict=True):
@@ -115,7 +125,9 @@ def explained() -> None:
     print("| objective | techniques alone | with pairs |\n|---|---|---|")
     for objective in OBJECTIVES:
         values = numpy.log([getattr(known[config.fingerprint], objective) for config in configs])
-        alone, with_pairs = (_share(design(configs, with_pairs=pair), values) for pair in (False, True))
+        alone, with_pairs = (
+            _share(design(configs, with_pairs=pair), values) for pair in (False, True)
+        )
         print(f"| {objective} | {100 * alone:.1f} % | {100 * with_pairs:.1f} % |")
 
 
@@ -124,7 +136,9 @@ def design(configs: Sequence[TrainingConfig], *, with_pairs: bool) -> numpy.ndar
     singles = defaultdict(list)
     for field in PLAIN:
         for value in sorted({getattr(config, field) for config in configs}, key=str)[1:]:
-            singles[field].append(numpy.array([float(getattr(config, field) == value) for config in configs]))
+            singles[field].append(
+                numpy.array([float(getattr(config, field) == value) for config in configs])
+            )
     columns += [column for group in singles.values() for column in group]
     if with_pairs:
         for one, other in itertools.combinations(singles.values(), 2):
@@ -137,7 +151,9 @@ def _share(columns: numpy.ndarray, values: numpy.ndarray) -> float:
     return 1 - float(((values - fitted) ** 2).sum() / ((values - values.mean()) ** 2).sum())
 
 
-def interaction(field: str, value: object, *, by: str, only: Callable[[TrainingConfig], bool] = lambda _: True) -> None:
+def interaction(
+    field: str, value: object, *, by: str, only: Callable[[TrainingConfig], bool] = lambda _: True
+) -> None:
     groups: dict[object, list[Pair]] = defaultdict(list)
     for plain, changed in pairs(field, value):
         if only(changed):
@@ -149,16 +165,26 @@ def interaction(field: str, value: object, *, by: str, only: Callable[[TrainingC
 
 def plateaus() -> None:
     table = the_table()
-    groups: dict[tuple[object, ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[object, ...], dict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for name, config in table.configs.items():
-        is_plain = (config.checkpointing, config.loss, config.optimizer_fusion) == ("none", "full", "kernel")
+        is_plain = (config.checkpointing, config.loss, config.optimizer_fusion) == (
+            "none",
+            "full",
+            "kernel",
+        )
         if config.compile != "none" and is_plain:
             key = config.precision, config.compile, config.micro_batch_size
             groups[key][table.program(config) or name].append(config.memory_budget)
     for key, programs in groups.items():
         if sum(map(len, programs.values())) > 1:
-            texts = [_range(budgets) for budgets in sorted(programs.values(), key=max, reverse=True)]
-            print(f"- {key[0]}, compile {key[1]}, micro-batch {key[2]}: {len(texts)} programs: {'; '.join(texts)}")
+            texts = [
+                _range(budgets) for budgets in sorted(programs.values(), key=max, reverse=True)
+            ]
+            print(
+                f"- {key[0]}, compile {key[1]}, micro-batch {key[2]}: {len(texts)} programs: {'; '.join(texts)}"
+            )
 
 
 def _range(budgets: list[float]) -> str:
@@ -182,9 +208,15 @@ def _mean_share(configs: Sequence[TrainingConfig], known: dict[str, Point]) -> f
     shares = []
     for name in CAPS:
         cap = cap_of(name)
-        within = [known[config.fingerprint] for config in configs if known[config.fingerprint].memory <= cap]
+        within = [
+            known[config.fingerprint]
+            for config in configs
+            if known[config.fingerprint].memory <= cap
+        ]
         reference = reference_point(cap)
-        shares.append(hypervolume(within, reference=reference) / exhaustive_volume(cap) if within else 0.0)
+        shares.append(
+            hypervolume(within, reference=reference) / exhaustive_volume(cap) if within else 0.0
+        )
     return statistics.fmean(shares)
 
 
@@ -218,10 +250,17 @@ def main() -> None:
     explained()
     print("\n## Interactions\n")
     print("| change | where | pairs | peak memory | speed |\n|---|---|---|---|---|")
-    interaction("optimizer_fusion", "backward", by="checkpointing", only=lambda config: config.compile == "none")
+    interaction(
+        "optimizer_fusion",
+        "backward",
+        by="checkpointing",
+        only=lambda config: config.compile == "none",
+    )
     interaction("optimizer_fusion", "backward", by="compile")
     interaction("checkpointing", "block", by="compile")
-    interaction("micro_batch_size", 2, by="checkpointing", only=lambda config: config.compile == "none")
+    interaction(
+        "micro_batch_size", 2, by="checkpointing", only=lambda config: config.compile == "none"
+    )
     interaction("loss", "chunked", by="checkpointing", only=lambda config: config.compile == "none")
     print("\n## Memory budgets that are one program\n")
     plateaus()

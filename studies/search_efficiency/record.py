@@ -2,9 +2,10 @@
 
     OMP_NUM_THREADS=1 taskset -c 0 python studies/search_efficiency/record.py
 
-Goes on where it was stopped. One line is one part of one trial: its prediction, the first steps of a plain training
-that others are compared with, or its training to the end. The order is shuffled; a sample is trained four times more,
-to its memory and speed only, scattered over the run, so that the spread holds whatever drifts on the machine.
+Goes on where it was stopped. One line is one part of one trial: its prediction, the first steps of
+a plain training that others are compared with, or its training to the end. The order is shuffled; a
+sample is trained four times more, to its memory and speed only, scattered over the run, so that the
+spread holds whatever drifts on the machine.
 
     ... record.py --only precision=bf16-stochastic
 
@@ -43,9 +44,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=Only.read, metavar="FIELD=VALUE", help="measure these again")
     only = parser.parse_args().only
-    request = SearchRequest(name="record", storage="sqlite:///record.db", space=str(SPACE), predict=False)
+    request = SearchRequest(
+        name="record", storage="sqlite:///record.db", space=str(SPACE), predict=False
+    )
     with work_folder(request.storage) as work, LocalExecutor(work) as executor:
-        new = new_definition(request, space=space_of(request), executor=executor, work=work, listener=print)
+        new = new_definition(
+            request, space=space_of(request), executor=executor, work=work, listener=print
+        )
         folder = work / "record"
         if folder.exists():
             new.discard()
@@ -131,14 +136,18 @@ def schedule(definition: StudyDefinition) -> Iterator[tuple[TrainingConfig, int]
     order = {(config.fingerprint, 0): float(place) for place, config in enumerate(configs)}
     for config in draw.sample(configs, SAMPLE):
         for repeat in range(1, REPEATS + 1):
-            order[config.fingerprint, repeat] = draw.uniform(order[config.fingerprint, 0], len(configs))
+            order[config.fingerprint, repeat] = draw.uniform(
+                order[config.fingerprint, 0], len(configs)
+            )
     by_fingerprint = {config.fingerprint: config for config in configs}
     for fingerprint, repeat in sorted(order, key=order.__getitem__):
         yield by_fingerprint[fingerprint], repeat
 
 
 class Recorder:
-    def __init__(self, definition: StudyDefinition, *, executor: LocalExecutor, folder: Path) -> None:
+    def __init__(
+        self, definition: StudyDefinition, *, executor: LocalExecutor, folder: Path
+    ) -> None:
         self._definition = definition
         self._executor = executor
         self._folder = folder

@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=1 python studies/search_efficiency/replay.py > studies/search_efficiency/replay.json
     ... replay.py --seeds 2 --only ehvi,random     # for a quick trial
 
-autotune's samplers run through the real study code, with the table in place of the training (`table.py`). The plain
-Optuna samplers run the objective that Optuna's documentation of constraints leads to, on the same legal space, with
-every trial trained to its end, and repeated suggestions answered from memory.
-Prints a JSON object: for each cap, strategy and seed the steps of the hypervolume over cost and trials.
+autotune's samplers run through the real study code, with the table in place of the training
+(`table.py`). The plain Optuna samplers run the objective that Optuna's documentation of constraints
+leads to, on the same legal space, with every trial trained to its end, and repeated suggestions
+answered from memory. Prints a JSON object: for each cap, strategy and seed the steps of the
+hypervolume over cost and trials.
 """
 
 import argparse
@@ -129,17 +130,23 @@ def the_table() -> Table:
 @cache
 def exhaustive_volume(cap_bytes: int) -> float:
     table = the_table()
-    within = [p for config in table.configs.values() if (p := point_of(table, config)) and p.memory <= cap_bytes]
+    within = [
+        p
+        for config in table.configs.values()
+        if (p := point_of(table, config)) and p.memory <= cap_bytes
+    ]
     return hypervolume(within, reference=reference_point(cap_bytes))
 
 
 def cap_of(name: str) -> int:
-    sizes = sorted(p.memory for config in the_table().configs.values() if (p := point_of(the_table(), config)))
+    sizes = sorted(
+        p.memory for config in the_table().configs.values() if (p := point_of(the_table(), config))
+    )
     share = {**CAPS, **MORE_CAPS}[name]
     return int(sizes[max(0, round(share * len(sizes)) - 1)]) + 1
 
 
-# -- strategies --------------------------------------------------------------------------------------------------
+# -- strategies ------------------------------------------------------------------------------------
 
 
 def run_ours(
@@ -179,11 +186,15 @@ def run_ours(
         store.create_study(definition, trials_wanted=most)
         session = StudySession(
             definition,
-            shared=stack.enter_context(joined(definition, store, folder=Path(folder), listener=listen)),
+            shared=stack.enter_context(
+                joined(definition, store, folder=Path(folder), listener=listen)
+            ),
             turns=None,  # type: ignore[arg-type]
             executor=executor,  # type: ignore[arg-type]
             foresight=Foresight(
-                definition, store=store, predict=None if without == "predictions" else executor.forecast
+                definition,
+                store=store,
+                predict=None if without == "predictions" else executor.forecast,
             ),
             study_folder=Path(folder),
             listener=listen,
@@ -210,9 +221,13 @@ def run_ours(
     }
 
 
-def joined(definition: StudyDefinition, store: StudyStore, *, folder: Path, listener: Listener) -> SharedStudy:
+def joined(
+    definition: StudyDefinition, store: StudyStore, *, folder: Path, listener: Listener
+) -> SharedStudy:
     patiently = Patience(limit_seconds=10.0, listener=listener, check_stop=lambda: None)
-    return SharedStudy(definition, store=store, folder=folder, listener=listener, patiently=patiently)
+    return SharedStudy(
+        definition, store=store, folder=folder, listener=listener, patiently=patiently
+    )
 
 
 def run_plain(
@@ -227,9 +242,13 @@ def run_plain(
     table = the_table()
     definition = table.definition(cap_bytes=cap_bytes, seed=seed)
     legal = definition.legal_space()
-    executor, progress = ReplayExecutor(table, seed=seed), Progress(table=table, cap_bytes=cap_bytes)
+    executor, progress = (
+        ReplayExecutor(table, seed=seed),
+        Progress(table=table, cap_bytes=cap_bytes),
+    )
     known: dict[str, tuple[tuple[float, float, float], float]] = {}
-    # Optuna's samplers take a space that branches as it comes; only the GP models nothing but a fixed one.
+    # Optuna's samplers take a space that branches as it comes; only the GP models nothing but a
+    # fixed one.
     decided = decide_static if is_fixed else decide
 
     def train(config: TrainingConfig) -> tuple[tuple[float, float, float], float]:
@@ -237,11 +256,15 @@ def run_plain(
         peak = float(measured.peak_memory_bytes or 0)
         # What an out-of-memory trial did not measure is told as the worst that was seen.
         speeds = [values[1] for values, _ in known.values()] or [1.0]
-        perplexities = [values[2] for values, _ in known.values()] or [float(table.workload.vocab_size)]
+        perplexities = [values[2] for values, _ in known.values()] or [
+            float(table.workload.vocab_size)
+        ]
         speed = measured.tokens_per_second or min(speeds)
         return (peak, speed, measured.perplexity or max(perplexities)), peak / cap_bytes - 1
 
-    study = optuna.create_study(directions=["minimize", "maximize", "minimize"], sampler=make_sampler(seed))
+    study = optuna.create_study(
+        directions=["minimize", "maximize", "minimize"], sampler=make_sampler(seed)
+    )
     in_sampler = 0.0
     for _ in range(most):
         began = time.perf_counter()
@@ -299,13 +322,17 @@ def recipe(legal: LegalSpace) -> Iterator[TrainingConfig]:
         if "memory_budget" in chosen:
             chosen["memory_budget"] = round(float(chosen["memory_budget"]), 1) or 0.1
         for scope in (chosen.get("compile", "none"), "block"):
-            config = TrainingConfig(**{**chosen, "compile": scope if "compile" in chosen else "none"})
+            config = TrainingConfig(
+                **{**chosen, "compile": scope if "compile" in chosen else "none"}
+            )
             if config.fingerprint in table.trainings:
                 yield config
                 break
 
 
-def _quietly(make: Callable[..., optuna.samplers.BaseSampler], **options: Any) -> optuna.samplers.BaseSampler:
+def _quietly(
+    make: Callable[..., optuna.samplers.BaseSampler], **options: Any
+) -> optuna.samplers.BaseSampler:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make(**options)
@@ -330,10 +357,16 @@ def run(job: tuple[str, str, int]) -> dict[str, Any]:
     if strategy in PLAIN:
         most = GP_TRIALS if strategy == "optuna GP" else MOST_SUGGESTIONS
         found = run_plain(
-            cap_bytes, make_sampler=PLAIN[strategy], seed=seed, most=most, is_fixed=strategy == "optuna GP"
+            cap_bytes,
+            make_sampler=PLAIN[strategy],
+            seed=seed,
+            most=most,
+            is_fixed=strategy == "optuna GP",
         )
     elif strategy.startswith(WITHOUT):
-        found = run_ours(cap_bytes, sampler="ehvi", seed=seed, without=strategy.removeprefix(WITHOUT))
+        found = run_ours(
+            cap_bytes, sampler="ehvi", seed=seed, without=strategy.removeprefix(WITHOUT)
+        )
     elif strategy == "until converged":
         found = run_ours(cap_bytes, sampler="ehvi", seed=seed, enough=2.0, until_converged=True)
     elif strategy == "300 trials":

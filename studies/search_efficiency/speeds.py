@@ -2,13 +2,14 @@
 
     OMP_NUM_THREADS=1 python studies/search_efficiency/speeds.py       # after record.py, in the same folder
 
-A speed measured alone here differs by a tenth from one minute to the next, which would make the table's front a matter
-of luck. So each configuration trains in a process that also holds the baseline, one step of the one after one of the
-other, and its speed is that of the baseline times the ratio of the two, each the mean of the faster half of its steps.
-One process a core, each with one thread. Goes on where it was stopped; a sample is measured three times, and
-`--disturbed 0.25` measures once more where the steps of either spread by more; the least disturbed counts.
-`--only precision=bf16-stochastic` drops the speeds of the configurations with this value and
-measures them again.
+A speed measured alone here differs by a tenth from one minute to the next, which would make the
+table's front a matter of luck. So each configuration trains in a process that also holds the
+baseline, one step of the one after one of the other, and its speed is that of the baseline times
+the ratio of the two, each the mean of the faster half of its steps. One process a core, each with
+one thread. Goes on where it was stopped; a sample is measured three times, and `--disturbed 0.25`
+measures once more where the steps of either spread by more; the least disturbed counts. `--only
+precision=bf16-stochastic` drops the speeds of the configurations with this value and measures them
+again.
 """
 
 import argparse
@@ -63,7 +64,10 @@ def main() -> None:
             with SPEEDS.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             ratio = undisturbed(row["plain"]) / undisturbed(row["subject"])
-            print(f"{count}/{len(todo)} {ratio:.2f} {TrainingConfig(**row['config']).describe()}", flush=True)
+            print(
+                f"{count}/{len(todo)} {ratio:.2f} {TrainingConfig(**row['config']).describe()}",
+                flush=True,
+            )
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -75,7 +79,9 @@ def _jobs(table: Table, *, disturbed: float | None) -> Iterator[Job]:
     draw = random.Random(1)
     configs = list(table.configs.values())
     order = [(config, 0) for config in configs]
-    order += [(config, repeat) for config in draw.sample(configs, SAMPLE) for repeat in range(1, REPEATS)]
+    order += [
+        (config, repeat) for config in draw.sample(configs, SAMPLE) for repeat in range(1, REPEATS)
+    ]
     draw.shuffle(order)
     rows = _rows()
     done = {(TrainingConfig(**row["config"]).fingerprint, row["repeat"]) for row in rows}

@@ -59,7 +59,9 @@ def main() -> None:
     groups: Groups = defaultdict(list)
     for run in said["runs"]:
         groups[run["cap"], run["strategy"]].append(run)
-    print(f"{said['configurations']} configurations, {said['exhaustive_seconds']:,.0f} s to train all\n")
+    print(
+        f"{said['configurations']} configurations, {said['exhaustive_seconds']:,.0f} s to train all\n"
+    )
     compared_with_plain_optuna(said, groups)
     for cap in said["caps_bytes"]:
         strategies(said, groups, cap=cap)
@@ -68,7 +70,7 @@ def main() -> None:
     sentences(said, groups)
 
 
-# -- tables ------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def compared_with_plain_optuna(said: dict[str, Any], groups: Groups) -> None:
@@ -77,10 +79,16 @@ def compared_with_plain_optuna(said: dict[str, Any], groups: Groups) -> None:
     Below it the costs of the default sampler relative to those of the best plain one.
     """
     relative = []
-    print("| cap | autotune: 95 % | 99 % | best plain Optuna: 95 % | 99 % | over the cap: autotune | plain Optuna |")
+    print(
+        "| cap | autotune: 95 % | 99 % | best plain Optuna: 95 % | 99 % | over the cap: autotune | plain Optuna |"
+    )
     print("|---|---|---|---|---|---|---|")
     for cap, cap_bytes in said["caps_bytes"].items():
-        plain = {name: runs for (of, name), runs in groups.items() if of == cap and name.startswith("optuna ")}
+        plain = {
+            name: runs
+            for (of, name), runs in groups.items()
+            if of == cap and name.startswith("optuna ")
+        }
         ours = groups[cap, "ehvi"]
         if not (plain and ours):
             continue
@@ -105,7 +113,9 @@ def strategies(said: dict[str, Any], groups: Groups, *, cap: str) -> None:
     """All strategies under one cap, the cheapest first."""
     whole = said["exhaustive_seconds"]
     print(f"### {cap}: {said['caps_bytes'][cap] / 2**20:.1f} MiB\n")
-    print("| strategy | % of cost to 90 % | to 95 % | to 99 % | trials to 99 % | % reached at 10 % | over the cap |")
+    print(
+        "| strategy | % of cost to 90 % | to 95 % | to 99 % | trials to 99 % | % reached at 10 % | over the cap |"
+    )
     print("|---|---|---|---|---|---|---|")
     rows = [(strategy, runs) for (of, strategy), runs in groups.items() if of == cap]
     rows = [row for row in rows if row[0] not in ("until converged", "300 trials")]
@@ -115,10 +125,14 @@ def strategies(said: dict[str, Any], groups: Groups, *, cap: str) -> None:
         return median_cost(said, runs, 0.99), -statistics.median(at_the_end(run) for run in runs)
 
     for strategy, runs in sorted(rows, key=order):
-        costs = [quartiles([100 * seconds_to(run, share) / whole for run in runs]) for share in SHARES]
+        costs = [
+            quartiles([100 * seconds_to(run, share) / whole for run in runs]) for share in SHARES
+        ]
         trials = quartiles([trials_to(run, 0.99) for run in runs])
         reached = 100 * statistics.median(at_cost(run, whole / 10) for run in runs)
-        print(f"| {strategy} | {' | '.join(costs)} | {trials} | {reached:.1f} | {over_the_cap(runs):.1f} % |")
+        print(
+            f"| {strategy} | {' | '.join(costs)} | {trials} | {reached:.1f} | {over_the_cap(runs):.1f} % |"
+        )
     print()
 
 
@@ -136,7 +150,9 @@ def ended_early(said: dict[str, Any], groups: Groups) -> None:
 
 
 def ended(runs: list[Run]) -> str:
-    early, wrongly, trainings = (sum(run[key] for run in runs) for key in ("ended_early", "ended_wrongly", "trainings"))
+    early, wrongly, trainings = (
+        sum(run[key] for run in runs) for key in ("ended_early", "ended_wrongly", "trainings")
+    )
     return f"{early} of {trainings:,} ({wrongly})"
 
 
@@ -161,16 +177,19 @@ def more_caps(said: dict[str, Any], groups: Groups) -> None:
               f"{fits:.0f} % of the configurations meet.\n")  # fmt: skip
 
 
-# -- sentences ---------------------------------------------------------------------------------------------------
+# -- sentences -------------------------------------------------------------------------------------
 
 
 def sentences(said: dict[str, Any], groups: Groups) -> None:
     caps = list(said["caps_bytes"])
     ehvi, long, converged = (
-        [run for cap in caps for run in groups[cap, strategy]] for strategy in ("ehvi", "300 trials", "until converged")
+        [run for cap in caps for run in groups[cap, strategy]]
+        for strategy in ("ehvi", "300 trials", "until converged")
     )
     if ehvi:
-        print(f"- **Early ends**: {ended(ehvi)} trainings of `ehvi` ended as dominated under the three caps.")
+        print(
+            f"- **Early ends**: {ended(ehvi)} trainings of `ehvi` ended as dominated under the three caps."
+        )
         cost_of_early_ends(said, groups)
         where_the_time_goes(ehvi)
     if converged:
@@ -178,7 +197,10 @@ def sentences(said: dict[str, Any], groups: Groups) -> None:
         time_left(converged)
     for runs in (ehvi, long):
         if runs:
-            shares = [100 * run["seconds_in_sampler"] / (run["seconds"] + run["seconds_in_sampler"]) for run in runs]
+            shares = [
+                100 * run["seconds_in_sampler"] / (run["seconds"] + run["seconds_in_sampler"])
+                for run in runs
+            ]
             print(f"- **Time in the sampler**, up to {max(run['trials'] for run in runs)} trials: "
                   f"{statistics.median(shares):.2f} % in the median, {max(shares):.2f} % at most.")  # fmt: skip
 
@@ -187,8 +209,14 @@ def cost_of_early_ends(said: dict[str, Any], groups: Groups) -> None:
     """Compares searches of the same seed with and without early ends: the cost of 99 %."""
     costlier, cheaper = [], []
     for cap in said["caps_bytes"]:
-        without = {run["seed"]: seconds_to(run, 0.99) for run in groups[cap, "ehvi without early ends"]}
-        pairs = [(seconds_to(run, 0.99), without[run["seed"]]) for run in groups[cap, "ehvi"] if run["seed"] in without]
+        without = {
+            run["seed"]: seconds_to(run, 0.99) for run in groups[cap, "ehvi without early ends"]
+        }
+        pairs = [
+            (seconds_to(run, 0.99), without[run["seed"]])
+            for run in groups[cap, "ehvi"]
+            if run["seed"] in without
+        ]
         costlier.append(str(sum(ours > other for ours, other in pairs)))
         cheaper.append(str(sum(ours < other for ours, other in pairs)))
     print(f"  99 % is costlier with early ends on {_listed(costlier)} seeds, "

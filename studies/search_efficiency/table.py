@@ -1,7 +1,7 @@
 """The recorded table, and an executor that answers from it: recorded results at their recorded cost.
 
-`Table` reads `table.jsonl`. `ReplayExecutor` stands where the real executor does; each answer moves its clock by what
-the same part took when it was recorded, and no time passes otherwise.
+`Table` reads `table.jsonl`. `ReplayExecutor` stands where the real executor does; each answer moves
+its clock by what the same part took when it was recorded, and no time passes otherwise.
 """
 
 import json
@@ -111,7 +111,9 @@ class Table:
             self.alone[name] = self.trainings[name]
             self.trainings[name] = _at_speed(self.trainings[name], speed)
 
-    def definition(self, *, cap_bytes: int, sampler: str = "random", seed: int = 0) -> StudyDefinition:
+    def definition(
+        self, *, cap_bytes: int, sampler: str = "random", seed: int = 0
+    ) -> StudyDefinition:
         return StudyDefinition(
             name=f"replay-{sampler}-{seed}",
             workload=self.workload,
@@ -123,7 +125,7 @@ class Table:
             sampler=sampler,  # type: ignore[arg-type]
         )
 
-    # -- costs -------------------------------------------------------------------------------------------------
+    # -- costs -------------------------------------------------------------------------------------
 
     def program(self, config: TrainingConfig) -> str | None:
         """What torch.compile makes of it: equal for configurations whose compilation another one's cache serves."""
@@ -166,7 +168,9 @@ class Table:
         """Training every configuration to the end, one after the other, without predictions."""
         compiled: set[str] = set()
         return sum(
-            training.seconds - training.compile_seconds + self.compilation(self.configs[name], compiled=compiled)[0]
+            training.seconds
+            - training.compile_seconds
+            + self.compilation(self.configs[name], compiled=compiled)[0]
             for name, training in self.trainings.items()
         )
 
@@ -214,7 +218,8 @@ class ReplayExecutor:
         self.ended_early = 0
         """Trainings that ended with the outcome `dominated`."""
         self.ended_wrongly = 0
-        """Those of them that by the table no rival dominates: their first steps were slow by chance."""
+        """Those of them that by the table no rival dominates: their first steps were slow by
+        chance."""
         self._seed = seed
 
     def clock(self) -> float:
@@ -282,17 +287,25 @@ class ReplayExecutor:
     ) -> Measurement:
         workload = self._table.workload
         parts = full.seconds_by_part or {}
-        if full.tokens_per_second is None or full.device_bytes is None or full.peak_memory_bytes is None:
+        if (
+            full.tokens_per_second is None
+            or full.device_bytes is None
+            or full.peak_memory_bytes is None
+        ):
             self._spend("training", parts.get("training", 0.0))
             return full
         step_seconds = workload.tokens_per_step / full.tokens_per_second
-        before_timing = parts["training"] - step_seconds * (workload.steps - workload.warmup_steps - MEMORY_STEPS)
+        before_timing = parts["training"] - step_seconds * (
+            workload.steps - workload.warmup_steps - MEMORY_STEPS
+        )
         self._spend("training", max(0.0, before_timing))
         if cap_bytes is not None and full.device_bytes > cap_bytes:
             self.over_cap += 1
             return _without_speed(full, cap_bytes)
         speed_so_far = self._speed_of_a_few_steps(full, config)
-        rival = beaten_by(rivals, peak_memory_bytes=full.peak_memory_bytes, tokens_per_second=speed_so_far)
+        rival = beaten_by(
+            rivals, peak_memory_bytes=full.peak_memory_bytes, tokens_per_second=speed_so_far
+        )
         if rival is not None and self._ends_early:
             self._spend("training", SETTLED_STEPS * step_seconds)
             self.ended_early += 1
@@ -313,7 +326,9 @@ class ReplayExecutor:
         left = workload.steps - workload.warmup_steps - MEMORY_STEPS
         if shares_perplexity:
             self._spend("training", min(left, SHORT_TIMED_STEPS) * step_seconds)
-            self._spend("evaluation", evaluation * config.micro_batch_size / workload.evaluation_sequences)
+            self._spend(
+                "evaluation", evaluation * config.micro_batch_size / workload.evaluation_sequences
+            )
             return replace(full, perplexity=None, perplexity_source=None, final_loss=None)
         self._spend("training", left * step_seconds)
         self._spend("evaluation", evaluation)

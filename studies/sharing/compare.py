@@ -1,7 +1,7 @@
 """One space searched twice, with perplexities shared and with full trainings: `python studies/sharing/compare.py`.
 
-Prints both fronts and what each search took, and writes every trial of both to `results.json` beside itself, or where
-`--out` says. About eight minutes on two CPU cores that do nothing else.
+Prints both fronts and what each search took, and writes every trial of both to `results.json`
+beside itself, or where `--out` says. About eight minutes on two CPU cores that do nothing else.
 """
 
 import argparse
@@ -33,7 +33,9 @@ def search(name: str, *, folder: Path, full_trainings: bool) -> tuple[StudyResul
         sampler="grid",
         full_trainings=full_trainings,
         fresh=True,
-        listener=lambda event: print(event, flush=True) if type(event).__name__ == "TrialEnded" else None,
+        listener=lambda event: (
+            print(event, flush=True) if type(event).__name__ == "TrialEnded" else None
+        ),
     )
     return result, time.monotonic() - began
 
@@ -60,14 +62,18 @@ def main() -> None:
             searches[name] = search(name, folder=Path(folder), full_trainings=name == "full")
     (shared, shared_seconds), (full, full_seconds) = searches["shared"], searches["full"]
     trials: dict[str, dict[TrainingConfig, TrialRecord]] = {
-        name: {trial.config: trial for trial in result.trials} for name, (result, _) in searches.items()
+        name: {trial.config: trial for trial in result.trials}
+        for name, (result, _) in searches.items()
     }
     for name, (result, seconds) in searches.items():
         other = trials["full" if name == "shared" else "shared"]
         print(f"\n{name}: {len(result.trials)} trials in {seconds:.0f} s, the front:")
         for number in result.front:
             print(line(result.trial(number), other[result.trial(number).config]))
-    fronts = {name: {result.trial(n).config for n in result.front} for name, (result, _) in searches.items()}
+    fronts = {
+        name: {result.trial(n).config for n in result.front}
+        for name, (result, _) in searches.items()
+    }
     print(
         f"\non both fronts: {len(fronts['shared'] & fronts['full'])}, on one: {len(fronts['shared'] ^ fronts['full'])}"
     )

@@ -10,7 +10,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn = CausalSelfAttention(width=width, heads=heads)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm_1(x))
@@ -31,9 +33,14 @@ class CausalSelfAttention(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, *, layers: int, width: int, heads: int, vocab_size: int, sequence_length: int) -> None:
+    def __init__(
+        self, *, layers: int, width: int, heads: int, vocab_size: int, sequence_length: int
+    ) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(sequence_length, width)
+        self.tokens, self.positions = (
+            nn.Embedding(vocab_size, width),
+            nn.Embedding(sequence_length, width),
+        )
         self.blocks = nn.ModuleList(Block(width=width, heads=heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab_size, bias=False)
         self.head.weight = self.tokens.weight
@@ -49,4 +56,10 @@ class Model(nn.Module):
 
 
 def build(layers: int, width: int, heads: int, vocab_size: int, sequence_length: int) -> nn.Module:
-    return Model(layers=layers, width=width, heads=heads, vocab_size=vocab_size, sequence_length=sequence_length)
+    return Model(
+        layers=layers,
+        width=width,
+        heads=heads,
+        vocab_size=vocab_size,
+        sequence_length=sequence_length,
+    )

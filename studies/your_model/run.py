@@ -1,8 +1,9 @@
 """Searches on models and text of one's own, each to a front: `python studies/your_model/run.py`.
 
-A Llama-, a Gemma- and a GPT-2-shaped config.json, the last with dropout, and a module in a Python file, all on a local
-parquet file; and the training script of `studies/your_script`. Prints each front, and writes every trial to
-`results.json` beside itself, or where `--out` says. About twenty minutes on two CPU cores.
+A Llama-, a Gemma- and a GPT-2-shaped config.json, the last with dropout, and a module in a Python
+file, all on a local parquet file; and the training script of `studies/your_script`. Prints each
+front, and writes every trial to `results.json` beside itself, or where `--out` says. About twenty
+minutes on two CPU cores.
 """
 
 import argparse
@@ -27,7 +28,13 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "llama": {"model": str(HERE / "llama.json"), "tokenizer": "bpe"},
     "gemma3": {"model": str(HERE / "gemma3.json"), "tokenizer": "bpe"},
     "gpt2-dropout": {"model": str(HERE / "gpt2.json"), "tokenizer": "bpe"},
-    "own-module": {"model": f"{HERE / 'own.py'}:build", "layers": 4, "width": 128, "heads": 4, **TOKENIZED},
+    "own-module": {
+        "model": f"{HERE / 'own.py'}:build",
+        "layers": 4,
+        "width": 128,
+        "heads": 4,
+        **TOKENIZED,
+    },
     "own-script": {"script": str(HERE.parent / "your_script" / "train.py"), "global_batch": 16},
 }
 

@@ -1,6 +1,7 @@
 """A training loop as people write it: a small GPT that learns to predict this file's own characters.
 
-It trains by itself (`python train.py`). The three lines marked with `autotune` are all that a search needs.
+It trains by itself (`python train.py`). The three lines marked with `autotune` are all that a
+search needs.
 """
 
 import math
@@ -23,7 +24,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, num_heads=4, batch_first=True)
-        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         normed = self.norm(x)
@@ -75,8 +78,12 @@ def main() -> None:
         if step % EVALUATE_EVERY == 0:
             with torch.no_grad():
                 evaluated = loss_of(model, batch_of(HELD_OUT, device)).item()
-            print(f"step {step}: loss {total:.3f}, perplexity on held-out text {math.exp(evaluated):.1f}")
-        autotune.report(tokens=SEQUENCES * LENGTH, loss=total, evaluation_loss=evaluated)  # autotune
+            print(
+                f"step {step}: loss {total:.3f}, perplexity on held-out text {math.exp(evaluated):.1f}"
+            )
+        autotune.report(
+            tokens=SEQUENCES * LENGTH, loss=total, evaluation_loss=evaluated
+        )  # autotune
 
 
 if __name__ == "__main__":

@@ -46,7 +46,11 @@ def test_on_top_is_the_pick_against_the_trial_without_only_this():
 def test_pairs_are_all_that_differ_in_this_only():
     pairs = rungs()["checkpointing", "block"].pairs
     assert pairs.count == 2
-    assert (pairs.saved_share.lowest, pairs.saved_share.median, pairs.saved_share.highest) == (0.5, 0.55, 0.6)
+    assert (pairs.saved_share.lowest, pairs.saved_share.median, pairs.saved_share.highest) == (
+        0.5,
+        0.55,
+        0.6,
+    )
 
 
 def test_a_trial_that_differs_in_two_techniques_is_in_no_pair():
@@ -71,7 +75,9 @@ def test_a_speed_without_a_spread_has_none():
 
 def test_memory_that_was_not_measured_on_both_sides_is_predicted_on_both():
     trials = [dataclasses.replace(four_trials()[0], peak_memory_bytes=None), four_trials()[1]]
-    effect = rungs(trials, peaks={BASELINE: 800 * MIB, BLOCK: 200 * MIB})["checkpointing", "block"].alone
+    effect = rungs(trials, peaks={BASELINE: 800 * MIB, BLOCK: 200 * MIB})[
+        "checkpointing", "block"
+    ].alone
     assert (effect.saved_bytes, effect.is_predicted) == (600 * MIB, True)
 
 
@@ -84,7 +90,9 @@ def test_one_measured_and_one_predicted_peak_are_not_compared():
 
 def test_what_is_neither_measured_nor_predicted_was_not_tried():
     trials = [four_trials()[0], four_trials()[3]]
-    assert [(rung.alone, rung.on_top) for rung in rungs(trials).values()] == [("not tried", "not tried")] * 2
+    assert [(rung.alone, rung.on_top) for rung in rungs(trials).values()] == [
+        ("not tried", "not tried")
+    ] * 2
 
 
 def test_what_was_tried_and_gave_no_number_has_failed():
@@ -92,7 +100,9 @@ def test_what_was_tried_and_gave_no_number_has_failed():
     assert rungs(trials)["checkpointing", "block"].alone == "failed"
 
 
-@pytest.mark.parametrize("baseline", [[], [out_of_memory(0, config=BASELINE)]], ids=["not tried", "failed"])
+@pytest.mark.parametrize(
+    "baseline", [[], [out_of_memory(0, config=BASELINE)]], ids=["not tried", "failed"]
+)
 def test_what_was_measured_where_the_baseline_was_not_has_not_failed(baseline):
     trials = [*baseline, *four_trials()[1:]]
     assert {rung.alone for rung in rungs(trials).values()} == {"baseline not known"}
@@ -112,7 +122,9 @@ def test_without_a_pick_nothing_is_on_top():
 
 
 def test_taking_the_compilation_out_takes_its_budget_along():
-    assert without(config(compile="block", memory_budget=0.5), "compile", plain=BASELINE) == BASELINE
+    assert (
+        without(config(compile="block", memory_budget=0.5), "compile", plain=BASELINE) == BASELINE
+    )
 
 
 def test_a_baseline_that_was_only_predicted_still_gives_the_memory():
@@ -120,4 +132,8 @@ def test_a_baseline_that_was_only_predicted_still_gives_the_memory():
     trials = [record(2, memory=250 * MIB, config=BF16)]
     effect = rungs(trials, pick=2, peaks=peaks)["precision", "bf16-mixed"].alone
     assert isinstance(effect, Effect)
-    assert (effect.without_number, effect.saved_bytes, effect.is_predicted) == (None, 150 * MIB, True)
+    assert (effect.without_number, effect.saved_bytes, effect.is_predicted) == (
+        None,
+        150 * MIB,
+        True,
+    )

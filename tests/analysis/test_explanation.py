@@ -7,7 +7,13 @@ from building import record
 
 from autotune.analysis.explanation import explain
 from autotune.analysis.peak import module_words, moment_of, peak_sentences
-from autotune.analysis.variants import Explained, Pair, Variant, best_partner, techniques_without_effect
+from autotune.analysis.variants import (
+    Explained,
+    Pair,
+    Variant,
+    best_partner,
+    techniques_without_effect,
+)
 from autotune.spec.config import Circumstances, TrainingConfig
 from autotune.spec.prediction import CATEGORIES, Holder, Prediction, Timeline
 
@@ -21,12 +27,20 @@ COMPILED = replace(PLAIN, compile="model")
 COMPILED_FUSED = replace(COMPILED, optimizer_fusion="backward")
 
 
-def prediction(*, phase="backward", module="blocks.0.feed_forward", operator="aten.mul", plan=None, **gibibytes):
+def prediction(
+    *, phase="backward", module="blocks.0.feed_forward", operator="aten.mul", plan=None, **gibibytes
+):
     """Sizes in GiB by category; parameters are 6 GiB unless said otherwise."""
     sizes = dict.fromkeys(CATEGORIES, 0) | {"parameters": 6 * GIB}
     sizes |= {name: int(size * GIB) for name, size in gibibytes.items()}
     holders = tuple(
-        Holder(category=name, module="blocks.*.feed_forward.up", operator="aten.mm", count=32, size_bytes=size // 2)
+        Holder(
+            category=name,
+            module="blocks.*.feed_forward.up",
+            operator="aten.mm",
+            count=32,
+            size_bytes=size // 2,
+        )
         for name, size in sizes.items()
         if size
     )
@@ -58,12 +72,16 @@ def at(share, given):
     return replace(given, timeline=timeline)
 
 
-BEFORE_GRADIENTS = prediction(module="Deep", operator="aten._log_softmax_backward_data", activations=15)
+BEFORE_GRADIENTS = prediction(
+    module="Deep", operator="aten._log_softmax_backward_data", activations=15
+)
 """Eager, nothing recomputed: the peak is at the start of backward."""
 WITH_GRADIENTS = prediction(gradients=5.8, activations=0.4)
 """Every block checkpointed: the peak is at the end of backward."""
 AFTER_FUSION = at(0.03, prediction(activations=1, gradients=0.04))
-WHOLE_MODEL = prediction(module="Deep", operator="triton_poi_fused_mul_0", gradients=2, activations=4, plan="a plan")
+WHOLE_MODEL = prediction(
+    module="Deep", operator="triton_poi_fused_mul_0", gradients=2, activations=4, plan="a plan"
+)
 
 
 def variant(technique, value, config, predicted=None, **fields):
@@ -84,7 +102,9 @@ FUSION_WITH_CHECKPOINTING = Pair(
 
 
 def explained(config=PLAIN, predicted=BEFORE_GRADIENTS, **fields):
-    return Explained(config=config, prediction=predicted, at=Circumstances(global_batch=BATCH), **fields)
+    return Explained(
+        config=config, prediction=predicted, at=Circumstances(global_batch=BATCH), **fields
+    )
 
 
 def explanation(given, variants, pairs=(), impossible=None):
@@ -96,7 +116,7 @@ def no_help(given, variants, pairs=(), *, technique, **fields):
     return " ".join(remark.sentence for remark in remarks if remark.technique == technique)
 
 
-# -- where the peak is -------------------------------------------------------------------------------------------
+# -- where the peak is -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -117,9 +137,12 @@ def test_gradients_divide_backward(predicted, config, moment):
 
 
 @pytest.mark.parametrize(
-    ("share", "moment"), [(0.02, "start of backward"), (0.5, "middle of backward"), (0.97, "end of backward")]
+    ("share", "moment"),
+    [(0.02, "start of backward"), (0.5, "middle of backward"), (0.97, "end of backward")],
 )
-@pytest.mark.parametrize("config", [BOTH, replace(PLAIN, micro_batch_size=1)], ids=["fused", "accumulated"])
+@pytest.mark.parametrize(
+    "config", [BOTH, replace(PLAIN, micro_batch_size=1)], ids=["fused", "accumulated"]
+)
 def test_where_gradients_tell_nothing_the_timeline_divides_backward(share, moment, config):
     assert moment_of(at(share, AFTER_FUSION), config, global_batch=BATCH) == moment
 
@@ -138,12 +161,17 @@ def test_a_peak_before_gradients_says_so_with_place_and_sizes():
     assert "log_softmax_backward_data allocates in Deep:" in said
     assert "15.00 GiB of activations, and no gradient exists yet" in said
     assert "activations 15.00 GiB (71 %), parameters 6.00 GiB (29 %)" in said
-    assert "Of the 15.00 GiB of activations: feed_forward 7.50 GiB, in smaller pieces 7.50 GiB" in said
+    assert (
+        "Of the 15.00 GiB of activations: feed_forward 7.50 GiB, in smaller pieces 7.50 GiB" in said
+    )
 
 
 def test_a_peak_at_the_end_says_how_many_gradients_there_are():
     said = sentences(WITH_GRADIENTS, CHECKPOINTED)
-    assert "at the end of backward, where mul allocates in feed_forward of block 0: 97 % of all gradients exist" in said
+    assert (
+        "at the end of backward, where mul allocates in feed_forward of block 0: 97 % of all gradients exist"
+        in said
+    )
 
 
 def test_a_step_in_backward_explains_why_gradients_are_few():
@@ -152,7 +180,9 @@ def test_a_step_in_backward_explains_why_gradients_are_few():
 
 
 def test_gradients_of_earlier_micro_batches_are_no_riddle():
-    said = sentences(at(0.01, prediction(gradients=6, activations=4)), replace(PLAIN, micro_batch_size=1))
+    said = sentences(
+        at(0.01, prediction(gradients=6, activations=4)), replace(PLAIN, micro_batch_size=1)
+    )
     assert "6.00 GiB of gradients of the micro batches before are kept" in said
 
 
@@ -182,11 +212,13 @@ def test_modules_in_words(module, words):
     assert module_words(module) == words
 
 
-# -- what helps --------------------------------------------------------------------------------------------------
+# -- what helps ------------------------------------------------------------------------------------
 
 
 def test_what_saves_comes_first_with_its_size_and_the_peak_it_leads_to():
-    halved = variant("precision", "bf16-true", replace(PLAIN, precision="bf16-true"), prediction(activations=8))
+    halved = variant(
+        "precision", "bf16-true", replace(PLAIN, precision="bf16-true"), prediction(activations=8)
+    )
     found = explanation(explained(), [halved, FUSION, CHECKPOINTING]).alternatives
     assert [one.sentence for one in found] == [
         "checkpointing block: 8.80 GiB less, 12.20 GiB",
@@ -197,15 +229,21 @@ def test_what_saves_comes_first_with_its_size_and_the_peak_it_leads_to():
 def test_what_it_costs_is_said_where_trials_measured_it():
     mine = record(3, config=PLAIN, speed=1000.0, perplexity=20.0)
     other = record(7, config=CHECKPOINTED, memory=12 * GIB, speed=760.0, perplexity=20.01)
-    (found,) = explanation(explained(record=mine, records=[mine, other]), [CHECKPOINTING]).alternatives
+    (found,) = explanation(
+        explained(record=mine, records=[mine, other]), [CHECKPOINTING]
+    ).alternatives
     assert found.cost == "measured in #7: 12.00 GiB, 24 % slower, the same perplexity"
     assert found.cost in found.sentence
 
 
 def test_a_trial_that_did_not_fit_is_told_the_speed_of_the_one_that_did():
-    mine = record(3, config=PLAIN, outcome="out_of_memory", memory=None, speed=None, perplexity=None)
+    mine = record(
+        3, config=PLAIN, outcome="out_of_memory", memory=None, speed=None, perplexity=None
+    )
     other = record(7, config=CHECKPOINTED, memory=12 * GIB, speed=760.0, perplexity=20.0)
-    (found,) = explanation(explained(record=mine, records=[mine, other]), [CHECKPOINTING]).alternatives
+    (found,) = explanation(
+        explained(record=mine, records=[mine, other]), [CHECKPOINTING]
+    ).alternatives
     assert found.cost == "measured in #7: 12.00 GiB, 760 tokens/s, perplexity 20.00"
 
 
@@ -214,11 +252,16 @@ def test_no_cost_is_said_where_nothing_was_measured():
     assert explanation(explained(records=[failed]), [CHECKPOINTING]).alternatives[0].cost == ""
 
 
-# -- what cannot help --------------------------------------------------------------------------------------------
+# -- what cannot help ------------------------------------------------------------------------------
 
 
 def test_fusion_saves_nothing_before_any_gradient_exists_and_with_checkpointing_it_does():
-    said = no_help(explained(), [CHECKPOINTING, FUSION], [FUSION_WITH_CHECKPOINTING], technique="optimizer_fusion")
+    said = no_help(
+        explained(),
+        [CHECKPOINTING, FUSION],
+        [FUSION_WITH_CHECKPOINTING],
+        technique="optimizer_fusion",
+    )
     assert said == (
         "optimizer-fusion backward saves nothing here: the peak is at the start of backward, 15.00 GiB of activations, "
         "before any gradient exists; with checkpointing block it would save 5.16 GiB more (7.04 GiB for 12.20 GiB)"
@@ -230,26 +273,43 @@ def test_fusion_that_is_in_use_and_saves_nothing_is_explained_by_the_peak_withou
     given = explained(FUSED, at(0.0, BEFORE_GRADIENTS))
     (found,) = explanation(given, [without], [FUSION_WITH_CHECKPOINTING]).in_use
     assert found.saved_bytes == 0
-    assert "before any gradient exists; with checkpointing block it would save 5.16 GiB more" in found.sentence
+    assert (
+        "before any gradient exists; with checkpointing block it would save 5.16 GiB more"
+        in found.sentence
+    )
 
 
 def test_fusion_that_is_in_use_at_a_peak_with_gradients_says_what_it_saves():
     without = variant("optimizer_fusion", "none", CHECKPOINTED, WITH_GRADIENTS, is_removal=True)
     (found,) = explanation(explained(BOTH, AFTER_FUSION), [without]).in_use
-    assert found.sentence == "optimizer-fusion backward saves 5.16 GiB: without it the peak would be 12.20 GiB"
+    assert (
+        found.sentence
+        == "optimizer-fusion backward saves 5.16 GiB: without it the peak would be 12.20 GiB"
+    )
 
 
 def test_fusion_with_a_compiled_model_saves_nothing_for_its_gradients_come_together():
     fusion = variant("optimizer_fusion", "backward", COMPILED_FUSED, WHOLE_MODEL)
     said = no_help(explained(COMPILED, WHOLE_MODEL), [fusion], technique="optimizer_fusion")
-    assert "the whole model is one compiled graph, which hands out all gradients together when it ends" in said
+    assert (
+        "the whole model is one compiled graph, which hands out all gradients together when it ends"
+        in said
+    )
 
 
 def test_fusion_with_a_compiled_model_that_peaks_before_gradients_has_two_reasons():
-    early = prediction(module="Deep", operator="triton_poi_fused_mul_0", gradients=0.2, temporaries=6.5, plan="a plan")
+    early = prediction(
+        module="Deep",
+        operator="triton_poi_fused_mul_0",
+        gradients=0.2,
+        temporaries=6.5,
+        plan="a plan",
+    )
     fusion = variant("optimizer_fusion", "backward", COMPILED_FUSED, early)
     said = no_help(explained(COMPILED, early), [fusion], technique="optimizer_fusion")
-    assert "start of backward, 6.50 GiB of temporaries, when only 204.8 MiB of gradients exist" in said
+    assert (
+        "start of backward, 6.50 GiB of temporaries, when only 204.8 MiB of gradients exist" in said
+    )
     assert said.endswith("hands out all gradients together")
 
 
@@ -262,9 +322,14 @@ def test_checkpointing_saves_nothing_where_activations_are_few():
 
 
 def test_values_that_save_nothing_either_and_those_that_need_more_are_named():
-    kernel = variant("optimizer_fusion", "kernel", replace(PLAIN, optimizer_fusion="kernel"), BEFORE_GRADIENTS)
+    kernel = variant(
+        "optimizer_fusion", "kernel", replace(PLAIN, optimizer_fusion="kernel"), BEFORE_GRADIENTS
+    )
     batched = variant(
-        "optimizer_fusion", "foreach", replace(PLAIN, optimizer_fusion="foreach"), prediction(activations=17)
+        "optimizer_fusion",
+        "foreach",
+        replace(PLAIN, optimizer_fusion="foreach"),
+        prediction(activations=17),
     )
     said = no_help(explained(), [batched, kernel, FUSION], technique="optimizer_fusion")
     assert said.startswith("optimizer-fusion backward saves nothing here, nor do kernel:")
@@ -275,11 +340,19 @@ def test_an_equal_plan_of_the_compiler_is_the_reason():
     config = replace(COMPILED, memory_budget=0.5)
     budget = variant("memory_budget", 0.5, config, WHOLE_MODEL)
     said = no_help(explained(COMPILED, WHOLE_MODEL), [budget], technique="memory_budget")
-    assert said == "memory-budget 0.5 saves nothing here: the compiler makes the same plan of what to keep"
+    assert (
+        said
+        == "memory-budget 0.5 saves nothing here: the compiler makes the same plan of what to keep"
+    )
 
 
 def test_what_is_not_possible_is_said_with_its_reason():
-    said = no_help(explained(), [], technique="memory_budget", impossible={"memory_budget": "it needs torch.compile"})
+    said = no_help(
+        explained(),
+        [],
+        technique="memory_budget",
+        impossible={"memory_budget": "it needs torch.compile"},
+    )
     assert said == "it needs torch.compile"
 
 
@@ -289,12 +362,16 @@ def test_what_could_not_be_predicted_is_said():
     assert said == "compile model could not be predicted: there is no fake form"
 
 
-# -- which go together -------------------------------------------------------------------------------------------
+# -- which go together -----------------------------------------------------------------------------
 
 
 def test_the_partner_is_what_saves_most_and_trains_the_same_numbers():
-    other_numbers = variant("precision", "bf16-true", replace(PLAIN, precision="bf16-true"), prediction(activations=1))
-    found = best_partner(explained(), [other_numbers, CHECKPOINTING, FUSION], beside="optimizer_fusion")
+    other_numbers = variant(
+        "precision", "bf16-true", replace(PLAIN, precision="bf16-true"), prediction(activations=1)
+    )
+    found = best_partner(
+        explained(), [other_numbers, CHECKPOINTING, FUSION], beside="optimizer_fusion"
+    )
     assert found is CHECKPOINTING
 
 
@@ -308,11 +385,19 @@ def test_only_what_saves_nothing_is_looked_at_again():
 
 def test_a_pair_that_helps_is_listed_by_itself():
     (found,) = explanation(explained(), [CHECKPOINTING, FUSION], [FUSION_WITH_CHECKPOINTING]).pairs
-    assert (found.technique, found.partner_technique, found.config) == ("optimizer_fusion", "checkpointing", BOTH)
+    assert (found.technique, found.partner_technique, found.config) == (
+        "optimizer_fusion",
+        "checkpointing",
+        BOTH,
+    )
 
 
 def test_a_pair_that_does_not_help_is_said_and_not_listed():
-    useless = replace(FUSION_WITH_CHECKPOINTING, together_peak_bytes=WITH_GRADIENTS.peak_memory_bytes)
+    useless = replace(
+        FUSION_WITH_CHECKPOINTING, together_peak_bytes=WITH_GRADIENTS.peak_memory_bytes
+    )
     found = explanation(explained(), [CHECKPOINTING, FUSION], [useless])
     assert found.pairs == ()
-    assert "with checkpointing block it would not either" in " ".join(one.sentence for one in found.no_help)
+    assert "with checkpointing block it would not either" in " ".join(
+        one.sentence for one in found.no_help
+    )

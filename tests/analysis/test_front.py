@@ -13,7 +13,9 @@ from autotune.spec.result import Outcome
 TOLERANCE = Tolerance(speed=0.03, perplexity=0.005)
 
 OBJECTIVES = st.tuples(
-    st.integers(1, 12), st.integers(900, 1100).map(float), st.integers(970, 1030).map(lambda p: p / 100)
+    st.integers(1, 12),
+    st.integers(900, 1100).map(float),
+    st.integers(970, 1030).map(lambda p: p / 100),
 )
 
 
@@ -28,15 +30,19 @@ def records(objectives):
 def dominates(one, other, tolerance=TOLERANCE):
     """As the design says it: worse on no objective by more than its tolerance, better on one by more than it."""
     worse = (
-        one[0] > other[0] or one[1] < other[1] * (1 - tolerance.speed) or one[2] > other[2] * (1 + tolerance.perplexity)
+        one[0] > other[0]
+        or one[1] < other[1] * (1 - tolerance.speed)
+        or one[2] > other[2] * (1 + tolerance.perplexity)
     )
     better = (
-        one[0] < other[0] or one[1] > other[1] * (1 + tolerance.speed) or one[2] < other[2] * (1 - tolerance.perplexity)
+        one[0] < other[0]
+        or one[1] > other[1] * (1 + tolerance.speed)
+        or one[2] < other[2] * (1 - tolerance.perplexity)
     )
     return better and not worse
 
 
-# -- by hand -----------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 def test_no_trial_has_no_front():
@@ -80,7 +86,9 @@ def test_one_byte_is_a_difference():
 
 
 def test_without_tolerances_the_smallest_gain_counts():
-    assert front((100, 1000.0, 10.0), (101, 1000.1, 10.0), tolerance=Tolerance(speed=0, perplexity=0)) == {0, 1}
+    assert front(
+        (100, 1000.0, 10.0), (101, 1000.1, 10.0), tolerance=Tolerance(speed=0, perplexity=0)
+    ) == {0, 1}
 
 
 def test_equal_trials_are_both_on_it():
@@ -127,7 +135,7 @@ def test_an_impossible_tolerance_is_refused_by_name(name, share):
         Tolerance(**{name: share})
 
 
-# -- whatever the trials -----------------------------------------------------------------------------------------
+# -- whatever the trials ---------------------------------------------------------------------------
 
 
 @given(st.lists(OBJECTIVES, min_size=1))
@@ -147,7 +155,9 @@ def test_of_different_memory_no_trial_on_the_front_dominates_another_on_it(objec
 def test_a_front_without_tolerances_is_the_pareto_front(objectives):
     exact = Tolerance(speed=0, perplexity=0)
     undominated = {
-        number for number, one in enumerate(objectives) if not any(dominates(o, one, exact) for o in objectives)
+        number
+        for number, one in enumerate(objectives)
+        if not any(dominates(o, one, exact) for o in objectives)
     }
     assert front(*objectives, tolerance=exact) == undominated
 
@@ -170,10 +180,12 @@ def test_the_order_of_the_records_does_not_matter(objectives, draw):
 @given(st.lists(OBJECTIVES, min_size=1))
 def test_the_least_memory_of_all_is_on_the_front(objectives):
     kept = front(*objectives)
-    assert min(objectives[number][0] for number in kept) == min(memory for memory, _, _ in objectives)
+    assert min(objectives[number][0] for number in kept) == min(
+        memory for memory, _, _ in objectives
+    )
 
 
-# -- the noise of perplexity -------------------------------------------------------------------------------------
+# -- the noise of perplexity -----------------------------------------------------------------------
 
 
 def test_without_trials_there_is_no_spread():
@@ -181,18 +193,30 @@ def test_without_trials_there_is_no_spread():
 
 
 def test_one_trial_of_a_class_has_no_spread():
-    assert perplexity_spread([record(0), record(1, config=TrainingConfig(precision="tf32"), perplexity=20.0)]) == 0.0
+    assert (
+        perplexity_spread(
+            [record(0), record(1, config=TrainingConfig(precision="tf32"), perplexity=20.0)]
+        )
+        == 0.0
+    )
 
 
 def test_the_spread_of_one_class_is_its_relative_standard_deviation():
     values = [10.0, 10.1, 10.4]
     trials = [record(number, perplexity=value) for number, value in enumerate(values)]
-    assert perplexity_spread(trials) == pytest.approx(statistics.stdev(values) / statistics.fmean(values))
+    assert perplexity_spread(trials) == pytest.approx(
+        statistics.stdev(values) / statistics.fmean(values)
+    )
 
 
 def test_the_spread_is_within_classes_and_not_between_them():
     other = TrainingConfig(precision="bf16-true")
-    trials = [record(0), record(1), record(2, config=other, perplexity=20.0), record(3, config=other, perplexity=20.0)]
+    trials = [
+        record(0),
+        record(1),
+        record(2, config=other, perplexity=20.0),
+        record(3, config=other, perplexity=20.0),
+    ]
     assert perplexity_spread(trials) == 0.0
 
 
@@ -202,12 +226,19 @@ def test_a_trial_over_the_cap_counts_for_the_spread():
 
 @pytest.mark.parametrize("outcome", ["diverged", "crashed", "timeout"])
 def test_a_trial_that_did_not_end_well_does_not_count_for_the_spread(outcome):
-    assert perplexity_spread([record(0), record(1, outcome=outcome, perplexity=99.0), out_of_memory(2)]) == 0.0
+    assert (
+        perplexity_spread(
+            [record(0), record(1, outcome=outcome, perplexity=99.0), out_of_memory(2)]
+        )
+        == 0.0
+    )
 
 
 def test_shared_perplexities_say_nothing_of_the_spread_and_seeds_do():
     shared = [
-        record(0, perplexity=10.0, perplexity_source="measured, mean of 3 seeds", perplexity_spread=0.2),
+        record(
+            0, perplexity=10.0, perplexity_source="measured, mean of 3 seeds", perplexity_spread=0.2
+        ),
         record(1, perplexity=10.0, perplexity_source="shared with trial 0", perplexity_spread=0.2),
     ]
     assert perplexity_spread(shared) == pytest.approx(0.02)

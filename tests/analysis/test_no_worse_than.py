@@ -13,7 +13,9 @@ BLOCK = TrainingConfig(checkpointing="block")
 
 def study(*trials, name="study", baseline_speed=1000.0):
     """A study of these trials behind a baseline of 200 MiB and perplexity 10."""
-    baseline = record(0, memory=200 * MIB, speed=baseline_speed, perplexity=10.0, outcome="over_cap")
+    baseline = record(
+        0, memory=200 * MIB, speed=baseline_speed, perplexity=10.0, outcome="over_cap"
+    )
     return study_result([baseline, *trials], study=name, baseline=0)
 
 
@@ -44,13 +46,16 @@ ROW = record(1, memory=100 * MIB, speed=1000.0, perplexity=10.0, config=BLOCK)
     ],
 )
 def test_a_match_is_worse_on_no_objective_by_more_than_its_tolerance(changes, matches):
-    candidate = record(7, **{"memory": 100 * MIB, "speed": 1000.0, "perplexity": 10.0, "config": OTHER, **changes})
+    candidate = record(
+        7, **{"memory": 100 * MIB, "speed": 1000.0, "perplexity": 10.0, "config": OTHER, **changes}
+    )
     assert (found(ROW, candidate) is not None) == matches
 
 
 def test_of_several_the_fastest_is_taken():
     slow, fast = (
-        record(number, memory=50 * MIB, speed=1000.0 * number, perplexity=10.0, config=OTHER) for number in (2, 3)
+        record(number, memory=50 * MIB, speed=1000.0 * number, perplexity=10.0, config=OTHER)
+        for number in (2, 3)
     )
     assert found(ROW, slow, fast).number == 3
 
@@ -62,7 +67,9 @@ def test_speeds_are_relative_to_what_both_runs_have_measured():
 
 
 def test_a_trial_over_the_cap_is_matched_too():
-    first = study(record(1, memory=150 * MIB, speed=900.0, perplexity=10.0, outcome="over_cap", config=BLOCK))
+    first = study(
+        record(1, memory=150 * MIB, speed=900.0, perplexity=10.0, outcome="over_cap", config=BLOCK)
+    )
     better = record(4, memory=100 * MIB, speed=1000.0, perplexity=10.0, config=OTHER)
     matches = find_matches(first, study(better, name="other"), tolerance=Tolerance())
     assert [match.found.number for match in matches] == [4, 4]
@@ -97,8 +104,13 @@ def test_another_configuration_is_preferred_to_itself():
 
 
 def test_a_trial_that_was_not_measured_has_no_match():
-    unmeasured = record(1, memory=None, speed=None, perplexity=None, outcome="crashed", config=BLOCK)
-    assert [match.trial.number for match in find_matches(study(unmeasured), study(ROW), tolerance=Tolerance())] == [0]
+    unmeasured = record(
+        1, memory=None, speed=None, perplexity=None, outcome="crashed", config=BLOCK
+    )
+    assert [
+        match.trial.number
+        for match in find_matches(study(unmeasured), study(ROW), tolerance=Tolerance())
+    ] == [0]
 
 
 def test_other_workloads_are_refused():
@@ -110,11 +122,19 @@ def test_other_workloads_are_refused():
 
 def test_one_measurement_that_was_disturbed_does_not_decide_how_fast_a_run_was():
     common = [
-        record(number, memory=MIB, speed=1000.0, perplexity=99.0, config=TrainingConfig(micro_batch_size=number))
+        record(
+            number,
+            memory=MIB,
+            speed=1000.0,
+            perplexity=99.0,
+            config=TrainingConfig(micro_batch_size=number),
+        )
         for number in (2, 4)
     ]
     disturbed = study(
-        *common, record(1, memory=90 * MIB, speed=1000.0, perplexity=10.0, config=OTHER), baseline_speed=1
+        *common,
+        record(1, memory=90 * MIB, speed=1000.0, perplexity=10.0, config=OTHER),
+        baseline_speed=1,
     )
     match = find_matches(study(*common, ROW), disturbed, tolerance=Tolerance())[-1]
     assert (match.found.config, match.speed) == (OTHER, 1.0)
@@ -122,4 +142,8 @@ def test_one_measurement_that_was_disturbed_does_not_decide_how_fast_a_run_was()
 
 def test_studies_with_nothing_in_common_are_refused():
     with pytest.raises(InvalidInput, match="'lonely'"):
-        find_matches(study(ROW), study_result([record(1, config=OTHER)], study="lonely"), tolerance=Tolerance())
+        find_matches(
+            study(ROW),
+            study_result([record(1, config=OTHER)], study="lonely"),
+            tolerance=Tolerance(),
+        )

@@ -9,7 +9,9 @@ from autotune.spec.config import TrainingConfig
 SMALL = record(0, memory=100 * MIB, speed=1000.0, perplexity=10.0)
 MIDDLE = record(1, memory=120 * MIB, speed=1900.0, perplexity=10.02)
 FAST = record(2, memory=300 * MIB, speed=2000.0, perplexity=10.05)
-UNSURE = record(3, memory=90 * MIB, speed=3000.0, perplexity=11.0, config=TrainingConfig(precision="bf16-true"))
+UNSURE = record(
+    3, memory=90 * MIB, speed=3000.0, perplexity=11.0, config=TrainingConfig(precision="bf16-true")
+)
 ALL = (SMALL, MIDDLE, FAST, UNSURE)
 EVERY_PREFERENCE = pytest.mark.parametrize("prefer", PREFERENCES)
 
@@ -20,7 +22,7 @@ def pick(trials=ALL, *, baseline=None, **preferences):
     return choose(trials, front, baseline=baseline, preferences=asked)
 
 
-# -- which -------------------------------------------------------------------------------------------------------
+# -- which -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("prefer", "number"), [("fastest", 2), ("smallest", 0), ("balanced", 1)])
@@ -58,7 +60,7 @@ def test_of_equals_the_first_is_picked(prefer):
     assert pick([record(5), record(4)], prefer=prefer).number == 4
 
 
-# -- perplexity --------------------------------------------------------------------------------------------------
+# -- perplexity ------------------------------------------------------------------------------------
 
 
 @EVERY_PREFERENCE
@@ -100,12 +102,16 @@ def test_an_unknown_preference_is_refused_with_those_there_are():
     assert all(prefer in refused.value.hint for prefer in PREFERENCES)
 
 
-# -- why ---------------------------------------------------------------------------------------------------------
+# -- why -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("prefer", "words"),
-    [("fastest", "the fastest"), ("smallest", "the smallest"), ("balanced", "the best balance of speed and memory")],
+    [
+        ("fastest", "the fastest"),
+        ("smallest", "the smallest"),
+        ("balanced", "the best balance of speed and memory"),
+    ],
 )
 def test_the_reason_says_what_was_preferred(prefer, words):
     assert pick(prefer=prefer).reason.startswith(f"{words} on the front")
@@ -146,14 +152,19 @@ def test_the_baseline_itself_is_called_so():
 
 def test_a_baseline_without_a_speed_is_compared_by_memory_alone():
     baseline = record(0, memory=200 * MIB, speed=None, perplexity=None, outcome="over_cap")
-    assert savings(record(1), baseline) == "; against the baseline: 50 % less memory (100.0 MiB for 200.0 MiB)"
+    assert (
+        savings(record(1), baseline)
+        == "; against the baseline: 50 % less memory (100.0 MiB for 200.0 MiB)"
+    )
 
 
-# -- when nothing fits -------------------------------------------------------------------------------------------
+# -- when nothing fits -----------------------------------------------------------------------------
 
 
 def test_the_closest_miss_was_over_the_cap_by_least():
-    trials = [record(n, memory=memory, outcome="over_cap") for n, memory in enumerate([900, 700, 800])]
+    trials = [
+        record(n, memory=memory, outcome="over_cap") for n, memory in enumerate([900, 700, 800])
+    ]
     assert closest_miss(trials).number == 1
 
 
@@ -171,7 +182,10 @@ def test_a_trial_that_fits_or_got_no_number_is_no_miss():
 
 def test_tolerances_change_what_can_be_picked():
     trials = [record(0, memory=100, speed=1000.0), record(1, memory=101, speed=1020.0)]
-    assert [pick(trials, tolerance=Tolerance(speed=share)).number for share in (0.03, 0.0)] == [0, 1]
+    assert [pick(trials, tolerance=Tolerance(speed=share)).number for share in (0.03, 0.0)] == [
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(("spread", "warned"), [(10.0, False), (560.0, True)])

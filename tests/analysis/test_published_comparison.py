@@ -32,7 +32,10 @@ OWN = {
 
 def rows(own=OWN, *, has_published_size=True):
     return {
-        row.name: row for row in beside_reference(REFERENCE, own.__getitem__, has_published_size=has_published_size)
+        row.name: row
+        for row in beside_reference(
+            REFERENCE, own.__getitem__, has_published_size=has_published_size
+        )
     }
 
 
@@ -50,7 +53,12 @@ def test_speeds_are_relative_to_the_control_of_the_same_table():
 
 def test_the_control_is_the_unit_of_everything():
     control = rows()["plain"]
-    assert (control.saved, control.speed, control.published_saved, control.published_speed) == (0, 1, 0, 1)
+    assert (control.saved, control.speed, control.published_saved, control.published_speed) == (
+        0,
+        1,
+        0,
+        1,
+    )
 
 
 def test_peaks_of_the_same_size_have_a_ratio():
@@ -68,15 +76,19 @@ def test_without_a_control_nothing_is_relative_to_it():
 
 
 def test_a_row_that_was_not_trained_has_no_speed():
-    row = rows({**OWN, "fused": OwnRow(figures=Figures(peak_memory_bytes=GIB), peak_is_predicted=True)})["fused"]
+    row = rows(
+        {**OWN, "fused": OwnRow(figures=Figures(peak_memory_bytes=GIB), peak_is_predicted=True)}
+    )["fused"]
     assert (row.saved, row.speed) == (pytest.approx(0.9), None)
 
 
-# -- rows of a study ---------------------------------------------------------------------------------------------
+# -- rows of a study -------------------------------------------------------------------------------
 
 TABLE = load_space("peak_memory")
 STUDY = definition(space=TABLE, workload=make_workload("cpu", {"global_batch": 4, "layers": 2}))
-FUSED = TrainingConfig(optimizer="adafactor-fixed-rate", optimizer_fusion="backward", micro_batch_size=4)
+FUSED = TrainingConfig(
+    optimizer="adafactor-fixed-rate", optimizer_fusion="backward", micro_batch_size=4
+)
 
 
 def own_row(name, *records):
@@ -84,7 +96,10 @@ def own_row(name, *records):
 
 
 def test_a_row_is_found_by_its_configuration_whatever_the_trial_is_called():
-    row = own_row("fused", record(3, memory=7 * GIB, speed=5.0, perplexity=9.0, config=FUSED, name="another name"))
+    row = own_row(
+        "fused",
+        record(3, memory=7 * GIB, speed=5.0, perplexity=9.0, config=FUSED, name="another name"),
+    )
     assert (row.trial, row.figures) == (
         3,
         Figures(peak_memory_bytes=7 * GIB, tokens_per_second=5.0, perplexity=9.0),
@@ -102,7 +117,11 @@ def test_a_peak_that_was_not_measured_is_the_predicted_one_and_says_so():
         predicted_peak_memory_bytes=9 * GIB,
     )
     row = own_row("fused", trial)
-    assert (row.figures.peak_memory_bytes, row.peak_is_predicted, row.remark) == (9 * GIB, True, "predicted over cap")
+    assert (row.figures.peak_memory_bytes, row.peak_is_predicted, row.remark) == (
+        9 * GIB,
+        True,
+        "predicted over cap",
+    )
 
 
 def test_what_a_training_held_when_it_ran_out_of_memory_is_no_peak():
@@ -116,11 +135,17 @@ def test_what_a_training_held_when_it_ran_out_of_memory_is_no_peak():
         predicted_peak_memory_bytes=9 * GIB,
     )
     row = own_row("fused", trial)
-    assert (row.figures.peak_memory_bytes, row.peak_is_predicted, row.remark) == (9 * GIB, True, "out of memory")
+    assert (row.figures.peak_memory_bytes, row.peak_is_predicted, row.remark) == (
+        9 * GIB,
+        True,
+        "out of memory",
+    )
 
 
 def test_without_a_prediction_the_peak_of_what_ran_out_of_memory_is_not_known():
-    trial = record(3, memory=2 * GIB, speed=None, perplexity=None, outcome="out_of_memory", config=FUSED)
+    trial = record(
+        3, memory=2 * GIB, speed=None, perplexity=None, outcome="out_of_memory", config=FUSED
+    )
     row = own_row("fused", trial)
     assert (row.figures.peak_memory_bytes, row.peak_is_predicted) == (None, False)
 
@@ -130,11 +155,13 @@ def test_a_row_that_was_not_tried_says_so():
 
 
 def test_a_row_that_does_not_work_here_says_so():
-    study = definition(space=TABLE, workload=STUDY.workload, unavailable={"compile": {"model": "no compiler"}})
+    study = definition(
+        space=TABLE, workload=STUDY.workload, unavailable={"compile": {"model": "no compiler"}}
+    )
     assert rows_of_study(study, {})("compile").remark == "cannot be trained here"
 
 
-# -- sizes -------------------------------------------------------------------------------------------------------
+# -- sizes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,16 @@ DATASETS: dict[str, tuple[str, dict[str, str | bytes], str]] = {
     "mixed folder": ("mix", {"mix/a.txt": "a", "mix/b.csv": "text\na"}, ""),
     "folder of empty files": ("zero", {"zero/a.txt": "", "zero/b.txt": ""}, ""),
     "split of one text": ("o.txt", {"o.txt": "hello " * 90}, "--held-out-split test"),
-    "unknown split": ("two", {"two/train.txt": "a" * 900, "two/test.txt": "b" * 900}, "--dataset-split dev"),
-    "unknown held-out split": ("duo", {"duo/train.txt": "a" * 9, "duo/test.txt": "b" * 9}, "--held-out-split dev"),
+    "unknown split": (
+        "two",
+        {"two/train.txt": "a" * 900, "two/test.txt": "b" * 900},
+        "--dataset-split dev",
+    ),
+    "unknown held-out split": (
+        "duo",
+        {"duo/train.txt": "a" * 9, "duo/test.txt": "b" * 9},
+        "--held-out-split dev",
+    ),
     "broken json lines": ("j.jsonl", {"j.jsonl": '{"text": \n'}, ""),
     "no objects": ("n.jsonl", {"n.jsonl": "1\n2\n"}, ""),
     "no text column": ("c.jsonl", {"c.jsonl": '{"n": 1}\n'}, ""),
@@ -42,9 +50,21 @@ DATASETS: dict[str, tuple[str, dict[str, str | bytes], str]] = {
     "saved, no splits": ("splits", {"splits/dataset_dict.json": '{"splits": []}'}, ""),
     "token beyond the vocabulary": ("x.jsonl", {"x.jsonl": '{"input_ids": [1, 999]}\n' * 90}, ""),
     "negative token": ("y.jsonl", {"y.jsonl": '{"input_ids": [1, -7]}\n' * 90}, ""),
-    "tokens are words": ("z.jsonl", {"z.jsonl": '{"input_ids": ["a", "b"], "labels": [1]}\n' * 90}, ""),
-    "labels are others": ("a.jsonl", {"a.jsonl": '{"input_ids": [1, 2], "labels": [3, 4]}\n' * 90}, ""),
-    "mask is shorter": ("d.jsonl", {"d.jsonl": '{"input_ids": [1, 2], "attention_mask": [1]}\n' * 90}, ""),
+    "tokens are words": (
+        "z.jsonl",
+        {"z.jsonl": '{"input_ids": ["a", "b"], "labels": [1]}\n' * 90},
+        "",
+    ),
+    "labels are others": (
+        "a.jsonl",
+        {"a.jsonl": '{"input_ids": [1, 2], "labels": [3, 4]}\n' * 90},
+        "",
+    ),
+    "mask is shorter": (
+        "d.jsonl",
+        {"d.jsonl": '{"input_ids": [1, 2], "attention_mask": [1]}\n' * 90},
+        "",
+    ),
     "tokenizer too large": ("f.txt", {"f.txt": "hello " * 900}, "--tokenizer large.json"),
     "tokenizer broken": ("i.txt", {"i.txt": "hello " * 900}, "--tokenizer garbage.json"),
     "bpe of a short text": ("bpe.txt", {"bpe.txt": "hello"}, "--tokenizer bpe"),
@@ -70,7 +90,12 @@ _PYTHON = "import torch\n\n\ndef build():\n    return torch.nn.Linear(3, 3)\n"
 
 def _tokenizer(size: int) -> str:
     vocabulary = {f"word{number}": number for number in range(size)}
-    return json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "word0"}})
+    return json.dumps(
+        {
+            "version": "1.0",
+            "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "word0"},
+        }
+    )
 
 
 _FILES: dict[str, str | bytes] = {
@@ -112,7 +137,11 @@ def write_files(folder: Path) -> None:
     """Everything the mistakes name, in `folder`."""
     files = dict(_FILES)
     files |= {space_file(name): content for name, content in SPACES.items()}
-    files |= {f"data/{place}": content for _, of_set, _ in DATASETS.values() for place, content in of_set.items()}
+    files |= {
+        f"data/{place}": content
+        for _, of_set, _ in DATASETS.values()
+        for place, content in of_set.items()
+    }
     for name, content in files.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -124,4 +153,6 @@ def write_files(folder: Path) -> None:
     with sqlite3.connect(folder / "foreign.db") as foreign:
         foreign.execute("CREATE TABLE songs (title TEXT)")
     foreign.close()
-    write_study(f"sqlite:///{folder / 'real.db'}", [measured(), measured(perplexity=19.0)], name="real")
+    write_study(
+        f"sqlite:///{folder / 'real.db'}", [measured(), measured(perplexity=19.0)], name="real"
+    )

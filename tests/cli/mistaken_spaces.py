@@ -18,7 +18,9 @@ def _technique(line: str) -> str:
 
 
 def _condition(line: str) -> str:
-    return f'[techniques]\ncompile = ["none", "model"]\nprecision = ["fp32"]\n[[conditions]]\n{line}\n'
+    return (
+        f'[techniques]\ncompile = ["none", "model"]\nprecision = ["fp32"]\n[[conditions]]\n{line}\n'
+    )
 
 
 def _workload(line: str) -> str:
@@ -77,18 +79,36 @@ SPACES: dict[str, str | bytes] = {
     "techniques.memory_budget/text": _technique('memory_budget = ["0.5"]'),
     "techniques.memory_budget/alone": _technique("memory_budget = 0.5"),
     "techniques.memory_budget.from": _technique("memory_budget = { to = 1.0, step = 0.1 }"),
-    "techniques.memory_budget.from/below": _technique("memory_budget = { from = -1, to = 1.0, step = 0.5 }"),
-    "techniques.memory_budget.to": _technique("memory_budget = { from = 0.5, to = 0.1, step = 0.1 }"),
-    "techniques.memory_budget.to/endless": _technique(f"memory_budget = {{ from = 0, to = {'9' * 400}, step = 1 }}"),
-    "techniques.memory_budget.to/infinite": _technique("memory_budget = { from = 0, to = inf, step = 1 }"),
-    "techniques.memory_budget.step": _technique("memory_budget = { from = 0.1, to = 1.0, step = 0 }"),
-    "techniques.memory_budget.step/nan": _technique("memory_budget = { from = 0.1, to = 1.0, step = nan }"),
-    "techniques.memory_budget.step/tiny": _technique("memory_budget = { from = 0, to = 1.0, step = 1e-300 }"),
-    "techniques.memory_budget/other key": _technique("memory_budget = { from = 0, to = 1, by = 0.1 }"),
+    "techniques.memory_budget.from/below": _technique(
+        "memory_budget = { from = -1, to = 1.0, step = 0.5 }"
+    ),
+    "techniques.memory_budget.to": _technique(
+        "memory_budget = { from = 0.5, to = 0.1, step = 0.1 }"
+    ),
+    "techniques.memory_budget.to/endless": _technique(
+        f"memory_budget = {{ from = 0, to = {'9' * 400}, step = 1 }}"
+    ),
+    "techniques.memory_budget.to/infinite": _technique(
+        "memory_budget = { from = 0, to = inf, step = 1 }"
+    ),
+    "techniques.memory_budget.step": _technique(
+        "memory_budget = { from = 0.1, to = 1.0, step = 0 }"
+    ),
+    "techniques.memory_budget.step/nan": _technique(
+        "memory_budget = { from = 0.1, to = 1.0, step = nan }"
+    ),
+    "techniques.memory_budget.step/tiny": _technique(
+        "memory_budget = { from = 0, to = 1.0, step = 1e-300 }"
+    ),
+    "techniques.memory_budget/other key": _technique(
+        "memory_budget = { from = 0, to = 1, by = 0.1 }"
+    ),
     "techniques.micro_batch_size": _technique('micro_batch_size = "all"'),
     "techniques.micro_batch_size/zero": _technique("micro_batch_size = [0]"),
     "techniques.micro_batch_size/float": _technique("micro_batch_size = [1.0]"),
-    "techniques.micro_batch_size/range": _technique("micro_batch_size = { from = 1.0, to = 4, step = 1 }"),
+    "techniques.micro_batch_size/range": _technique(
+        "micro_batch_size = { from = 1.0, to = 4, step = 1 }"
+    ),
     "techniques.micro_batch_size/none divides": _technique("micro_batch_size = [7]"),
     "techniques.micro_batch_size/endless": _technique(f"micro_batch_size = [{'9' * 4000}]"),
     "conditions": "conditions = 1",
@@ -97,13 +117,25 @@ SPACES: dict[str, str | bytes] = {
     "conditions.if": _condition('then = { compile = ["model"] }'),
     "conditions.if/empty": _condition('if = {}\nthen = { compile = ["model"] }'),
     "conditions.if/list": _condition('if = ["compile"]\nthen = { compile = ["model"] }'),
-    "conditions.if/unknown technique": _condition('if = { compil = "model" }\nthen = { compile = ["model"] }'),
-    "conditions.if/unknown value": _condition('if = { compile = ["all"] }\nthen = { precision = ["fp32"] }'),
-    "conditions.if/value not listed": _condition('if = { compile = ["block"] }\nthen = { precision = ["fp32"] }'),
-    "conditions.if/not varied": _condition('if = { loss = ["full"] }\nthen = { precision = ["fp32"] }'),
+    "conditions.if/unknown technique": _condition(
+        'if = { compil = "model" }\nthen = { compile = ["model"] }'
+    ),
+    "conditions.if/unknown value": _condition(
+        'if = { compile = ["all"] }\nthen = { precision = ["fp32"] }'
+    ),
+    "conditions.if/value not listed": _condition(
+        'if = { compile = ["block"] }\nthen = { precision = ["fp32"] }'
+    ),
+    "conditions.if/not varied": _condition(
+        'if = { loss = ["full"] }\nthen = { precision = ["fp32"] }'
+    ),
     "conditions.then": _condition('if = { compile = ["model"] }'),
-    "conditions.then/empty list": _condition('if = { compile = ["model"] }\nthen = { precision = [] }'),
-    "conditions.then/value not listed": _condition('if = { compile = ["model"] }\nthen = { precision = ["tf32"] }'),
+    "conditions.then/empty list": _condition(
+        'if = { compile = ["model"] }\nthen = { precision = [] }'
+    ),
+    "conditions.then/value not listed": _condition(
+        'if = { compile = ["model"] }\nthen = { precision = ["tf32"] }'
+    ),
     "conditions.then/contradiction": '[techniques]\ncompile = ["none"]\nprecision = ["fp32", "tf32"]\n'
     '[[conditions]]\nif = { precision = ["fp32", "tf32"] }\nthen = { precision = ["tf32"] }\n'
     '[[conditions]]\nif = { precision = ["tf32"] }\nthen = { precision = ["fp32"] }\n',
@@ -171,7 +203,9 @@ SPACES: dict[str, str | bytes] = {
     "reference.torch": _reference("torch = 2.8"),
     "reference.torch/word": _reference('torch = "newest"'),
     "reference.control": _without('control = "a"'),
-    "reference.control/not a name": _without('control = "a"').replace(_ROWS, f'control = "b"\n{_ROWS}'),
+    "reference.control/not a name": _without('control = "a"').replace(
+        _ROWS, f'control = "b"\n{_ROWS}'
+    ),
     "reference.rows": f"{_CONFIGURATION}[reference]\n{_REFERENCE}",
     "reference.rows/not a name": _reference("", "b = { perplexity = 2 }"),
     "reference.rows/number": _reference("", "a = 2"),
@@ -179,7 +213,9 @@ SPACES: dict[str, str | bytes] = {
     "reference.rows.peak_memory": _reference("", "a = { peak_memory = 3 }"),
     "reference.rows.peak_memory/unit": _reference("", 'a = { peak_memory = "8,5GiB" }'),
     "reference.rows.tokens_per_second": _reference("", "a = { tokens_per_second = 0 }"),
-    "reference.rows.tokens_per_second/endless": _reference("", f"a = {{ tokens_per_second = {'9' * 400} }}"),
+    "reference.rows.tokens_per_second/endless": _reference(
+        "", f"a = {{ tokens_per_second = {'9' * 400} }}"
+    ),
     "reference.rows.perplexity": _reference("", "a = { perplexity = nan }"),
 }
 """Place in the file, and after a slash which mistake of several, to the content of the file."""

@@ -1,7 +1,8 @@
 """Command lines that must be refused: one line a mistake, under the command it belongs to.
 
-To add one, write the rest of the command line as in a shell; what it names, `mistaken_files.py` makes. `real` is a
-study in real.db, which `IN_REAL` names. A test fails while an option of a command stands in none of these lines.
+To add one, write the rest of the command line as in a shell; what it names, `mistaken_files.py`
+makes. `real` is a study in real.db, which `IN_REAL` names. A test fails while an option of a
+command stands in none of these lines.
 """
 
 import shlex
@@ -213,7 +214,8 @@ LATE = {
         --model nonesuch_module:build | --model nosuch.json | --script ends.py
     """,
 }
-"""What only torch can tell: refused before anything is compiled or trained, but not within a second."""
+"""What only torch can tell: refused before anything is compiled or trained, but not within a
+second."""
 
 
 def mistakes(command_lines: Mapping[str, str] = COMMAND_LINES) -> Iterator[list[str]]:
@@ -239,6 +241,11 @@ def _spelled_out(line: str) -> str:
     """With letters that no source file shows, and long words, in the place of what stands for them."""
     for short, long in _SHORT.items():
         line = line.replace(short, long)
-    for written, letter in (("\\n", "\n"), ("\\x1b", "\x1b"), ("\\x07", "\x07"), ("\\udcff", "\udcff")):
+    for written, letter in (
+        ("\\n", "\n"),
+        ("\\x1b", "\x1b"),
+        ("\\x07", "\x07"),
+        ("\\udcff", "\udcff"),
+    ):
         line = line.replace(written, letter)
     return line

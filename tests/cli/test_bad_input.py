@@ -1,7 +1,8 @@
 """Every mistake on the command line ends with exit code 2, one `error:` line and one `hint:` line, and no traceback.
 
-The table is `mistakes.py`. It is run in this process, each line in a folder with files that are not what they seem
-(`mistaken_files.py`); a few lines are run as what they are, commands in a process of their own.
+The table is `mistakes.py`. It is run in this process, each line in a folder with files that are not
+what they seem (`mistaken_files.py`); a few lines are run as what they are, commands in a process of
+their own.
 """
 
 import os
@@ -76,8 +77,14 @@ def test_a_mistake_is_refused_with_an_error_and_a_hint_and_leaves_nothing(argume
     ("arguments", "named"),
     [
         (["search", "--max-mem", "8,5GiB"], "'8,5GiB'"),
-        (["search", "--space", space_file("techniques/unknown")], "unknown key 'precison' in techniques"),
-        (["search", "--space", space_file("workload.steps")], "workload.steps: steps = datetime.date(2024, 1, 1)"),
+        (
+            ["search", "--space", space_file("techniques/unknown")],
+            "unknown key 'precison' in techniques",
+        ),
+        (
+            ["search", "--space", space_file("workload.steps")],
+            "workload.steps: steps = datetime.date(2024, 1, 1)",
+        ),
         (["search", "--bogus"], "--bogus"),
         (["search", "--name", "\x1b[31m\nerror: x"], r"'\x1b[31m\nerror: x'"),
         (["show", "nope", "--storage", "sqlite:///garbage.db"], "sqlite:///garbage.db"),
@@ -98,12 +105,16 @@ def test_a_wrong_option_is_answered_with_the_help_of_its_own_command(refused):
 
 
 @pytest.mark.parametrize("letters", ["\ufeff", ""])
-def test_a_search_space_may_begin_with_a_byte_order_mark_and_end_its_lines_as_windows_does(letters, tmp_path):
-    (tmp_path / "space.toml").write_text(f'{letters}[techniques]\r\nprecision = ["fp32"]\r\n', newline="")
+def test_a_search_space_may_begin_with_a_byte_order_mark_and_end_its_lines_as_windows_does(
+    letters, tmp_path
+):
+    (tmp_path / "space.toml").write_text(
+        f'{letters}[techniques]\r\nprecision = ["fp32"]\r\n', newline=""
+    )
     assert reader.load_space(str(tmp_path / "space.toml")).techniques == {"precision": ("fp32",)}
 
 
-# -- as commands ------------------------------------------------------------------------------------------------------
+# -- as commands -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -127,10 +138,14 @@ def test_a_command_is_refused_as_it_is_in_this_process(arguments, folder):
         env={**os.environ, "COLUMNS": "80"},
         check=False,
     )
-    checked(ended.returncode, ended.stdout, ended.stderr.removeprefix("Finding out what this device can do ...\n"))
+    checked(
+        ended.returncode,
+        ended.stdout,
+        ended.stderr.removeprefix("Finding out what this device can do ...\n"),
+    )
 
 
-# -- the table is whole -----------------------------------------------------------------------------------------------
+# -- the table is whole ----------------------------------------------------------------------------
 
 
 def commands(of, *path):

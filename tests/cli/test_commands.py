@@ -18,13 +18,30 @@ from autotune.cli import app
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import Measurement
 
-COMMANDS = ("search", "predict", "show", "studies", "plot", "export", "explain", "fit", "doctor", "compare", "report")
+COMMANDS = (
+    "search",
+    "predict",
+    "show",
+    "studies",
+    "plot",
+    "export",
+    "explain",
+    "fit",
+    "doctor",
+    "compare",
+    "report",
+)
 HEAVY = ("torch", "optuna", "sqlalchemy", "datasets", "plotly", "numpy")
 ESCAPE = "\x1b"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)(?:;\d+)*m")
 
 MEASUREMENTS = [
-    measured(device_bytes=2 * CAP_BYTES, peak_memory_bytes=2 * CAP_BYTES, outcome="over_cap", message="over"),
+    measured(
+        device_bytes=2 * CAP_BYTES,
+        peak_memory_bytes=2 * CAP_BYTES,
+        outcome="over_cap",
+        message="over",
+    ),
     measured(tokens_per_second=1500.0, compile_seconds=12.0, compile_cache="miss"),
     measured(peak_memory_bytes=10 * MIB, device_bytes=10 * MIB),
     measured(peak_memory_bytes=50 * MIB, device_bytes=50 * MIB, tokens_per_second=500.0),
@@ -38,13 +55,17 @@ def folder(tmp_path_factory):
     """A folder with two studies: `by-hand`, and `too-tight` in which nothing is feasible."""
     folder = tmp_path_factory.mktemp("commands")
     write_study(f"sqlite:///{folder}/studies/autotune.db", MEASUREMENTS)
-    write_study(f"sqlite:///{folder}/studies/autotune.db", MEASUREMENTS, name="too-tight", cap_bytes=MIB)
+    write_study(
+        f"sqlite:///{folder}/studies/autotune.db", MEASUREMENTS, name="too-tight", cap_bytes=MIB
+    )
     return folder
 
 
 def run(*arguments, folder, timeout=60, **environment):
     """Runs the command with its output in pipes."""
-    settings = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    settings = {
+        k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
+    }
     return subprocess.run(
         [sys.executable, "-m", "autotune", *arguments],
         cwd=folder,
@@ -90,7 +111,7 @@ def on_a_terminal(*arguments, folder, **environment):
     return written.decode()
 
 
-# -- help --------------------------------------------------------------------------------------------------------
+# -- help ------------------------------------------------------------------------------------------
 
 HELP_AND_MODULES = """
 import runpy, sys
@@ -103,10 +124,14 @@ print(*sorted(sys.modules), file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([command, "-h"] for command in COMMANDS)], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *([command, "-h"] for command in COMMANDS)], ids=str
+)
 def test_help_loads_nothing_heavy(arguments, folder):
     program = [sys.executable, "-c", HELP_AND_MODULES, *arguments]
-    ended = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        program, cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout
     assert "autotune.cli" in ended.stderr.split()
@@ -121,7 +146,11 @@ def test_the_help_lists_every_command(folder):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_names_its_options_on_a_narrow_terminal(command, folder):
     text = output(command, "--help", folder=folder, COLUMNS="80")
-    options = [name for parameter in typer.main.get_command(app).commands[command].params for name in parameter.opts]
+    options = [
+        name
+        for parameter in typer.main.get_command(app).commands[command].params
+        for name in parameter.opts
+    ]
     assert [name for name in options if name.startswith("--") and name not in text] == []
 
 
@@ -158,7 +187,7 @@ def test_without_a_command_the_help_is_shown(folder):
     assert "Usage:" in ended.stdout
 
 
-# -- studies -----------------------------------------------------------------------------------------------------
+# -- studies ---------------------------------------------------------------------------------------
 
 
 def test_studies_lists_every_study_with_its_state_and_its_pick(folder):
@@ -174,7 +203,7 @@ def test_studies_reads_the_database_it_is_given(folder, tmp_path):
     assert "by-hand" not in text
 
 
-# -- show --------------------------------------------------------------------------------------------------------
+# -- show ------------------------------------------------------------------------------------------
 
 
 def test_show_has_a_row_for_every_trial(folder):
@@ -253,7 +282,9 @@ def test_the_json_of_a_study_keeps_the_contract(shown, key):
 @pytest.mark.parametrize("key", TRIAL_KEYS)
 def test_the_json_of_a_trial_keeps_the_contract(shown, key):
     for trial in shown["trials"]:
-        assert type(trial[key]) is TRIAL_KEYS[key] or (trial[key] is None and key not in ALWAYS_KNOWN)
+        assert type(trial[key]) is TRIAL_KEYS[key] or (
+            trial[key] is None and key not in ALWAYS_KNOWN
+        )
 
 
 def test_the_json_has_every_trial_the_front_the_pick_and_the_baseline(shown):
@@ -270,13 +301,18 @@ def test_the_configuration_of_a_trial_is_flat(shown):
 
 def test_what_was_not_measured_is_null(shown):
     out_of_memory = shown["trials"][4]
-    assert [out_of_memory[key] for key in ("peak_memory_bytes", "tokens_per_second", "perplexity")] == [None] * 3
+    assert [
+        out_of_memory[key] for key in ("peak_memory_bytes", "tokens_per_second", "perplexity")
+    ] == [None] * 3
 
 
 def test_what_is_not_finite_is_null(tmp_path):
     write_study(
         f"sqlite:///{tmp_path}/studies/autotune.db",
-        [measured(), measured(outcome="diverged", perplexity=float("inf"), final_loss=float("nan"))],
+        [
+            measured(),
+            measured(outcome="diverged", perplexity=float("inf"), final_loss=float("nan")),
+        ],
     )
     trial = json.loads(output("show", "by-hand", "--json", folder=tmp_path))["trials"][1]
     assert (trial["perplexity"], trial["final_loss"]) == (None, None)
@@ -300,7 +336,7 @@ def test_show_as_csv_has_a_row_for_every_trial(folder, shown):
     assert [row["pick"] for row in rows].index("true") == shown["pick"]
 
 
-# -- report ------------------------------------------------------------------------------------------------------
+# -- report ----------------------------------------------------------------------------------------
 
 
 def test_report_writes_a_page_beside_the_studies_and_prints_where(folder):
@@ -311,7 +347,15 @@ def test_report_writes_a_page_beside_the_studies_and_prints_where(folder):
 
 
 def test_report_picks_as_it_is_told(folder, tmp_path):
-    output("report", "by-hand", "--prefer", "smallest", "--out", str(tmp_path / "page.html"), folder=folder)
+    output(
+        "report",
+        "by-hand",
+        "--prefer",
+        "smallest",
+        "--out",
+        str(tmp_path / "page.html"),
+        folder=folder,
+    )
     page = (tmp_path / "page.html").read_text()
     assert "Train with #2, trial 2:" in page
     assert "autotune report by-hand --prefer smallest" in page
@@ -319,12 +363,18 @@ def test_report_picks_as_it_is_told(folder, tmp_path):
 
 def test_report_says_when_the_study_was(folder):
     output("report", "by-hand", folder=folder)
-    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d, last result", (folder / "studies/by-hand-report.html").read_text())
+    assert re.search(
+        r"\d{4}-\d\d-\d\d \d\d:\d\d, last result",
+        (folder / "studies/by-hand-report.html").read_text(),
+    )
 
 
 def test_report_of_a_study_in_which_nothing_fits_is_written(folder):
     assert output("report", "too-tight", folder=folder).strip() == "studies/too-tight-report.html"
-    assert "Nothing that was tried trains under 1.00 MiB." in (folder / "studies/too-tight-report.html").read_text()
+    assert (
+        "Nothing that was tried trains under 1.00 MiB."
+        in (folder / "studies/too-tight-report.html").read_text()
+    )
 
 
 @pytest.mark.parametrize("out", ["file/page.html", "folder.html", "page.pdf", "folder"])
@@ -337,7 +387,7 @@ def test_report_into_what_cannot_be_a_file_is_refused_by_name(out, folder, tmp_p
     assert str(tmp_path / out) in ended.stderr
 
 
-# -- plot --------------------------------------------------------------------------------------------------------
+# -- plot ------------------------------------------------------------------------------------------
 
 
 def test_plot_writes_a_page_beside_the_studies_and_prints_where(folder):
@@ -365,9 +415,14 @@ def test_plot_into_a_path_below_a_file_is_refused_by_name(folder, tmp_path):
     assert str(tmp_path / "file" / "front.html") in ended.stderr
 
 
-# -- how it is written -------------------------------------------------------------------------------------------
+# -- how it is written -----------------------------------------------------------------------------
 
-READING = (["studies"], ["show", "by-hand"], ["show", "too-tight"], ["plot", "too-tight", "--out", "page.html"])
+READING = (
+    ["studies"],
+    ["show", "by-hand"],
+    ["show", "too-tight"],
+    ["plot", "too-tight", "--out", "page.html"],
+)
 
 
 @pytest.mark.parametrize("arguments", READING, ids=" ".join)

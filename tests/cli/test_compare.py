@@ -121,11 +121,14 @@ def test_every_trial_of_the_first_has_one_of_the_second_that_is_no_worse(output)
 
 
 def test_what_nothing_matches_is_none(output):
-    assert json.loads(output("one", "failed", "--no-worse", "--json"))["no_worse"][1]["found"] is None
+    assert (
+        json.loads(output("one", "failed", "--no-worse", "--json"))["no_worse"][1]["found"] is None
+    )
 
 
 @pytest.mark.parametrize(
-    ("studies", "said"), [(("one", "deeper"), "workloads differ"), (("one", "tighter", "failed"), "not 3")]
+    ("studies", "said"),
+    [(("one", "deeper"), "workloads differ"), (("one", "tighter", "failed"), "not 3")],
 )
 def test_studies_that_cannot_be_held_against_each_other_are_refused(studies, said, run):
     code, _, told = run(*studies, "--no-worse")

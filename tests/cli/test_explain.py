@@ -13,7 +13,20 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import make_workload
 
 SIZES = {"layers": 2, "width": 16, "heads": 2, "sequence_length": 16, "global_batch": 2}
-FLAGS = ("--device", "cpu", "--layers", "2", "--width", "16", "--heads", "2", "--seq-len", "16", "--global-batch", "2")
+FLAGS = (
+    "--device",
+    "cpu",
+    "--layers",
+    "2",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--seq-len",
+    "16",
+    "--global-batch",
+    "2",
+)
 PLAIN = TrainingConfig(micro_batch_size=2)
 CHECKPOINTED = TrainingConfig(micro_batch_size=2, checkpointing="block")
 COMPILERS = {"block": "there is no compiler", "model": "there is no compiler"}
@@ -39,7 +52,9 @@ def folder(tmp_path_factory):
     (folder / "rows.toml").write_text(SPACE)
     with open_store(f"sqlite:///{folder}/studies/autotune.db") as store:
         workload = make_workload("cpu", SIZES)
-        store.create_study(definition(workload=workload, unavailable={"compile": COMPILERS}), trials_wanted=2)
+        store.create_study(
+            definition(workload=workload, unavailable={"compile": COMPILERS}), trials_wanted=2
+        )
         for config, speed in [(PLAIN, 1000.0), (CHECKPOINTED, 760.0)]:
             keep(store, config, measured(tokens_per_second=speed, peak_memory_bytes=MIB))
     return folder
@@ -77,12 +92,18 @@ def test_a_trial_is_told_where_its_peak_is(of_a_trial):
 
 
 def test_a_trial_is_told_what_another_one_measured(of_a_trial):
-    (line,) = [line for line in of_a_trial.splitlines() if line.startswith("  checkpointing block: ")]
+    (line,) = [
+        line for line in of_a_trial.splitlines() if line.startswith("  checkpointing block: ")
+    ]
     assert line.endswith("measured in #1: 1.00 MiB, 24 % slower, the same perplexity")
 
 
 def test_a_trial_is_told_why_a_step_in_backward_cannot_help_it_alone(of_a_trial):
-    (line,) = [line for line in of_a_trial.splitlines() if line.startswith("  optimizer-fusion backward saves nothing")]
+    (line,) = [
+        line
+        for line in of_a_trial.splitlines()
+        if line.startswith("  optimizer-fusion backward saves nothing")
+    ]
     assert "before any gradient exists; with " in line
 
 
@@ -119,7 +140,9 @@ def test_techniques_in_use_are_weighed(as_json):
 
 
 def test_a_row_of_a_search_space_brings_its_own_workload(folder):
-    text = output("--device", "cuda", "--torch", "2.8", "--space", "rows.toml", "--name", "one", folder=folder)
+    text = output(
+        "--device", "cuda", "--torch", "2.8", "--space", "rows.toml", "--name", "one", folder=folder
+    )
     assert text.startswith("fp32, checkpointing block, optimizer-fusion backward, micro-batch 2")
     assert "gpt of 1 layers, width 16, 2 x 16 tokens a step, for cuda" in text
     assert "compute capability 8.0 with torch 2.8 is assumed" in text
@@ -128,7 +151,16 @@ def test_a_row_of_a_search_space_brings_its_own_workload(folder):
 
 @pytest.mark.slow
 def test_options_name_a_configuration(folder):
-    choices = ("--precision", "bf16-true", "--optimizer", "sgd", "--optimizer-fusion", "foreach", "--layers", "1")
+    choices = (
+        "--precision",
+        "bf16-true",
+        "--optimizer",
+        "sgd",
+        "--optimizer-fusion",
+        "foreach",
+        "--layers",
+        "1",
+    )
     text = output(*FLAGS, *choices, folder=folder)
     assert text.startswith("bf16-true, optimizer sgd, optimizer-fusion foreach, micro-batch 2")
     assert "precision bf16-true saves" in text.partition("In use")[2]

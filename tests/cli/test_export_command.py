@@ -18,7 +18,12 @@ from autotune.exporters.export import Export, Refusal, Target
 from autotune.spec.workload import make_workload
 
 MEASUREMENTS = [
-    measured(device_bytes=2 * CAP_BYTES, peak_memory_bytes=2 * CAP_BYTES, outcome="over_cap", message="over"),
+    measured(
+        device_bytes=2 * CAP_BYTES,
+        peak_memory_bytes=2 * CAP_BYTES,
+        outcome="over_cap",
+        message="over",
+    ),
     measured(tokens_per_second=1500.0),
     measured(peak_memory_bytes=10 * MIB, device_bytes=10 * MIB),
 ]
@@ -40,10 +45,19 @@ def poor_target(monkeypatch):
 
     def write(recipe, version):
         refusals = [
-            Refusal(setting="micro_batch_size", value=recipe.config.micro_batch_size, instead=8, why="it has no key"),
-            Refusal(setting="learning_rate", value=0.002, instead=None, why="lr=0.002 in your script"),
+            Refusal(
+                setting="micro_batch_size",
+                value=recipe.config.micro_batch_size,
+                instead=8,
+                why="it has no key",
+            ),
+            Refusal(
+                setting="learning_rate", value=0.002, instead=None, why="lr=0.002 in your script"
+            ),
         ]
-        return Export(files={"poor.txt": recipe.origin}, command="poor poor.txt", refusals=tuple(refusals))
+        return Export(
+            files={"poor.txt": recipe.origin}, command="poor poor.txt", refusals=tuple(refusals)
+        )
 
     target = Target(title="Poor", versions=("1",), checked_with="nothing", write=write)
     monkeypatch.setitem(TARGETS, "poor", target)
@@ -87,7 +101,9 @@ def test_what_the_target_has_no_words_for_is_printed(folder, poor_target):
 
 
 def test_strictly_a_technique_without_words_is_an_error_and_nothing_is_written(folder, poor_target):
-    with pytest.raises(IllegalConfiguration, match="poor cannot express micro_batch_size 7: it has no key"):
+    with pytest.raises(
+        IllegalConfiguration, match="poor cannot express micro_batch_size 7: it has no key"
+    ):
         run("by-hand", "--to", "poor", "--strict")
     assert not (folder / "studies" / "by-hand-poor-1").exists()
 
@@ -100,9 +116,13 @@ def test_strictly_what_expresses_every_technique_is_written(folder):
 def test_strictly_something_else_in_its_place_is_an_error(folder, monkeypatch):
     refusal = Refusal(setting="schedule", value="cosine", instead="constant", why="it has no other")
     export = Export(files={"poor.txt": ""}, command="poor poor.txt", refusals=(refusal,))
-    target = Target(title="Poor", versions=("1",), checked_with="nothing", write=lambda recipe, version: export)
+    target = Target(
+        title="Poor", versions=("1",), checked_with="nothing", write=lambda recipe, version: export
+    )
     monkeypatch.setitem(TARGETS, "poor", target)
-    with pytest.raises(IllegalConfiguration, match="poor cannot express schedule cosine: it has no other"):
+    with pytest.raises(
+        IllegalConfiguration, match="poor cannot express schedule cosine: it has no other"
+    ):
         run("by-hand", "--to", "poor", "--strict")
 
 
@@ -129,7 +149,17 @@ def test_the_same_export_twice_is_no_mistake(folder):
 def test_what_another_export_has_left_is_named(folder):
     Path("mine").mkdir()
     Path("mine/autotune_launch.py").write_text("")
-    command = [sys.executable, "-m", "autotune", "export", "by-hand", "--to", "pytorch", "-o", "mine"]
+    command = [
+        sys.executable,
+        "-m",
+        "autotune",
+        "export",
+        "by-hand",
+        "--to",
+        "pytorch",
+        "-o",
+        "mine",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "mine also holds autotune_launch.py" in ended.stderr
 
@@ -137,11 +167,24 @@ def test_what_another_export_has_left_is_named(folder):
 def test_text_code_and_tokenizer_are_found_from_the_folder_of_the_export(folder):
     Path("text.txt").write_text("some text")
     Path("own.py").write_text("def make(): ...")
-    named = {"dataset": "text.txt", "model": "own.py:make", "tokenizer": "somebody/tokenizer", "text_sha256": "f" * 64}
-    write_study(f"sqlite:///{folder}/studies/autotune.db", MEASUREMENTS, name="named", workload=workload(**named))
+    named = {
+        "dataset": "text.txt",
+        "model": "own.py:make",
+        "tokenizer": "somebody/tokenizer",
+        "text_sha256": "f" * 64,
+    }
+    write_study(
+        f"sqlite:///{folder}/studies/autotune.db",
+        MEASUREMENTS,
+        name="named",
+        workload=workload(**named),
+    )
     run("named", "--to", "pytorch", "-o", "mine")
     said = json.loads(Path("mine/autotune_config.json").read_text())["workload"]
-    assert (said["dataset"], said["model"]) == (str(folder / "text.txt"), f"{folder / 'own.py'}:make")
+    assert (said["dataset"], said["model"]) == (
+        str(folder / "text.txt"),
+        f"{folder / 'own.py'}:make",
+    )
     assert said["tokenizer"] == "somebody/tokenizer"
 
 
@@ -149,13 +192,22 @@ def workload(**settings):
     return make_workload("cpu", {"steps": 24, **settings})
 
 
-NOT_MEASURED = {"peak_memory_bytes": None, "device_bytes": None, "tokens_per_second": None, "perplexity": None}
+NOT_MEASURED = {
+    "peak_memory_bytes": None,
+    "device_bytes": None,
+    "tokens_per_second": None,
+    "perplexity": None,
+}
 
 
-@pytest.mark.parametrize("outcome", ["predicted_over_cap", "out_of_memory", "crashed", "interrupted"])
+@pytest.mark.parametrize(
+    "outcome", ["predicted_over_cap", "out_of_memory", "crashed", "interrupted"]
+)
 def test_a_trial_that_has_no_numbers_is_exported(folder, outcome):
     url = f"sqlite:///{folder}/studies/autotune.db"
-    write_study(url, [*MEASUREMENTS, measured(outcome=outcome, message="no", **NOT_MEASURED)], name=outcome)
+    write_study(
+        url, [*MEASUREMENTS, measured(outcome=outcome, message="no", **NOT_MEASURED)], name=outcome
+    )
     for target in TARGETS:
         printed = run(outcome, "--to", target, "--trial", "3")
         assert f"not feasible ({outcome.replace('_', ' ')})" in printed
@@ -177,7 +229,11 @@ def test_a_study_from_before_an_optimizer_was_known_is_exported(folder, target):
 
 def test_json_has_all_that_is_printed(folder, poor_target):
     said = json.loads(run("by-hand", "--to", "poor", "--json"))
-    assert (said["files"], said["command"], said["trial"]) == (["studies/by-hand-poor-1/poor.txt"], "poor poor.txt", 1)
+    assert (said["files"], said["command"], said["trial"]) == (
+        ["studies/by-hand-poor-1/poor.txt"],
+        "poor poor.txt",
+        1,
+    )
     assert [(one["setting"], one["is_technique"]) for one in said["refusals"]] == [
         ("micro_batch_size", True),
         ("learning_rate", False),
@@ -188,12 +244,27 @@ def test_json_has_all_that_is_printed(folder, poor_target):
     ("arguments", "error", "words", "hint"),
     [
         (["by-hand", "--to", "nothing"], InvalidInput, "'nothing'", "pytorch"),
-        (["by-hand", "--to", "pytorch", "--target-version", "9"], InvalidInput, "'9'", "use one of"),
+        (
+            ["by-hand", "--to", "pytorch", "--target-version", "9"],
+            InvalidInput,
+            "'9'",
+            "use one of",
+        ),
         (["by-hand", "--to", "pytorch", "--trial", "99"], InvalidInput, "no trial 99", "0 to 2"),
-        (["by-hand", "--to", "pytorch", "--trial", "1", "--pick", "fastest"], InvalidInput, "--pick", "one of them"),
+        (
+            ["by-hand", "--to", "pytorch", "--trial", "1", "--pick", "fastest"],
+            InvalidInput,
+            "--pick",
+            "one of them",
+        ),
         (["by-hand", "--to", "pytorch", "--pick", "best"], InvalidInput, "'best'", "fastest"),
         (["too-tight", "--to", "pytorch"], InvalidInput, "no feasible trial", "--trial"),
-        (["by-hand", "--to", "pytorch", "-o", "studies/autotune.db"], StorageUnavailable, "autotune.db", "--out"),
+        (
+            ["by-hand", "--to", "pytorch", "-o", "studies/autotune.db"],
+            StorageUnavailable,
+            "autotune.db",
+            "--out",
+        ),
         (["unknown", "--to", "pytorch"], AutotuneError, "unknown", "by-hand"),
     ],
     ids=str,

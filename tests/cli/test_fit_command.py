@@ -82,22 +82,50 @@ def test_the_largest_was_trained_and_stayed_under_the_cap(confirmed):
 
 
 def test_the_ladder_is_a_table_with_a_row_a_technique(folder):
-    ended = fit("--max-mem", "3MiB", "--no-confirm", "--vary", "micro-batch", "--micro-batch", "2", folder=folder)
+    ended = fit(
+        "--max-mem",
+        "3MiB",
+        "--no-confirm",
+        "--vary",
+        "micro-batch",
+        "--micro-batch",
+        "2",
+        folder=folder,
+    )
     assert ended.returncode == 0, ended.stderr
-    techniques = ("plain fp32", "+ block checkpointing", "+ bf16-mixed", "bf16-true for mixed", "+ compile block")
+    techniques = (
+        "plain fp32",
+        "+ block checkpointing",
+        "+ bf16-mixed",
+        "bf16-true for mixed",
+        "+ compile block",
+    )
     rows = [line for line in ended.stdout.splitlines() if line.startswith(techniques)]
-    assert [line for name, line in zip(techniques, rows, strict=True) if not line.startswith(name)] == []
+    assert [
+        line for name, line in zip(techniques, rows, strict=True) if not line.startswith(name)
+    ] == []
     assert "Not confirmed by a trial: not asked for." in ended.stdout
 
 
 def test_progress_goes_to_stderr_in_plain_lines(folder):
-    ended = fit("--max-mem", "2MiB", "--no-confirm", "--compile", "none", "--vary", "seq-len", folder=folder)
+    ended = fit(
+        "--max-mem", "2MiB", "--no-confirm", "--compile", "none", "--vary", "seq-len", folder=folder
+    )
     assert "as given: 32 tokens a sequence may need" in ended.stderr
     assert "\x1b" not in ended.stderr
 
 
 def test_a_device_that_is_not_there_gets_predictions_with_room_for_its_context(folder):
-    arguments = ("--device", "cuda:77", "--max-mem", "760MiB", "--precision", "fp32", "--vary", "width")
+    arguments = (
+        "--device",
+        "cuda:77",
+        "--max-mem",
+        "760MiB",
+        "--precision",
+        "fp32",
+        "--vary",
+        "width",
+    )
     result = found(*arguments, folder=folder)
     (row,) = result["rows"]
     assert row["upper_bound_bytes"] + result["context_bytes"] <= result["cap_bytes"]
@@ -107,7 +135,9 @@ def test_a_device_that_is_not_there_gets_predictions_with_room_for_its_context(f
 
 @pytest.mark.slow
 def test_the_best_of_a_space_is_at_least_what_each_of_its_configurations_reaches(folder):
-    (best,) = found("--max-mem", "3MiB", "--no-confirm", "--space", "space.toml", folder=folder)["rows"]
+    (best,) = found("--max-mem", "3MiB", "--no-confirm", "--space", "space.toml", folder=folder)[
+        "rows"
+    ]
     alone = ["--checkpointing", "block", "--optimizer-fusion", "backward"]
     (one,) = found("--max-mem", "3MiB", "--no-confirm", *alone, folder=folder)["rows"]
     assert best["value"] >= one["value"]

@@ -27,7 +27,10 @@ def configs():
             for compile in ("none", "block"):
                 for checkpointing in ("none", "block") if compile == "none" else ("none",):
                     yield TrainingConfig(
-                        micro_batch_size=size, precision=precision, compile=compile, checkpointing=checkpointing
+                        micro_batch_size=size,
+                        precision=precision,
+                        compile=compile,
+                        checkpointing=checkpointing,
                     )
 
 
@@ -42,7 +45,9 @@ def folder(tmp_path_factory):
         for number, config in enumerate(tried):
             peak = (60 - number) * MIB
             store.keep_forecast("by-hand", Forecast(config=config, prediction=predicted(peak=peak)))
-            measurement = measured(peak_memory_bytes=peak, device_bytes=peak, tokens_per_second=1000.0 + number)
+            measurement = measured(
+                peak_memory_bytes=peak, device_bytes=peak, tokens_per_second=1000.0 + number
+            )
             keep(store, config, measurement, seconds=1.5)
     failed = [Measurement(outcome="out_of_memory", message="out of memory")] * 2
     write_study(url, failed, name="too-tight", cap_bytes=CAP_BYTES)
@@ -108,12 +113,18 @@ def test_a_kind_has_a_file_of_its_own_beside_the_studies(run, folder):
 
 def test_axes_are_those_that_are_asked_for(drawn):
     layout = drawn("by-hand", "--x", "speed", "--y", "perplexity")["layout"]
-    assert [layout[axis]["title"]["text"] for axis in ("xaxis", "yaxis")] == ["tokens per second", "perplexity"]
+    assert [layout[axis]["title"]["text"] for axis in ("xaxis", "yaxis")] == [
+        "tokens per second",
+        "perplexity",
+    ]
 
 
 def test_named_trials_are_shown(drawn):
     figure = drawn("by-hand", "memory", "--trials", "3,1")
-    assert [text.partition("</b>")[0] for text in figure["layout"]["yaxis"]["ticktext"]] == ["<b>#3", "<b>#1"]
+    assert [text.partition("</b>")[0] for text in figure["layout"]["yaxis"]["ticktext"]] == [
+        "<b>#3",
+        "<b>#1",
+    ]
 
 
 def test_the_timeline_is_that_of_the_trial_that_is_named(drawn):
@@ -124,7 +135,11 @@ def test_the_timeline_is_that_of_the_trial_that_is_named(drawn):
 
 def test_a_preference_moves_the_pick(drawn):
     stars = [
-        next(trace for trace in drawn("by-hand", "--prefer", prefer)["data"] if trace["name"] == "pick")
+        next(
+            trace
+            for trace in drawn("by-hand", "--prefer", prefer)["data"]
+            if trace["name"] == "pick"
+        )
         for prefer in ("smallest", "fastest")
     ]
     assert stars[0]["x"] == [37.0]
@@ -153,7 +168,7 @@ def test_a_mistake_is_answered_with_what_there_is(arguments, said, complaint):
     assert said in complaint(*arguments)
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------
+# -- pictures --------------------------------------------------------------------------------------
 
 BROWSERS = ("chromium", "google-chrome", "chrome", "chromium-browser")
 needs_a_browser = pytest.mark.skipif(
@@ -171,7 +186,9 @@ def test_a_figure_is_written_as_a_picture_of_the_size_asked_for(suffix, beginnin
     content = file.read_bytes()
     assert content.startswith(beginning)
     width = (
-        int.from_bytes(content[16:20], "big") if suffix == "png" else int(content.split(b'width="')[1].split(b'"')[0])
+        int.from_bytes(content[16:20], "big")
+        if suffix == "png"
+        else int(content.split(b'width="')[1].split(b'"')[0])
     )
     assert width == 400
 
@@ -199,9 +216,13 @@ main()
         ("sklearn", ["by-hand", "importance"], "autotune[importance]"),
     ],
 )
-def test_without_a_package_of_an_extra_there_is_one_sentence(package, arguments, extra, run, folder):
+def test_without_a_package_of_an_extra_there_is_one_sentence(
+    package, arguments, extra, run, folder
+):
     program = [sys.executable, "-c", WITHOUT_A_PACKAGE, package, "plot", *arguments]
-    ended = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        program, cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
     assert ended.returncode == 2, ended.stderr
     assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["error", "hint"]
     assert extra in ended.stderr
@@ -216,7 +237,9 @@ def test_a_message_with_half_a_character_ends_no_page(command, tmp_path, monkeyp
     url = f"sqlite:///{tmp_path}/studies/autotune.db"
     write_study(url, [measured(), Measurement(outcome="crashed", message=HALF_A_CHARACTER)])
     monkeypatch.setattr(
-        sys, "argv", ["autotune", command, "by-hand", "--storage", url, "--out", str(tmp_path / "page.html")]
+        sys,
+        "argv",
+        ["autotune", command, "by-hand", "--storage", url, "--out", str(tmp_path / "page.html")],
     )
     with pytest.raises(SystemExit) as ended:
         main()
@@ -229,7 +252,9 @@ def test_a_message_with_half_a_character_ends_no_output(form, tmp_path):
     url = f"sqlite:///{tmp_path}/studies/autotune.db"
     write_study(url, [measured(), Measurement(outcome="crashed", message=HALF_A_CHARACTER)])
     ended = subprocess.run(
-        [sys.executable, "-m", "autotune", "show", "by-hand", "--storage", url, *form], capture_output=True, check=False
+        [sys.executable, "-m", "autotune", "show", "by-hand", "--storage", url, *form],
+        capture_output=True,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
     assert b"file" in ended.stdout

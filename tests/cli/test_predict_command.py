@@ -9,12 +9,27 @@ import pytest
 from autotune.spec.config import CHOICES
 
 DEVICE = ("--device", "cpu")
-SMALL = ("--layers", "2", "--width", "32", "--heads", "2", "--seq-len", "32", "--global-batch", "4", *DEVICE)
+SMALL = (
+    "--layers",
+    "2",
+    "--width",
+    "32",
+    "--heads",
+    "2",
+    "--seq-len",
+    "32",
+    "--global-batch",
+    "4",
+    *DEVICE,
+)
 
 
 def run(*arguments, folder):
     return subprocess.run(
-        [sys.executable, "-m", "autotune", "predict", *arguments], cwd=folder, capture_output=True, text=True
+        [sys.executable, "-m", "autotune", "predict", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -49,7 +64,9 @@ def test_a_cap_that_is_surely_exceeded_is_exit_code_1(folder):
 
 def test_a_space_is_predicted_whole_and_sorted(folder, tmp_path):
     space = tmp_path / "space.toml"
-    space.write_text('[techniques]\ncheckpointing = ["none", "block"]\n[defaults]\nmicro_batch_size = 4\n')
+    space.write_text(
+        '[techniques]\ncheckpointing = ["none", "block"]\n[defaults]\nmicro_batch_size = 4\n'
+    )
     ended = run(*SMALL, "--space", str(space), "--json", folder=folder)
     predictions = json.loads(ended.stdout)["predictions"]
     assert [one["config"]["checkpointing"] for one in predictions] == ["block", "none"]
@@ -57,19 +74,33 @@ def test_a_space_is_predicted_whole_and_sorted(folder, tmp_path):
 
 def test_a_gpu_that_is_not_there_can_be_predicted_for(folder):
     ended = run(*SMALL, "--device", "cuda", folder=folder)
-    assert (ended.returncode, "for cuda" in ended.stdout, "Note: the CUDA context" in ended.stdout) == (0, True, True)
+    assert (
+        ended.returncode,
+        "for cuda" in ended.stdout,
+        "Note: the CUDA context" in ended.stdout,
+    ) == (0, True, True)
 
 
 def test_every_technique_of_the_configuration_can_be_named(folder):
     named = run("--help", folder=folder).stdout.split()
     missing = [
-        name for name in (*CHOICES, "memory_budget", "micro_batch") if f"--{name.replace('_', '-')}" not in named
+        name
+        for name in (*CHOICES, "memory_budget", "micro_batch")
+        if f"--{name.replace('_', '-')}" not in named
     ]
     assert missing == []
 
 
 def test_the_allocator_and_the_gpu_that_are_meant_can_be_named(folder):
-    named = ("--allocator", "expandable", "--compute-capability", "9.0", "--torch", "2.11", "--json")
+    named = (
+        "--allocator",
+        "expandable",
+        "--compute-capability",
+        "9.0",
+        "--torch",
+        "2.11",
+        "--json",
+    )
     answer = json.loads(run(*SMALL[:-2], *named, folder=folder).stdout)
     assert (answer["device"], answer["config"]["allocator"]) == ("cuda", "expandable")
     assert answer["bytes_by_category"]["workspace"] == 2 * 32 * 1024**2
@@ -93,7 +124,10 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
         (("--max-mem", "8,5GiB"), "is not a memory size"),
         (("--torch", "two"), "'two' is no release of torch"),
         (("--compute-capability", "9"), "'9' is not a compute capability"),
-        (("--compute-capability", "9.0"), "compute capability 9.0 is a GPU's, and the device is cpu"),
+        (
+            ("--compute-capability", "9.0"),
+            "compute capability 9.0 is a GPU's, and the device is cpu",
+        ),
         (("--allocator", "pooled"), "allocator = 'pooled' is not possible"),
     ],
 )

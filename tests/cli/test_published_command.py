@@ -43,7 +43,11 @@ PEAKS = {"plain": 40 * MIB, "check | pointed": 10 * MIB}
 
 def run(*arguments, folder):
     return subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments], cwd=folder, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "autotune", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -54,7 +58,9 @@ def folder(tmp_path_factory):
     (folder / "table.toml").write_text(TABLE)
     space = load_space(str(folder / "table.toml"))
     with open_store(f"sqlite:///{folder}/studies/autotune.db") as store:
-        definition = study_definition("mine", space=space, workload=make_workload("cpu", space.workload))
+        definition = study_definition(
+            "mine", space=space, workload=make_workload("cpu", space.workload)
+        )
         store.create_study(definition, trials_wanted=2)
         for name, config in definition.legal_space().named.items():
             result = measured(peak_memory_bytes=PEAKS[name], device_bytes=PEAKS[name])
@@ -107,17 +113,38 @@ def test_what_has_no_table_or_no_scale_is_refused_by_name(arguments, named, fold
 
 
 def test_predictions_stand_beside_the_table(folder):
-    ended = run("predict", "--space", "table.toml", "--device", "cpu", "--reference", "--json", folder=folder)
+    ended = run(
+        "predict",
+        "--space",
+        "table.toml",
+        "--device",
+        "cpu",
+        "--reference",
+        "--json",
+        folder=folder,
+    )
     plain, checkpointed = json.loads(ended.stdout)["rows"]
     assert checkpointed["peak_memory_bytes"] < plain["peak_memory_bytes"]
-    assert (plain["peak_is_predicted"], plain["speed"], plain["published_speed"]) == (True, None, 1.0)
+    assert (plain["peak_is_predicted"], plain["speed"], plain["published_speed"]) == (
+        True,
+        None,
+        1.0,
+    )
 
 
 def test_a_scale_is_predicted_in_its_size(folder):
     peaks = []
     for scale in ((), ("--scale", "double")):
         ended = run(
-            "predict", "--space", "table.toml", *scale, "--device", "cpu", "--reference", "--json", folder=folder
+            "predict",
+            "--space",
+            "table.toml",
+            *scale,
+            "--device",
+            "cpu",
+            "--reference",
+            "--json",
+            folder=folder,
         )
         peaks.append(json.loads(ended.stdout)["rows"][0]["peak_memory_bytes"])
     assert peaks[1] > 1.5 * peaks[0]
@@ -136,11 +163,15 @@ def predicted_rows(text, tmp_path, *, refusal="no kernel"):
 
 
 def test_two_rows_of_one_configuration_have_the_same_prediction(tmp_path):
-    rows = predicted_rows(TABLE.replace('checkpointing = "block"', 'checkpointing = "none"'), tmp_path)
+    rows = predicted_rows(
+        TABLE.replace('checkpointing = "block"', 'checkpointing = "none"'), tmp_path
+    )
     assert [row.own.remark for row in rows.values()] == ["no kernel"] * 2
 
 
 def test_a_row_that_is_not_legal_here_says_so(tmp_path):
     text = TABLE.replace('checkpointing = "block"', 'optimizer_fusion = "backward"')
-    rows = predicted_rows(text.replace("[workload]", "[workload]\ngradient_clipping = 1.0"), tmp_path)
+    rows = predicted_rows(
+        text.replace("[workload]", "[workload]\ngradient_clipping = 1.0"), tmp_path
+    )
     assert [row.own.remark for row in rows.values()] == ["no kernel", "cannot be trained here"]

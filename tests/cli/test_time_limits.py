@@ -10,7 +10,9 @@ from autotune.study.request import SearchRequest
 
 def test_the_command_that_goes_on_keeps_the_limits_that_were_said():
     request = SearchRequest(
-        trial_time_limit_seconds=1800.0, compile_time_limit_seconds=900.0, step_time_limit_seconds=1.5
+        trial_time_limit_seconds=1800.0,
+        compile_time_limit_seconds=900.0,
+        step_time_limit_seconds=1.5,
     )
     assert continue_command("mine", request) == (
         "autotune search --name mine --trial-time-limit 1800s --compile-time-limit 900s --step-time-limit 1.5s"
@@ -27,7 +29,10 @@ def test_limits_that_follow_from_the_whole_are_not_repeated():
         ({"step_time_limit": "soon"}, "'soon' is not a duration"),
         ({"compile_time_limit": "0s"}, "'0s' is no time to wait"),
         ({"step_time_limit": "11m"}, "longer than the whole trial may take, 600 s"),
-        ({"compile_time_limit": 61, "trial_time_limit": "1m"}, "a compile time limit of 61 s is longer"),
+        (
+            {"compile_time_limit": 61, "trial_time_limit": "1m"},
+            "a compile time limit of 61 s is longer",
+        ),
     ],
 )
 def test_a_limit_that_cannot_be_is_refused(limits, said):
@@ -37,4 +42,7 @@ def test_a_limit_that_cannot_be_is_refused(limits, said):
 
 def test_the_command_that_goes_on_says_whether_trials_are_predicted_and_snapshots_kept():
     request = SearchRequest(predict=False, memory_snapshot=True, device="cuda:0")
-    assert continue_command("mine", request) == "autotune search --name mine --no-predict --memory-snapshot"
+    assert (
+        continue_command("mine", request)
+        == "autotune search --name mine --no-predict --memory-snapshot"
+    )

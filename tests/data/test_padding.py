@@ -20,7 +20,12 @@ from autotune.training.trainer import Trainer
 LENGTH = 8
 SHORT, LONG = "abc", "abcdefghijkl"
 HELD_OUT = ["x" * 20] * 4
-SETTINGS = {"sequence_length": LENGTH, "global_batch": 2, "evaluation_sequences": 2, "packing": "padded"}
+SETTINGS = {
+    "sequence_length": LENGTH,
+    "global_batch": 2,
+    "evaluation_sequences": 2,
+    "packing": "padded",
+}
 
 
 @pytest.fixture
@@ -56,7 +61,9 @@ def test_only_labels_that_count_are_counted(sequences):
     assert sequences([SHORT, LONG]).batch([0, 1]).valid_labels() == 2 + 7
 
 
-def test_a_sample_begins_with_the_tokenizers_first_token_and_ends_in_its_padding(sequences, tmp_path):
+def test_a_sample_begins_with_the_tokenizers_first_token_and_ends_in_its_padding(
+    sequences, tmp_path
+):
     train_bpe([b"any text"], vocab_size=300, file=tmp_path / "tokenizer.json")
     tokens = sequences([SHORT] * 2, tokenizer=str(tmp_path), vocab_size=300).batch([0]).tokens
     assert (tokens[0, 0].item(), tokens[0, 4:].tolist()) == (0, [1, 1, 1, 1])
@@ -72,7 +79,7 @@ def test_too_few_documents_are_refused_with_both_numbers(sequences):
     assert "--packing packed" in refused.value.hint
 
 
-# -- trained on --------------------------------------------------------------------------------------------------
+# -- trained on ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +118,9 @@ def test_the_loss_of_a_step_is_the_mean_over_the_labels_of_the_global_batch(padd
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2])
-def test_micro_batches_with_more_and_less_padding_add_up_to_the_same_training(padded_request, micro_batch_size):
+def test_micro_batches_with_more_and_less_padding_add_up_to_the_same_training(
+    padded_request, micro_batch_size
+):
     def losses(size):
         trainer = Trainer(padded_request(micro_batch_size=size))
         batches = trainer.batches()
@@ -135,12 +144,21 @@ def test_perplexity_is_over_the_labels_of_the_held_out_samples(padded_request):
     trainer = Trainer(request)
     measurement = trainer.run()
     rows = numpy.load(request.folder / "held_out.npy")[:5].astype(numpy.int64)
-    tokens, labels = torch.from_numpy(rows[:, :-1].clip(min=0)), torch.from_numpy(rows[:, 1:].copy())
+    tokens, labels = (
+        torch.from_numpy(rows[:, :-1].clip(min=0)),
+        torch.from_numpy(rows[:, 1:].copy()),
+    )
     with torch.no_grad():
-        total = trainer.step.forward(tokens.contiguous(), labels.masked_fill(labels < 0, IGNORED_LABEL))
-    assert measurement.perplexity == pytest.approx((total / (labels >= 0).sum()).exp().item(), rel=1e-4)
+        total = trainer.step.forward(
+            tokens.contiguous(), labels.masked_fill(labels < 0, IGNORED_LABEL)
+        )
+    assert measurement.perplexity == pytest.approx(
+        (total / (labels >= 0).sum()).exp().item(), rel=1e-4
+    )
 
 
 def test_speed_counts_the_padding(padded_request):
-    assert dataclasses.replace(padded_request().workload, packing="packed").tokens_per_step == 4 * 64
+    assert (
+        dataclasses.replace(padded_request().workload, packing="packed").tokens_per_step == 4 * 64
+    )
     assert padded_request().workload.tokens_per_step == 4 * 64

@@ -25,8 +25,12 @@ def write_parquet(file):
 
 
 WRITERS = {
-    ".jsonl": lambda file: file.write_text("\n".join(f'{{"text": {quoted(text)}}}' for text in TEXTS)),
-    ".json": lambda file: file.write_text("[" + ", ".join(f'{{"text": {quoted(text)}}}' for text in TEXTS) + "]"),
+    ".jsonl": lambda file: file.write_text(
+        "\n".join(f'{{"text": {quoted(text)}}}' for text in TEXTS)
+    ),
+    ".json": lambda file: file.write_text(
+        "[" + ", ".join(f'{{"text": {quoted(text)}}}' for text in TEXTS) + "]"
+    ),
     ".csv": lambda file: file.write_text("text\n" + "\n".join(f'"{text}"' for text in TEXTS)),
     ".parquet": write_parquet,
 }
@@ -53,20 +57,24 @@ def refusal(read):
     return refusal
 
 
-# -- what can be read --------------------------------------------------------------------------------------------
+# -- what can be read ------------------------------------------------------------------------------
 
 
 def test_the_default_is_the_python_documentation(read):
     assert read("python-docs") == python_docs.documents()
 
 
-@pytest.mark.parametrize("suffix", [suffix for suffix, reader in READERS.items() if reader == "text"])
+@pytest.mark.parametrize(
+    "suffix", [suffix for suffix, reader in READERS.items() if reader == "text"]
+)
 def test_a_text_file_is_one_document(read, tmp_path, suffix):
     (tmp_path / f"book{suffix}").write_text("one\n\ntwo\n")
     assert read(tmp_path / f"book{suffix}") == ["one\n\ntwo\n"]
 
 
-@pytest.mark.parametrize("suffix", [suffix for suffix, reader in READERS.items() if reader != "text"])
+@pytest.mark.parametrize(
+    "suffix", [suffix for suffix, reader in READERS.items() if reader != "text"]
+)
 def test_a_file_of_records_is_a_document_a_record(read, tmp_path, suffix):
     WRITERS[suffix](tmp_path / f"data{suffix}")
     assert read(tmp_path / f"data{suffix}") == TEXTS
@@ -99,7 +107,9 @@ def test_a_path_may_begin_at_home(read, tmp_path, monkeypatch):
 
 
 def test_records_without_text_are_passed_over(read, tmp_path):
-    (tmp_path / "data.jsonl").write_text('{"text": "a"}\n{"text": null}\n{"text": ""}\n{"text": "b"}\n')
+    (tmp_path / "data.jsonl").write_text(
+        '{"text": "a"}\n{"text": null}\n{"text": ""}\n{"text": "b"}\n'
+    )
     assert read(tmp_path / "data.jsonl") == ["a", "b"]
 
 
@@ -110,7 +120,7 @@ def test_a_change_of_the_file_is_seen(read, tmp_path):
     assert read(tmp_path / "book.txt") == ["behind"]
 
 
-# -- the column of text ------------------------------------------------------------------------------------------
+# -- the column of text ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -150,10 +160,12 @@ def test_a_column_of_numbers_is_no_text(refusal, table):
     assert "'year'" in refusal(table, text_column="year").message
 
 
-# -- what cannot be read -----------------------------------------------------------------------------------------
+# -- what cannot be read ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["missing.txt", "./missing", "/nowhere/missing", "missing.parquet", "a/b/c"])
+@pytest.mark.parametrize(
+    "name", ["missing.txt", "./missing", "/nowhere/missing", "missing.parquet", "a/b/c"]
+)
 def test_a_missing_file_is_refused_without_asking_the_hub(refusal, name):
     assert refusal(name).message == f"there is no file or folder {name!r}"
 
@@ -203,7 +215,7 @@ def test_an_empty_file_of_records_is_called_empty(refusal, tmp_path):
     assert "empty" in refusal(tmp_path / "data.jsonl").message.replace(str(tmp_path), "")
 
 
-# -- the hub -----------------------------------------------------------------------------------------------------
+# -- the hub ---------------------------------------------------------------------------------------
 
 READ_FROM_THE_HUB = """
 import pathlib, sys

@@ -46,7 +46,9 @@ def text_files(folder):
 def jsonl_folders(folder):
     for split, texts in (("train", TRAIN), ("validation", VALIDATION)):
         (folder / split).mkdir(parents=True)
-        (folder / split / "part.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+        (folder / split / "part.jsonl").write_text(
+            "\n".join(json.dumps({"text": text}) for text in texts)
+        )
 
 
 def saved(folder):
@@ -78,7 +80,8 @@ def read(tmp_path):
 
     def read(dataset, **settings):
         parts = read_documents(
-            make_workload("cpu", {"dataset": str(dataset), **settings}), cache_folder=tmp_path / "cache"
+            make_workload("cpu", {"dataset": str(dataset), **settings}),
+            cache_folder=tmp_path / "cache",
         )
         return "".join(parts.train), None if parts.held_out is None else "".join(parts.held_out)
 
@@ -93,18 +96,23 @@ def write(tmp_path):
         workload = make_workload("cpu", SETTINGS, {"dataset": str(dataset)}, settings)
         target = tmp_path / "written"
         target.mkdir()
-        write_tokens(read_documents(workload, cache_folder=tmp_path / "cache"), workload, folder=target)
+        write_tokens(
+            read_documents(workload, cache_folder=tmp_path / "cache"), workload, folder=target
+        )
         return target
 
     return write
 
 
-# -- splits ------------------------------------------------------------------------------------------------------
+# -- splits ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_held_out_split_is_read_by_its_name(folder, read, streaming):
-    assert read(folder, held_out_split="validation", streaming=streaming) == ("".join(TRAIN), "".join(VALIDATION))
+    assert read(folder, held_out_split="validation", streaming=streaming) == (
+        "".join(TRAIN),
+        "".join(VALIDATION),
+    )
 
 
 def test_only_the_training_split_is_trained_on_where_files_are_named_by_split(folder, read):
@@ -127,7 +135,10 @@ def test_a_part_of_a_split_can_be_named(hub_folder, read):
 
 
 def test_a_configuration_of_the_datasets_card_can_be_named(hub_folder, read):
-    assert read(hub_folder, dataset_config="small", held_out_split="heldout") == ("".join(TRAIN), "".join(VALIDATION))
+    assert read(hub_folder, dataset_config="small", held_out_split="heldout") == (
+        "".join(TRAIN),
+        "".join(VALIDATION),
+    )
 
 
 def test_a_missing_configuration_is_refused_with_those_there_are(hub_folder, read):
@@ -157,7 +168,7 @@ def test_a_named_split_is_held_out_whole_and_nothing_else(hub_folder, write):
     assert held_out.tobytes().decode().split("\n\n") == VALIDATION
 
 
-# -- already tokenized -------------------------------------------------------------------------------------------
+# -- already tokenized -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -167,7 +178,9 @@ def tokenized(tmp_path):
     def save(**columns):
         datasets.disable_progress_bars()
         # As people save it for a training loop; the rows then come as tensors.
-        datasets.Dataset.from_dict(columns).with_format("torch").save_to_disk(tmp_path / "tokenized")
+        datasets.Dataset.from_dict(columns).with_format("torch").save_to_disk(
+            tmp_path / "tokenized"
+        )
         return tmp_path / "tokenized"
 
     return save
@@ -178,7 +191,9 @@ IDS = [[number % 200, 1, 2, 3, 4, 5] for number in range(200)]
 
 def test_tokens_are_used_as_they_are(tokenized, write):
     folder = write(tokenized(input_ids=IDS))
-    stream = numpy.concatenate([numpy.load(folder / name) for name in ("train.npy", "held_out.npy")])
+    stream = numpy.concatenate(
+        [numpy.load(folder / name) for name in ("train.npy", "held_out.npy")]
+    )
     assert sorted(stream.reshape(-1, 6).tolist()) == sorted(IDS)
 
 
@@ -192,7 +207,9 @@ def test_of_tokens_nobody_knows_how_many_bytes_they_stand_for(tokenized, write):
 
 
 def test_masked_tokens_are_left_out(tokenized, write):
-    folder = write(tokenized(input_ids=IDS, attention_mask=[[1, 1, 1, 0, 0, 0]] * 200), evaluation_sequences=2)
+    folder = write(
+        tokenized(input_ids=IDS, attention_mask=[[1, 1, 1, 0, 0, 0]] * 200), evaluation_sequences=2
+    )
     assert not {3, 4, 5} & set(numpy.load(folder / "train.npy").reshape(-1, 3)[:, 1:].ravel())
 
 
@@ -236,11 +253,13 @@ def test_a_token_outside_the_vocabulary_is_refused_with_both_numbers(tokenized, 
         write(tokenized(input_ids=[*IDS, [token]]))
 
 
-# -- streaming ---------------------------------------------------------------------------------------------------
+# -- streaming -------------------------------------------------------------------------------------
 
 
 def test_streaming_reads_what_the_steps_need_and_little_more(tmp_path, write):
-    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps({"text": f"{n} " * 20}) for n in range(100_000)))
+    (tmp_path / "data.jsonl").write_text(
+        "\n".join(json.dumps({"text": f"{n} " * 20}) for n in range(100_000))
+    )
     folder = write(tmp_path / "data.jsonl", streaming=True)
     needed = 12 * 4 * 16 + 1
     assert needed <= numpy.load(folder / "train.npy").size < needed + 4096

@@ -49,7 +49,9 @@ def test_of_padded_text_a_file_is_one_document(read, tmp_path):
 
 @pytest.mark.parametrize("name", ["data.jsonl", "data.json", "data.csv"])
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_record_too_long_for_memory_is_refused_by_its_file(read, tmp_path, monkeypatch, name, streaming):
+def test_a_record_too_long_for_memory_is_refused_by_its_file(
+    read, tmp_path, monkeypatch, name, streaming
+):
     monkeypatch.setattr(text_files, "LARGEST_LINE_BYTES", 1000)
     (tmp_path / name).write_text("text\n" + "x" * 1001 + "\nend\n")
     with pytest.raises(InvalidDataset, match=f"line of more than 1000 B in {name}"):

@@ -45,7 +45,7 @@ def decoded(file, tokens):
     return Tokenizer.from_file(str(file)).decode(list(tokens), skip_special_tokens=False)
 
 
-# -- trained on the text -----------------------------------------------------------------------------------------
+# -- trained on the text ---------------------------------------------------------------------------
 
 
 def test_a_trained_tokenizer_is_kept_beside_the_tokens_it_made(write):
@@ -60,7 +60,12 @@ def test_a_trained_tokenizer_has_no_more_tokens_than_asked_for(write):
 
 
 def test_training_a_tokenizer_again_gives_the_same_tokens(write):
-    assert len({write(tokenizer="bpe", vocab_size=VOCABULARY, name=name)[1] for name in ("one", "two")}) == 1
+    assert (
+        len(
+            {write(tokenizer="bpe", vocab_size=VOCABULARY, name=name)[1] for name in ("one", "two")}
+        )
+        == 1
+    )
 
 
 def test_a_tokenizer_is_not_trained_on_what_is_held_out(tmp_path):
@@ -71,7 +76,11 @@ def test_a_tokenizer_is_not_trained_on_what_is_held_out(tmp_path):
 
 
 def test_a_tokenizer_learns_nothing_from_words_that_are_none(tmp_path):
-    train_bpe([b"zqzq" * 1000 + b" words and words"], vocab_size=VOCABULARY, file=tmp_path / "tokenizer.json")
+    train_bpe(
+        [b"zqzq" * 1000 + b" words and words"],
+        vocab_size=VOCABULARY,
+        file=tmp_path / "tokenizer.json",
+    )
     assert "zq" not in json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
 
 
@@ -79,12 +88,13 @@ def test_a_trained_tokenizer_has_8000_tokens_where_nothing_is_said():
     assert make_workload("cpu", {"tokenizer": "bpe"}).vocab_size == 8000
 
 
-# -- from a file -------------------------------------------------------------------------------------------------
+# -- from a file -----------------------------------------------------------------------------------
 
 
 def test_a_tokenizer_can_be_named_by_its_file_or_its_folder(write, bpe_file):
     hashes = {
-        write(tokenizer=str(path), vocab_size=VOCABULARY, name=path.name)[1] for path in (bpe_file, bpe_file.parent)
+        write(tokenizer=str(path), vocab_size=VOCABULARY, name=path.name)[1]
+        for path in (bpe_file, bpe_file.parent)
     }
     assert len(hashes) == 1
 
@@ -116,25 +126,36 @@ def test_a_missing_file_is_refused_without_asking_the_hub():
 
 def test_special_tokens_are_those_that_the_settings_beside_it_name(bpe_file, tmp_path):
     (tmp_path / "tokenizer.json").write_text(bpe_file.read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": {"content": PADDING}}))
-    tokenizer = load_tokenizer(make_workload("cpu", {"tokenizer": str(tmp_path), "vocab_size": VOCABULARY}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": None, "eos_token": {"content": PADDING}})
+    )
+    tokenizer = load_tokenizer(
+        make_workload("cpu", {"tokenizer": str(tmp_path), "vocab_size": VOCABULARY})
+    )
     assert (list(tokenizer.beginning), list(tokenizer.separator)) == ([], [1])
 
 
 def test_the_models_tokenizer_is_the_one_beside_its_config(bpe_file, tmp_path):
-    llama = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2}
+    llama = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+    }
     (tmp_path / "config.json").write_text(json.dumps({**llama, "vocab_size": VOCABULARY}))
     for model in (tmp_path, tmp_path / "config.json"):
         workload = make_workload("cpu", {"model": str(model), "tokenizer": "model"})
         assert workload.tokenizer == str(tmp_path)
 
 
-# -- on disk -----------------------------------------------------------------------------------------------------
+# -- on disk ---------------------------------------------------------------------------------------
 
 
 def test_packed_tokens_are_in_the_smallest_type_that_holds_the_vocabulary(write, bpe_file):
     types = [
-        numpy.load(write(tokenizer=tokenizer, vocab_size=VOCABULARY, name=name)[0] / "train.npy").dtype
+        numpy.load(
+            write(tokenizer=tokenizer, vocab_size=VOCABULARY, name=name)[0] / "train.npy"
+        ).dtype
         for name, tokenizer in (("bytes", "bytes"), ("bpe", str(bpe_file)))
     ]
     assert types == [numpy.uint8, numpy.uint16]
@@ -144,7 +165,9 @@ def test_bytes_a_token_are_those_of_the_held_out_text(write, bpe_file):
     folder, _ = write(tokenizer=str(bpe_file), vocab_size=VOCABULARY, evaluation_sequences=40)
     stream = numpy.load(folder / "held_out.npy")
     text = decoded(bpe_file, stream).replace(END_OF_TEXT, "")
-    assert TextFacts.read(folder).bytes_per_token == pytest.approx(len(text.encode()) / len(stream), rel=0.02)
+    assert TextFacts.read(folder).bytes_per_token == pytest.approx(
+        len(text.encode()) / len(stream), rel=0.02
+    )
 
 
 def test_of_bytes_a_token_is_exactly_one_byte_however_they_are_packed(write):

@@ -20,7 +20,9 @@ from autotune.errors import InvalidDataset
 from autotune.spec.workload import BYTE_VOCABULARY, make_workload
 
 DOCUMENTS = [f"document {number}: " + "word " * (number % 50) for number in range(500)]
-WORKLOAD = make_workload("cpu", {"sequence_length": 32, "global_batch": 8, "evaluation_sequences": 8})
+WORKLOAD = make_workload(
+    "cpu", {"sequence_length": 32, "global_batch": 8, "evaluation_sequences": 8}
+)
 
 
 def streams(documents, folder):
@@ -39,7 +41,7 @@ def passages_in(stream):
     return stream.tobytes().split(b"\n\n")
 
 
-# -- documents to passages ---------------------------------------------------------------------------------------
+# -- documents to passages -------------------------------------------------------------------------
 
 
 def test_the_passages_of_a_document_put_together_are_the_document():
@@ -60,7 +62,7 @@ def test_text_that_is_no_unicode_is_replaced_and_not_refused():
     assert list(passages(["half a pair \ud800"])) == [b"half a pair ?"]
 
 
-# -- the held-out part -------------------------------------------------------------------------------------------
+# -- the held-out part -----------------------------------------------------------------------------
 
 
 def test_every_passage_is_in_exactly_one_part(written):
@@ -101,21 +103,27 @@ def test_another_text_has_another_hash(written, tmp_path):
 
 
 def test_the_tokens_are_bytes_in_one_dimension(written):
-    assert {(stream.dtype, stream.ndim) for stream in written[:2]} == {(numpy.dtype(numpy.uint8), 1)}
+    assert {(stream.dtype, stream.ndim) for stream in written[:2]} == {
+        (numpy.dtype(numpy.uint8), 1)
+    }
 
 
-# -- too little text ---------------------------------------------------------------------------------------------
+# -- too little text -------------------------------------------------------------------------------
 
 
 def test_too_little_text_to_train_on_is_refused_with_both_numbers(tmp_path):
-    with pytest.raises(InvalidDataset, match=r"training part .* has 4 tokens and 257 are needed") as raised:
+    with pytest.raises(
+        InvalidDataset, match=r"training part .* has 4 tokens and 257 are needed"
+    ) as raised:
         write_tokens(Parts(train=["text"]), WORKLOAD, folder=tmp_path)
     assert "--global-batch" in raised.value.hint
 
 
 def test_too_little_text_to_hold_out_is_refused_with_both_numbers(tmp_path):
     trained_on = [document for document in DOCUMENTS if not is_held_out(document.encode())]
-    with pytest.raises(InvalidDataset, match=r"held-out part .* has 0 tokens and 257 are needed") as raised:
+    with pytest.raises(
+        InvalidDataset, match=r"held-out part .* has 0 tokens and 257 are needed"
+    ) as raised:
         write_tokens(Parts(train=trained_on), WORKLOAD, folder=tmp_path)
     assert "--eval-sequences" in raised.value.hint
 
@@ -133,7 +141,7 @@ def test_a_tokenized_split_beside_one_of_text_is_refused(tmp_path):
         write_tokens(Parts(train=tokens, held_out=DOCUMENTS), WORKLOAD, folder=tmp_path)
 
 
-# -- batches -----------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(1, 0), (32, 0), (33, 1), (64, 1), (65, 2)])
@@ -163,11 +171,13 @@ def test_every_token_is_in_the_byte_vocabulary(written):
     assert 0 <= batch.min() <= batch.max() < BYTE_VOCABULARY
 
 
-# -- the order of training ---------------------------------------------------------------------------------------
+# -- the order of training -------------------------------------------------------------------------
 
 
 def epochs(*, sequences=24, global_batch=8, seed=0, count=3):
-    batches = list(islice(training_order(sequences=sequences, global_batch=global_batch, seed=seed), 3 * count))
+    batches = list(
+        islice(training_order(sequences=sequences, global_batch=global_batch, seed=seed), 3 * count)
+    )
     return [numpy.concatenate(batches[3 * index : 3 * index + 3]) for index in range(count)]
 
 
@@ -199,7 +209,7 @@ def test_another_seed_gives_another_order():
     assert not numpy.array_equal(epochs(seed=3), epochs(seed=4))
 
 
-# -- the default text --------------------------------------------------------------------------------------------
+# -- the default text ------------------------------------------------------------------------------
 
 
 def test_the_default_text_is_the_same_at_every_reading():
@@ -210,7 +220,9 @@ def test_the_default_text_is_the_same_at_every_reading():
 def test_the_default_text_is_long_enough_for_the_default_workload(device_type, tmp_path):
     workload = make_workload(device_type)
     write_tokens(Parts(train=python_docs.documents()), workload, folder=tmp_path)
-    sequences = sequences_in(numpy.load(tmp_path / "train.npy"), sequence_length=workload.sequence_length)
+    sequences = sequences_in(
+        numpy.load(tmp_path / "train.npy"), sequence_length=workload.sequence_length
+    )
     assert sequences >= 10 * workload.global_batch
 
 

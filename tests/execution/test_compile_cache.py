@@ -56,7 +56,10 @@ def plant(cache_home):
 
 def test_the_cache_is_in_the_folder_of_the_study(caches, tmp_path):
     cache = tmp_path / "one" / "inductor"
-    assert caches.environment(tmp_path / "one") == {VARIABLE: str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+    assert caches.environment(tmp_path / "one") == {
+        VARIABLE: str(cache),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+    }
 
 
 def test_a_study_with_a_space_in_its_path_has_a_cache_without_one(caches, spaced, cache_home):
@@ -75,7 +78,9 @@ def test_another_study_has_another_cache(caches, spaced):
     assert caches.environment(spaced) != caches.environment(spaced.with_name("two"))
 
 
-def test_what_lies_in_the_temporary_folder_under_a_name_that_can_be_known_is_not_used(caches, spaced, tmp_path):
+def test_what_lies_in_the_temporary_folder_under_a_name_that_can_be_known_is_not_used(
+    caches, spaced, tmp_path
+):
     own = hashlib.sha256(str(spaced / "inductor").encode()).hexdigest()[:16]
     planted = tmp_path / "tmp" / f"autotune-inductor-{own}"
     planted.mkdir(mode=0o777)
@@ -84,7 +89,9 @@ def test_what_lies_in_the_temporary_folder_under_a_name_that_can_be_known_is_not
 
 def test_a_planted_cache_is_left_alone_and_one_sentence_says_so(caches, spaced, cache_home, notes):
     plant(cache_home)
-    used = {caches.environment(folder)[VARIABLE] for folder in (spaced, spaced.with_name("two"), spaced)}
+    used = {
+        caches.environment(folder)[VARIABLE] for folder in (spaced, spaced.with_name("two"), spaced)
+    }
     assert len(used) == 2
     assert not any(one.startswith(str(cache_home)) for one in used)
     (note,) = notes
@@ -105,15 +112,21 @@ def test_a_cache_that_is_kept_outlives_its_search(spaced, notes):
     assert cache.is_dir()
 
 
-def test_where_the_home_has_a_space_as_well_the_cache_is_temporary(monkeypatch, caches, spaced, notes, tmp_path):
+def test_where_the_home_has_a_space_as_well_the_cache_is_temporary(
+    monkeypatch, caches, spaced, notes, tmp_path
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
     assert " " not in caches.environment(spaced)[VARIABLE]
     assert len(notes) == 1
 
 
-def test_no_task_of_a_trial_server_uses_the_default_cache_of_torch_or_the_users_of_triton(tmp_path, monkeypatch):
+def test_no_task_of_a_trial_server_uses_the_default_cache_of_torch_or_the_users_of_triton(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "of all programs"))
-    with LocalExecutor(tmp_path / "work", server_command=(sys.executable, str(STAND_IN))) as executor:
+    with LocalExecutor(
+        tmp_path / "work", server_command=(sys.executable, str(STAND_IN))
+    ) as executor:
         environment = Path(f"/proc/{executor.server_pid}/environ").read_bytes().split(b"\0")
     assert f"{VARIABLE}={tmp_path / 'work' / 'inductor'}".encode() in environment
     assert f"TRITON_CACHE_DIR={tmp_path / 'work' / 'inductor' / 'triton'}".encode() in environment

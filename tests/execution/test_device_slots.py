@@ -14,7 +14,12 @@ import pytest
 from autotune.analysis.pick import DEFAULT_PREFERENCES
 from autotune.cli.progress import Progress
 from autotune.errors import Stopped, StorageUnavailable
-from autotune.execution.device_slots import DeviceTurns, device_node, reach_of_turns, why_containers_are_not_seen
+from autotune.execution.device_slots import (
+    DeviceTurns,
+    device_node,
+    reach_of_turns,
+    why_containers_are_not_seen,
+)
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server import socket_lock
 from autotune.execution.server.child import HOLDERS_OF_A_TURN, _hold_turn
@@ -115,12 +120,19 @@ def test_the_turn_is_free_again_after_an_error(turns_on):
 
 def test_as_many_turns_as_places_at_a_time(turns_on):
     searches = [turns_on(places=2) for _ in range(3)]
-    with searches[0].turn(give_up), searches[1].turn(give_up), pytest.raises(Waited), searches[2].turn(give_up):
+    with (
+        searches[0].turn(give_up),
+        searches[1].turn(give_up),
+        pytest.raises(Waited),
+        searches[2].turn(give_up),
+    ):
         pass
 
 
 def test_another_device_has_turns_of_its_own(turns_on):
-    other = DeviceInfo(device="cuda:1", name="a GPU", total_memory_bytes=2**30, versions={}, uuid="GPU-1")
+    other = DeviceInfo(
+        device="cuda:1", name="a GPU", total_memory_bytes=2**30, versions={}, uuid="GPU-1"
+    )
     with turns_on().turn(give_up), turns_on(other).turn(give_up):
         pass
 
@@ -128,7 +140,8 @@ def test_another_device_has_turns_of_its_own(turns_on):
 def test_a_device_that_changes_its_index_is_still_the_same(turns_on):
     names = ("cuda:0", "cuda:1")
     one, other = (
-        DeviceInfo(device=name, name="a GPU", total_memory_bytes=2**30, versions={}, uuid="GPU-7") for name in names
+        DeviceInfo(device=name, name="a GPU", total_memory_bytes=2**30, versions={}, uuid="GPU-7")
+        for name in names
     )
     with turns_on(one).turn(give_up), pytest.raises(Waited), turns_on(other).turn(give_up):
         pass
@@ -226,7 +239,7 @@ def test_closed_turns_leave_no_file_open(our, tmp_path, kind):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# -- all users ---------------------------------------------------------------------------------------------------
+# -- all users -------------------------------------------------------------------------------------
 
 
 def become_nobody():
@@ -280,7 +293,11 @@ def test_who_waits_is_told_once_for_whom(sockets_of, tmp_path):
     looks, said = [], []
     executor = LocalExecutor(tmp_path, should_stop=lambda: len(looks) > 1 or looks.append(1))
     waiting = sockets_of()
-    with sockets_of().turn(give_up), pytest.raises(Stopped), executor.turn(waiting, on_wait=said.append):
+    with (
+        sockets_of().turn(give_up),
+        pytest.raises(Stopped),
+        executor.turn(waiting, on_wait=said.append),
+    ):
         pass
     (holder,) = said
     assert holder.startswith(f"process {os.getpid()} of user ")
@@ -311,10 +328,13 @@ def test_whose_trial_still_runs_is_told_as_well(sockets_of):
 def test_the_display_says_for_whom_a_search_waits():
     progress = Progress(preferences=DEFAULT_PREFERENCES, time_budget_seconds=None)
     progress.note(WaitingForDevice(device="cpu", holder="process 17 of user ada"))
-    assert progress.meanwhile == "waiting for cpu, where another trial has its turn (process 17 of user ada)"
+    assert (
+        progress.meanwhile
+        == "waiting for cpu, where another trial has its turn (process 17 of user ada)"
+    )
 
 
-# -- the device's node -------------------------------------------------------------------------------------------
+# -- the device's node -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -329,7 +349,9 @@ def far_apart(sockets_of, node):
     """far_apart(1) are turns on the same node; another number does not see their sockets, as in a container."""
 
     def make(number, **options):
-        device = DeviceInfo(device="cuda:0", name="", total_memory_bytes=1, versions={}, uuid=f"GPU-{number}")
+        device = DeviceInfo(
+            device="cuda:0", name="", total_memory_bytes=1, versions={}, uuid=f"GPU-{number}"
+        )
         return sockets_of(device, node=node, **options)
 
     return make
@@ -364,7 +386,7 @@ def test_what_the_driver_does_not_know_has_no_node(uuid):
     assert device_node(replace(CPU, uuid=uuid)) is None
 
 
-# -- lock files --------------------------------------------------------------------------------------------------
+# -- lock files ------------------------------------------------------------------------------------
 
 
 def test_lock_files_are_where_the_environment_says(monkeypatch, tmp_path):
@@ -377,13 +399,18 @@ def test_lock_files_are_where_the_environment_says(monkeypatch, tmp_path):
 def test_a_lock_folder_that_cannot_be_used_is_named_in_one_sentence(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path / "file"))
-    with pytest.raises(StorageUnavailable, match=f"cannot be kept in {tmp_path / 'file'}: File exists"):
+    with pytest.raises(
+        StorageUnavailable, match=f"cannot be kept in {tmp_path / 'file'}: File exists"
+    ):
         DeviceTurns(CPU)
 
 
 def test_a_link_in_the_place_of_a_lock_file_is_not_followed(tmp_path):
     (tmp_path / "cpu-line").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StorageUnavailable, match="cpu-line"), DeviceTurns(CPU, folder=tmp_path).turn(give_up):
+    with (
+        pytest.raises(StorageUnavailable, match="cpu-line"),
+        DeviceTurns(CPU, folder=tmp_path).turn(give_up),
+    ):
         pass
     assert not (tmp_path / "elsewhere").exists()
 
@@ -406,9 +433,15 @@ def no_sockets(our, monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_without_sockets_the_locks_are_files_of_the_user_and_one_sentence_says_what_is_lost(no_sockets):
+def test_without_sockets_the_locks_are_files_of_the_user_and_one_sentence_says_what_is_lost(
+    no_sockets,
+):
     notes = []
-    with DeviceTurns(CPU, note=notes.append).turn(give_up), pytest.raises(Waited), DeviceTurns(CPU).turn(give_up):
+    with (
+        DeviceTurns(CPU, note=notes.append).turn(give_up),
+        pytest.raises(Waited),
+        DeviceTurns(CPU).turn(give_up),
+    ):
         pass
     assert notes == [
         "searches of other users do not wait for this one's turns on cpu: there are no abstract Unix sockets "
@@ -416,7 +449,9 @@ def test_without_sockets_the_locks_are_files_of_the_user_and_one_sentence_says_w
     ]
 
 
-def test_without_sockets_and_beside_a_planted_folder_the_search_goes_on_with_one_sentence(no_sockets):
+def test_without_sockets_and_beside_a_planted_folder_the_search_goes_on_with_one_sentence(
+    no_sockets,
+):
     for base in ("runtime", "cache"):
         (no_sockets / base / "autotune").mkdir(parents=True)
         (no_sockets / base / "autotune").chmod(0o777)
@@ -441,11 +476,13 @@ def test_that_other_users_are_not_waited_for_is_said_once_a_command(no_sockets):
         with executor.turn(executor.turns_on(CPU, places=2), on_wait=notes.append):
             pass
     (note,) = notes
-    assert note.startswith("searches of other users, and others of yours, do not wait for this one's turns on cpu")
+    assert note.startswith(
+        "searches of other users, and others of yours, do not wait for this one's turns on cpu"
+    )
     assert list(no_sockets.glob("autotune-*")) == []
 
 
-# -- whose searches are waited for, in words ---------------------------------------------------------------------
+# -- whose searches are waited for, in words -------------------------------------------------------
 
 GPU = replace(CPU, device="cuda:0", uuid="GPU-of-no-machine", context_bytes=2**29)
 
@@ -453,7 +490,9 @@ GPU = replace(CPU, device="cuda:0", uuid="GPU-of-no-machine", context_bytes=2**2
 def test_who_takes_turns_is_said(our, monkeypatch, tmp_path):
     assert reach_of_turns(CPU).startswith("all searches of this machine; those in a container")
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
-    assert reach_of_turns(CPU) == f"searches whose AUTOTUNE_LOCK_FOLDER is {tmp_path}, and no others"
+    assert (
+        reach_of_turns(CPU) == f"searches whose AUTOTUNE_LOCK_FOLDER is {tmp_path}, and no others"
+    )
 
 
 def test_without_sockets_it_is_said_that_others_are_not_waited_for(no_sockets):
@@ -477,5 +516,7 @@ def test_several_trials_on_one_gpu_are_said_to_disturb_each_other(our, monkeypat
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
     assert list(_of_this_machine(GPU, SearchRequest(trials_per_device=1))) == []
     (sentence,) = _of_this_machine(GPU, SearchRequest(trials_per_device=3))
-    assert sentence.startswith("3 trials at a time share cuda:0: their speeds are those of sharing it")
+    assert sentence.startswith(
+        "3 trials at a time share cuda:0: their speeds are those of sharing it"
+    )
     assert list(_of_this_machine(CPU, SearchRequest(trials_per_device=3))) == []

@@ -21,7 +21,9 @@ def make(base, tmp_path, monkeypatch):
     """make() is the folder, whose temporary folders are in here."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    return lambda **options: private_folder("things", purpose="the cache of things", bases=[base], **options)
+    return lambda **options: private_folder(
+        "things", purpose="the cache of things", bases=[base], **options
+    )
 
 
 def mode_of(path):
@@ -30,7 +32,9 @@ def mode_of(path):
 
 def assert_temporary(found, *, because):
     assert (found.is_temporary, found.path.parent.name, mode_of(found.path)) == (True, "tmp", 0o700)
-    assert found.note.startswith(f"the cache of things is in the temporary folder {found.path} this time: ")
+    assert found.note.startswith(
+        f"the cache of things is in the temporary folder {found.path} this time: "
+    )
     assert because in found.note
 
 
@@ -102,7 +106,9 @@ def test_a_folder_that_is_of_no_use_is_not_created(make, base):
 
 
 def test_without_any_folder_one_sentence_says_which_were_tried(make, base):
-    with pytest.raises(StorageUnavailable, match="there is no folder for the cache of things: ") as refused:
+    with pytest.raises(
+        StorageUnavailable, match="there is no folder for the cache of things: "
+    ) as refused:
         make(is_usable=lambda path: False)
     assert "TMPDIR" in refused.value.hint
 
@@ -113,7 +119,9 @@ def test_caches_are_where_the_user_says(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("said", ["", "relative"])
-def test_caches_are_in_the_home_where_the_user_does_not_name_a_whole_path(monkeypatch, tmp_path, said):
+def test_caches_are_in_the_home_where_the_user_does_not_name_a_whole_path(
+    monkeypatch, tmp_path, said
+):
     monkeypatch.setenv("XDG_CACHE_HOME", said)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_bases() == [tmp_path / ".cache"]

@@ -17,21 +17,41 @@ from autotune.exporters.deepspeed_config import FILE
 from autotune.spec.config import TrainingConfig
 
 STEPS = 3
-WORKLOAD = {"layers": 2, "width": 32, "heads": 2, "sequence_length": 16, "learning_rate_warmup_steps": 4}
+WORKLOAD = {
+    "layers": 2,
+    "width": 32,
+    "heads": 2,
+    "sequence_length": 16,
+    "learning_rate_warmup_steps": 4,
+}
 CASES = {
-    "fp32": (TrainingConfig(micro_batch_size=2, optimizer_fusion="kernel"), {"gradient_clipping": 0.5}),
+    "fp32": (
+        TrainingConfig(micro_batch_size=2, optimizer_fusion="kernel"),
+        {"gradient_clipping": 0.5},
+    ),
     "bf16-mixed": (TrainingConfig(micro_batch_size=8, precision="bf16-mixed"), {}),
-    "bf16-true": (TrainingConfig(micro_batch_size=4, precision="bf16-true", optimizer_fusion="foreach"), {}),
-    "fp16-mixed": (TrainingConfig(micro_batch_size=8, precision="fp16-mixed"), {"gradient_clipping": 1.0}),
+    "bf16-true": (
+        TrainingConfig(micro_batch_size=4, precision="bf16-true", optimizer_fusion="foreach"),
+        {},
+    ),
+    "fp16-mixed": (
+        TrainingConfig(micro_batch_size=8, precision="fp16-mixed"),
+        {"gradient_clipping": 1.0},
+    ),
     "sgd": (TrainingConfig(micro_batch_size=4, optimizer="sgd"), {}),
-    "adafactor": (TrainingConfig(micro_batch_size=8, optimizer="adafactor"), {"learning_rate_warmup_steps": 1}),
+    "adafactor": (
+        TrainingConfig(micro_batch_size=8, optimizer="adafactor"),
+        {"learning_rate_warmup_steps": 1},
+    ),
 }
 
 
 def run(config, settings):
     asked = recipe(config, device_type="cpu", **{**WORKLOAD, **settings})
     export = TARGETS["deepspeed"].write(asked, "0.19")
-    start = small_model(asked.workload, config.precision)  # bf16-true: the line that the refusal says
+    start = small_model(
+        asked.workload, config.precision
+    )  # bf16-true: the line that the refusal says
     model = small_model(asked.workload, config.precision)
     engine, optimizer, *_ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=json.loads(export.files[FILE])
@@ -47,7 +67,9 @@ def run(config, settings):
         "optimizer": type(optimizer).__name__,
         "flags": [bool(optimizer.defaults["foreach"]), bool(optimizer.defaults.get("fused"))],
         "weights": str(next(engine.module.parameters()).dtype),
-        "state": sorted({str(t.dtype) for s in optimizer.state.values() for t in s.values() if t.dim()}),
+        "state": sorted(
+            {str(t.dtype) for s in optimizer.state.values() for t in s.values() if t.dim()}
+        ),
         "rates": rates,
         "distance": distance(engine.module, trained(asked, steps=STEPS), start),
     }
@@ -55,7 +77,10 @@ def run(config, settings):
 
 def control():
     """How far apart two precisions are: what equal weights are worth."""
-    plain, mixed = (recipe(TrainingConfig(micro_batch_size=8, precision=p), **WORKLOAD) for p in ("fp32", "bf16-mixed"))
+    plain, mixed = (
+        recipe(TrainingConfig(micro_batch_size=8, precision=p), **WORKLOAD)
+        for p in ("fp32", "bf16-mixed")
+    )
     start = small_model(plain.workload)
     return distance(trained(plain, steps=STEPS), trained(mixed, steps=STEPS), start)
 

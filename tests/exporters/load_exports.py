@@ -1,8 +1,9 @@
 """Loads what `write_exports.py` has written with the trainer itself: `python load_exports.py FOLDER torchtitan-0.3`.
 
-Runs where the trainer is installed (autotune need not be). Every value must come out of the trainer's own parser as it
-was written, and where the trainer can be taken apart on a CPU, do what was asked: learning rates step by step from its
-own scheduler, the optimizer that it builds, which blocks of a small model it checkpoints or compiles.
+Runs where the trainer is installed (autotune need not be). Every value must come out of the
+trainer's own parser as it was written, and where the trainer can be taken apart on a CPU, do what
+was asked: learning rates step by step from its own scheduler, the optimizer that it builds, which
+blocks of a small model it checkpoints or compiles.
 """
 
 import contextlib
@@ -26,7 +27,12 @@ WRAPPED = {
     "every-4 from block 3 on": [3],
     "selective, every second product": [0, 1, 2, 3, 4],
 }
-FUSIONS = {"none": (False, False), "foreach": (True, False), "kernel": (False, True), "backward": (False, False)}
+FUSIONS = {
+    "none": (False, False),
+    "foreach": (True, False),
+    "kernel": (False, True),
+    "backward": (False, False),
+}
 
 
 class Model(nn.Module):
@@ -45,7 +51,9 @@ def torchtitan_0_3(folder, asked):
     importlib.invalidate_caches()
     arguments = asked["command"].partition("torchtitan.train ")[2].split()
     done = asked["done"]
-    float8.has_cuda_capability = lambda *_: True  # asked before the model is converted; no product is computed here
+    float8.has_cuda_capability = lambda *_: (
+        True
+    )  # asked before the model is converted; no product is computed here
     config = ConfigManager().parse_args(arguments)
     model = Model()
     if config.activation_checkpoint is not None:
@@ -53,10 +61,15 @@ def torchtitan_0_3(folder, asked):
     check_blocks(model, done)
     optimizers = config.optimizer.build(model_parts=[model])
     check_optimizer(optimizers.optimizers[0], done)
-    schedulers = config.lr_scheduler.build(optimizers=optimizers, training_steps=config.training.steps)
+    schedulers = config.lr_scheduler.build(
+        optimizers=optimizers, training_steps=config.training.steps
+    )
     check_rates(optimizers.optimizers[0], schedulers, asked)
     loss = config.loss.build(compile_config=config.compile)
-    assert type(loss).__name__ == {"full": "CrossEntropyLoss", "chunked": "ChunkedLossWrapper"}[done["loss"]]
+    assert (
+        type(loss).__name__
+        == {"full": "CrossEntropyLoss", "chunked": "ChunkedLossWrapper"}[done["loss"]]
+    )
     assert not hasattr(loss, "num_chunks") or config.training.seq_len % loss.num_chunks == 0
     attention = {type(one).__qualname__.partition(".")[0] for one in inner_attentions(config)}
     assert attention == {{"flex": "FlexAttention", "flash": "VarlenAttention"}[done["attention"]]}
@@ -101,7 +114,9 @@ def torchtitan_0_2(folder, asked):
     check_blocks(model, done)
     optimizers = build_optimizers([model], config.optimizer, parallel_dims=NoParallelism())
     assert type(optimizers).__name__ == (
-        "OptimizersInBackwardContainer" if done["optimizer_fusion"] == "backward" else "OptimizersContainer"
+        "OptimizersInBackwardContainer"
+        if done["optimizer_fusion"] == "backward"
+        else "OptimizersContainer"
     )
     check_optimizer(optimizers.optimizers[0], done)
     schedulers = build_lr_schedulers(optimizers, config.lr_scheduler, config.training.steps)
@@ -126,7 +141,11 @@ def check_values(written, config):
 
 
 def check_blocks(model, done):
-    wrapped = [int(name) for name, one in model.layers.named_children() if type(one).__name__ == "CheckpointWrapper"]
+    wrapped = [
+        int(name)
+        for name, one in model.layers.named_children()
+        if type(one).__name__ == "CheckpointWrapper"
+    ]
     budget = torch._functorch.config.activation_memory_budget
     torch._functorch.config.activation_memory_budget = 1.0
     assert wrapped == WRAPPED[done["checkpointing"]], wrapped
@@ -151,8 +170,15 @@ def check_rates(optimizer, schedulers, asked):
 
 def check_training(training, debug, done):
     limit = math.inf if done["gradient_clipping"] is None else done["gradient_clipping"]
-    found = (training.local_batch_size, training.global_batch_size, training.seq_len, training.steps)
-    wanted = [done[name] for name in ("micro_batch_size", "global_batch", "sequence_length", "steps")]
+    found = (
+        training.local_batch_size,
+        training.global_batch_size,
+        training.seq_len,
+        training.steps,
+    )
+    wanted = [
+        done[name] for name in ("micro_batch_size", "global_batch", "sequence_length", "steps")
+    ]
     assert [*found] == wanted
     assert (training.max_norm, debug.seed) == (limit, done["seed"])
 
@@ -166,7 +192,9 @@ def axolotl_0_19(folder, asked):
     config = AxolotlInputConfig(**DictDefault(written).to_dict())
     for key, value in written.items():
         assert is_as_written(value, getattr(config, key)), (key, value, getattr(config, key))
-    assert not set(written) - set(type(config).model_fields), "axolotl ignores what it does not know"
+    assert not set(written) - set(type(config).model_fields), (
+        "axolotl ignores what it does not know"
+    )
     done = asked["done"]
     assert config.micro_batch_size * config.gradient_accumulation_steps == done["global_batch"]
     if done["checkpointing"] == "selective":
@@ -187,7 +215,10 @@ def is_as_written(value, read):
 NAMED = {
     "adamw": ("torch.optim.adamw", {}),
     "sgd without momentum": ("torch.optim.sgd", {}),
-    "adafactor-fixed-rate": ("transformers.optimization", {"scale_parameter": False, "relative_step": False}),
+    "adafactor-fixed-rate": (
+        "transformers.optimization",
+        {"scale_parameter": False, "relative_step": False},
+    ),
     "adamw-8bit": ("torchao.optim.adam", {"bf16_stochastic_round": False}),
 }
 
@@ -198,7 +229,14 @@ def check_named_optimizer(config, done):
 
     arguments = {
         name: getattr(config, name)
-        for name in ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm")
+        for name in (
+            "learning_rate",
+            "weight_decay",
+            "adam_beta1",
+            "adam_beta2",
+            "adam_epsilon",
+            "max_grad_norm",
+        )
         if getattr(config, name) is not None
     }
     made = TrainingArguments(output_dir="out", optim=config.optimizer, use_cpu=True, **arguments)
@@ -223,10 +261,21 @@ def check_selective(options):
     aten = torch.ops.aten
     kept = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._grouped_mm, aten._scaled_mm)
     kept += (aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_efficient_attention)
-    kept += (aten._scaled_dot_product_cudnn_attention, aten._scaled_dot_product_flash_attention_for_cpu)
+    kept += (
+        aten._scaled_dot_product_cudnn_attention,
+        aten._scaled_dot_product_flash_attention_for_cpu,
+    )
     for packet in kept:
         assert policy(None, packet.default) is CheckpointPolicy.MUST_SAVE, packet
-    for packet in (aten.silu, aten.gelu, aten.add, aten.mul, aten.native_layer_norm, aten._softmax, aten.rsqrt):
+    for packet in (
+        aten.silu,
+        aten.gelu,
+        aten.add,
+        aten.mul,
+        aten.native_layer_norm,
+        aten._softmax,
+        aten.rsqrt,
+    ):
         operator = getattr(packet, packet.overloads()[0])
         assert policy(None, operator) is CheckpointPolicy.PREFER_RECOMPUTE, packet
 
@@ -246,12 +295,17 @@ def main(folder, trainer):
         try:
             with contextlib.chdir(case):
                 load(case, json.loads((case / "asked.json").read_text()))
-        except (Exception, SystemExit) as error:  # whatever a trainer raises, and tyro leaves the process
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # whatever a trainer raises, and tyro leaves the process
             failed += 1
             print(f"{case.name}: {type(error).__name__}: {error}")
         finally:
             sys.path.remove(str(case))
-    print(f"{package} {version(package)}, torch {torch.__version__}: {len(cases) - failed} of {len(cases)} as asked")
+    print(
+        f"{package} {version(package)}, torch {torch.__version__}: {len(cases) - failed} of {len(cases)} as asked"
+    )
     return failed > 0
 
 

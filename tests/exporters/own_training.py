@@ -38,7 +38,9 @@ def trained(recipe, *, steps):
         learning_rate=workload.learning_rate_of(config.optimizer),
     )
     scaler = gradient_scaler(config.precision, device=CPU)
-    updater = make_updater(list(model.parameters()), rule, scaler=scaler, gradient_clipping=workload.gradient_clipping)
+    updater = make_updater(
+        list(model.parameters()), rule, scaler=scaler, gradient_clipping=workload.gradient_clipping
+    )
     rates = TrainingStep(None, workload=workload, config=config, device=CPU, marker=None)
     for step, batch in enumerate(global_batches(workload, steps)):
         updater.set_learning_rate(rates.learning_rate(step))
@@ -55,6 +57,10 @@ def distance(model, other, start):
 
     def apart(one, two):
         pairs = zip(one.parameters(), two.parameters(), strict=True)
-        return sum((a.detach().float() - b.detach().float()).square().sum() for a, b in pairs).sqrt().item()
+        return (
+            sum((a.detach().float() - b.detach().float()).square().sum() for a, b in pairs)
+            .sqrt()
+            .item()
+        )
 
     return apart(model, other) / apart(other, start)

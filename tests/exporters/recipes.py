@@ -39,10 +39,16 @@ def configurations(global_batch=8):
     found = {}
     for technique, options in values.items():
         for value in options:
-            settings = {"micro_batch_size": global_batch, **NEEDED.get(technique, {}), technique: value}
+            settings = {
+                "micro_batch_size": global_batch,
+                **NEEDED.get(technique, {}),
+                technique: value,
+            }
             if technique == "memory_budget" and value == 1.0:
                 settings["compile"] = "none"
             config = TrainingConfig(**settings)
-            assert not broken_rules(config.to_dict(), Circumstances(global_batch=global_batch)), settings
+            assert not broken_rules(config.to_dict(), Circumstances(global_batch=global_batch)), (
+                settings
+            )
             found[f"{technique}={value}"] = config
     return found

@@ -99,16 +99,30 @@ def launched(export, folder):
     command = f"{export.command} {shlex.join(arguments)}".replace(
         "accelerate launch", f"{sys.executable} -m accelerate.commands.launch"
     )
-    environment = {"OPTIMIZER_LINE": lines["optimizer"], "SCHEDULE_LINE": lines["schedule"], "OMP_NUM_THREADS": "1"}
+    environment = {
+        "OPTIMIZER_LINE": lines["optimizer"],
+        "SCHEDULE_LINE": lines["schedule"],
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
-        command, shell=True, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment}, check=False
+        command,
+        shell=True,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_precision_is_autocast_over_float32_weights(run):
-    assert (run["mixed_precision"], run["autocast"], run["weights"]) == ("bf16", True, "torch.float32")
+    assert (run["mixed_precision"], run["autocast"], run["weights"]) == (
+        "bf16",
+        True,
+        "torch.float32",
+    )
 
 
 def test_each_block_is_compiled_on_its_own_and_recomputed(run):

@@ -21,7 +21,9 @@ LAYERS = 6
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return build(make_workload("cpu", {"layers": LAYERS, "width": 32, "heads": 2, "sequence_length": 32}))
+    return build(
+        make_workload("cpu", {"layers": LAYERS, "width": 32, "heads": 2, "sequence_length": 32})
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,11 @@ def a_step(model):
     meter = CpuMeter()
     with meter.measuring(model.parameters), OperatorCount() as counted:
         model(tokens, tokens).backward()
-    return counted.count, [parameter.grad for parameter in model.parameters()], meter.reading().peak_memory_bytes
+    return (
+        counted.count,
+        [parameter.grad for parameter in model.parameters()],
+        meter.reading().peak_memory_bytes,
+    )
 
 
 @pytest.mark.parametrize("granularity", CHECKPOINTING)
@@ -76,7 +82,9 @@ def test_segments_stand_outside_compiled_blocks(model):
     shipped = copy.deepcopy(model)
     prepare_blocks(shipped, checkpointing="sqrt", compiled=True)
     assert len(shipped.blocks) == round(LAYERS**0.5)
-    inside = [block for segment in shipped.blocks for block in segment._checkpoint_wrapped_module.blocks]
+    inside = [
+        block for segment in shipped.blocks for block in segment._checkpoint_wrapped_module.blocks
+    ]
     assert len(inside) == LAYERS
     assert all(block._compiled_call_impl is not None for block in inside)
 
@@ -85,7 +93,9 @@ def test_products_of_blocks_are_converted_to_fp8_and_the_head_is_not(model):
     torchao = pytest.importorskip("torchao.float8.float8_linear")
     shipped = copy.deepcopy(model)
     prepare_blocks(shipped, fp8=True)
-    converted = [name for name, layer in shipped.named_modules() if isinstance(layer, torchao.Float8Linear)]
+    converted = [
+        name for name, layer in shipped.named_modules() if isinstance(layer, torchao.Float8Linear)
+    ]
     assert len(converted) == 5 * LAYERS
     assert not isinstance(shipped.head, torchao.Float8Linear)
 

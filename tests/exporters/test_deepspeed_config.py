@@ -34,7 +34,11 @@ def _state_of_the_process():
 
 
 def exported():
-    return TARGETS["deepspeed"].write(recipe(CONFIG, device_type="cpu", gradient_clipping=0.5), "0.19").files
+    return (
+        TARGETS["deepspeed"]
+        .write(recipe(CONFIG, device_type="cpu", gradient_clipping=0.5), "0.19")
+        .files
+    )
 
 
 def filled(tmp_path, **settings):
@@ -58,7 +62,11 @@ def test_transformers_fills_in_the_numbers_of_the_other_file(tmp_path):
     arguments.hf_deepspeed_config.trainer_config_finalize(arguments, None, 20)
     filled_in = DeepSpeedConfig(arguments.hf_deepspeed_config.config)
     numbers = DeepSpeedConfig(json.loads(exported()[FILE]))
-    for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"):
+    for name in (
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+    ):
         assert getattr(filled_in, name) == getattr(numbers, name)
     assert filled_in.torch_autocast_dtype == numbers.torch_autocast_dtype
     assert filled_in.optimizer_name is None  # the trainer's own
@@ -83,8 +91,15 @@ def test_the_scheduler_gives_the_rates_of_the_trial(warmup):
 
 def test_a_cosine_of_deepspeed_is_another_schedule():
     """Why it is refused."""
-    text = TARGETS["deepspeed"].write(recipe(CONFIG, learning_rate_warmup_steps=1), "0.19").files[FILE]
-    params = {"total_num_steps": 20, "warmup_num_steps": 2, "cos_min_ratio": 0.1, "warmup_type": "linear"}
+    text = (
+        TARGETS["deepspeed"].write(recipe(CONFIG, learning_rate_warmup_steps=1), "0.19").files[FILE]
+    )
+    params = {
+        "total_num_steps": 20,
+        "warmup_num_steps": 2,
+        "cos_min_ratio": 0.1,
+        "warmup_type": "linear",
+    }
     settings = json.loads(text) | {"scheduler": {"type": "WarmupCosineLR", "params": params}}
     own = trial_rates(recipe(CONFIG, schedule="cosine", learning_rate_warmup_steps=2).workload)
     theirs = rates(json.dumps(settings))

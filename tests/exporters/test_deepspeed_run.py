@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("deepspeed", reason="deepspeed is not installed")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="DeepSpeed's processes are those of Linux")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="DeepSpeed's processes are those of Linux"
+)
 FOLDER = Path(__file__).parent
 STEPS = 3
 CASES = ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed", "sgd", "adafactor")
@@ -22,7 +24,11 @@ def runs():
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     done = subprocess.run(
-        [sys.executable, "deepspeed_training.py", port], cwd=FOLDER, capture_output=True, text=True, check=False
+        [sys.executable, "deepspeed_training.py", port],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -39,15 +45,24 @@ def test_another_precision_would_have_been_seen(runs):
 
 
 def test_mixed_precision_keeps_weights_and_state_in_float32(runs):
-    assert (runs["bf16-mixed"]["weights"], runs["bf16-mixed"]["state"]) == ("torch.float32", ["torch.float32"])
+    assert (runs["bf16-mixed"]["weights"], runs["bf16-mixed"]["state"]) == (
+        "torch.float32",
+        ["torch.float32"],
+    )
 
 
 def test_pure_bf16_has_no_float32_copy_anywhere(runs):
-    assert (runs["bf16-true"]["weights"], runs["bf16-true"]["state"]) == ("torch.bfloat16", ["torch.bfloat16"])
+    assert (runs["bf16-true"]["weights"], runs["bf16-true"]["state"]) == (
+        "torch.bfloat16",
+        ["torch.bfloat16"],
+    )
 
 
 def test_the_optimizer_is_torchs_own_with_the_exported_fusion(runs):
-    flags = {name: (runs[name]["optimizer"], *runs[name]["flags"]) for name in ("fp32", "bf16-mixed", "bf16-true")}
+    flags = {
+        name: (runs[name]["optimizer"], *runs[name]["flags"])
+        for name in ("fp32", "bf16-mixed", "bf16-true")
+    }
     assert flags == {
         "fp32": ("AdamW", False, True),
         "bf16-mixed": ("AdamW", False, False),

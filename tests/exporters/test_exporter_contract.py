@@ -1,7 +1,8 @@
 """Every target, with every value of every technique: expressed in its files, or refused by name.
 
-A target's reader takes an export and says what a trainer that loads its files does: {setting: value} in our words for
-all that is not left to the user's own code. It parses the files by the trainer's own package where that is installed.
+A target's reader takes an export and says what a trainer that loads its files does: {setting:
+value} in our words for all that is not left to the user's own code. It parses the files by the
+trainer's own package where that is installed.
 """
 
 import pytest
@@ -70,6 +71,13 @@ def test_a_target_has_a_reader(name):
 def test_what_trials_train_with_is_what_exports_write_down(optimizer):
     if optimizer == "adamw-8bit":
         pytest.importorskip("torchao")
-    made = make_optimizer([torch.nn.Parameter(torch.ones(2, 2))], optimizer, fusion="none", learning_rate=0.1)
-    known = {**made.defaults, **({"weight_decay": WEIGHT_DECAY} if optimizer == "adafactor-fixed-rate" else {})}
-    assert {name: known[name] for name in OPTIMIZER_SETTINGS[optimizer]} == dict(OPTIMIZER_SETTINGS[optimizer])
+    made = make_optimizer(
+        [torch.nn.Parameter(torch.ones(2, 2))], optimizer, fusion="none", learning_rate=0.1
+    )
+    known = {
+        **made.defaults,
+        **({"weight_decay": WEIGHT_DECAY} if optimizer == "adafactor-fixed-rate" else {}),
+    }
+    assert {name: known[name] for name in OPTIMIZER_SETTINGS[optimizer]} == dict(
+        OPTIMIZER_SETTINGS[optimizer]
+    )

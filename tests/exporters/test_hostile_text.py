@@ -34,7 +34,9 @@ LLAMA = {
     "num_attention_heads": 2,
     "vocab_size": 300,
 }
-CONFIG = TrainingConfig(micro_batch_size=8, compile="block", memory_budget=0.5, allocator="expandable")
+CONFIG = TrainingConfig(
+    micro_batch_size=8, compile="block", memory_budget=0.5, allocator="expandable"
+)
 """With a launcher where there is one."""
 
 
@@ -53,15 +55,25 @@ def asked(text, config):
         "heads": 2,
         "vocab_size": 300,
     }
-    words = {"dataset": text, "dataset_config": text, "text_column": text, "tokenizer": text, "dataset_split": text}
-    return dataclasses.replace(recipe(config, **named, **words, held_out_split=text), origin=f"study {text}, trial 1")
+    words = {
+        "dataset": text,
+        "dataset_config": text,
+        "text_column": text,
+        "tokenizer": text,
+        "dataset_split": text,
+    }
+    return dataclasses.replace(
+        recipe(config, **named, **words, held_out_split=text), origin=f"study {text}, trial 1"
+    )
 
 
 def shape_of(name, text):
     """What there is in a file, whatever the names in it; fails where it cannot be read."""
     text.encode("utf-8", errors="strict")
     if name.endswith(".py"):
-        return [type(node).__name__ for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+        return [
+            type(node).__name__ for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)
+        ]
     if name.endswith(".toml"):
         return tomllib.loads(text)
     if name.endswith(".json"):
@@ -95,9 +107,17 @@ def test_the_script_names_the_very_text(text):
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
 def test_axolotl_and_trl_name_the_very_text(text):
     said = yaml.safe_load(TARGETS["axolotl"].write(asked(text, None), "0.19").files["axolotl.yaml"])
-    assert (said["base_model"], said["datasets"][0]["path"], said["datasets"][0]["field"]) == (text, text, text)
+    assert (said["base_model"], said["datasets"][0]["path"], said["datasets"][0]["field"]) == (
+        text,
+        text,
+        text,
+    )
     said = yaml.safe_load(TARGETS["trl"].write(asked(text, None), "1.16").files["sft.yaml"])
-    assert (said["model_name_or_path"], said["dataset_name"], said["dataset_text_field"]) == (text, text, text)
+    assert (said["model_name_or_path"], said["dataset_name"], said["dataset_text_field"]) == (
+        text,
+        text,
+        text,
+    )
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
@@ -109,5 +129,7 @@ def test_a_path_of_ones_own_code_stays_one_word(text, tmp_path):
     export = TARGETS["pytorch"].write(recipe(model="script", script=script), "2")
     assert shlex.split(export.command)[-1] == script
     module = ast.parse(TARGETS["pytorch"].write(recipe(model=f"{script}:make"), "2").files[SCRIPT])
-    places = [ast.literal_eval(s.value) for s in module.body if ast.unparse(s).startswith("MODEL =")]
+    places = [
+        ast.literal_eval(s.value) for s in module.body if ast.unparse(s).startswith("MODEL =")
+    ]
     assert places == [script]

@@ -41,7 +41,9 @@ def test_a_setting_of_the_process_is_made_and_nothing_else(config, setting, valu
 
 
 def test_a_plain_configuration_needs_none():
-    assert not is_needed(TrainingConfig(checkpointing="block", compile="model", optimizer_fusion="kernel"))
+    assert not is_needed(
+        TrainingConfig(checkpointing="block", compile="model", optimizer_fusion="kernel")
+    )
 
 
 @pytest.mark.parametrize("command", [["train.py"], ["-m", "package.train"]], ids=str)
@@ -60,6 +62,8 @@ def test_a_script_runs_as_by_itself(tmp_path, command):
 
 def test_without_a_script_it_says_how_it_is_used(tmp_path):
     (tmp_path / FILE).write_text(launcher(recipe(TrainingConfig(allocator="expandable"))))
-    ran = subprocess.run([sys.executable, FILE], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, FILE], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert ran.returncode != 0
     assert f"python {FILE} train.py" in ran.stderr

@@ -17,7 +17,13 @@ lightning = pytest.importorskip("lightning", reason="lightning is not installed"
 pytest.importorskip("jsonargparse", reason="jsonargparse is not installed")
 
 STEPS = 3
-WORKLOAD = {"layers": 4, "width": 32, "heads": 2, "sequence_length": 16, "learning_rate_warmup_steps": 4}
+WORKLOAD = {
+    "layers": 4,
+    "width": 32,
+    "heads": 2,
+    "sequence_length": 16,
+    "learning_rate_warmup_steps": 4,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +63,15 @@ def fit(asked, folder, **trainer):
         def on_before_optimizer_step(self, optimizer):
             self.seen.append({"rate": float(optimizer.param_groups[0]["lr"])})
 
-    quiet = [f"--trainer.max_steps={STEPS}", "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
+    quiet = [
+        f"--trainer.max_steps={STEPS}",
+        "--trainer.logger=false",
+        "--trainer.enable_checkpointing=false",
+    ]
     quiet += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
-    return LightningCLI(Module, Data, args=["fit", "-c", str(folder / FILE), *quiet], save_config_callback=None)
+    return LightningCLI(
+        Module, Data, args=["fit", "-c", str(folder / FILE), *quiet], save_config_callback=None
+    )
 
 
 def a_recipe(settings=None, **config):
@@ -69,8 +81,14 @@ def a_recipe(settings=None, **config):
 
 CASES = {
     "fp32": ({"micro_batch_size": 2, "optimizer_fusion": "kernel"}, {"gradient_clipping": 0.5}),
-    "bf16-mixed": ({"precision": "bf16-mixed", "optimizer_fusion": "kernel"}, {"gradient_clipping": 0.5}),
-    "cosine": ({"micro_batch_size": 4}, {"schedule": "cosine", "learning_rate_warmup_steps": 1, "steps": 12}),
+    "bf16-mixed": (
+        {"precision": "bf16-mixed", "optimizer_fusion": "kernel"},
+        {"gradient_clipping": 0.5},
+    ),
+    "cosine": (
+        {"micro_batch_size": 4},
+        {"schedule": "cosine", "learning_rate_warmup_steps": 1, "steps": 12},
+    ),
     "adafactor-fixed-rate": ({"optimizer": "adafactor-fixed-rate"}, {}),
     "sgd": ({"optimizer": "sgd", "optimizer_fusion": "foreach", "checkpointing": "every-2"}, {}),
 }
@@ -89,7 +107,9 @@ def test_pure_bf16_trains_in_bf16(tmp_path):
     cli = fit(a_recipe(precision="bf16-true", optimizer_fusion="foreach"), tmp_path)
     optimizer = cli.trainer.optimizers[0]
     assert {parameter.dtype for parameter in cli.model.parameters()} == {torch.bfloat16}
-    assert {t.dtype for s in optimizer.state.values() for t in s.values() if t.dim()} == {torch.bfloat16}
+    assert {t.dtype for s in optimizer.state.values() for t in s.values() if t.dim()} == {
+        torch.bfloat16
+    }
 
 
 @pytest.mark.parametrize("compile_scope", ["none", "block", "model"])
@@ -97,7 +117,12 @@ def test_what_the_trial_compiled_is_handed_to_the_compiler(tmp_path, compile_sco
     with torch.compiler.set_stance("force_eager"):  # marked as compiled, and run as it is
         module = fit(a_recipe(checkpointing="every-2", compile=compile_scope), tmp_path).model
     blocks = module.network.blocks
-    assert [hasattr(block, "_checkpoint_wrapped_module") for block in blocks] == [True, False, True, False]
+    assert [hasattr(block, "_checkpoint_wrapped_module") for block in blocks] == [
+        True,
+        False,
+        True,
+        False,
+    ]
     assert {block._compiled_call_impl is not None for block in blocks} == {compile_scope == "block"}
     assert hasattr(module.training_step, "_torchdynamo_orig_callable") == (compile_scope == "model")
 
@@ -134,7 +159,9 @@ def test_a_training_step_that_logs_is_compiled_and_trains_as_the_trial(tmp_path)
     asked = a_recipe(compile="model")
     cli = fit(asked, tmp_path)
     assert counters["stats"]["unique_graphs"] >= 1
-    assert distance(cli.model.network, trained(asked, steps=STEPS), small_model(asked.workload)) < 1e-2
+    assert (
+        distance(cli.model.network, trained(asked, steps=STEPS), small_model(asked.workload)) < 1e-2
+    )
 
 
 def test_attention_and_float32_products_are_set_for_the_process(tmp_path):

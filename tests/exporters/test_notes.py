@@ -17,7 +17,9 @@ def said(target, **workload):
 
 
 def exported(target, config=None, **workload):
-    return TARGETS[target].write(recipe(config or TrainingConfig(micro_batch_size=4), **workload), version(target))
+    return TARGETS[target].write(
+        recipe(config or TrainingConfig(micro_batch_size=4), **workload), version(target)
+    )
 
 
 def version(target):
@@ -32,18 +34,28 @@ def script(tmp_path):
 
 @pytest.mark.parametrize("target", sorted(set(TARGETS) - {"pytorch"}))
 def test_a_script_of_ones_own_has_its_own_optimizer_and_data(target, script):
-    assert "own.py, whose model, optimizer, rate, loss and data are its own" in said(target, **script)
+    assert "own.py, whose model, optimizer, rate, loss and data are its own" in said(
+        target, **script
+    )
     assert "whose model, optimizer" not in said(target)
 
 
 def test_what_only_a_script_knows_has_no_value(script):
     values = {one.setting: one.value for one in exported("pytorch", **script).refusals}
-    assert {name for name, value in values.items() if value is not None} == {"steps", "seed", "global_batch"}
+    assert {name for name, value in values.items() if value is not None} == {
+        "steps",
+        "seed",
+        "global_batch",
+    }
     assert values["learning_rate"] is None
 
 
-@pytest.mark.parametrize(("allocator", "launcher"), [("default", []), ("expandable", ["autotune_launch.py"])])
-def test_a_script_is_launched_with_its_allocator_which_apply_could_not_set(allocator, launcher, script):
+@pytest.mark.parametrize(
+    ("allocator", "launcher"), [("default", []), ("expandable", ["autotune_launch.py"])]
+)
+def test_a_script_is_launched_with_its_allocator_which_apply_could_not_set(
+    allocator, launcher, script
+):
     export = exported("pytorch", TrainingConfig(micro_batch_size=4, allocator=allocator), **script)
     environment, python, *started = shlex.split(export.command)
     assert (environment, python) == ("AUTOTUNE_CONFIG=autotune_config.json", "python")
@@ -69,4 +81,6 @@ def test_a_text_that_was_streamed_is_said_to_be_read_whole(target):
 
 
 def test_the_script_for_pytorch_reads_as_much_as_the_study():
-    assert "no more text than 20 steps use" in said("pytorch", dataset="somebody/text", streaming=True)
+    assert "no more text than 20 steps use" in said(
+        "pytorch", dataset="somebody/text", streaming=True
+    )

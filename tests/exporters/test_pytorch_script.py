@@ -28,18 +28,33 @@ EAGER = {
         f"checkpointing {value}": {"checkpointing": value}
         for value in ("attention", "selective", "every-4", "every-2", "block", "sqrt")
     },
-    **{f"optimizer {value}": {"optimizer": value} for value in ("adafactor", "sgd", "adafactor-fixed-rate")},
-    **{f"fusion {value}": {"optimizer_fusion": value} for value in ("foreach", "kernel", "backward")},
+    **{
+        f"optimizer {value}": {"optimizer": value}
+        for value in ("adafactor", "sgd", "adafactor-fixed-rate")
+    },
+    **{
+        f"fusion {value}": {"optimizer_fusion": value}
+        for value in ("foreach", "kernel", "backward")
+    },
     "micro batches of 1": {"micro_batch_size": 1},
     "micro batches of 2, math": {"micro_batch_size": 2, "attention": "math"},
     "loss in chunks": {"loss": "chunked"},
-    "several": {"precision": "bf16-mixed", "checkpointing": "block", "loss": "chunked", "optimizer_fusion": "kernel"},
+    "several": {
+        "precision": "bf16-mixed",
+        "checkpointing": "block",
+        "loss": "chunked",
+        "optimizer_fusion": "kernel",
+    },
 }
 COMPILED = {
     "by block, budget 0.3": {"compile": "block", "memory_budget": 0.3},
     "by block, segments": {"compile": "block", "checkpointing": "sqrt"},
     "the model": {"compile": "model", "precision": "bf16-mixed"},
-    "the model, budget 0": {"compile": "model", "memory_budget": 0.0, "optimizer_fusion": "backward"},
+    "the model, budget 0": {
+        "compile": "model",
+        "memory_budget": 0.0,
+        "optimizer_fusion": "backward",
+    },
 }
 
 
@@ -74,7 +89,9 @@ def trained_by_script(script, folder, *, global_batch=GLOBAL_BATCH):
 
 
 def resident(training):
-    states = [value for state in training.updater.optimizer.state.values() for value in state.values()]
+    states = [
+        value for state in training.updater.optimizer.state.values() for value in state.values()
+    ]
     kept = [*training.model.parameters(), *training.model.buffers(), *states]
     return [tensor for tensor in kept if isinstance(tensor, torch.Tensor)]
 
@@ -94,7 +111,9 @@ def test_losses_and_peak_memory_are_those_of_the_trial(make_trainer, workload, p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("choices", COMPILED.values(), ids=COMPILED)
-def test_losses_and_peak_memory_are_those_of_the_compiled_trial(make_trainer, workload, prepared, choices):
+def test_losses_and_peak_memory_are_those_of_the_compiled_trial(
+    make_trainer, workload, prepared, choices
+):
     assert_same(make_trainer, workload, prepared, choices)
 
 
@@ -114,14 +133,20 @@ def trial_on_gpu(make_trainer, choices):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("choices", [{}, {"precision": "bf16-mixed", "checkpointing": "block"}], ids=str)
-def test_on_a_gpu_losses_and_peak_memory_are_those_of_the_trial(make_trainer, workload, prepared, choices):
+@pytest.mark.parametrize(
+    "choices", [{}, {"precision": "bf16-mixed", "checkpointing": "block"}], ids=str
+)
+def test_on_a_gpu_losses_and_peak_memory_are_those_of_the_trial(
+    make_trainer, workload, prepared, choices
+):
     losses, peak = trial_on_gpu(make_trainer, choices)
     torch.cuda.empty_cache()
     with loaded(exported(workload, **choices)) as script:
         train, _ = script.read_text(str(prepared), script.TEXT)
         training = script.Training()
-        order = script.training_order(sequences=len(train), global_batch=GLOBAL_BATCH, seed=script.SEED)
+        order = script.training_order(
+            sequences=len(train), global_batch=GLOBAL_BATCH, seed=script.SEED
+        )
         rates = [script.learning_rate(number, steps=script.STEPS) for number in range(STEPS)]
         repeated, peak_of_script = peak_on_gpu(
             lambda number: script.train_step(training, train.batch(next(order)), rate=rates[number])
@@ -131,7 +156,9 @@ def test_on_a_gpu_losses_and_peak_memory_are_those_of_the_trial(make_trainer, wo
 
 
 def test_gradients_are_clipped_as_in_the_trial(make_trainer_of, workload):
-    clipped = make_workload("cpu", {**workload.to_dict(), "gradient_clipping": 0.05, "schedule": "cosine"})
+    clipped = make_workload(
+        "cpu", {**workload.to_dict(), "gradient_clipping": 0.05, "schedule": "cosine"}
+    )
     make_trainer, folder = make_trainer_of(clipped)
     assert_same(make_trainer, clipped, folder, {"optimizer_fusion": "kernel"})
 
@@ -163,7 +190,7 @@ def make_trainer_of(tmp_path):
     return of
 
 
-# -- other models ------------------------------------------------------------------------------------------------
+# -- other models ----------------------------------------------------------------------------------
 
 LLAMA = {
     "model_type": "llama",
@@ -226,7 +253,11 @@ def test_another_model_trains_as_in_the_trial(make_trainer_of, workload, model, 
     settings = {
         "deep-one": {**workload.to_dict(), "model": "deep-one"},
         "llama": {**workload.to_dict(), "model": model_name(LLAMA), "model_config": LLAMA},
-        "pretrained": {**workload.to_dict(), "model": pretrained_llama(tmp_path / "llama"), "pretrained": True},
+        "pretrained": {
+            **workload.to_dict(),
+            "model": pretrained_llama(tmp_path / "llama"),
+            "pretrained": True,
+        },
         "own": {**sizes_of_own(workload), "model": f"{tmp_path / 'own_model.py'}:make"},
     }[model]
     asked = make_workload("cpu", settings)
@@ -253,9 +284,13 @@ OF_THE_KIND_OF_NANOGPT = OWN.replace(
 
 @pytest.mark.parametrize("packing", ["packed", "padded"])
 @pytest.mark.parametrize(
-    ("source", "loss"), [(OWN, "chunked"), (OF_THE_KIND_OF_NANOGPT, "full")], ids=["logits", "labels as an option"]
+    ("source", "loss"),
+    [(OWN, "chunked"), (OF_THE_KIND_OF_NANOGPT, "full")],
+    ids=["logits", "labels as an option"],
 )
-def test_a_model_of_ones_own_is_called_as_in_the_trial(make_trainer_of, workload, source, loss, packing, tmp_path):
+def test_a_model_of_ones_own_is_called_as_in_the_trial(
+    make_trainer_of, workload, source, loss, packing, tmp_path
+):
     # A name that another module has as well.
     (tmp_path / "types.py").write_text(source)
     text = settings_of_text(tmp_path, "rows") | {"packing": packing}

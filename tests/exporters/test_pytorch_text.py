@@ -33,12 +33,18 @@ def test_the_tokens_are_those_of_the_study(tmp_path, workload, kind):
 
 @pytest.mark.parametrize("packing", ["packed", "padded"])
 def test_special_tokens_of_a_tokenizer_stand_where_the_study_has_them(tmp_path, workload, packing):
-    words = {word: index for index, word in enumerate(["<unknown>", "<s>", "</s>", "<pad>", "the", "quick", "dogs"])}
+    words = {
+        word: index
+        for index, word in enumerate(["<unknown>", "<s>", "</s>", "<pad>", "the", "quick", "dogs"])
+    }
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unknown>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     text = {**settings_of_text(tmp_path, "rows"), "tokenizer": str(tmp_path), "packing": packing}
-    assert_same_tokens(make_workload("cpu", {**workload.to_dict(), "text_sha256": "", **text}), tmp_path / "prepared")
+    assert_same_tokens(
+        make_workload("cpu", {**workload.to_dict(), "text_sha256": "", **text}),
+        tmp_path / "prepared",
+    )
 
 
 def test_the_default_text_has_the_tokens_of_the_study(workload, tmp_path):

@@ -15,7 +15,9 @@ from autotune.spec.workload import Workload, make_workload
 
 
 def every_script(tmp_path):
-    yield from (exported(make_workload("cpu", {}), **choices) for choices in (EAGER | COMPILED).values())
+    yield from (
+        exported(make_workload("cpu", {}), **choices) for choices in (EAGER | COMPILED).values()
+    )
     for precision in ("fp16-mixed", "fp8", "tf32"):
         yield exported(make_workload("cpu", {}), precision=precision, activation_offload="cpu")
     for kind in ("a text with a BPE", "padded rows", "streamed rows"):
@@ -40,7 +42,18 @@ def test_a_script_defines_nothing_twice_and_uses_nothing_undefined(tmp_path):
         ]
         assert sorted(names) == sorted(set(names))
     checked = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,E9", "--exclude", "own_model.py", "."],
+        [
+            sys.executable,
+            "-m",
+            "ruff",
+            "check",
+            "--isolated",
+            "--select",
+            "F,E9",
+            "--exclude",
+            "own_model.py",
+            ".",
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -72,6 +85,11 @@ def perplexity_of_trial(workload: Workload, prepared):
 
     config = TrainingConfig(micro_batch_size=workload.global_batch, checkpointing="block")
     request = TrainingRequest(
-        workload=workload, config=config, folder=prepared, device="cpu", cap_bytes=2**40, requested_at=time.monotonic()
+        workload=workload,
+        config=config,
+        folder=prepared,
+        device="cpu",
+        cap_bytes=2**40,
+        requested_at=time.monotonic(),
     )
     return Trainer(request).run().perplexity

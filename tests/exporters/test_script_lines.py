@@ -20,8 +20,12 @@ SCHEDULES = [(schedule, warmup) for schedule in ("constant", "cosine") for warmu
 
 @pytest.mark.parametrize(("schedule", "warmup"), SCHEDULES)
 def test_the_line_of_the_schedule_gives_the_rates_of_the_trial(schedule, warmup):
-    workload = make_workload("cpu", {"steps": 20, "schedule": schedule, "learning_rate_warmup_steps": warmup})
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=workload.learning_rate_of("adamw"))
+    workload = make_workload(
+        "cpu", {"steps": 20, "schedule": schedule, "learning_rate_warmup_steps": warmup}
+    )
+    optimizer = torch.optim.AdamW(
+        [torch.nn.Parameter(torch.ones(1))], lr=workload.learning_rate_of("adamw")
+    )
     line = write_schedule(workload).partition("write ")[2]
     scheduler = eval(line, {"torch": torch, "math": math, "optimizer": optimizer})
     rates = []
@@ -35,7 +39,9 @@ def test_the_line_of_the_schedule_gives_the_rates_of_the_trial(schedule, warmup)
 def optimizers():
     for optimizer in ("adamw", "adafactor", "sgd"):
         for fusion in ("none", "foreach", "kernel"):
-            config = TrainingConfig(optimizer=optimizer, optimizer_fusion=fusion, micro_batch_size=8)
+            config = TrainingConfig(
+                optimizer=optimizer, optimizer_fusion=fusion, micro_batch_size=8
+            )
             if not broken_rules(config.to_dict(), Circumstances(global_batch=8)):
                 yield config
 
@@ -47,14 +53,18 @@ def test_the_line_of_the_optimizer_makes_that_of_the_trial(config):
     model, asked = torch.nn.Linear(2, 2), recipe(config)
     made = eval(optimizer_line(asked), {"torch": torch, "model": model})
     rate = asked.workload.learning_rate_of(config.optimizer)
-    own = make_optimizer(model.parameters(), config.optimizer, fusion=config.optimizer_fusion, learning_rate=rate)
+    own = make_optimizer(
+        model.parameters(), config.optimizer, fusion=config.optimizer_fusion, learning_rate=rate
+    )
     assert type(made) is type(own)
     assert made.defaults == own.defaults
 
 
 @pytest.mark.parametrize("target", ["accelerate", "deepspeed"])
 def test_a_line_that_needs_a_file_comes_with_it(target):
-    config = TrainingConfig(micro_batch_size=8, checkpointing="block", optimizer="adafactor-fixed-rate")
+    config = TrainingConfig(
+        micro_batch_size=8, checkpointing="block", optimizer="adafactor-fixed-rate"
+    )
     export = TARGETS[target].write(recipe(config), TARGETS[target].versions[0])
     assert {"autotune_blocks.py", "adafactor_fixed_rate.py"} <= set(export.files)
     plain = TARGETS[target].write(recipe(), TARGETS[target].versions[0])
@@ -65,18 +75,26 @@ def test_a_line_that_needs_a_file_comes_with_it(target):
 def test_fp16_is_refused_on_a_cpu_where_the_trainer_would_compute_something_else(target):
     config = TrainingConfig(micro_batch_size=8, precision="fp16-mixed")
     export = TARGETS[target].write(recipe(config, device_type="cpu"), TARGETS[target].versions[0])
-    assert [refusal.instead for refusal in export.refusals if refusal.setting == "precision"] == ["fp32"]
+    assert [refusal.instead for refusal in export.refusals if refusal.setting == "precision"] == [
+        "fp32"
+    ]
 
 
 def test_what_was_trained_is_said():
-    assert model_and_data(recipe()).startswith("The trial trained gpt of 6 layers, width 128 on python-docs")
+    assert model_and_data(recipe()).startswith(
+        "The trial trained gpt of 6 layers, width 128 on python-docs"
+    )
 
 
 @pytest.mark.parametrize("target", ["accelerate", "deepspeed", "lightning"])
 def test_an_origin_of_several_lines_stays_a_comment_or_a_text(target):
     hostile = dataclasses.replace(recipe(), origin='study a\nmixed_precision: fp16\n"}, trial 1')
-    file, text = next(iter(TARGETS[target].write(hostile, TARGETS[target].versions[0]).files.items()))
+    file, text = next(
+        iter(TARGETS[target].write(hostile, TARGETS[target].versions[0]).files.items())
+    )
     plain = next(iter(TARGETS[target].write(recipe(), TARGETS[target].versions[0]).files.values()))
     read = json.loads if file.endswith(".json") else yaml.safe_load
     first, second = read(text), read(plain)
-    assert {k: v for k, v in first.items() if k != "autotune"} == {k: v for k, v in second.items() if k != "autotune"}
+    assert {k: v for k, v in first.items() if k != "autotune"} == {
+        k: v for k, v in second.items() if k != "autotune"
+    }

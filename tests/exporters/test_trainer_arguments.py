@@ -5,7 +5,13 @@ import json
 import pytest
 import torch
 import transformers.modeling_utils
-from readers.hugging_face import autocast_by_arguments, checkpointing_of, parse_json, tiny_llama, workload_settings
+from readers.hugging_face import (
+    autocast_by_arguments,
+    checkpointing_of,
+    parse_json,
+    tiny_llama,
+    workload_settings,
+)
 from readers.transformers import optimizer_of
 from recipes import configurations, recipe
 
@@ -28,7 +34,11 @@ def test_before_transformers_5_16_the_json_lacks_checkpointing_of_some_layers(va
 def check_note(asked, version):
     export = write(asked, version)
     done, wanted = json_settings(export, asked), asked.settings()
-    lacking = {f"{name} {wanted[name]} ({value} instead)" for name, value in done.items() if value != wanted[name]}
+    lacking = {
+        f"{name} {wanted[name]} ({value} instead)"
+        for name, value in done.items()
+        if value != wanted[name]
+    }
     named = export.notes[0].partition("alone lack: ")[2].partition("; ")[0].split(", ")
     assert lacking | {"sequence_length 128 (cut by your script)"} == set(named)
 
@@ -36,7 +46,9 @@ def check_note(asked, version):
 def json_settings(export, asked):
     args, config = parse_json(export.files["training_args.json"]), asked.config
     # What the launcher sets is read in the contract of trl, whose launcher is the same.
-    assert export.files.get(launch.FILE) == (launch.launcher(asked) if launch.is_needed(config) else None)
+    assert export.files.get(launch.FILE) == (
+        launch.launcher(asked) if launch.is_needed(config) else None
+    )
     is_tf32 = json.loads(export.files["training_args.json"])["tf32"]
     model = tiny_llama(dtype=getattr(torch, json.loads(export.files["model_kwargs.json"])["dtype"]))
     precision = autocast_by_arguments(args, next(model.parameters()).dtype)
@@ -59,17 +71,26 @@ def checkpointing_by_json(args, model):
         [transformers.modeling_utils],
         lambda: (
             args.gradient_checkpointing
-            and model.activation_checkpointing_enable(every_n_layers=every, activation_checkpointing_kwargs=options)
+            and model.activation_checkpointing_enable(
+                every_n_layers=every, activation_checkpointing_kwargs=options
+            )
         ),
     )
 
 
 def optimizer_by_json(args, model):
     optimizer = transformers.Trainer(model, args).create_optimizer()
-    by_torch = optimizer.param_groups[0].get("foreach", False) is None and not optimizer.defaults.get("fused")
-    optimizer.param_groups[:] = optimizer.param_groups[:1]  # the second leaves out norms and biases, as its note says
+    by_torch = optimizer.param_groups[0].get(
+        "foreach", False
+    ) is None and not optimizer.defaults.get("fused")
+    optimizer.param_groups[:] = optimizer.param_groups[
+        :1
+    ]  # the second leaves out norms and biases, as its note says
     done = optimizer_of(optimizer, adafactor="adafactor-fixed-rate")
-    return {**done, **({"optimizer_fusion": "foreach"} if by_torch else {})}  # torch's own choice on CUDA
+    return {
+        **done,
+        **({"optimizer_fusion": "foreach"} if by_torch else {}),
+    }  # torch's own choice on CUDA
 
 
 def test_transformers_adafactor_is_ours_of_a_fixed_rate():

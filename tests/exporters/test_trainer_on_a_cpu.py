@@ -23,7 +23,9 @@ def test_the_trainers_arguments_are_made_with_nothing_added():
     assert (args.bf16, args.device.type) == (True, "cpu")
 
 
-@pytest.mark.parametrize(("target", "file"), [("transformers", "training_args.json"), ("trl", "sft.yaml")])
+@pytest.mark.parametrize(
+    ("target", "file"), [("transformers", "training_args.json"), ("trl", "sft.yaml")]
+)
 def test_the_files_alone_are_taken_with_nothing_added(target, file):
     known = {field.name for field in TrainingArguments.__dataclass_fields__.values()}
     keys = yaml.safe_load(exported(target, "bf16-mixed").files[file])

@@ -52,7 +52,9 @@ def test_pretrained_weights_are_named_and_no_config_is_written():
     ],
 )
 def test_the_workloads_text_is_loaded(workload, loaded):
-    [call] = (node for node in ast.walk(ast.parse(script(**workload))) if is_call_of(node, "load_dataset"))
+    [call] = (
+        node for node in ast.walk(ast.parse(script(**workload))) if is_call_of(node, "load_dataset")
+    )
     words = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     assert [tuple(map(ast.literal_eval, call.args)), words] == loaded
 
@@ -67,7 +69,10 @@ class Rows(dict):
     def __init__(self, **columns):
         super().__init__(columns)
         self.column_names = list(columns)
-        kinds = {name: "string" if isinstance(values[0], str) else "int64" for name, values in columns.items()}
+        kinds = {
+            name: "string" if isinstance(values[0], str) else "int64"
+            for name, values in columns.items()
+        }
         self.features = {name: types.SimpleNamespace(dtype=kind) for name, kind in kinds.items()}
 
 
@@ -120,7 +125,11 @@ def test_special_tokens_stand_where_a_study_puts_them(packing, tokens):
 @pytest.mark.parametrize("name", ["'); print('run", '"""\nprint(1)\n"""', "line\nprint(1)"])
 @pytest.mark.parametrize("setting", ["dataset", "text_column", "tokenizer", "dataset_config"])
 def test_hostile_names_stay_text(setting, name):
-    calls = [node for node in ast.walk(ast.parse(script(**{setting: name}))) if isinstance(node, ast.Call)]
+    calls = [
+        node
+        for node in ast.walk(ast.parse(script(**{setting: name})))
+        if isinstance(node, ast.Call)
+    ]
     assert "print" not in {call.func.id for call in calls if isinstance(call.func, ast.Name)}
 
 
@@ -136,4 +145,6 @@ def test_what_a_script_of_ones_own_decided_is_left_to_the_user_in_a_note(tmp_pat
     file.write_text("import autotune\n")
     asked = recipe(model="script", script=str(file))
     for target in (transformers.TARGET, trl.TARGET):
-        assert any("own.py, whose model" in note for note in target.write(asked, target.versions[0]).notes)
+        assert any(
+            "own.py, whose model" in note for note in target.write(asked, target.versions[0]).notes
+        )

@@ -35,9 +35,17 @@ def exported(version="5", micro_batch_size=4, workload=(), **settings):
 @contextlib.contextmanager
 def trainer_of(export, folder, **changes):
     with imported(export.files["autotune_trainer.py"]) as module:
-        options = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1, **changes}
+        options = {
+            "report_to": "none",
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "logging_steps": 1,
+            **changes,
+        }
         args = module.training_arguments(str(folder), use_cpu=True, max_steps=STEPS, **options)
-        data = module.sequences(["a quick fox jumps "] * 40, lambda text: [ord(letter) % 64 for letter in text])
+        data = module.sequences(
+            ["a quick fox jumps "] * 40, lambda text: [ord(letter) % 64 for letter in text]
+        )
         yield module, module.AutotuneTrainer(tiny_llama(), args, train_dataset=data)
 
 
@@ -54,10 +62,13 @@ def plain(tmp_path_factory):
     return trained(exported(), tmp_path_factory.mktemp("plain"))
 
 
-# -- the same training ------------------------------------------------------------------------------------------------
+# -- the same training -----------------------------------------------------------------------------
 
 SAME = {
-    **{value: {"checkpointing": value} for value in ("attention", "selective", "every-4", "every-2", "block", "sqrt")},
+    **{
+        value: {"checkpointing": value}
+        for value in ("attention", "selective", "every-4", "every-2", "block", "sqrt")
+    },
     "accumulated": {"micro_batch_size": 2},
     "kernel": {"optimizer_fusion": "kernel"},
     "foreach": {"optimizer_fusion": "foreach"},
@@ -86,17 +97,23 @@ def test_a_step_is_that_of_a_loop_by_hand(plain, tmp_path):
     for batch, share in zip(batches, (0.5, 1.0), strict=True):
         optimizer.param_groups[0]["lr"] = 2e-3 * share
         logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten()).backward()
+        torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), batch["labels"][:, 1:].flatten()
+        ).backward()
         optimizer.step()
         optimizer.zero_grad()
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight.detach(), plain[1][name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("workload", [WORKLOADS["cosine"], WORKLOADS["plain"]], ids=["cosine", "constant"])
+@pytest.mark.parametrize(
+    "workload", [WORKLOADS["cosine"], WORKLOADS["plain"]], ids=["cosine", "constant"]
+)
 def test_the_rate_of_every_step_is_that_of_the_trial(workload, tmp_path):
     asked = recipe(**workload)
-    step = TrainingStep(None, workload=asked.workload, config=asked.config, device=None, marker=None)
+    step = TrainingStep(
+        None, workload=asked.workload, config=asked.config, device=None, marker=None
+    )
     with imported(write(asked, "5").files["autotune_trainer.py"]) as module:
         for index in range(asked.workload.steps):
             share = module.share_of_rate(
@@ -108,16 +125,26 @@ def test_the_rate_of_every_step_is_that_of_the_trial(workload, tmp_path):
             assert share * 2e-3 == pytest.approx(step.learning_rate(index))
 
 
-# -- effects ----------------------------------------------------------------------------------------------------------
+# -- effects ---------------------------------------------------------------------------------------
 
-CALLS = {"none": 0, "attention": LAYERS, "selective": LAYERS, "every-4": 1, "every-2": 2, "block": LAYERS, "sqrt": 2}
+CALLS = {
+    "none": 0,
+    "attention": LAYERS,
+    "selective": LAYERS,
+    "every-4": 1,
+    "every-2": 2,
+    "block": LAYERS,
+    "sqrt": 2,
+}
 
 
 @pytest.mark.parametrize(("value", "calls"), CALLS.items(), ids=CALLS)
 def test_a_real_step_checkpoints_so_many_parts(value, calls, tmp_path):
     with (
         trainer_of(exported(checkpointing=value), tmp_path) as (module, trainer),
-        counted_checkpoints(*(m for m in (module, transformers.modeling_utils) if hasattr(m, "checkpoint"))) as made,
+        counted_checkpoints(
+            *(m for m in (module, transformers.modeling_utils) if hasattr(m, "checkpoint"))
+        ) as made,
     ):
         trainer.train()
     assert len(made) == STEPS * calls
@@ -136,7 +163,9 @@ def test_a_real_step_has_weights_and_products_in_these_numbers(precision, tmp_pa
     products = set()
     with trainer_of(exported(precision=precision), tmp_path) as (_, trainer):
         projection = trainer.model.model.layers[0].mlp.up_proj
-        projection.register_forward_hook(lambda _module, _inputs, output: products.add(output.dtype))
+        projection.register_forward_hook(
+            lambda _module, _inputs, output: products.add(output.dtype)
+        )
         trainer.train()
         [product] = products
         assert (projection.weight.dtype, product) == DTYPES[precision]
@@ -145,7 +174,9 @@ def test_a_real_step_has_weights_and_products_in_these_numbers(precision, tmp_pa
 def test_with_a_step_in_backward_no_gradient_outlives_it(tmp_path):
     with trainer_of(exported(optimizer_fusion="backward"), tmp_path) as (_, trainer):
         seen = []
-        trainer.add_callback(Spy(lambda: seen.append([p.grad is None for p in trainer.model.parameters()])))
+        trainer.add_callback(
+            Spy(lambda: seen.append([p.grad is None for p in trainer.model.parameters()]))
+        )
         trainer.train()
         assert len(seen) == STEPS
         assert all(map(all, seen))
@@ -160,32 +191,48 @@ class Spy(transformers.TrainerCallback):
 
 
 def test_with_a_step_in_backward_a_training_goes_on_from_its_checkpoint(tmp_path):
-    with trainer_of(exported(optimizer_fusion="backward"), tmp_path, save_strategy="steps", save_steps=1) as (_, first):
+    with trainer_of(
+        exported(optimizer_fusion="backward"), tmp_path, save_strategy="steps", save_steps=1
+    ) as (_, first):
         first.train()
-        unbroken = {name: weight.detach().clone() for name, weight in first.model.named_parameters()}
+        unbroken = {
+            name: weight.detach().clone() for name, weight in first.model.named_parameters()
+        }
     with trainer_of(exported(optimizer_fusion="backward"), tmp_path) as (_, second):
         second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
         for name, weight in second.model.named_parameters():
             torch.testing.assert_close(weight.detach(), unbroken[name])
 
 
-@pytest.mark.parametrize("settings", [{"checkpointing": "selective"}, {"checkpointing": "sqrt"}, {"precision": "fp8"}])
+@pytest.mark.parametrize(
+    "settings", [{"checkpointing": "selective"}, {"checkpointing": "sqrt"}, {"precision": "fp8"}]
+)
 def test_what_is_saved_has_the_usual_names(settings, tmp_path):
     with trainer_of(exported(**settings), tmp_path) as (_, trainer):
         assert list(trainer.model.state_dict()) == list(tiny_llama().state_dict())
 
 
 def test_changes_of_ones_own_are_obeyed(tmp_path):
-    with trainer_of(exported(), tmp_path, optim="sgd", lr_scheduler_type="linear", learning_rate=0.5) as (_, trainer):
+    with trainer_of(
+        exported(), tmp_path, optim="sgd", lr_scheduler_type="linear", learning_rate=0.5
+    ) as (_, trainer):
         assert isinstance(trainer.create_optimizer(), torch.optim.SGD)
-        assert trainer.create_scheduler(10).base_lrs == [0.5, 0.5]  # transformers' groups: with and without decay
+        assert trainer.create_scheduler(10).base_lrs == [
+            0.5,
+            0.5,
+        ]  # transformers' groups: with and without decay
 
 
 @pytest.mark.slow
 def test_compiled_blocks_are_one_graph_and_plainly_causal(tmp_path):
     """A mask in its place would leave flash attention no kernel."""
     masks = set()
-    settings = {"compile": "block", "memory_budget": 0.5, "attention": "flash", "precision": "bf16-mixed"}
+    settings = {
+        "compile": "block",
+        "memory_budget": 0.5,
+        "attention": "flash",
+        "precision": "bf16-mixed",
+    }
     torch._dynamo.reset()
     with trainer_of(exported(**settings), tmp_path, max_grad_norm=0.0) as (_, trainer):
         trainer.model.model.layers[0].register_forward_pre_hook(
@@ -198,7 +245,7 @@ def test_compiled_blocks_are_one_graph_and_plainly_causal(tmp_path):
         assert torch._functorch.config.activation_memory_budget == 0.5
 
 
-# -- as a user --------------------------------------------------------------------------------------------------------
+# -- as a user -------------------------------------------------------------------------------------
 
 
 def test_an_excerpt_of_what_a_module_lacks_is_an_error():

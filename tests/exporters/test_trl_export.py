@@ -32,7 +32,9 @@ def tokenizer():
     words = {word: index for index, word in enumerate(["<end>", "<unknown>", *"abcdefgh"])}
     made = Tokenizer(models.WordLevel(words, unk_token="<unknown>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>", unk_token="<unknown>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<end>", pad_token="<end>", unk_token="<unknown>"
+    )
 
 
 @pytest.fixture
@@ -41,7 +43,12 @@ def sft_trainer(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
 
     def make(**settings):
-        changes = {"output_dir": str(tmp_path), "max_steps": STEPS, "save_strategy": "no", "disable_tqdm": True}
+        changes = {
+            "output_dir": str(tmp_path),
+            "max_steps": STEPS,
+            "save_strategy": "no",
+            "disable_tqdm": True,
+        }
         _, args, _, _ = parse(exported(**settings).files["sft.yaml"], **changes)
         model = tiny_llama(dtype=getattr(torch, args.model_init_kwargs["dtype"]))
         args.model_init_kwargs = None
@@ -106,15 +113,24 @@ def test_a_kernel_that_takes_no_mask_is_refused_where_compiled_code_makes_one(at
 
 def test_pretrained_weights_and_text_of_the_workload_are_filled_in():
     config = tiny_llama().config.to_dict() | {"model_type": "llama", "vocab_size": 256}
-    named = {"model": model_name(config), "model_config": config, "pretrained": True, "model_source": "somebody/model"}
-    keys = yaml.safe_load(exported(workload={**named, "dataset": "my.jsonl", "text_column": "body"}).files["sft.yaml"])
+    named = {
+        "model": model_name(config),
+        "model_config": config,
+        "pretrained": True,
+        "model_source": "somebody/model",
+    }
+    keys = yaml.safe_load(
+        exported(workload={**named, "dataset": "my.jsonl", "text_column": "body"}).files["sft.yaml"]
+    )
     assert keys["model_name_or_path"] == "somebody/model"
     assert keys["datasets"] == [{"path": "json", "data_files": "my.jsonl", "split": "train"}]
     assert keys["dataset_text_field"] == "body"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"checkpointing": "every-2"}, {"attention": "math"}], ids=["plain", "launched"])
+@pytest.mark.parametrize(
+    "settings", [{"checkpointing": "every-2"}, {"attention": "math"}], ids=["plain", "launched"]
+)
 def test_the_printed_command_trains(settings, tmp_path):
     tiny_llama().save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
@@ -124,7 +140,9 @@ def test_the_printed_command_trains(settings, tmp_path):
         (tmp_path / name).write_text(text.replace("<MODEL>", "model"))
     with (tmp_path / "sft.yaml").open("a") as file:
         file.write("use_cpu: true\nreport_to: none\n")
-    command = export.command.replace("trl sft", "python -m trl.cli.main sft").replace("python", sys.executable)
+    command = export.command.replace("trl sft", "python -m trl.cli.main sft").replace(
+        "python", sys.executable
+    )
     done = subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "trainer_output" / "model.safetensors").exists()

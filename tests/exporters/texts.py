@@ -2,7 +2,10 @@
 
 import json
 
-LINES = [f"the {number} quick brown foxes jumped over {number * 7} lazy dogs" * 3 for number in range(400)]
+LINES = [
+    f"the {number} quick brown foxes jumped over {number * 7} lazy dogs" * 3
+    for number in range(400)
+]
 HELD_OUT = LINES[::7]
 TRAIN = [line for line in LINES if line not in set(HELD_OUT)]
 
@@ -21,7 +24,9 @@ def _bpe(where):
 
 def _rows(where, **settings):
     """With rows without text, and a column of numbers before the only one of strings."""
-    rows = [json.dumps({"number": number, "story": line}) for number, line in enumerate([*LINES, ""])]
+    rows = [
+        json.dumps({"number": number, "story": line}) for number, line in enumerate([*LINES, ""])
+    ]
     (where / "rows.JSONL").write_text("\n".join(rows))
     return {"dataset": str(where / "rows.JSONL"), **settings}
 
@@ -52,7 +57,9 @@ def _tokens(where, **settings):
     import datasets
 
     tokens = [list(line.encode()[:40]) for line in LINES]
-    padded = [{"input_ids": [*row, 0, 0], "attention_mask": [1] * len(row) + [0, 0]} for row in tokens]
+    padded = [
+        {"input_ids": [*row, 0, 0], "attention_mask": [1] * len(row) + [0, 0]} for row in tokens
+    ]
     if settings.get("packing") == "padded":
         padded = [{**row, "labels": [-100, -100, *row["input_ids"][2:]]} for row in padded]
     datasets.Dataset.from_list(padded).save_to_disk(where / "saved")
@@ -65,7 +72,9 @@ _KINDS = {
     "padded rows": lambda where: _rows(where, packing="padded", text_column="story"),
     "a slice of rows": lambda where: _rows(where, dataset_split="train[:300]"),
     "streamed rows": lambda where: _rows(where, streaming=True),
-    "streamed rows with a BPE": lambda where: _rows(where, streaming=True, tokenizer="bpe", vocab_size=300),
+    "streamed rows with a BPE": lambda where: _rows(
+        where, streaming=True, tokenizer="bpe", vocab_size=300
+    ),
     "a folder of texts": lambda where: _folder(where, ".txt", "\n".join),
     "a folder of rows": lambda where: _folder(where, ".jsonl", _jsonl),
     "a saved set": _saved,

@@ -1,8 +1,8 @@
 """Writes every export of the contract's configurations into a folder: `python write_exports.py FOLDER`.
 
-Runs where autotune is installed; `load_exports.py` goes on where a trainer is. Each export gets a folder
-FOLDER/TARGET-VERSION/CASE with its files and `asked.json`: the command, what the files are to do (the recipe, with
-what stands in for refused settings) and the rate of every step.
+Runs where autotune is installed; `load_exports.py` goes on where a trainer is. Each export gets a
+folder FOLDER/TARGET-VERSION/CASE with its files and `asked.json`: the command, what the files are
+to do (the recipe, with what stands in for refused settings) and the rate of every step.
 """
 
 import json
@@ -33,7 +33,9 @@ def main(folder):
     for name in TRAINERS:
         for version in TARGETS[name].versions:
             for case, asked in cases.items():
-                write(TARGETS[name].write(asked, version), asked, folder / f"{name}-{version}" / case)
+                write(
+                    TARGETS[name].write(asked, version), asked, folder / f"{name}-{version}" / case
+                )
     print(f"{len(cases)} cases for {', '.join(TRAINERS)} in {folder}")
 
 
@@ -42,7 +44,9 @@ def write(export, asked, folder):
     for file, text in export.files.items():
         (folder / file).write_text(text)
     done = {**asked.settings(), **{refusal.setting: refusal.instead for refusal in export.refusals}}
-    step = TrainingStep(None, workload=asked.workload, config=asked.config, device=torch.device("cpu"), marker=None)
+    step = TrainingStep(
+        None, workload=asked.workload, config=asked.config, device=torch.device("cpu"), marker=None
+    )
     share = done["learning_rate"] / asked.settings()["learning_rate"]
     rates = [step.learning_rate(index) * share for index in range(asked.workload.steps)]
     said = {"command": export.command, "done": done, "rates": rates}

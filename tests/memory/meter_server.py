@@ -1,6 +1,7 @@
 """A trial server whose tasks use a `CudaMeter` as a trial does, each in a process of its own.
 
-python tests/memory/meter_server.py    # requests on stdin, replies on stdout, as autotune.execution.server.fork_server
+python tests/memory/meter_server.py    # requests on stdin, replies on stdout, as
+autotune.execution.server.fork_server
 """
 
 from typing import Any
@@ -8,17 +9,27 @@ from typing import Any
 MIB = 1024**2
 
 
-def make_meter(*, uuid: str | None, context_bytes: int | None, room_mib: int | None = None, **options: Any) -> Any:
+def make_meter(
+    *, uuid: str | None, context_bytes: int | None, room_mib: int | None = None, **options: Any
+) -> Any:
     """A meter whose cap, where `room_mib` says one, leaves so much to the allocator."""
     import torch
 
     from autotune.memory.cuda import CudaMeter
 
     cap_bytes = None if room_mib is None else context_bytes + room_mib * MIB
-    return CudaMeter(torch.device("cuda:0"), uuid=uuid, cap_bytes=cap_bytes, new_context_bytes=context_bytes, **options)
+    return CudaMeter(
+        torch.device("cuda:0"),
+        uuid=uuid,
+        cap_bytes=cap_bytes,
+        new_context_bytes=context_bytes,
+        **options,
+    )
 
 
-def reading(*, first_step_mib: int = 2, steady_mib: int = 2, aside_mib: int = 2, **options: Any) -> dict[str, int]:
+def reading(
+    *, first_step_mib: int = 2, steady_mib: int = 2, aside_mib: int = 2, **options: Any
+) -> dict[str, int]:
     """What a training measures whose phases allocate so much at once."""
     meter = make_meter(**options)
     _allocate(first_step_mib)

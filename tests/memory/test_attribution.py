@@ -24,13 +24,17 @@ def weight(size_bytes=100):
 
 def test_the_peak_is_the_most_that_is_alive_at_once():
     a, b, c = block(10), block(20), block(15)
-    peak = find_peak(recording_of([(+1, a), (+1, b), (-1, b), (+1, c), (-1, a), (-1, c)], resident=[weight()]))
+    peak = find_peak(
+        recording_of([(+1, a), (+1, b), (-1, b), (+1, c), (-1, a), (-1, c)], resident=[weight()])
+    )
     assert peak.size_bytes == 130
 
 
 def test_the_blocks_at_the_peak_add_up_to_it():
     a, b, c = block(10), block(20), block(15)
-    peak = find_peak(recording_of([(+1, a), (-1, a), (+1, b), (+1, c), (-1, b)], resident=[weight()]))
+    peak = find_peak(
+        recording_of([(+1, a), (-1, a), (+1, b), (+1, c), (-1, b)], resident=[weight()])
+    )
     assert sum(one.size_bytes for one in peak.blocks) == peak.size_bytes
 
 
@@ -46,8 +50,14 @@ def test_a_step_that_allocates_nothing_peaks_at_what_was_there():
 
 def test_the_phase_of_the_peak_is_the_one_that_was_running():
     a, b = block(10), block(20)
-    phases = [Phase(name="forward", first_event=0, last_event=1), Phase(name="backward", first_event=1, last_event=4)]
-    assert find_peak(recording_of([(+1, a), (+1, b), (-1, a), (-1, b)], phases=phases)).phase == "backward"
+    phases = [
+        Phase(name="forward", first_event=0, last_event=1),
+        Phase(name="backward", first_event=1, last_event=4),
+    ]
+    assert (
+        find_peak(recording_of([(+1, a), (+1, b), (-1, a), (-1, b)], phases=phases)).phase
+        == "backward"
+    )
 
 
 def test_what_outlives_the_forward_pass_is_an_activation():
@@ -77,19 +87,25 @@ def test_every_category_is_listed_also_without_bytes():
 
 
 def test_the_same_place_in_every_block_of_the_model_is_one_holder():
-    holders = largest_holders(tuple(block(10, module=f"blocks.{i}.attention", in_phase="forward") for i in range(3)))
+    holders = largest_holders(
+        tuple(block(10, module=f"blocks.{i}.attention", in_phase="forward") for i in range(3))
+    )
     assert [(h.module, h.count, h.size_bytes) for h in holders] == [("blocks.*.attention", 3, 30)]
 
 
 def test_holders_come_largest_first():
-    holders = largest_holders((block(1, operator="aten.add"), block(5), block(3, operator="aten.mul")))
+    holders = largest_holders(
+        (block(1, operator="aten.add"), block(5), block(3, operator="aten.mul"))
+    )
     assert [h.size_bytes for h in holders] == [5, 3, 1]
 
 
 def test_a_thinned_timeline_keeps_the_peak():
     blocks = [block(1) for _ in range(2000)]
     tall = block(50)
-    events = [(+1, one) for one in blocks] + [(+1, tall), (-1, tall)] + [(-1, one) for one in blocks]
+    events = (
+        [(+1, one) for one in blocks] + [(+1, tall), (-1, tall)] + [(-1, one) for one in blocks]
+    )
     recording = recording_of(events)
     peak = find_peak(recording)
     timeline = make_timeline(recording, peak)

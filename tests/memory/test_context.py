@@ -19,7 +19,7 @@ CONTEXT = 480 * MIB
 OWN = os.getpid()
 
 
-# -- sizes -------------------------------------------------------------------------------------------------------
+# -- sizes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [CONTEXT, CONTEXT - TOLERANCE_BYTES, CONTEXT + TOLERANCE_BYTES])
@@ -55,7 +55,9 @@ def test_a_new_context_of_nothing_is_a_disturbance_where_the_probe_measured_none
         pytest.param(480, (550, 560), (550, 560), id="kernels are loaded"),
         pytest.param(480, (470, 490), (480, 490), id="the driver's own use wavers"),
         pytest.param(480, (-3520,), (480,), id="another process gives 4000 MiB back"),
-        pytest.param(480, (550, 50, 150), (550, 550, 650), id="one does, and kernels are loaded after"),
+        pytest.param(
+            480, (550, 50, 150), (550, 550, 650), id="one does, and kernels are loaded after"
+        ),
         pytest.param(0, (70,), (550,), id="one did while the context was created"),
         pytest.param(5480, (5550,), (550,), id="5000 MiB were in use before"),
     ],
@@ -76,7 +78,7 @@ def test_a_disturbance_is_a_loss():
     assert issubclass(DeviceDisturbed, TrialLost)
 
 
-# -- processes ---------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,9 @@ def test_a_disturbance_is_a_loss():
         pytest.param({}, {7: CONTEXT}, CONTEXT, id="one began"),
         pytest.param({7: CONTEXT}, {}, -CONTEXT, id="one ended"),
         pytest.param({7: CONTEXT}, {7: 3 * CONTEXT}, 2 * CONTEXT, id="one has taken more"),
-        pytest.param({7: CONTEXT, 8: MIB}, {9: 2 * CONTEXT, 8: MIB}, CONTEXT, id="one after another"),
+        pytest.param(
+            {7: CONTEXT, 8: MIB}, {9: 2 * CONTEXT, 8: MIB}, CONTEXT, id="one after another"
+        ),
         pytest.param({7: None}, {7: None}, 0, id="one stays of which nothing is known"),
     ],
 )
@@ -95,8 +99,12 @@ def test_what_other_processes_have_taken_is_known_where_nvml_says_it(before, now
     assert growth_of_others(before, now, device="cuda:0") == grown
 
 
-@pytest.mark.parametrize(("before", "now", "how"), [({}, {7: None}, "began"), ({7: None}, {}, "ended")])
-def test_a_process_that_comes_or_goes_and_nobody_knows_what_it_holds_is_a_disturbance(before, now, how):
+@pytest.mark.parametrize(
+    ("before", "now", "how"), [({}, {7: None}, "began"), ({7: None}, {}, "ended")]
+)
+def test_a_process_that_comes_or_goes_and_nobody_knows_what_it_holds_is_a_disturbance(
+    before, now, how
+):
     with pytest.raises(DeviceDisturbed, match=f"process 7 {how} on cuda:0"):
         growth_of_others(before, now, device="cuda:0")
 
@@ -105,7 +113,9 @@ def test_a_process_that_comes_or_goes_and_nobody_knows_what_it_holds_is_a_distur
     ("after", "own"),
     [
         pytest.param({7: MIB, OWN: CONTEXT, 8: CONTEXT}, {OWN}, id="its pid"),
-        pytest.param({7: MIB, 70001: CONTEXT}, {70001}, id="in a container the number that has joined"),
+        pytest.param(
+            {7: MIB, 70001: CONTEXT}, {70001}, id="in a container the number that has joined"
+        ),
         pytest.param({7: MIB}, set(), id="none, where nobody has"),
     ],
 )

@@ -98,7 +98,11 @@ def test_a_training_step_needs_what_arithmetic_says(make_trainer):
     stays = sum(kinds.values())
     workload = trainer._workload
     activation_floats = workload.tokens_per_step * workload.layers * (34 * workload.width + 3 * 96)
-    assert stays + 4 * parameters < measurement.peak_memory_bytes < stays + 4 * parameters + 4 * activation_floats
+    assert (
+        stays + 4 * parameters
+        < measurement.peak_memory_bytes
+        < stays + 4 * parameters + 4 * activation_floats
+    )
 
 
 def test_the_peak_of_a_configuration_is_the_same_every_time(make_trainer):
@@ -106,7 +110,7 @@ def test_the_peak_of_a_configuration_is_the_same_every_time(make_trainer):
     assert len(peaks) == 1
 
 
-# -- what is replaced ------------------------------------------------------------------------------------------------
+# -- what is replaced ------------------------------------------------------------------------------
 
 
 def test_a_tensor_that_is_replaced_stops_to_count_when_it_is_gone():
@@ -183,7 +187,12 @@ class Pair(torch.Tensor):
     ("make", "mebibytes"),
     [
         (lambda: floats(4).share_memory_(), 4),
-        (lambda: torch.sparse_coo_tensor(torch.zeros(1, MIB // 8, dtype=torch.int64), floats(0.5), (1,)), 1.5),
+        (
+            lambda: torch.sparse_coo_tensor(
+                torch.zeros(1, MIB // 8, dtype=torch.int64), floats(0.5), (1,)
+            ),
+            1.5,
+        ),
         (lambda: Pair(floats(2), floats(1)), 3),
         (lambda: floats(0), 0),
         (lambda: torch.ones(4).to_mkldnn(), 0),

@@ -19,8 +19,14 @@ SERVER = Path(__file__).with_name("meter_server.py")
 def ask(tmp_path_factory):
     """ask("reading", ...) is what a task of `meter_server.py` returns."""
     folder = tmp_path_factory.mktemp("server")
-    with TrialServer(log_file=folder / "server.log", command=(sys.executable, str(SERVER))) as server:
-        yield lambda task, **payload: server.submit(task, payload, log_file=folder / "task.log").result(120).result
+    with TrialServer(
+        log_file=folder / "server.log", command=(sys.executable, str(SERVER))
+    ) as server:
+        yield (
+            lambda task, **payload: (
+                server.submit(task, payload, log_file=folder / "task.log").result(120).result
+            )
+        )
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +49,10 @@ def read(ask, device):
 def test_a_device_is_identified_without_a_context_on_it(ask, device):
     if not device["is_known_to_nvml"]:
         pytest.skip("without NVML nobody sees it")
-    assert ask("growth_of_used_memory_by_identifying", uuid=device["uuid"]) < device["context_bytes"] / 4
+    assert (
+        ask("growth_of_used_memory_by_identifying", uuid=device["uuid"])
+        < device["context_bytes"] / 4
+    )
 
 
 def test_a_trials_context_is_the_one_that_the_probe_has_measured(read, device):
@@ -72,7 +81,9 @@ def test_on_a_shared_device_the_context_is_the_probes(read, device):
 
 
 def test_a_first_step_that_needs_more_than_the_cap_does_not_fit(read):
-    with pytest.raises(PreparationFailed, match=r"OutOfMemoryError|NVML_SUCCESS"):  # as torch says it without NVML
+    with pytest.raises(
+        PreparationFailed, match=r"OutOfMemoryError|NVML_SUCCESS"
+    ):  # as torch says it without NVML
         read(room_mib=256, first_step_mib=320)
 
 

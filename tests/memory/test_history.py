@@ -18,7 +18,12 @@ def entry(action, address, size, at, **fields):
 
 
 def recording_of(*entries, gradients=(), resident=None):
-    return read_trace(entries, resident=resident or {"parameters": [(90_000, 100)]}, phases=PHASES, gradients=gradients)
+    return read_trace(
+        entries,
+        resident=resident or {"parameters": [(90_000, 100)]},
+        phases=PHASES,
+        gradients=gradients,
+    )
 
 
 STEP = (
@@ -50,7 +55,12 @@ def test_what_outlives_forward_is_an_activation_and_what_an_optimizer_took_a_gra
 def test_an_address_used_again_is_another_block():
     again = entry("alloc", 3000, 5, 35)
     recording = recording_of(*STEP, again, gradients=[(3000, 32)])
-    assert [block.is_gradient for sign, block in recording.events if sign > 0] == [False, False, True, False]
+    assert [block.is_gradient for sign, block in recording.events if sign > 0] == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_what_was_there_before_counts_until_it_is_freed():
@@ -95,4 +105,6 @@ def test_a_checkpoint_that_stops_early_is_recorded_and_not_disturbed(tmp_path):
     actions = [entry["action"] for entry in history.trace]
     assert actions.count("alloc") > 20
     assert actions.count("free_requested") > 20
-    assert "loss_of" in {frame["name"] for entry in history.trace for frame in entry.get("frames", ())}
+    assert "loss_of" in {
+        frame["name"] for entry in history.trace for frame in entry.get("frames", ())
+    }

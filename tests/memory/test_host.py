@@ -14,7 +14,9 @@ def host(tmp_path):
     def write(cgroup, files):
         proc, groups = tmp_path / "proc", tmp_path / "cgroup"
         (proc / "self").mkdir(parents=True)
-        (proc / "meminfo").write_text(f"MemTotal: 99999999 kB\nMemAvailable:   {8 * GIB // 1024} kB\n")
+        (proc / "meminfo").write_text(
+            f"MemTotal: 99999999 kB\nMemAvailable:   {8 * GIB // 1024} kB\n"
+        )
         (proc / "self" / "cgroup").write_text(cgroup)
         for name, text in files.items():
             (groups / name).parent.mkdir(parents=True, exist_ok=True)
@@ -25,7 +27,9 @@ def host(tmp_path):
 
 
 def test_without_a_limit_it_is_what_the_machine_has_available(host):
-    assert host("0::/one\n", {"one/memory.max": "max\n", "one/memory.current": f"{GIB}\n"}) == 8 * GIB
+    assert (
+        host("0::/one\n", {"one/memory.max": "max\n", "one/memory.current": f"{GIB}\n"}) == 8 * GIB
+    )
 
 
 def test_a_groups_limit_counts_without_the_cached_files_that_the_kernel_takes_back(host):
@@ -35,8 +39,15 @@ def test_a_groups_limit_counts_without_the_cached_files_that_the_kernel_takes_ba
 
 
 def test_the_limit_of_a_group_around_it_counts_as_well(host):
-    files = {"memory.max": "max\n", "memory.current": "0\n", "../memory.max": f"{GIB}\n", "../memory.current": "5\n"}
-    assert host("0::/pod/one\n", {f"pod/one/{name}": text for name, text in files.items()}) == GIB - 5
+    files = {
+        "memory.max": "max\n",
+        "memory.current": "0\n",
+        "../memory.max": f"{GIB}\n",
+        "../memory.current": "5\n",
+    }
+    assert (
+        host("0::/pod/one\n", {f"pod/one/{name}": text for name, text in files.items()}) == GIB - 5
+    )
 
 
 def test_in_a_container_its_own_group_is_the_top_one(host):
@@ -45,9 +56,16 @@ def test_in_a_container_its_own_group_is_the_top_one(host):
 
 def test_version_1_of_control_groups_is_read_and_its_number_for_no_limit_is_none(host):
     group = "5:cpu:/one\n4:memory:/one\n0::/\n"
-    files = {"limit_in_bytes": f"{2 * GIB}\n", "usage_in_bytes": f"{GIB}\n", "stat": f"total_inactive_file {GIB}\n"}
+    files = {
+        "limit_in_bytes": f"{2 * GIB}\n",
+        "usage_in_bytes": f"{GIB}\n",
+        "stat": f"total_inactive_file {GIB}\n",
+    }
     own = {f"memory/one/memory.{name}": text for name, text in files.items()}
-    top = {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n", "memory/memory.usage_in_bytes": "0\n"}
+    top = {
+        "memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+        "memory/memory.usage_in_bytes": "0\n",
+    }
     assert host(group, own | top) == 2 * GIB
 
 

@@ -42,12 +42,15 @@ def test_a_module_that_is_gone_is_named_as_well(monkeypatch):
 def test_the_meter_of_a_cpu_names_what_torch_does_not_have_any_more(monkeypatch):
     monkeypatch.delattr(torch._C._profiler, "_EventType")
     with pytest.raises(
-        AutotuneError, match=r"has no torch\._C\._profiler\._EventType\.Allocation, which the measurement"
+        AutotuneError,
+        match=r"has no torch\._C\._profiler\._EventType\.Allocation, which the measurement",
     ):
         CpuMeter()
 
 
 def test_a_probe_ends_where_no_trial_could_run(monkeypatch):
     monkeypatch.setattr(torch_interfaces, "OF_TRIALS", ("torch._dynamo.callback:gone",))
-    with pytest.raises(AutotuneError, match=r"has no torch\._dynamo\.callback\.gone, which a trial needs"):
+    with pytest.raises(
+        AutotuneError, match=r"has no torch\._dynamo\.callback\.gone, which a trial needs"
+    ):
         probe(device="cpu", choices={})

@@ -51,11 +51,15 @@ def test_the_names_that_can_be_asked_for_are_those_of_the_registry():
 def test_its_parts_are_found(make_parts, small):
     parts = make_parts()
     assert len(parts.blocks) == small.layers
-    assert all(isinstance(getattr(block, parts.attention_name), torch.nn.Module) for block in parts.blocks)
+    assert all(
+        isinstance(getattr(block, parts.attention_name), torch.nn.Module) for block in parts.blocks
+    )
 
 
 def test_it_begins_close_to_the_loss_of_guessing(make_parts, batch, small):
-    assert make_parts().model(*batch).item() / batch[0].numel() == pytest.approx(math.log(small.vocab_size), rel=0.1)
+    assert make_parts().model(*batch).item() / batch[0].numel() == pytest.approx(
+        math.log(small.vocab_size), rel=0.1
+    )
 
 
 def test_the_loss_is_a_sum_over_tokens_in_float32(make_parts, batch):
@@ -70,7 +74,9 @@ def test_ignored_labels_do_not_count(make_parts, batch, small):
     tokens, labels = batch
     masked = torch.full_like(labels, -100)
     masked[:, :10] = labels[:, :10]
-    assert make_parts().model(tokens, masked).item() == pytest.approx(20 * math.log(small.vocab_size), rel=0.1)
+    assert make_parts().model(tokens, masked).item() == pytest.approx(
+        20 * math.log(small.vocab_size), rel=0.1
+    )
 
 
 def test_no_position_sees_a_later_one(make_parts, batch, small):

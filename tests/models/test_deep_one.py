@@ -8,7 +8,14 @@ import torch
 from autotune.models import build_model, deep_one
 from autotune.spec.workload import make_workload
 
-FULL_SIZE = {"model": "deep-one", "layers": 32, "width": 2048, "heads": 16, "vocab_size": 8000, "sequence_length": 768}
+FULL_SIZE = {
+    "model": "deep-one",
+    "layers": 32,
+    "width": 2048,
+    "heads": 16,
+    "vocab_size": 8000,
+    "sequence_length": 768,
+}
 
 
 @pytest.fixture
@@ -49,7 +56,9 @@ def test_the_bias_given_to_the_kernel_falls_with_the_distance(model, monkeypatch
     model(tokens, tokens)
     slope = model.blocks[0].attention.slopes[0].item()
     assert [bias.shape for bias in given] == [(2, 5, 5)] * 4
-    assert given[0][0, 3].tolist() == pytest.approx([-3 * slope, -2 * slope, -slope, 0.0, float("-inf")])
+    assert given[0][0, 3].tolist() == pytest.approx(
+        [-3 * slope, -2 * slope, -slope, 0.0, float("-inf")]
+    )
     assert given[0][1, 3].tolist() == [0.0, 0.0, 0.0, 0.0, float("-inf")]
 
 
@@ -60,7 +69,8 @@ def test_the_bias_has_the_dtype_of_the_query(model, monkeypatch):
         torch.nn.functional,
         "scaled_dot_product_attention",
         lambda query, *args, attn_mask: (
-            dtypes.append((query.dtype, attn_mask.dtype)) or kernel(query, *args, attn_mask=attn_mask)
+            dtypes.append((query.dtype, attn_mask.dtype))
+            or kernel(query, *args, attn_mask=attn_mask)
         ),
     )
     tokens = torch.zeros(1, 5, dtype=torch.int64)

@@ -49,7 +49,9 @@ def family(request):
 def make_parts(family):
     content = {"model_type": family, **SIZES, **FAMILIES[family]}
     sizes = {"layers": LAYERS, "width": 32, "heads": 4, "vocab_size": 257, "sequence_length": 32}
-    workload = make_workload("cpu", {"model": model_name(content), "model_config": content, **sizes})
+    workload = make_workload(
+        "cpu", {"model": model_name(content), "model_config": content, **sizes}
+    )
 
     def make():
         torch.manual_seed(0)

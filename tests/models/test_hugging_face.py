@@ -39,8 +39,20 @@ CONFIGS = {
         "n_positions": 64,
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     },
-    "qwen3": {"model_type": "qwen3", **SIZES, **GROUPED_QUERY, "vocab_size": 1000, "tie_word_embeddings": True},
-    "mixtral": {"model_type": "mixtral", **SIZES, **GROUPED_QUERY, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3": {
+        "model_type": "qwen3",
+        **SIZES,
+        **GROUPED_QUERY,
+        "vocab_size": 1000,
+        "tie_word_embeddings": True,
+    },
+    "mixtral": {
+        "model_type": "mixtral",
+        **SIZES,
+        **GROUPED_QUERY,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
 }
 PARTS = {
     "llama": ("layers", "self_attn"),
@@ -91,19 +103,24 @@ def loss_and_gradients(parts, batch):
     return loss.item(), torch.autograd.grad(loss, parameters)
 
 
-# -- the model ---------------------------------------------------------------------------------------------------
+# -- the model -------------------------------------------------------------------------------------
 
 
 @EVERY_SHAPE
 def test_it_begins_close_to_the_loss_of_guessing(shape, make_parts, batch):
     loss = make_parts(shape).model(*batch)
     assert loss.dtype == torch.float32
-    assert loss.item() / batch[0].numel() == pytest.approx(math.log(CONFIGS[shape]["vocab_size"]), rel=0.1)
+    assert loss.item() / batch[0].numel() == pytest.approx(
+        math.log(CONFIGS[shape]["vocab_size"]), rel=0.1
+    )
 
 
 @EVERY_SHAPE
 def test_every_gradient_is_finite(shape, make_parts, batch):
-    assert all(torch.isfinite(gradient).all() for gradient in loss_and_gradients(make_parts(shape), batch)[1])
+    assert all(
+        torch.isfinite(gradient).all()
+        for gradient in loss_and_gradients(make_parts(shape), batch)[1]
+    )
 
 
 @EVERY_SHAPE
@@ -117,7 +134,9 @@ def test_its_parts_are_found(shape, make_parts):
 def test_loaded_it_computes_what_was_drawn(shape, workload_of, batch, tmp_path):
     workload = workload_of(CONFIGS[shape])
     count = draw_weights(workload, file=tmp_path / "weights.pt")
-    loaded = load_model(workload, file=tmp_path / "weights.pt", dtype=torch.float32, device=CPU).model
+    loaded = load_model(
+        workload, file=tmp_path / "weights.pt", dtype=torch.float32, device=CPU
+    ).model
     torch.manual_seed(workload.seed)
     assert loaded(*batch).item() == build_model(workload).model(*batch).item()
     assert count == sum(parameter.numel() for parameter in loaded.parameters())
@@ -127,7 +146,9 @@ def test_loaded_it_computes_what_was_drawn(shape, workload_of, batch, tmp_path):
 def test_it_trains_wholly_in_bf16(shape, workload_of, batch, tmp_path):
     workload = workload_of(CONFIGS[shape])
     draw_weights(workload, file=tmp_path / "weights.pt")
-    model = load_model(workload, file=tmp_path / "weights.pt", dtype=torch.bfloat16, device=CPU).model
+    model = load_model(
+        workload, file=tmp_path / "weights.pt", dtype=torch.bfloat16, device=CPU
+    ).model
     model(*batch).backward()
     assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
@@ -135,7 +156,9 @@ def test_it_trains_wholly_in_bf16(shape, workload_of, batch, tmp_path):
 def test_tied_embeddings_stay_tied(workload_of, tmp_path):
     workload = workload_of(CONFIGS["qwen3"])
     count = draw_weights(workload, file=tmp_path / "weights.pt")
-    network = load_model(workload, file=tmp_path / "weights.pt", dtype=torch.bfloat16, device=CPU).model.network
+    network = load_model(
+        workload, file=tmp_path / "weights.pt", dtype=torch.bfloat16, device=CPU
+    ).model.network
     assert network.lm_head.weight is network.model.embed_tokens.weight
     untied = {**CONFIGS["qwen3"], "tie_word_embeddings": False}
     assert draw_weights(workload_of(untied), file=tmp_path / "untied.pt") == count + 1000 * 32
@@ -187,7 +210,7 @@ def test_experts_run_without_shapes_that_depend_on_data(make_parts):
     assert make_parts("mixtral").model.network.config._experts_implementation == "grouped_mm"
 
 
-# -- techniques --------------------------------------------------------------------------------------------------
+# -- techniques ------------------------------------------------------------------------------------
 
 
 @EVERY_SHAPE
@@ -213,7 +236,9 @@ def test_blocks_called_with_different_masks_are_never_run_as_one(make_parts, bat
 @pytest.mark.parametrize(
     ("shape", "scope"),
     [
-        pytest.param(shape, scope, marks=() if (shape, scope) == ("llama", "block") else pytest.mark.slow)
+        pytest.param(
+            shape, scope, marks=() if (shape, scope) == ("llama", "block") else pytest.mark.slow
+        )
         for shape in CONFIGS
         for scope in ("block", "model")
     ],
@@ -232,7 +257,7 @@ def test_compiled_it_computes_the_same(granularity, shape, scope, make_parts, ba
         assert torch.allclose(gradient, plain, rtol=1e-3, atol=1e-3)
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

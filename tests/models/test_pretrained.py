@@ -36,16 +36,22 @@ def folder(tmp_path):
 
 @pytest.fixture
 def workload_of(folder):
-    return lambda **settings: make_workload("cpu", {"model": str(folder), "pretrained": True, **settings})
+    return lambda **settings: make_workload(
+        "cpu", {"model": str(folder), "pretrained": True, **settings}
+    )
 
 
 def test_training_goes_on_from_the_weights_in_the_folder(folder, workload_of, tmp_path):
     from transformers import AutoModelForCausalLM
 
     draw_weights(workload_of(), file=tmp_path / "weights.pt")
-    loaded = load_model(workload_of(), file=tmp_path / "weights.pt", dtype=torch.float32, device=CPU).model
+    loaded = load_model(
+        workload_of(), file=tmp_path / "weights.pt", dtype=torch.float32, device=CPU
+    ).model
     tokens = torch.randint(0, 256, (2, 16))
-    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(input_ids=tokens).logits
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(
+        input_ids=tokens
+    ).logits
     assert torch.allclose(loaded.logits(tokens), expected, atol=1e-5)
 
 
@@ -85,7 +91,9 @@ def test_a_folder_whose_weights_are_gone_since_is_refused(folder, workload_of, t
 def test_weights_of_another_model_are_refused(folder, workload_of, tmp_path):
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**content, "attention_bias": True}))
-    with pytest.raises(InvalidInput, match=r"the weights in .* lack model\.layers\.0\.self_attn\.\w+\.bias and"):
+    with pytest.raises(
+        InvalidInput, match=r"the weights in .* lack model\.layers\.0\.self_attn\.\w+\.bias and"
+    ):
         draw_weights(workload_of(), file=tmp_path / "weights.pt")
 
 
@@ -112,6 +120,8 @@ def test_without_a_network_a_hub_name_is_refused_with_what_to_use_instead(monkey
         raise OSError("Name or service not known")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", no_network)
-    with pytest.raises(InvalidInput, match="cannot be had from the Hugging Face hub: Name or service") as refused:
+    with pytest.raises(
+        InvalidInput, match="cannot be had from the Hugging Face hub: Name or service"
+    ) as refused:
         make_workload("cpu", {"model": "nobody/no-such-model"})
     assert "local config.json" in refused.value.hint

@@ -159,7 +159,9 @@ def workload_of(tmp_path):
     file.write_text(SOURCE)
 
     def workload(function, **settings):
-        return make_workload("cpu", {"model": f"{file}:{function}", "sequence_length": 16, **settings})
+        return make_workload(
+            "cpu", {"model": f"{file}:{function}", "sequence_length": 16, **settings}
+        )
 
     return workload
 
@@ -187,7 +189,7 @@ def loss_and_gradients(parts, batch):
     return loss.item(), torch.autograd.grad(loss, parameters)
 
 
-# -- the loss ----------------------------------------------------------------------------------------------------
+# -- the loss --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -201,11 +203,15 @@ def test_whatever_it_returns_the_loss_is_the_sum_over_valid_tokens(shape, make_p
 def test_a_loss_with_more_in_it_than_cross_entropy_is_taken_as_it_is(make_parts, batch):
     model = make_parts("OnlyLoss").model
     tokens, labels = batch
-    assert model(tokens, labels).item() == pytest.approx(model.network(tokens, labels).item() * 37, rel=1e-6)
+    assert model(tokens, labels).item() == pytest.approx(
+        model.network(tokens, labels).item() * 37, rel=1e-6
+    )
 
 
 def test_labels_that_are_all_ignored_leave_a_loss_of_zero_and_finite_gradients(make_parts, batch):
-    loss, gradients = loss_and_gradients(make_parts("WithLoss"), (batch[0], torch.full_like(batch[1], -100)))
+    loss, gradients = loss_and_gradients(
+        make_parts("WithLoss"), (batch[0], torch.full_like(batch[1], -100))
+    )
     assert loss == 0.0
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
 
@@ -214,13 +220,15 @@ def test_labels_that_are_all_ignored_leave_a_loss_of_zero_and_finite_gradients(m
 def test_a_loss_by_parts_gets_what_goes_into_the_head(shape, make_parts, batch):
     parts = make_parts(shape)
     plain = loss_and_gradients(parts, batch)
-    parts.set_token_loss(lambda hidden, head, labels: next_token_loss(F.linear(hidden, head.weight), labels))
+    parts.set_token_loss(
+        lambda hidden, head, labels: next_token_loss(F.linear(hidden, head.weight), labels)
+    )
     by_parts = loss_and_gradients(parts, batch)
     assert by_parts[0] == pytest.approx(plain[0], rel=1e-5)
     assert all(torch.allclose(*pair, atol=1e-4) for pair in zip(by_parts[1], plain[1], strict=True))
 
 
-# -- its parts ---------------------------------------------------------------------------------------------------
+# -- its parts -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -254,7 +262,9 @@ def test_checkpointing_leaves_loss_and_gradients_alone(granularity, shape, make_
         ("KnowsItsWidth", "loss", "chunked", "no linear head"),
     ],
 )
-def test_a_part_that_is_not_there_leaves_out_what_needs_it(function, technique, value, reason, workload_of):
+def test_a_part_that_is_not_there_leaves_out_what_needs_it(
+    function, technique, value, reason, workload_of
+):
     with torch.device("meta"):
         parts = build_model(workload_of(function))
     missing = missing_parts(parts, {technique: [value], "compile": ["model"]})
@@ -263,14 +273,16 @@ def test_a_part_that_is_not_there_leaves_out_what_needs_it(function, technique, 
     assert reason in missing[technique][value]
 
 
-# -- its weights -------------------------------------------------------------------------------------------------
+# -- its weights -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", ["WithLoss", "Values"])
 def test_loaded_it_computes_what_was_drawn(function, workload_of, batch, tmp_path):
     workload = workload_of(function)
     count = draw_weights(workload, file=tmp_path / "weights.pt")
-    loaded = load_model(workload, file=tmp_path / "weights.pt", dtype=torch.float32, device=CPU).model
+    loaded = load_model(
+        workload, file=tmp_path / "weights.pt", dtype=torch.float32, device=CPU
+    ).model
     torch.manual_seed(workload.seed)
     assert loaded(*batch).item() == build_model(workload).model(*batch).item()
     assert count == sum(parameter.numel() for parameter in loaded.parameters())
@@ -279,7 +291,9 @@ def test_loaded_it_computes_what_was_drawn(function, workload_of, batch, tmp_pat
 
 def test_it_runs_on_fake_tensors(workload_of, batch):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        model = load_model(workload_of("WithLoss"), file=None, dtype=torch.float32, device=CPU).model
+        model = load_model(
+            workload_of("WithLoss"), file=None, dtype=torch.float32, device=CPU
+        ).model
         model(*(mode.from_tensor(tensor) for tensor in batch)).backward()
 
 
@@ -298,10 +312,13 @@ def test_a_module_is_looked_for_where_the_search_was_started(tmp_path, monkeypat
     package.mkdir()
     (package / "models.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
-    assert len(build_model(make_workload("cpu", {"model": "package_of_mine.models:Model"})).blocks) == 4
+    assert (
+        len(build_model(make_workload("cpu", {"model": "package_of_mine.models:Model"})).blocks)
+        == 4
+    )
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -315,7 +332,9 @@ def test_a_module_is_looked_for_where_the_search_was_started(tmp_path, monkeypat
         ("Ahead", "lets a token see later ones"),
     ],
 )
-def test_what_is_no_language_model_is_refused_in_one_sentence(function, named, workload_of, tmp_path):
+def test_what_is_no_language_model_is_refused_in_one_sentence(
+    function, named, workload_of, tmp_path
+):
     with pytest.raises(InvalidInput, match=named) as refused:
         draw_weights(workload_of(function), file=tmp_path / "weights.pt")
     assert refused.value.hint

@@ -21,7 +21,11 @@ EAGER = [
     {},
     *({"checkpointing": value} for value in CHOICES["checkpointing"] if value != "none"),
     *({"precision": value} for value in ("bf16-mixed", "bf16-true", "fp16-mixed")),
-    *({"optimizer": value} for value in CHOICES["optimizer"] if value not in ("adamw", "adamw-8bit")),
+    *(
+        {"optimizer": value}
+        for value in CHOICES["optimizer"]
+        if value not in ("adamw", "adamw-8bit")
+    ),
     pytest.param({"optimizer": "adamw-8bit"}, marks=pytest.mark.slow),  # torchao compiles its step
     *({"optimizer_fusion": value} for value in CHOICES["optimizer_fusion"] if value != "none"),
     {"checkpointing": "block", "optimizer_fusion": "foreach"},
@@ -35,16 +39,25 @@ COMPILED = [
     {"compile": "block"},
     pytest.param({"compile": "model", "memory_budget": 0.3}, marks=pytest.mark.slow),
     pytest.param({"compile": "block", "checkpointing": "block"}, marks=pytest.mark.slow),
-    pytest.param({"compile": "model", "checkpointing": "sqrt", "micro_batch_size": 2}, marks=pytest.mark.slow),
-    pytest.param({"compile": "block", "precision": "bf16-mixed", "micro_batch_size": 2}, marks=pytest.mark.slow),
-    pytest.param({"compile": "model", "precision": "bf16-true", "memory_budget": 0.5}, marks=pytest.mark.slow),
+    pytest.param(
+        {"compile": "model", "checkpointing": "sqrt", "micro_batch_size": 2}, marks=pytest.mark.slow
+    ),
+    pytest.param(
+        {"compile": "block", "precision": "bf16-mixed", "micro_batch_size": 2},
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        {"compile": "model", "precision": "bf16-true", "memory_budget": 0.5}, marks=pytest.mark.slow
+    ),
 ]
 
 
 def predicted_bytes(workload: Workload, choices: dict) -> int:
     torch._dynamo.reset()
     config = TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})
-    return predict(PredictionRequest(workload=workload, config=config, device="cpu")).peak_memory_bytes
+    return predict(
+        PredictionRequest(workload=workload, config=config, device="cpu")
+    ).peak_memory_bytes
 
 
 def measured_bytes(trainer: Trainer, workload: Workload) -> int:
@@ -58,20 +71,28 @@ def measured_bytes(trainer: Trainer, workload: Workload) -> int:
 
 def allowed_bytes(choices: dict) -> int:
     """What kernels may hold for themselves: attention in compiled code, which is at its peak there, and oneDNN."""
-    return 0 if choices.get("precision", "fp32") == "fp32" and "compile" not in choices else SCRATCH_BYTES
+    return (
+        0
+        if choices.get("precision", "fp32") == "fp32" and "compile" not in choices
+        else SCRATCH_BYTES
+    )
 
 
 @pytest.mark.parametrize("choices", EAGER, ids=str)
 def test_an_eager_peak_is_predicted(workload, make_trainer, choices):
     measured = measured_bytes(make_trainer(**choices), workload)
-    assert predicted_bytes(workload, choices) == pytest.approx(measured, rel=TOLERANCE, abs=allowed_bytes(choices))
+    assert predicted_bytes(workload, choices) == pytest.approx(
+        measured, rel=TOLERANCE, abs=allowed_bytes(choices)
+    )
 
 
 @pytest.mark.parametrize("choices", COMPILED, ids=str)
 def test_a_compiled_peak_is_predicted(workload, make_trainer, choices):
     torch._dynamo.reset()
     measured = measured_bytes(make_trainer(**choices), workload)
-    assert predicted_bytes(workload, choices) == pytest.approx(measured, rel=TOLERANCE, abs=allowed_bytes(choices))
+    assert predicted_bytes(workload, choices) == pytest.approx(
+        measured, rel=TOLERANCE, abs=allowed_bytes(choices)
+    )
 
 
 @pytest.mark.gpu

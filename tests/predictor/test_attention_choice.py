@@ -32,7 +32,11 @@ CALLS = {
     "fp32, additive mask": {"dtype": FP32, "mask": (4, 128, 128)},
     "bf16, grouped queries": {"key_heads": 2},
     "fp32, grouped queries": {"key_heads": 2, "dtype": FP32},
-    "bf16, grouped queries, boolean mask": {"key_heads": 2, "mask": (128, 128), "mask_dtype": torch.bool},
+    "bf16, grouped queries, boolean mask": {
+        "key_heads": 2,
+        "mask": (128, 128),
+        "mask_dtype": torch.bool,
+    },
     "bf16, dropout 0.1": {"dropout": 0.1},
     "bf16, dropout 0.125": {"dropout": 0.125},
     "bf16, heads of 256, dropout 0.125": {"size": 256, "dropout": 0.125},
@@ -68,7 +72,11 @@ def tensors_of(
     )
     if mask_is_trained:
         made[3].requires_grad_()
-    return made, {"dropout": dropout, "is_causal": is_causal and mask is None, "enable_gqa": key_heads != 4}
+    return made, {
+        "dropout": dropout,
+        "is_causal": is_causal and mask is None,
+        "enable_gqa": key_heads != 4,
+    }
 
 
 def choice(call, gpu, **more):
@@ -105,12 +113,22 @@ SINCE_AMPERE = {
     "bf16, not causal, fewer queries": "flash",
     "bf16, one key": "flash",
 }
-"""What torch 2.11 chose on compute capability 8.0 (`torch._fused_sdp_choice`); the tables below say what differs."""
-LITTLE_SHARED_MEMORY = {"bf16, heads of 200": "efficient", "bf16, heads of 256, dropout 0.125": "efficient"}
+"""What torch 2.11 chose on compute capability 8.0 (`torch._fused_sdp_choice`); the tables below say
+what differs."""
+LITTLE_SHARED_MEMORY = {
+    "bf16, heads of 200": "efficient",
+    "bf16, heads of 256, dropout 0.125": "efficient",
+}
 BLACKWELL = {
     **dict.fromkeys(
         (
-            *("bf16", "fp16", "bf16, heads of 192 and 128", "bf16, additive mask", "bf16, boolean mask"),
+            *(
+                "bf16",
+                "fp16",
+                "bf16, heads of 192 and 128",
+                "bf16, additive mask",
+                "bf16, boolean mask",
+            ),
             *("bf16, grouped queries", "bf16, grouped queries, boolean mask", "bf16, dropout 0.1"),
             *("bf16, dropout 0.125", "bf16, fewer queries", "bf16, not causal, fewer queries"),
         ),
@@ -119,7 +137,12 @@ BLACKWELL = {
 }
 LARGE_HEADS = dict.fromkeys(
     (
-        *("bf16, heads of 160", "bf16, heads of 200", "bf16, heads of 256", "bf16, heads of 200, no gradients"),
+        *(
+            "bf16, heads of 160",
+            "bf16, heads of 200",
+            "bf16, heads of 256",
+            "bf16, heads of 200, no gradients",
+        ),
         "bf16, heads of 256, dropout 0.125",
     ),
     "cudnn",
@@ -158,7 +181,9 @@ def test_before_ampere_bf16_takes_plain_operators():
 
 
 def test_a_backend_that_does_not_take_a_call_is_said():
-    with pytest.raises(PredictionImpossible, match=r"attention flash does not take .* of compute capability 8\.0"):
+    with pytest.raises(
+        PredictionImpossible, match=r"attention flash does not take .* of compute capability 8\.0"
+    ):
         choice("fp32", gpu_of("8.0", "2.11"), backend="flash")
 
 
@@ -168,6 +193,8 @@ def test_the_kernel_is_that_which_torch_chooses_on_this_gpu(call):
     major, minor = torch.cuda.get_device_capability()
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     tensors, flags = tensors_of(**CALLS[call], device="cuda")
-    chosen = torch._fused_sdp_choice(*tensors, flags["dropout"], flags["is_causal"], enable_gqa=flags["enable_gqa"])
+    chosen = torch._fused_sdp_choice(
+        *tensors, flags["dropout"], flags["is_causal"], enable_gqa=flags["enable_gqa"]
+    )
     gpu = Gpu(capability=(major, minor), release=release)
     assert chosen_kernel(*tensors, **flags, gpu=gpu) == NAMES[int(chosen)]

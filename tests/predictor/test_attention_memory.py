@@ -63,7 +63,9 @@ def test_heads_over_128_are_added_up_in_fp32_by_the_memory_efficient_kernel():
 def test_cudnn_keeps_the_gradient_of_the_query_in_fp32_and_a_sum_a_row():
     with FakeTensorMode():
         query, key, value = tensors(2, 8, 1024, 128)
-        worked_out = bytes_during(CUDNN_BACKWARD, (query, query, key, value), gpu=gpu_of("9.0", "2.11"))
+        worked_out = bytes_during(
+            CUDNN_BACKWARD, (query, query, key, value), gpu=gpu_of("9.0", "2.11")
+        )
     assert worked_out == 4 * query.numel() + 4 * 2 * 8 * 1024
 
 
@@ -80,7 +82,9 @@ def test_the_allocator_of_this_gpu_hands_out_as_much(kernel, size):
     capability = torch.cuda.get_device_capability()
     if kernel == "flash" and capability < (8, 0):
         pytest.skip("flash needs compute capability 8.0")
-    dtype = FP32 if kernel == "efficient in fp32" else BF16 if capability >= (8, 0) else torch.float16
+    dtype = (
+        FP32 if kernel == "efficient in fp32" else BF16 if capability >= (8, 0) else torch.float16
+    )
     query, key, value = tensors(4, 16, 1024, size, dtype=dtype, device="cuda")
     if kernel == "flash":
         result, *saved = FLASH(query, key, value, 0.0, True)

@@ -9,7 +9,11 @@ from autotune.predictor.accuracy import ASSUMED_ON_CUDA, MEASURED_ON_CPU, error_
 from autotune.spec.config import TrainingConfig
 
 STUDY = Path(__file__).parents[2] / "studies" / "predictor_accuracy" / "results.json"
-PAIRS = [row for row in json.loads(STUDY.read_text())["pairs"] if row["predicted_bytes"] and row["measured_bytes"]]
+PAIRS = [
+    row
+    for row in json.loads(STUDY.read_text())["pairs"]
+    if row["predicted_bytes"] and row["measured_bytes"]
+]
 HALVES = ("calibration", "held out")
 
 
@@ -27,14 +31,25 @@ def test_no_measured_peak_of_the_study_is_outside_its_bounds(half):
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("group", MEASURED_ON_CPU)
 def test_every_bound_rests_on_pairs_of_both_halves(half, group):
-    assert sum(row["half"] == half and group_of(TrainingConfig(**row["config"])) == group for row in PAIRS) >= 4
+    assert (
+        sum(
+            row["half"] == half and group_of(TrainingConfig(**row["config"])) == group
+            for row in PAIRS
+        )
+        >= 4
+    )
 
 
 @pytest.mark.parametrize("group", MEASURED_ON_CPU)
 def test_what_was_not_measured_has_wider_bounds(group):
     measured = MEASURED_ON_CPU[group]
-    assert (ASSUMED_ON_CUDA.share, ASSUMED_ON_CUDA.size_bytes) > (measured.share, measured.size_bytes)
+    assert (ASSUMED_ON_CUDA.share, ASSUMED_ON_CUDA.size_bytes) > (
+        measured.share,
+        measured.size_bytes,
+    )
 
 
 def test_on_cuda_the_assumed_bounds_hold_whatever_the_configuration():
-    assert {error_of(TrainingConfig(compile=scope), device="cuda") for scope in ("none", "model")} == {ASSUMED_ON_CUDA}
+    assert {
+        error_of(TrainingConfig(compile=scope), device="cuda") for scope in ("none", "model")
+    } == {ASSUMED_ON_CUDA}

@@ -117,7 +117,7 @@ def test_requests_that_follow_one_another_can_need_more_the_second_time():
     assert ends == [20 * MIB, 36 * MIB]
 
 
-# -- a recorded step ---------------------------------------------------------------------------------------------
+# -- a recorded step -------------------------------------------------------------------------------
 
 
 def block(size_bytes, **fields):
@@ -127,7 +127,9 @@ def block(size_bytes, **fields):
 def step(*sizes):
     """A recording in which blocks of these sizes are born one after the other and die in the same order."""
     blocks = [block(size_bytes) for size_bytes in sizes]
-    return Recording(events=[*((+1, one) for one in blocks), *((-1, one) for one in blocks)]), blocks
+    return Recording(
+        events=[*((+1, one) for one in blocks), *((-1, one) for one in blocks)]
+    ), blocks
 
 
 def test_a_block_becomes_as_large_as_its_piece():
@@ -192,7 +194,9 @@ def test_the_real_allocator_hands_out_the_same_bytes(seed):
         if held and draw.random() < 0.45:
             allocator.free(held.pop(draw.randrange(len(held)))[1])
         else:
-            size_bytes = draw.choice((draw.randint(1, 4096), draw.randint(1, 4 * MIB), draw.randint(1, 90 * MIB)))
+            size_bytes = draw.choice(
+                (draw.randint(1, 4096), draw.randint(1, 4 * MIB), draw.randint(1, 90 * MIB))
+            )
             with torch.cuda.use_mem_pool(pool):  # nothing that earlier tests left half used
                 tensor = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
             held.append((tensor, allocator.allocate(round_up(size_bytes))))

@@ -13,7 +13,8 @@ SHAPES = [
     *((2, 2, 32, 16), (4, 4, 128, 32), (1, 1, 100, 24), (2, 3, 200, 32)),
     *((1, 2, 600, 64), (1, 2, 768, 32), (3, 1, 131, 25)),
 ]
-"""Batch, heads, sequence, size of a head: each way the kernel has of cutting a sequence, rests, and odd numbers."""
+"""Batch, heads, sequence, size of a head: each way the kernel has of cutting a sequence, rests, and
+odd numbers."""
 
 
 def measured_scratch(operator, args) -> int:
@@ -22,7 +23,9 @@ def measured_scratch(operator, args) -> int:
         results = operator(*args)
     events = recording.profiler.kineto_results.events()
     live = peak = 0
-    for _, size_bytes in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"):
+    for _, size_bytes in sorted(
+        (e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"
+    ):
         live += size_bytes
         peak = max(peak, live)
     return peak - sum(result.untyped_storage().nbytes() for result in results)
@@ -45,7 +48,9 @@ def test_the_buffers_of_flash_attention_are_known(shape, dtype):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("heads_inside", [True, False])
-def test_so_are_those_of_its_backward_and_the_copy_of_a_gradient_laid_out_otherwise(shape, heads_inside):
+def test_so_are_those_of_its_backward_and_the_copy_of_a_gradient_laid_out_otherwise(
+    shape, heads_inside
+):
     query, key, value = (draw(shape, torch.float32, heads_inside=True) for _ in range(3))
     output, sums = FORWARD(query, key, value, 0.0, True)
     gradient = draw(shape, torch.float32, heads_inside=heads_inside)

@@ -12,7 +12,11 @@ from autotune.predictor.gpu import gpu_of
 
 MIB = 1024**2
 SMALL, LARGE = 8 * MIB + 128 * 1024, 32 * MIB
-MM, ADDMM, SCALED = torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten._scaled_mm.default
+MM, ADDMM, SCALED = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_mm.default,
+)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,10 @@ def test_what_the_user_has_set_holds(variable, value, kept):
 
 
 def test_kept_workspaces_can_be_asked_for_again():
-    assert after("2.15", MM, [MM], environment={"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}).kept == [SMALL, SMALL]
+    assert after("2.15", MM, [MM], environment={"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}).kept == [
+        SMALL,
+        SMALL,
+    ]
 
 
 ON_A_GPU = """
@@ -135,6 +142,8 @@ print(torch.cuda.memory_allocated() - before, sum(expected.kept))
 @pytest.mark.gpu
 def test_the_allocator_of_this_gpu_holds_as_much():
     """In a process of its own, whose first products these are."""
-    ended = subprocess.run([sys.executable, "-c", ON_A_GPU], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", ON_A_GPU], capture_output=True, text=True, check=True
+    )
     kept, expected = map(int, ended.stdout.split())
     assert kept == expected

@@ -31,7 +31,9 @@ def predict_for_cuda(workload, **choices):
     """The prediction without its seconds, which differ from run to run."""
     torch._dynamo.reset()
     config = TrainingConfig(micro_batch_size=GLOBAL_BATCH, **choices)
-    prediction = predict(PredictionRequest(workload=workload, config=config, device="cuda", compute_capability="9.0"))
+    prediction = predict(
+        PredictionRequest(workload=workload, config=config, device="cuda", compute_capability="9.0")
+    )
     return replace(prediction, seconds=0.0)
 
 
@@ -59,9 +61,13 @@ def test_the_process_of_a_prediction_sees_no_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     file = tmp_path / "sees.py"
     file.write_text(MODEL)
-    workload = make_workload("cpu", {"model": f"{file}:make", "sequence_length": 16, "model_sha256": sha256_of(file)})
+    workload = make_workload(
+        "cpu", {"model": f"{file}:make", "sequence_length": 16, "model_sha256": sha256_of(file)}
+    )
     with LocalExecutor(tmp_path / "work") as executor:
-        executor.wait_for(executor.submit_prediction(workload, TrainingConfig(), device_type="cuda"))
+        executor.wait_for(
+            executor.submit_prediction(workload, TrainingConfig(), device_type="cuda")
+        )
     assert file.with_suffix(".seen").read_text() == "''"
 
 
@@ -86,7 +92,11 @@ def test_beside_a_gpu_the_same_is_predicted_as_without_one(workload, choices):
         json.dumps({"micro_batch_size": GLOBAL_BATCH, **choices}),
     ]
     ended = subprocess.run(
-        command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=True
+        command,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     beside = json.dumps(predict_for_cuda(workload, **choices).to_dict())
     assert json.loads(beside) == json.loads(ended.stdout.splitlines()[-1])

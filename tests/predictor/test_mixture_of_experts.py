@@ -26,14 +26,21 @@ MIXTRAL = {
     "max_position_embeddings": 64,
 }
 SORTING_BYTES = 4096
-"""Of the indices that distribute tokens over experts, which the fake form of one operator holds a little longer."""
+"""Of the indices that distribute tokens over experts, which the fake form of one operator holds a
+little longer."""
 
 
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory):
     file = tmp_path_factory.mktemp("model") / "config.json"
     file.write_text(json.dumps(MIXTRAL))
-    sizes = {"sequence_length": 32, "global_batch": 4, "steps": 7, "warmup_steps": 2, "evaluation_sequences": 4}
+    sizes = {
+        "sequence_length": 32,
+        "global_batch": 4,
+        "steps": 7,
+        "warmup_steps": 2,
+        "evaluation_sequences": 4,
+    }
     return make_workload("cpu", {"model": str(file), **sizes})
 
 
@@ -46,11 +53,20 @@ def prepared(workload, tmp_path_factory):
 
 @pytest.mark.parametrize("checkpointing", ["none", "block"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-def test_the_peak_of_a_mixture_of_experts_is_predicted(workload, prepared, precision, checkpointing):
+def test_the_peak_of_a_mixture_of_experts_is_predicted(
+    workload, prepared, precision, checkpointing
+):
     config = TrainingConfig(precision=precision, checkpointing=checkpointing, micro_batch_size=4)
     request = TrainingRequest(
-        workload=workload, config=config, folder=prepared, device="cpu", cap_bytes=2**40, requested_at=time.monotonic()
+        workload=workload,
+        config=config,
+        folder=prepared,
+        device="cpu",
+        cap_bytes=2**40,
+        requested_at=time.monotonic(),
     )
     measured = Trainer(request).run().peak_memory_bytes
-    predicted = predict(PredictionRequest(workload=workload, config=config, device="cpu")).peak_memory_bytes
+    predicted = predict(
+        PredictionRequest(workload=workload, config=config, device="cpu")
+    ).peak_memory_bytes
     assert predicted == pytest.approx(measured, rel=0, abs=SORTING_BYTES)

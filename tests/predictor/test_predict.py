@@ -67,7 +67,12 @@ def test_with_checkpointing_the_peak_holds_gradients(prediction_of):
 
 
 def test_a_step_in_backward_leaves_no_gradients_at_the_peak(prediction_of):
-    assert prediction_of(checkpointing="block", optimizer_fusion="backward").bytes_by_category["gradients"] == 0
+    assert (
+        prediction_of(checkpointing="block", optimizer_fusion="backward").bytes_by_category[
+            "gradients"
+        ]
+        == 0
+    )
 
 
 def test_parameters_and_their_adam_state_are_all_counted(prediction_of, workload):
@@ -82,7 +87,9 @@ def test_parameters_and_their_adam_state_are_all_counted(prediction_of, workload
 def test_the_number_of_parameters_is_that_of_the_untouched_model(prediction_of, workload):
     with torch.device("meta"):
         model = gpt.build(workload)
-    assert prediction_of(precision="bf16-true").parameters == sum(p.numel() for p in model.parameters())
+    assert prediction_of(precision="bf16-true").parameters == sum(
+        p.numel() for p in model.parameters()
+    )
 
 
 def test_the_module_at_the_peak_is_named_as_in_the_untouched_model(prediction_of):
@@ -91,7 +98,9 @@ def test_the_module_at_the_peak_is_named_as_in_the_untouched_model(prediction_of
 
 def test_the_bounds_enclose_the_peak(prediction_of):
     prediction = prediction_of()
-    assert prediction.lower_bound_bytes <= prediction.peak_memory_bytes <= prediction.upper_bound_bytes
+    assert (
+        prediction.lower_bound_bytes <= prediction.peak_memory_bytes <= prediction.upper_bound_bytes
+    )
 
 
 def test_a_prediction_survives_being_stored_as_json(prediction_of):
@@ -102,7 +111,9 @@ def test_a_prediction_survives_being_stored_as_json(prediction_of):
 
 
 def test_budgets_with_the_same_plan_are_recognised_and_others_told_apart(prediction_of):
-    plans = [prediction_of(compile="block", memory_budget=budget).plan for budget in (0.9, 0.7, 0.0)]
+    plans = [
+        prediction_of(compile="block", memory_budget=budget).plan for budget in (0.9, 0.7, 0.0)
+    ]
     assert (plans[0] == plans[1], plans[0] == plans[2]) == (True, False)
 
 
@@ -133,8 +144,12 @@ def test_on_cuda_every_block_is_a_multiple_of_512_bytes(prediction_of):
     assert prediction_of(device="cuda").peak_memory_bytes % 512 == 0
 
 
-@pytest.mark.parametrize(("gpu", "workspace_bytes"), [("8.0", 8519680), ("9.0", 32 * MIB), ("10.0", 8519680)])
-def test_on_cuda_the_workspaces_are_those_of_the_gpu_that_is_meant(prediction_of, gpu, workspace_bytes):
+@pytest.mark.parametrize(
+    ("gpu", "workspace_bytes"), [("8.0", 8519680), ("9.0", 32 * MIB), ("10.0", 8519680)]
+)
+def test_on_cuda_the_workspaces_are_those_of_the_gpu_that_is_meant(
+    prediction_of, gpu, workspace_bytes
+):
     prediction = prediction_of(device="cuda", gpu=gpu, torch_version="2.11", allocator="expandable")
     assert prediction.bytes_by_category["workspace"] == 2 * workspace_bytes
 
@@ -147,11 +162,15 @@ def test_from_torch_2_15_on_workspaces_are_temporaries(prediction_of):
 
 def test_a_gpu_that_nobody_has_named_is_said(prediction_of):
     notes = prediction_of(device="cuda").notes
-    assert any("compute capability 8.0" in note and "--compute-capability" in note for note in notes)
+    assert any(
+        "compute capability 8.0" in note and "--compute-capability" in note for note in notes
+    )
 
 
 def test_the_gpu_and_its_kernels_are_said(prediction_of):
-    notes = prediction_of(device="cuda", gpu="9.0", torch_version="2.11", precision="bf16-mixed").notes
+    notes = prediction_of(
+        device="cuda", gpu="9.0", torch_version="2.11", precision="bf16-mixed"
+    ).notes
     assert "for a GPU of compute capability 9.0 with torch 2.11" in notes
     assert "attention by cudnn kernels, RMSNorm by CUDA's" in notes
     assert "workspaces of cuBLAS of 32.00 MiB + 32.00 MiB, one a thread and library" in notes
@@ -159,18 +178,26 @@ def test_the_gpu_and_its_kernels_are_said(prediction_of):
 
 @pytest.mark.parametrize(
     "choices",
-    [{"precision": "bf16-mixed"}, pytest.param({"precision": "bf16-true", "compile": "block"}, marks=pytest.mark.slow)],
+    [
+        {"precision": "bf16-mixed"},
+        pytest.param({"precision": "bf16-true", "compile": "block"}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
-def test_where_attention_is_cudnns_the_bounds_allow_for_its_workspace(prediction_of, workload, choices):
+def test_where_attention_is_cudnns_the_bounds_allow_for_its_workspace(
+    prediction_of, workload, choices
+):
     on_ampere, on_hopper = (
-        prediction_of(device="cuda", gpu=gpu, torch_version="2.11", **choices) for gpu in ("8.0", "9.0")
+        prediction_of(device="cuda", gpu=gpu, torch_version="2.11", **choices)
+        for gpu in ("8.0", "9.0")
     )
     rows = GLOBAL_BATCH * workload.heads * workload.sequence_length
     estimated_bytes = 4 * rows * (workload.width // workload.heads) + 4 * rows
     assert any("cuDNN's workspace" in note for note in on_hopper.notes)
     assert not any("cuDNN" in note for note in on_ampere.notes)
-    margins = [p.upper_bound_bytes - round(1.1 * p.peak_memory_bytes) for p in (on_ampere, on_hopper)]
+    margins = [
+        p.upper_bound_bytes - round(1.1 * p.peak_memory_bytes) for p in (on_ampere, on_hopper)
+    ]
     assert margins[1] - margins[0] == pytest.approx(estimated_bytes, abs=2)
 
 
@@ -180,7 +207,9 @@ def test_attention_that_no_kernel_of_the_named_backend_takes_is_refused(predicti
             one.attention = BiasedAttention(one.attention)
 
     changed_model(monkeypatch, bias_attention)
-    with pytest.raises(PredictionImpossible, match="attention flash does not take this model's calls"):
+    with pytest.raises(
+        PredictionImpossible, match="attention flash does not take this model's calls"
+    ):
         prediction_of(device="cuda", precision="bf16-true", attention="flash")
 
 
@@ -195,7 +224,11 @@ class BiasedAttention(nn.Module):
     def forward(self, x, rotary):
         batch, length, width = x.shape
         heads = self.attention.heads
-        q, k, v = self.attention.query_key_value(x).view(batch, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.attention.query_key_value(x)
+            .view(batch, length, 3, heads, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
         bias = self.slope * torch.ones(heads, length, length, dtype=x.dtype, device=x.device)
         attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return self.attention.output(attended.transpose(1, 2).reshape(batch, length, width))
@@ -213,14 +246,19 @@ def changed_model(monkeypatch, change):
     monkeypatch.setitem(MODELS, "gpt", type(family)(**{**vars(family), "build": build}))
 
 
-def test_attention_with_a_bias_is_predicted_with_the_kernel_a_gpu_would_take(prediction_of, monkeypatch):
+def test_attention_with_a_bias_is_predicted_with_the_kernel_a_gpu_would_take(
+    prediction_of, monkeypatch
+):
     def bias_attention(model):
         for one in model.blocks:
             one.attention = BiasedAttention(one.attention)
 
     changed_model(monkeypatch, bias_attention)
     on_cpu, on_cuda = prediction_of(), prediction_of(device="cuda")
-    of = {name: {holder.operator for holder in p.holders} for name, p in (("cpu", on_cpu), ("cuda", on_cuda))}
+    of = {
+        name: {holder.operator for holder in p.holders}
+        for name, p in (("cpu", on_cpu), ("cuda", on_cuda))
+    }
     assert "aten._softmax" in of["cpu"] or "aten._safe_softmax" in of["cpu"]
     assert not {"aten._softmax", "aten._safe_softmax"} & of["cuda"]
 
@@ -253,7 +291,9 @@ def test_a_model_that_branches_on_values_is_refused_with_the_operation(predictio
         prediction_of()
 
 
-def test_a_model_whose_shapes_depend_on_values_is_refused_with_the_operation(prediction_of, monkeypatch):
+def test_a_model_whose_shapes_depend_on_values_is_refused_with_the_operation(
+    prediction_of, monkeypatch
+):
     def select(model):
         forward = model.norm.forward
         model.norm.forward = lambda x: forward(x) + x[x > 0].sum()

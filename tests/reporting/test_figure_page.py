@@ -49,8 +49,14 @@ def page(view, kind="pareto"):
 
 
 def study_of(text):
-    trials = [record(0, name=text), record(1, name=text, outcome="over_cap"), out_of_memory(2, name=text, message=text)]
-    return study_view(study_result(trials, study=text, front=(0,), pick=Pick(number=0, reason=text), baseline=0))
+    trials = [
+        record(0, name=text),
+        record(1, name=text, outcome="over_cap"),
+        out_of_memory(2, name=text, message=text),
+    ]
+    return study_view(
+        study_result(trials, study=text, front=(0,), pick=Pick(number=0, reason=text), baseline=0)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,11 @@ def hostile():
 
 def test_a_page_fetches_nothing(plain, hostile):
     values = [
-        value for text in (plain, hostile) for _, at in Elements(text).found for n, value in at.items() if n in FETCHING
+        value
+        for text in (plain, hostile)
+        for _, at in Elements(text).found
+        for n, value in at.items()
+        if n in FETCHING
     ]
     assert [address for address in values if not address.startswith("data:")] == []
 
@@ -111,7 +121,9 @@ def test_hostile_names_are_shown_as_they_are(hostile):
 
 def test_before_a_trial_has_finished_a_page_does_not_say_that_nothing_fits():
     text = Elements(page(study_view(study_result([out_of_memory(0)])))).text
-    waiting = Elements(page(study_view(study_result([record(0, outcome="interrupted", feasible=False)])))).text
+    waiting = Elements(
+        page(study_view(study_result([record(0, outcome="interrupted", feasible=False)])))
+    ).text
     assert "Nothing that was tried" in text
     assert "No trial has finished yet." in waiting
 

@@ -9,9 +9,13 @@ from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.result import Pick
 
 SMALL = record(0, memory=100 * MIB, name="small | not *large*", tokens_per_second_spread=50.0)
-FAST = record(1, memory=200 * MIB, speed=2000.0, config=TrainingConfig(compile="block", memory_budget=0.5))
+FAST = record(
+    1, memory=200 * MIB, speed=2000.0, config=TrainingConfig(compile="block", memory_budget=0.5)
+)
 FAILED = out_of_memory(2, message="asked for\n2 GiB, held 1", seconds=1.5)
-RESULT = study_result((SMALL, FAST, FAILED), front=(0, 1), pick=Pick(number=1, reason="the fastest"), baseline=0)
+RESULT = study_result(
+    (SMALL, FAST, FAILED), front=(0, 1), pick=Pick(number=1, reason="the fastest"), baseline=0
+)
 
 
 def rows(result=RESULT):
@@ -20,10 +24,12 @@ def rows(result=RESULT):
 
 def table(result=RESULT, *, title="### All trials"):
     lines = markdown_text(result).partition(title)[2].strip().split("\n\n")[0].splitlines()
-    return [[cell.strip() for cell in line.strip("|").replace(r"\|", "¦").split("|")] for line in lines]
+    return [
+        [cell.strip() for cell in line.strip("|").replace(r"\|", "¦").split("|")] for line in lines
+    ]
 
 
-# -- CSV ---------------------------------------------------------------------------------------------------------
+# -- CSV -------------------------------------------------------------------------------------------
 
 
 def test_every_trial_is_a_row():
@@ -61,7 +67,12 @@ def test_what_was_not_measured_is_empty(column):
 
 
 def test_what_is_not_finite_is_empty():
-    assert rows(study_result([record(0, outcome="diverged", perplexity=float("nan"))]))[0]["perplexity"] == ""
+    assert (
+        rows(study_result([record(0, outcome="diverged", perplexity=float("nan"))]))[0][
+            "perplexity"
+        ]
+        == ""
+    )
 
 
 def test_a_message_of_two_lines_is_one_cell():
@@ -82,7 +93,7 @@ def test_other_names_stay_as_they_are():
     assert rows()[0]["name"] == SMALL.name
 
 
-# -- Markdown ----------------------------------------------------------------------------------------------------
+# -- Markdown --------------------------------------------------------------------------------------
 
 
 def test_all_tables_have_as_many_cells_in_every_row():
@@ -96,7 +107,10 @@ def test_the_front_is_a_table_of_its_own():
 
 def test_the_pick_is_said_in_a_sentence():
     text = markdown_text(RESULT)
-    assert "**Pick: trial 1, fp32, compile block, memory-budget 0.5, micro-batch 1: the fastest.**" in text
+    assert (
+        "**Pick: trial 1, fp32, compile block, memory-budget 0.5, micro-batch 1: the fastest.**"
+        in text
+    )
 
 
 def test_a_name_stays_within_its_cell_and_is_no_markup():

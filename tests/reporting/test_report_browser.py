@@ -10,8 +10,12 @@ from autotune.reporting.report.commands import rerun_command
 from autotune.reporting.report.page import page
 
 CHROMIUM = shutil.which("chromium")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no chromium: apt-get install chromium"
+)
 SIZES = {"phone": (375, 812), "laptop": (1280, 800), "screen": (1920, 1080)}
 
 
@@ -26,7 +30,11 @@ def browser():
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    for name, view in (("plain", plain_view()), ("hostile", hostile_view()), ("large", large_view())):
+    for name, view in (
+        ("plain", plain_view()),
+        ("hostile", hostile_view()),
+        ("large", large_view()),
+    ):
         (folder / f"{name}.html").write_text(page(report_of(view)), encoding="utf-8")
     return folder
 
@@ -80,14 +88,16 @@ def draw_everything(shown):
 
 
 def rows(shown):
-    return [" ".join(text.split()) for text in shown.locator("#table tbody tr.row").all_inner_texts()]
+    return [
+        " ".join(text.split()) for text in shown.locator("#table tbody tr.row").all_inner_texts()
+    ]
 
 
 def numbers(shown):
     return [int(row.partition("#")[2].split(":")[0].split()[0]) for row in rows(shown)]
 
 
-# -- nothing goes wrong, nothing goes out ------------------------------------------------------------------------
+# -- nothing goes wrong, nothing goes out ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -128,12 +138,14 @@ def test_hostile_words_are_words_in_a_hover_text_too(marks, open_page):
 
 def test_a_script_that_is_not_ours_would_not_run(open_page):
     shown = open_page("hostile")
-    shown.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned=1\">')")
+    shown.evaluate(
+        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned=1\">')"
+    )
     shown.wait_for_timeout(100)
     assert shown.evaluate("window.owned") is None
 
 
-# -- the table ---------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 def test_a_heading_sorts_and_says_so(plain):
@@ -146,14 +158,18 @@ def test_a_heading_sorts_and_says_so(plain):
     assert shown.locator("th[aria-sort]").count() == 1
 
 
-@pytest.mark.parametrize(("words", "found"), [("bf16", [2]), ("micro-batch 8 memory", [3]), ("#1", [1]), ("nope", [])])
+@pytest.mark.parametrize(
+    ("words", "found"), [("bf16", [2]), ("micro-batch 8 memory", [3]), ("#1", [1]), ("nope", [])]
+)
 def test_what_is_written_is_found(words, found, plain):
     shown = plain
     shown.get_by_label("Find").fill(words)
     assert numbers(shown) == found
 
 
-@pytest.mark.parametrize(("shown_are", "found"), [("front", [1, 2]), ("others", [0, 3]), ("out_of_memory", [3])])
+@pytest.mark.parametrize(
+    ("shown_are", "found"), [("front", [1, 2]), ("others", [0, 3]), ("out_of_memory", [3])]
+)
 def test_outcomes_can_be_chosen(shown_are, found, plain):
     shown = plain
     shown.get_by_label("Show").select_option(shown_are)
@@ -183,7 +199,7 @@ def test_on_a_phone_the_marks_of_the_front_have_no_numbers_beside_them(open_page
     playwright.expect(shown.locator("#figure-pareto .textpoint")).to_have_count(0)
 
 
-# -- plain -----------------------------------------------------------------------------------------------------
+# -- plain -----------------------------------------------------------------------------------------
 
 
 def clipboard(shown):
@@ -195,7 +211,9 @@ def test_the_button_of_a_row_copies_the_command_that_reruns_it(number, plain):
     view = plain_view()
     plain.get_by_role("button", name=f"Re-run: copy the command for trial {number}").click()
     plain.locator("#said", has_text=f"Copied: the command that re-runs trial {number}").wait_for()
-    assert clipboard(plain) == rerun_command(view.definition, number=number, config=view.result.trial(number).config)
+    assert clipboard(plain) == rerun_command(
+        view.definition, number=number, config=view.result.trial(number).config
+    )
 
 
 def test_an_export_is_copied_for_the_chosen_target(plain):
@@ -212,7 +230,7 @@ def test_a_command_of_the_page_is_copied_whole(plain):
     assert clipboard(plain) == box.locator("code").inner_text()
 
 
-# -- for everybody -----------------------------------------------------------------------------------------------
+# -- for everybody ---------------------------------------------------------------------------------
 
 
 def test_everything_can_be_reached_by_the_keyboard_and_shows_that_it_was(plain):
@@ -276,7 +294,7 @@ def test_every_text_stands_out_from_what_is_behind_it(scheme, plain):
     assert plain.evaluate(CONTRASTS) == []
 
 
-# -- ten thousand trials -----------------------------------------------------------------------------------------
+# -- ten thousand trials ---------------------------------------------------------------------------
 
 
 def test_ten_thousand_trials_can_be_paged_sorted_and_searched(open_page):

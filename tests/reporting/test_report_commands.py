@@ -22,7 +22,11 @@ from autotune.spec.workload import make_workload
 from autotune.spec.workload_settings import OPTION_NAMES
 
 CONFIG = TrainingConfig(
-    precision="bf16-mixed", compile="block", memory_budget=0.35, micro_batch_size=4, optimizer_fusion="kernel"
+    precision="bf16-mixed",
+    compile="block",
+    memory_budget=0.35,
+    micro_batch_size=4,
+    optimizer_fusion="kernel",
 )
 LLAMA = {
     "model_type": "llama",
@@ -58,29 +62,38 @@ def settings_of(words):
     said = search.make_context("search", list(words)).params
     fields = {option.replace("-", "_"): field for field, option in OPTION_NAMES.items()}
     known = set(make_workload("cpu").to_dict())
-    settings = {fields.get(name, name): value for name, value in said.items() if fields.get(name, name) in known}
+    settings = {
+        fields.get(name, name): value
+        for name, value in said.items()
+        if fields.get(name, name) in known
+    }
     rates = dict(pair.split("=") for pair in settings["learning_rates"] or ())
     settings["learning_rates"] = {name: float(rate) for name, rate in rates.items()} or None
     return with_model_config(settings)
 
 
-# -- one trial ---------------------------------------------------------------------------------------------------
+# -- one trial -------------------------------------------------------------------------------------
 
 
 def test_a_rerun_is_of_the_one_configuration(tmp_path):
     _, space = rerun(definition(), tmp_path)
-    assert bind_space(space, Circumstances(global_batch=8), unavailable={}).named == {"trial 12": CONFIG}
+    assert bind_space(space, Circumstances(global_batch=8), unavailable={}).named == {
+        "trial 12": CONFIG
+    }
     assert not space.techniques
 
 
 def test_a_rerun_has_the_workload_to_the_last_setting(tmp_path):
-    workload = make_workload("cpu", {"steps": 33, "seed": 5, "gradient_clipping": 0.5, "learning_rates": {"sgd": 1e-5}})
+    workload = make_workload(
+        "cpu", {"steps": 33, "seed": 5, "gradient_clipping": 0.5, "learning_rates": {"sgd": 1e-5}}
+    )
     _, space = rerun(definition(workload=workload), tmp_path)
     assert make_workload("cpu", space.workload) == workload
 
 
 @pytest.mark.parametrize(
-    ("cap_bytes", "size"), [(8 * 1024**3, "8GiB"), (75 * 1024**2, "75MiB"), (1536, "1536"), (3 * 1024, "3KiB")]
+    ("cap_bytes", "size"),
+    [(8 * 1024**3, "8GiB"), (75 * 1024**2, "75MiB"), (1536, "1536"), (3 * 1024, "3KiB")],
 )
 def test_a_rerun_has_the_cap_to_the_byte(cap_bytes, size, tmp_path):
     words, _ = rerun(definition(cap_bytes=cap_bytes), tmp_path)
@@ -125,7 +138,9 @@ def test_code_is_named_on_the_command_line(settings, words, tmp_path):
     workload = make_workload("cpu")
     workload = type(workload)(**{**workload.to_dict(), **settings})
     for command in (commands.rerun_command, commands.search_command):
-        more = {"number": 12, "config": CONFIG} if command is commands.rerun_command else {"trials": 5}
+        more = (
+            {"number": 12, "config": CONFIG} if command is commands.rerun_command else {"trials": 5}
+        )
         said = arguments(command(definition(workload=workload), **more), tmp_path)
         assert said[said.index(words[0]) : said.index(words[0]) + 2] == words
 
@@ -140,17 +155,34 @@ def test_the_config_of_a_model_is_written_beside_the_space(tmp_path, monkeypatch
     assert make_workload("cpu", space.workload) == llama(layers=3)
 
 
-# -- the whole search --------------------------------------------------------------------------------------------
+# -- the whole search ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        {"steps": 77, "sequence_length": 64, "evaluation_sequences": 8, "learning_rate_warmup_steps": 3, "seed": 9},
+        {
+            "steps": 77,
+            "sequence_length": 64,
+            "evaluation_sequences": 8,
+            "learning_rate_warmup_steps": 3,
+            "seed": 9,
+        },
         {"dataset": HOSTILE, "streaming": True, "held_out_split": "test", "packing": "padded"},
-        {"learning_rates": {"adamw": 1e-05, "adamw-8bit": 0.25}, "gradient_clipping": 1.5, "schedule": "cosine"},
-        {"tokenizer": "bpe", "vocab_size": 4000, "feed_forward_width": 96, "layers": 2, "width": 64, "heads": 2},
+        {
+            "learning_rates": {"adamw": 1e-05, "adamw-8bit": 0.25},
+            "gradient_clipping": 1.5,
+            "schedule": "cosine",
+        },
+        {
+            "tokenizer": "bpe",
+            "vocab_size": 4000,
+            "feed_forward_width": 96,
+            "layers": 2,
+            "width": 64,
+            "heads": 2,
+        },
         {"model": "deep-one", "global_batch": 4},
     ],
     ids=lambda settings: " ".join(settings) or "defaults",
@@ -167,7 +199,9 @@ def test_a_search_says_every_setting_that_is_not_the_usual_one(space, settings, 
 
 def test_a_search_says_nothing_that_is_the_usual_one(tmp_path):
     workload = make_workload("cpu", load_space("quick").workload)
-    made = definition("tour", space=load_space("quick"), workload=workload, sampler="ehvi", cap_bytes=48 * 1024**2)
+    made = definition(
+        "tour", space=load_space("quick"), workload=workload, sampler="ehvi", cap_bytes=48 * 1024**2
+    )
     assert commands.search_command(made, trials=16) == (
         "autotune search --name tour-again --fresh --space quick --max-mem 48MiB --device cpu --trials 16"
     )
@@ -176,7 +210,9 @@ def test_a_search_says_nothing_that_is_the_usual_one(tmp_path):
 def test_a_search_of_a_config_that_was_a_file_brings_the_file(tmp_path, monkeypatch):
     quick = load_space("quick")
     workload = llama(layers=3, **quick.workload)
-    words = arguments(commands.search_command(definition(space=quick, workload=workload), trials=3), tmp_path)
+    words = arguments(
+        commands.search_command(definition(space=quick, workload=workload), trials=3), tmp_path
+    )
     monkeypatch.chdir(tmp_path)
     assert make_workload("cpu", quick.workload, settings_of(words[1:])) == workload
 
@@ -189,12 +225,16 @@ def test_a_space_that_is_not_shipped_is_written_out(tmp_path):
     assert (option(words, "--sampler"), option(words, "--trials")) == ("nsga2", "5")
 
 
-# -- reading the study -------------------------------------------------------------------------------------------
+# -- reading the study -----------------------------------------------------------------------------
 
 
 def test_what_reads_a_study_says_where_it_is_and_how_it_was_picked():
-    preferences = Preferences(tolerance=Tolerance(speed=0.1), prefer="smallest", max_perplexity_increase=0.05)
-    said = commands.reading_command("report", "tour", storage="sqlite:///my db", preferences=preferences)
+    preferences = Preferences(
+        tolerance=Tolerance(speed=0.1), prefer="smallest", max_perplexity_increase=0.05
+    )
+    said = commands.reading_command(
+        "report", "tour", storage="sqlite:///my db", preferences=preferences
+    )
     assert said == (
         "autotune report tour --storage 'sqlite:///my db' --tolerance speed=0.1 --prefer smallest "
         "--max-perplexity-increase 0.05"
@@ -202,7 +242,10 @@ def test_what_reads_a_study_says_where_it_is_and_how_it_was_picked():
 
 
 def test_what_is_usual_is_left_out_of_what_reads_a_study():
-    assert commands.reading_command("show", "tour", storage="sqlite:///studies/autotune.db") == "autotune show tour"
+    assert (
+        commands.reading_command("show", "tour", storage="sqlite:///studies/autotune.db")
+        == "autotune show tour"
+    )
 
 
 def test_an_export_names_trial_and_target():
@@ -214,7 +257,9 @@ def test_an_export_names_trial_and_target():
 def test_a_study_at_a_scale_is_repeated_at_that_scale(tmp_path):
     space = load_space("peak_memory").at_scale("tiny")
     workload = make_workload("cpu", space.workload)
-    words = arguments(commands.search_command(definition(space=space, workload=workload), trials=11), tmp_path)
+    words = arguments(
+        commands.search_command(definition(space=space, workload=workload), trials=11), tmp_path
+    )
     assert (option(words, "--space"), option(words, "--scale")) == ("peak_memory", "tiny")
     assert "--layers" not in words
 
@@ -224,8 +269,12 @@ def test_a_written_space_at_a_scale_is_repeated_at_that_scale(tmp_path):
     shipped = load_space("peak_memory").at_scale("tiny")
     space = replace(shipped, defaults={**shipped.defaults, "loss": "chunked"})
     workload = make_workload("cpu", space.workload)
-    words = arguments(commands.search_command(definition(space=space, workload=workload), trials=11), tmp_path)
-    written = load_space(str(tmp_path / option(words, "--space"))).at_scale(option(words, "--scale"))
+    words = arguments(
+        commands.search_command(definition(space=space, workload=workload), trials=11), tmp_path
+    )
+    written = load_space(str(tmp_path / option(words, "--space"))).at_scale(
+        option(words, "--scale")
+    )
     assert (written.scale, written.workload) == ("tiny", space.workload)
     assert not is_of_published_size(written, workload)
 
@@ -234,6 +283,10 @@ def test_a_written_space_at_a_scale_is_repeated_at_that_scale(tmp_path):
 def test_a_search_says_the_splits_of_another_dataset_than_its_space_has(split, tmp_path):
     """Also where they are called as those of the space: another dataset takes them with it."""
     space = load_space("peak_memory")
-    workload = make_workload("cpu", space.workload, {"dataset": "other/hub", "held_out_split": split})
-    words = arguments(commands.search_command(definition(space=space, workload=workload), trials=11), tmp_path)
+    workload = make_workload(
+        "cpu", space.workload, {"dataset": "other/hub", "held_out_split": split}
+    )
+    words = arguments(
+        commands.search_command(definition(space=space, workload=workload), trials=11), tmp_path
+    )
     assert make_workload("cpu", space.workload, settings_of(words[1:])) == workload

@@ -2,7 +2,16 @@ from dataclasses import replace
 
 import pytest
 from building import MIB, out_of_memory, record
-from report_building import BASELINE, FAILED, FAST, SMALL, nothing_view, plain_view, report_of, view_of
+from report_building import (
+    BASELINE,
+    FAILED,
+    FAST,
+    SMALL,
+    nothing_view,
+    plain_view,
+    report_of,
+    view_of,
+)
 from study_building import SPACE
 
 from autotune.analysis.pick import Preferences
@@ -36,11 +45,13 @@ def prediction(*, plan=None, peak=400 * MIB):
     )
 
 
-# -- the answer --------------------------------------------------------------------------------------------------
+# -- the answer ------------------------------------------------------------------------------------
 
 
 def test_the_answer_names_the_pick_in_words():
-    assert answer_of(plain_view()).headline == "Train with #2, bf16 & more: bf16-mixed, micro-batch 8."
+    assert (
+        answer_of(plain_view()).headline == "Train with #2, bf16 & more: bf16-mixed, micro-batch 8."
+    )
 
 
 def test_one_sentence_says_what_the_pick_saves_and_costs():
@@ -80,7 +91,12 @@ def test_without_a_baseline_the_answer_says_so():
 
 
 def test_a_predicted_baseline_is_one():
-    known = replace(BASELINE, peak_memory_bytes=None, tokens_per_second=None, predicted_peak_memory_bytes=400 * MIB)
+    known = replace(
+        BASELINE,
+        peak_memory_bytes=None,
+        tokens_per_second=None,
+        predicted_peak_memory_bytes=400 * MIB,
+    )
     answer = answer_of(plain_view(trials=(known, SMALL, FAST)))
     assert "50 % less memory (200.0 MiB for 400.0 MiB predicted)" in answer.sentence
     assert answer.tiles[0].change == "for 400.0 MiB predicted, -50 %"
@@ -90,16 +106,20 @@ def test_where_nothing_fits_the_answer_is_what_came_closest():
     answer = answer_of(nothing_view())
     assert not answer.found
     assert answer.headline == "Nothing that was tried trains under 256.0 MiB."
-    assert answer.sentence == "The closest miss needs 300.0 MiB, over the cap: #0 fp32, micro-batch 1."
+    assert (
+        answer.sentence == "The closest miss needs 300.0 MiB, over the cap: #0 fp32, micro-batch 1."
+    )
     assert "larger --max-mem" in answer.reason
 
 
-@pytest.mark.parametrize("trials", [(), (record(0, outcome="interrupted"),)], ids=["no trial", "one that runs"])
+@pytest.mark.parametrize(
+    "trials", [(), (record(0, outcome="interrupted"),)], ids=["no trial", "one that runs"]
+)
 def test_before_a_trial_has_finished_there_is_no_answer(trials):
     assert answer_of(view_of(trials)).headline == "No trial has finished yet."
 
 
-# -- the front ---------------------------------------------------------------------------------------------------
+# -- the front -------------------------------------------------------------------------------------
 
 
 def test_the_short_table_has_the_front_and_the_baseline():
@@ -107,7 +127,8 @@ def test_the_short_table_has_the_front_and_the_baseline():
 
 
 @pytest.mark.parametrize(
-    ("number", "marks"), [(1, ("front",)), (2, ("pick", "front")), (0, ("baseline", "over the cap"))]
+    ("number", "marks"),
+    [(1, ("front",)), (2, ("pick", "front")), (0, ("baseline", "over the cap"))],
 )
 def test_a_row_says_what_it_is(number, marks):
     assert next(row for row in report_of(plain_view()).front if row.number == number).marks == marks
@@ -121,10 +142,12 @@ def test_a_perplexity_of_another_trial_is_marked():
 
 def test_a_predicted_peak_is_said_to_be_one():
     known = replace(BASELINE, peak_memory_bytes=None, predicted_peak_memory_bytes=400 * MIB)
-    assert report_of(plain_view(trials=(known, SMALL, FAST))).front[-1].memory == "400.0 MiB predicted"
+    assert (
+        report_of(plain_view(trials=(known, SMALL, FAST))).front[-1].memory == "400.0 MiB predicted"
+    )
 
 
-# -- all trials --------------------------------------------------------------------------------------------------
+# -- all trials ------------------------------------------------------------------------------------
 
 
 def column(table, name):
@@ -136,7 +159,8 @@ def column(table, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["number", "name", "outcome", "peak_memory_bytes", "tokens_per_second", "seconds", "message"]
+    "name",
+    ["number", "name", "outcome", "peak_memory_bytes", "tokens_per_second", "seconds", "message"],
 )
 def test_a_column_has_what_is_known_of_each_trial(name):
     records = (BASELINE, SMALL, FAST, FAILED)
@@ -154,7 +178,7 @@ def test_what_is_not_finite_is_not_known():
     assert column(report_of(view_of((diverged,))).trials, "perplexity") == [None]
 
 
-# -- what was left out -------------------------------------------------------------------------------------------
+# -- what was left out -----------------------------------------------------------------------------
 
 
 def test_what_the_device_cannot_do_is_named_with_the_reason():
@@ -217,22 +241,29 @@ def test_a_trial_without_a_comparison_is_named():
 
 
 def test_a_configuration_that_is_the_program_of_a_trial_is_named_with_it():
-    tried, same, other = (TrainingConfig(compile="block", memory_budget=budget) for budget in (1.0, 0.5, 0.1))
+    tried, same, other = (
+        TrainingConfig(compile="block", memory_budget=budget) for budget in (1.0, 0.5, 0.1)
+    )
     forecasts = {
         config.fingerprint: Forecast(config=config, prediction=prediction(plan=plan))
         for config, plan in ((tried, "a"), (same, "a"), (other, "b"))
     }
-    found = group(view_of((record(3, config=tried),), forecasts=forecasts), "The same program as a trial")
+    found = group(
+        view_of((record(3, config=tried),), forecasts=forecasts), "The same program as a trial"
+    )
     assert found.lines == (f"{same.describe()}: that of #3",)
 
 
 def test_a_long_list_is_cut_and_says_by_how_much():
-    trials = [out_of_memory(n, config=TrainingConfig(micro_batch_size=n + 1)) for n in range(LINES_SHOWN + 7)]
+    trials = [
+        out_of_memory(n, config=TrainingConfig(micro_batch_size=n + 1))
+        for n in range(LINES_SHOWN + 7)
+    ]
     found = group(view_of(trials), "Out of memory")
     assert (found.count, len(found.lines), found.unsaid) == (LINES_SHOWN + 7, LINES_SHOWN, 7)
 
 
-# -- what it was -------------------------------------------------------------------------------------------------
+# -- what it was -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -270,4 +301,10 @@ def test_of_a_script_only_what_it_does_not_decide_is_told():
     workload = type(make_workload("cpu"))(**{**make_workload("cpu").to_dict(), **script})
     view = plain_view()
     view = replace(view, result=replace(view.result, workload=workload))
-    assert list(dict(report_of(view).workload)) == ["script", "hash of the script", "a step", "steps", "seed"]
+    assert list(dict(report_of(view).workload)) == [
+        "script",
+        "hash of the script",
+        "a step",
+        "steps",
+        "seed",
+    ]

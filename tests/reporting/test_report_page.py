@@ -62,7 +62,12 @@ class Document(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages():
-    views = {"plain": plain_view(), "hostile": hostile_view(), "nothing": nothing_view(), "empty": view_of(())}
+    views = {
+        "plain": plain_view(),
+        "hostile": hostile_view(),
+        "nothing": nothing_view(),
+        "empty": view_of(()),
+    }
     return {name: page(report_of(view)) for name, view in views.items()}
 
 
@@ -76,12 +81,16 @@ KINDS = ("plain", "hostile", "nothing", "empty")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_is_one_document_in_which_every_element_is_ended(documents, kind):
-    assert [len(documents[kind].all(tag)) for tag in ("html", "head", "body", "main", "h1")] == [1] * 5
+    assert [len(documents[kind].all(tag)) for tag in ("html", "head", "body", "main", "h1")] == [
+        1
+    ] * 5
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_fetches_nothing(documents, kind):
-    addresses = [v for _, said in documents[kind].elements for n, v in said.items() if n in FETCHING]
+    addresses = [
+        v for _, said in documents[kind].elements for n, v in said.items() if n in FETCHING
+    ]
     assert [address for address in addresses if not address.startswith(("data:", "#"))] == []
 
 
@@ -134,10 +143,14 @@ def test_hostile_words_are_shown_as_they_are(documents):
 
 
 def test_hostile_words_in_the_data_are_the_words(documents):
-    assert json.loads(documents["hostile"].blocks["trials-data"])["repeating"]["name"]["values"] == [HOSTILE]
+    assert json.loads(documents["hostile"].blocks["trials-data"])["repeating"]["name"][
+        "values"
+    ] == [HOSTILE]
 
 
-@pytest.mark.parametrize("text", ["</script>", "<!--", "-->", "<script>", "\u2028", "&lt;", HOSTILE])
+@pytest.mark.parametrize(
+    "text", ["</script>", "<!--", "-->", "<script>", "\u2028", "&lt;", HOSTILE]
+)
 def test_json_in_a_page_holds_no_character_that_html_reads(text):
     written = script_json({"a": [text]})
     assert not set("<>&\u2028\u2029") & set(written)
@@ -185,7 +198,12 @@ def test_memory_on_the_device_has_a_column_where_it_is_another(device, expected)
 
 
 def test_everything_is_in_the_page_without_javascript(documents):
-    for said in ("How to repeat it", "autotune search --name a-study-again", "256.0 MiB", "Cannot be combined"):
+    for said in (
+        "How to repeat it",
+        "autotune search --name a-study-again",
+        "256.0 MiB",
+        "Cannot be combined",
+    ):
         assert said in documents["plain"].text
 
 
@@ -194,7 +212,9 @@ def test_a_published_table_stands_beside_the_rows_of_the_study():
     assert "Beside the published table" in document.text
     assert "Published: a paper, on one GPU." in document.text
     assert {"id": "published", "class": "card"}.items() <= next(
-        attributes.items() for attributes in document.all("section") if attributes["id"] == "published"
+        attributes.items()
+        for attributes in document.all("section")
+        if attributes["id"] == "published"
     )
 
 
@@ -203,5 +223,7 @@ def test_a_study_without_a_published_table_has_no_such_part(documents):
 
 
 def test_hostile_words_in_a_published_table_add_no_element():
-    hostile, plain = (Document(page(report_of(published_view(words)))) for words in (HOSTILE, "a paper"))
+    hostile, plain = (
+        Document(page(report_of(published_view(words)))) for words in (HOSTILE, "a paper")
+    )
     assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in plain.elements]

@@ -3,13 +3,20 @@
 import pytest
 from building import out_of_memory, record
 
-from autotune.reporting.trial_text import full_hover, in_words, perplexity_words, short_hover, speed_words
+from autotune.reporting.trial_text import (
+    full_hover,
+    in_words,
+    perplexity_words,
+    short_hover,
+    speed_words,
+)
 
 HOVERS = (lambda one: full_hover(one, None), short_hover)
 
 
 @pytest.mark.parametrize(
-    ("speed", "spread", "words"), [(None, None, ""), (1234.5, None, "1,234 ±0%"), (2000.0, 60.0, "2,000 ±3%")]
+    ("speed", "spread", "words"),
+    [(None, None, ""), (1234.5, None, "1,234 ±0%"), (2000.0, 60.0, "2,000 ±3%")],
 )
 def test_a_speed_stands_with_its_spread(speed, spread, words):
     assert speed_words(speed, spread) == words
@@ -36,7 +43,14 @@ def test_quotes_in_a_name_stay_quotes_in_a_hover_text(hover):
 
 @pytest.mark.parametrize("hover", HOVERS)
 def test_a_link_in_a_name_is_none_in_a_hover_text(hover):
-    said = hover(record(0, name="<a href='https://example.org'>x</a>", outcome="crashed", message="<a href='y'>z</a>"))
+    said = hover(
+        record(
+            0,
+            name="<a href='https://example.org'>x</a>",
+            outcome="crashed",
+            message="<a href='y'>z</a>",
+        )
+    )
     assert "<a" not in said
 
 
@@ -61,4 +75,6 @@ def test_the_comparison_with_the_baseline_is_no_wider_either():
 def test_an_outcome_has_the_same_words_everywhere():
     failed = out_of_memory(3, name="x", message="too much")
     assert in_words(failed) == "#3 x: fp32, micro-batch 1: out of memory (too much)"
-    assert "another training: other losses" in short_hover(record(1, outcome="parity_failed", message="other losses"))
+    assert "another training: other losses" in short_hover(
+        record(1, outcome="parity_failed", message="other losses")
+    )

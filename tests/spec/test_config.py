@@ -38,7 +38,10 @@ BREAKING = (
 )
 EVERY_RULE = pytest.mark.parametrize(
     ("rule", "example"),
-    [pytest.param(rule, example, id=str(example)) for rule, example in zip(RULES, BREAKING, strict=True)],
+    [
+        pytest.param(rule, example, id=str(example))
+        for rule, example in zip(RULES, BREAKING, strict=True)
+    ],
 )
 
 
@@ -58,7 +61,7 @@ def reason_of(config, at=PLAIN):
     return refused.value
 
 
-# -- values ------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,9 @@ def test_a_refused_choice_comes_with_every_value_that_is_possible(field):
     assert all(value in refused.value.hint for value in CHOICES[field])
 
 
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field in CHOICES for value in CHOICES[field]])
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field in CHOICES for value in CHOICES[field]]
+)
 def test_every_listed_choice_is_accepted(field, value):
     assert getattr(TrainingConfig(**{field: value}), field) == value
 
@@ -122,11 +127,13 @@ def test_every_technique_is_decided_exactly_once():
     assert sorted(FIELD_ORDER) == sorted(field.name for field in dataclasses.fields(TrainingConfig))
 
 
-# -- identity ----------------------------------------------------------------------------------------------------
+# -- identity --------------------------------------------------------------------------------------
 
 
 def test_equal_configurations_have_equal_fingerprints():
-    assert TrainingConfig(compile="block").fingerprint == TrainingConfig(compile="block").fingerprint
+    assert (
+        TrainingConfig(compile="block").fingerprint == TrainingConfig(compile="block").fingerprint
+    )
 
 
 @pytest.mark.parametrize(("whole", "decimal"), [(1, 1.0), (0, 0.0), (-0.0, 0.0)])
@@ -149,7 +156,12 @@ def test_a_change_of_any_field_changes_the_fingerprint():
     [
         ({"micro_batch_size": 8}, "51f4542580e3"),
         (
-            {"precision": "bf16-mixed", "compile": "block", "memory_budget": 0.4, "optimizer_fusion": "kernel"},
+            {
+                "precision": "bf16-mixed",
+                "compile": "block",
+                "memory_budget": 0.4,
+                "optimizer_fusion": "kernel",
+            },
             "219553ff4c07",
         ),
     ],
@@ -171,19 +183,24 @@ def test_a_fingerprint_is_twelve_hexadecimal_digits():
 
 
 def test_a_configuration_is_the_same_after_a_trip_through_its_dictionary():
-    config = TrainingConfig(precision="bf16-true", compile="model", memory_budget=0.3, micro_batch_size=4)
+    config = TrainingConfig(
+        precision="bf16-true", compile="model", memory_budget=0.3, micro_batch_size=4
+    )
     assert TrainingConfig(**config.to_dict()) == config
 
 
 @pytest.mark.parametrize(
-    "field", ["checkpointing", "optimizer_fusion", "allocator", "attention", "loss", "activation_offload"]
+    "field",
+    ["checkpointing", "optimizer_fusion", "allocator", "attention", "loss", "activation_offload"],
 )
 def test_a_technique_that_only_moves_memory_does_not_change_the_numbers(field):
     classes = {TrainingConfig(**{field: value}).numerics_class for value in CHOICES[field]}
     assert len(classes) == 1
 
 
-@pytest.mark.parametrize("other", [{"micro_batch_size": 4}, {"compile": "block", "memory_budget": 0.5}])
+@pytest.mark.parametrize(
+    "other", [{"micro_batch_size": 4}, {"compile": "block", "memory_budget": 0.5}]
+)
 def test_micro_batch_and_budget_do_not_change_the_numbers(other):
     assert TrainingConfig(**other).numerics_class == TrainingConfig().numerics_class
 
@@ -195,14 +212,15 @@ def test_every_precision_and_optimizer_computes_its_own_numbers(field):
 
 
 @pytest.mark.parametrize(
-    ("precision", "classes"), [("fp32", 1), ("tf32", 1), ("bf16-mixed", 2), ("bf16-true", 2), ("fp16-mixed", 2)]
+    ("precision", "classes"),
+    [("fp32", 1), ("tf32", 1), ("bf16-mixed", 2), ("bf16-true", 2), ("fp16-mixed", 2)],
 )
 def test_compiled_and_eager_are_two_classes_only_in_16_bit(precision, classes):
     configs = [TrainingConfig(precision=precision, compile=scope) for scope in CHOICES["compile"]]
     assert len({config.numerics_class for config in configs}) == classes
 
 
-# -- rules: a contract of every one ------------------------------------------------------------------------------
+# -- rules: a contract of every one ----------------------------------------------------------------
 
 
 @EVERY_RULE
@@ -215,7 +233,11 @@ def test_a_rule_is_broken_by_its_example_and_no_other_rule_is(rule, example):
 @EVERY_RULE
 def test_a_rule_names_the_values_that_do_not_go_together(rule, example):
     reason = reason_of(breaking_config(example), circumstances(example))
-    named = [str(example[field]) for field in rule.fields if field in example and example[field] != GLOBAL_BATCH]
+    named = [
+        str(example[field])
+        for field in rule.fields
+        if field in example and example[field] != GLOBAL_BATCH
+    ]
     assert named
     assert all(value in reason.message.lower() for value in named)
 
@@ -229,7 +251,9 @@ def test_a_rule_says_what_to_change(rule, example):
 @EVERY_RULE
 def test_a_sentence_has_no_blank_left_to_fill(rule, example):
     config = breaking_config(example)
-    assert not any("{" in sentence for sentence in broken_rules(config.to_dict(), circumstances(example)))
+    assert not any(
+        "{" in sentence for sentence in broken_rules(config.to_dict(), circumstances(example))
+    )
 
 
 @EVERY_RULE
@@ -270,7 +294,11 @@ def test_every_broken_rule_has_its_sentence():
         {"compile": "block", "checkpointing": "block"},
         {"optimizer": "adafactor", "optimizer_fusion": "foreach"},
         {"optimizer": "adafactor-fixed-rate"},
-        {"optimizer": "adafactor-fixed-rate", "optimizer_fusion": "backward", "micro_batch_size": GLOBAL_BATCH},
+        {
+            "optimizer": "adafactor-fixed-rate",
+            "optimizer_fusion": "backward",
+            "micro_batch_size": GLOBAL_BATCH,
+        },
         {"optimizer_fusion": "backward", "micro_batch_size": GLOBAL_BATCH},
         {"optimizer_fusion": "kernel", "micro_batch_size": 2, "precision": "fp16-mixed"},
     ],
@@ -283,7 +311,10 @@ def test_a_legal_configuration_is_let_through(legal):
     ("optimizer", "global_batch"), list(itertools.product(CHOICES["optimizer"], [1, GLOBAL_BATCH]))
 )
 def test_the_baseline_is_always_legal(optimizer, global_batch):
-    check_legal(baseline_of(optimizer=optimizer, global_batch=global_batch), Circumstances(global_batch=global_batch))
+    check_legal(
+        baseline_of(optimizer=optimizer, global_batch=global_batch),
+        Circumstances(global_batch=global_batch),
+    )
 
 
 def test_the_baseline_uses_no_technique():
@@ -291,7 +322,7 @@ def test_the_baseline_uses_no_technique():
     assert baseline_of(optimizer="sgd", global_batch=GLOBAL_BATCH) == plain
 
 
-# -- in words ----------------------------------------------------------------------------------------------------
+# -- in words --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -300,7 +331,10 @@ def test_the_baseline_uses_no_technique():
         ({}, "fp32, micro-batch 1"),
         ({"precision": "bf16-mixed", "micro_batch_size": 4}, "bf16-mixed, micro-batch 4"),
         ({"checkpointing": "every-2"}, "fp32, checkpointing every-2, micro-batch 1"),
-        ({"compile": "block", "memory_budget": 0.4}, "fp32, compile block, memory-budget 0.4, micro-batch 1"),
+        (
+            {"compile": "block", "memory_budget": 0.4},
+            "fp32, compile block, memory-budget 0.4, micro-batch 1",
+        ),
         ({"optimizer_fusion": "backward"}, "fp32, optimizer-fusion backward, micro-batch 1"),
         ({"allocator": "expandable"}, "fp32, allocator expandable, micro-batch 1"),
     ],

@@ -16,7 +16,14 @@ LLAMA = {
     "vocab_size": 300,
     "max_position_embeddings": 512,
 }
-GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 48, "n_head": 4, "vocab_size": 300, "n_positions": 512}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 3,
+    "n_embd": 48,
+    "n_head": 4,
+    "vocab_size": 300,
+    "n_positions": 512,
+}
 
 
 @pytest.fixture
@@ -26,7 +33,7 @@ def file(tmp_path):
     return file
 
 
-# -- reading -----------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def test_a_file_and_its_folder_are_the_same_model(file):
@@ -65,7 +72,9 @@ def test_a_file_that_describes_no_model_is_refused(text, named, file):
     assert refused.value.hint
 
 
-@pytest.mark.parametrize("path", ["", "nope", "missing/config.json", "x" * 5000, "a\0b", "~nobody-of-that-name/x"])
+@pytest.mark.parametrize(
+    "path", ["", "nope", "missing/config.json", "x" * 5000, "a\0b", "~nobody-of-that-name/x"]
+)
 def test_a_path_to_nothing_is_refused_with_the_models_there_are(path):
     with pytest.raises(InvalidInput, match="there is no model") as refused:
         make_workload("cpu", {"model": path})
@@ -83,7 +92,7 @@ def test_bytes_that_are_no_text_are_refused(file):
         read_model_config(str(file))
 
 
-# -- layers ------------------------------------------------------------------------------------------------------
+# -- layers ----------------------------------------------------------------------------------------
 
 
 def test_lists_of_one_entry_a_layer_follow_the_number_of_layers():
@@ -96,12 +105,17 @@ def test_as_many_layers_as_it_says_change_nothing():
     assert with_layers(LLAMA, 3) == LLAMA
 
 
-# -- the workload ------------------------------------------------------------------------------------------------
+# -- the workload ----------------------------------------------------------------------------------
 
 
 def test_a_workload_takes_its_sizes_from_the_file(file):
     workload = make_workload("cpu", {"width": 64, "steps": 30}, {"model": str(file)})
-    assert (workload.layers, workload.width, workload.heads, workload.vocab_size) == (3, 48, 16, 300)
+    assert (workload.layers, workload.width, workload.heads, workload.vocab_size) == (
+        3,
+        48,
+        16,
+        300,
+    )
     assert (workload.model_config, workload.steps) == (LLAMA, 30)
 
 
@@ -142,7 +156,7 @@ def test_a_built_in_model_asked_for_later_wins(file):
     assert (workload.model, workload.model_config) == ("gpt", None)
 
 
-# -- identity ----------------------------------------------------------------------------------------------------
+# -- identity --------------------------------------------------------------------------------------
 
 
 def test_two_files_of_equal_content_are_one_workload(file, tmp_path):

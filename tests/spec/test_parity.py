@@ -43,7 +43,10 @@ def test_wrong_gradients_are_outside_though_every_loss_is_equal():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"losses": (5.5, math.nan, 5.3)}, {"gradient_projections": {"block 0": (0.5, math.nan), "rest": (1.0, 1.0)}}],
+    [
+        {"losses": (5.5, math.nan, 5.3)},
+        {"gradient_projections": {"block 0": (0.5, math.nan), "rest": (1.0, 1.0)}},
+    ],
 )
 def test_what_is_no_number_is_outside(changes):
     assert difference(**changes).is_outside
@@ -57,7 +60,10 @@ def test_the_largest_difference_is_the_one_farthest_beyond_its_own_tolerance():
 
 
 def test_an_update_that_only_one_of_two_skipped_leaves_the_first_loss_to_tell():
-    assert difference(losses=(5.5, 5.45, 5.45), gradient_norms={}, gradient_projections={}).multiple == 0.0
+    assert (
+        difference(losses=(5.5, 5.45, 5.45), gradient_norms={}, gradient_projections={}).multiple
+        == 0.0
+    )
     assert difference(losses=(5.6, 5.4, 5.3), gradient_norms={}, gradient_projections={}).is_outside
 
 

@@ -56,7 +56,7 @@ def refusal(name_or_file):
     return refused.value
 
 
-# -- shipped files -----------------------------------------------------------------------------------------------
+# -- shipped files ---------------------------------------------------------------------------------
 
 EVERY_SHIPPED_SPACE = pytest.mark.parametrize("name", named_spaces())
 
@@ -81,7 +81,9 @@ def test_a_shipped_space_says_in_one_line_what_it_is_for(name):
 @EVERY_SHIPPED_SPACE
 def test_every_named_configuration_of_a_shipped_space_is_legal(name):
     space = load_space(name)
-    assert list(bound(name).named) == [configuration["name"] for configuration in space.configurations]
+    assert list(bound(name).named) == [
+        configuration["name"] for configuration in space.configurations
+    ]
 
 
 @EVERY_SHIPPED_SPACE
@@ -141,7 +143,12 @@ def test_every_row_of_the_reference_space_has_published_figures():
 @pytest.mark.parametrize("scale", [None, *load_space("peak_memory").scales])
 def test_the_reference_space_trains_the_steps_and_batch_of_the_table_at_every_scale(scale):
     workload = make_workload("cuda", load_space("peak_memory").at_scale(scale).workload)
-    assert (workload.model, workload.steps, workload.global_batch, workload.seed) == ("deep-one", 100, 4, 42)
+    assert (workload.model, workload.steps, workload.global_batch, workload.seed) == (
+        "deep-one",
+        100,
+        4,
+        42,
+    )
     assert workload.packing == "padded"
 
 
@@ -155,23 +162,30 @@ def test_at_every_scale_an_update_has_the_size_beside_a_weight_that_it_has_in_th
 @pytest.mark.parametrize(("scale", "share"), [("full", 1), ("small", 1 / 4), ("tiny", 1 / 1024)])
 def test_a_scale_keeps_the_proportions_of_the_table(scale, share):
     """What a layer keeps for backward and what it weighs shrink alike, so savings at any scale compare."""
-    full, scaled = (make_workload("cuda", load_space("peak_memory").at_scale(s).workload) for s in ("full", scale))
+    full, scaled = (
+        make_workload("cuda", load_space("peak_memory").at_scale(s).workload)
+        for s in ("full", scale)
+    )
 
     def kept(w):
         tokens, inner = w.global_batch * w.sequence_length, 5400 / 2048 * w.width
-        return w.layers * (8 * tokens * w.width + 4 * tokens * inner + w.heads * w.sequence_length**2)
+        return w.layers * (
+            8 * tokens * w.width + 4 * tokens * inner + w.heads * w.sequence_length**2
+        )
 
     def weights(w):
         return w.layers * (4 + 3 * 5400 / 2048) * w.width**2
 
-    assert (kept(scaled) / kept(full), weights(scaled) / weights(full)) == pytest.approx((share, share))
+    assert (kept(scaled) / kept(full), weights(scaled) / weights(full)) == pytest.approx(
+        (share, share)
+    )
 
 
 def test_the_space_that_searches_begins_with_the_rows_of_the_table():
     assert list(bound("peak_memory_search", global_batch=4).named) == list(REFERENCE_TABLE)
 
 
-# -- broken files ------------------------------------------------------------------------------------------------
+# -- broken files ----------------------------------------------------------------------------------
 
 TECHNIQUES = '[techniques]\nprecision = ["fp32", "bf16-mixed"]\ncompile = ["none", "block"]\n'
 CONDITION = TECHNIQUES + "[[conditions]]\n"
@@ -180,65 +194,221 @@ NAMED = '[[configurations]]\nname = "a"\n'
 # What is wrong, the text, and what the refusal must name.
 BROKEN = [
     # keys
-    ("top-level key", 'descripton = "x"\n' + TECHNIQUES, ["'descripton'", "did you mean 'description'"]),
+    (
+        "top-level key",
+        'descripton = "x"\n' + TECHNIQUES,
+        ["'descripton'", "did you mean 'description'"],
+    ),
     ("unlike any key", "zzz = 1\n" + TECHNIQUES, ["'zzz'", "techniques", "workload"]),
-    ("technique", '[techniques]\nprecison = ["fp32"]', ["'precison'", "techniques", "did you mean 'precision'"]),
-    ("default", TECHNIQUES + '[defaults]\noptimiser = "sgd"', ["'optimiser'", "defaults", "mean 'optimizer'"]),
-    ("configuration key", NAMED + 'compil = "block"', ["'compil'", "configurations[0]", "did you mean 'compile'"]),
-    ("workload key", TECHNIQUES + "[workload]\nstep = 20", ["'step'", "workload", "did you mean 'steps'"]),
-    ("the text's hash", TECHNIQUES + '[workload]\ntext_sha256 = "0"', ["'text_sha256'", "workload"]),
+    (
+        "technique",
+        '[techniques]\nprecison = ["fp32"]',
+        ["'precison'", "techniques", "did you mean 'precision'"],
+    ),
+    (
+        "default",
+        TECHNIQUES + '[defaults]\noptimiser = "sgd"',
+        ["'optimiser'", "defaults", "mean 'optimizer'"],
+    ),
+    (
+        "configuration key",
+        NAMED + 'compil = "block"',
+        ["'compil'", "configurations[0]", "did you mean 'compile'"],
+    ),
+    (
+        "workload key",
+        TECHNIQUES + "[workload]\nstep = 20",
+        ["'step'", "workload", "did you mean 'steps'"],
+    ),
+    (
+        "the text's hash",
+        TECHNIQUES + '[workload]\ntext_sha256 = "0"',
+        ["'text_sha256'", "workload"],
+    ),
     ("condition key", CONDITION + 'when = { compile = "none" }', ["'when'", "conditions[0]"]),
-    ("range key", "[techniques]\nmemory_budget = { form = 0.1, to = 1.0, step = 0.1 }", ["'form'", "mean 'from'"]),
+    (
+        "range key",
+        "[techniques]\nmemory_budget = { form = 0.1, to = 1.0, step = 0.1 }",
+        ["'form'", "mean 'from'"],
+    ),
     # tables and lists
     ("techniques as a number", "techniques = 3", ["techniques = 3", "not a table"]),
     ("techniques as a list", 'techniques = ["fp32"]', ["techniques", "not a table"]),
     ("defaults as a text", 'defaults = "sgd"\n' + TECHNIQUES, ["defaults = 'sgd'", "not a table"]),
     ("workload as a list", "workload = [1]\n" + TECHNIQUES, ["workload = [1]", "not a table"]),
-    ("conditions as a table", TECHNIQUES + "[conditions]\nif = 1", ["conditions", "not a list of tables"]),
-    ("conditions as numbers", "conditions = [1]\n" + TECHNIQUES, ["conditions", "not a list of tables"]),
-    ("configurations as a table", '[configurations]\nname = "a"', ["configurations", "not a list of tables"]),
-    ("description as a number", "description = 3\n" + TECHNIQUES, ["description = 3", "not a text"]),
+    (
+        "conditions as a table",
+        TECHNIQUES + "[conditions]\nif = 1",
+        ["conditions", "not a list of tables"],
+    ),
+    (
+        "conditions as numbers",
+        "conditions = [1]\n" + TECHNIQUES,
+        ["conditions", "not a list of tables"],
+    ),
+    (
+        "configurations as a table",
+        '[configurations]\nname = "a"',
+        ["configurations", "not a list of tables"],
+    ),
+    (
+        "description as a number",
+        "description = 3\n" + TECHNIQUES,
+        ["description = 3", "not a text"],
+    ),
     ("nothing at all", "", ["neither techniques nor configurations"]),
     ("no technique", "[techniques]\n", ["neither techniques nor configurations"]),
     # values
-    ("a bare value", '[techniques]\nprecision = "fp32"', ["techniques.precision = 'fp32'", "['fp32']"]),
+    (
+        "a bare value",
+        '[techniques]\nprecision = "fp32"',
+        ["techniques.precision = 'fp32'", "['fp32']"],
+    ),
     ("an empty list", "[techniques]\nprecision = []", ["techniques.precision", "empty"]),
-    ("an impossible value", '[techniques]\nprecision = ["fp23"]', ["techniques.precision", "'fp23'", "fp32"]),
+    (
+        "an impossible value",
+        '[techniques]\nprecision = ["fp23"]',
+        ["techniques.precision", "'fp23'", "fp32"],
+    ),
     ("a value of another type", "[techniques]\nprecision = [32]", ["techniques.precision", "32"]),
-    ("a list in a list", '[techniques]\nprecision = [["fp32"]]', ["techniques.precision", "['fp32']"]),
+    (
+        "a list in a list",
+        '[techniques]\nprecision = [["fp32"]]',
+        ["techniques.precision", "['fp32']"],
+    ),
     ("a value twice", '[techniques]\ncompile = ["none", "none"]', ["techniques.compile", "twice"]),
-    ("a budget twice", "[techniques]\nmemory_budget = [1, 1.0]", ["techniques.memory_budget", "twice"]),
-    ("a budget above one", "[techniques]\nmemory_budget = [1.5]", ["techniques.memory_budget", "1.5", "0.0 to 1.0"]),
-    ("a budget that is no number", "[techniques]\nmemory_budget = [nan]", ["techniques.memory_budget", "nan"]),
-    ("a budget that is a truth", "[techniques]\nmemory_budget = [true]", ["techniques.memory_budget", "True"]),
-    ("a micro batch of zero", "[techniques]\nmicro_batch_size = [0]", ["techniques.micro_batch_size", "0"]),
-    ("half a sequence", "[techniques]\nmicro_batch_size = [1.5]", ["techniques.micro_batch_size", "1.5"]),
-    ("another word", '[techniques]\nmicro_batch_size = "divisor"', ["techniques.micro_batch_size", "'divisor'"]),
-    ("divisors of a precision", '[techniques]\nprecision = "divisors"', ["techniques.precision", "'divisors'"]),
-    ("an impossible default", TECHNIQUES + '[defaults]\noptimizer = "adam"', ["defaults.optimizer", "'adam'"]),
-    ("a list as a default", TECHNIQUES + '[defaults]\noptimizer = ["sgd"]', ["defaults.optimizer", "['sgd']"]),
-    ("an impossible named value", NAMED + 'compile = "all"', ["configurations[0].compile", "'all'", "model"]),
+    (
+        "a budget twice",
+        "[techniques]\nmemory_budget = [1, 1.0]",
+        ["techniques.memory_budget", "twice"],
+    ),
+    (
+        "a budget above one",
+        "[techniques]\nmemory_budget = [1.5]",
+        ["techniques.memory_budget", "1.5", "0.0 to 1.0"],
+    ),
+    (
+        "a budget that is no number",
+        "[techniques]\nmemory_budget = [nan]",
+        ["techniques.memory_budget", "nan"],
+    ),
+    (
+        "a budget that is a truth",
+        "[techniques]\nmemory_budget = [true]",
+        ["techniques.memory_budget", "True"],
+    ),
+    (
+        "a micro batch of zero",
+        "[techniques]\nmicro_batch_size = [0]",
+        ["techniques.micro_batch_size", "0"],
+    ),
+    (
+        "half a sequence",
+        "[techniques]\nmicro_batch_size = [1.5]",
+        ["techniques.micro_batch_size", "1.5"],
+    ),
+    (
+        "another word",
+        '[techniques]\nmicro_batch_size = "divisor"',
+        ["techniques.micro_batch_size", "'divisor'"],
+    ),
+    (
+        "divisors of a precision",
+        '[techniques]\nprecision = "divisors"',
+        ["techniques.precision", "'divisors'"],
+    ),
+    (
+        "an impossible default",
+        TECHNIQUES + '[defaults]\noptimizer = "adam"',
+        ["defaults.optimizer", "'adam'"],
+    ),
+    (
+        "a list as a default",
+        TECHNIQUES + '[defaults]\noptimizer = ["sgd"]',
+        ["defaults.optimizer", "['sgd']"],
+    ),
+    (
+        "an impossible named value",
+        NAMED + 'compile = "all"',
+        ["configurations[0].compile", "'all'", "model"],
+    ),
     # ranges
-    ("a range of precisions", "[techniques]\nprecision = { from = 1, to = 2, step = 1 }", ["techniques.precision"]),
-    ("a range without a step", "[techniques]\nmemory_budget = { from = 0.1, to = 1.0 }", ["memory_budget", "range"]),
-    ("a range of texts", '[techniques]\nmemory_budget = { from = "0", to = 1, step = 1 }', ["memory_budget", "range"]),
-    ("a range of truths", "[techniques]\nmemory_budget = { from = false, to = true, step = 1 }", ["memory_budget"]),
-    ("a step of zero", "[techniques]\nmemory_budget = { from = 0.1, to = 1.0, step = 0 }", ["memory_budget", "step"]),
-    ("a step down", "[techniques]\nmemory_budget = { from = 0.1, to = 1.0, step = -0.1 }", ["memory_budget", "step"]),
-    ("a range upside down", "[techniques]\nmemory_budget = { from = 1.0, to = 0.1, step = 0.1 }", ["memory_budget"]),
-    ("a range beyond one", "[techniques]\nmemory_budget = { from = 0.5, to = 1.5, step = 0.5 }", ["memory_budget"]),
-    ("a range without end", "[techniques]\nmemory_budget = { from = 0.1, to = inf, step = 0.1 }", ["memory_budget"]),
-    ("a step that is no number", "[techniques]\nmemory_budget = { from = 0, to = 1, step = nan }", ["memory_budget"]),
+    (
+        "a range of precisions",
+        "[techniques]\nprecision = { from = 1, to = 2, step = 1 }",
+        ["techniques.precision"],
+    ),
+    (
+        "a range without a step",
+        "[techniques]\nmemory_budget = { from = 0.1, to = 1.0 }",
+        ["memory_budget", "range"],
+    ),
+    (
+        "a range of texts",
+        '[techniques]\nmemory_budget = { from = "0", to = 1, step = 1 }',
+        ["memory_budget", "range"],
+    ),
+    (
+        "a range of truths",
+        "[techniques]\nmemory_budget = { from = false, to = true, step = 1 }",
+        ["memory_budget"],
+    ),
+    (
+        "a step of zero",
+        "[techniques]\nmemory_budget = { from = 0.1, to = 1.0, step = 0 }",
+        ["memory_budget", "step"],
+    ),
+    (
+        "a step down",
+        "[techniques]\nmemory_budget = { from = 0.1, to = 1.0, step = -0.1 }",
+        ["memory_budget", "step"],
+    ),
+    (
+        "a range upside down",
+        "[techniques]\nmemory_budget = { from = 1.0, to = 0.1, step = 0.1 }",
+        ["memory_budget"],
+    ),
+    (
+        "a range beyond one",
+        "[techniques]\nmemory_budget = { from = 0.5, to = 1.5, step = 0.5 }",
+        ["memory_budget"],
+    ),
+    (
+        "a range without end",
+        "[techniques]\nmemory_budget = { from = 0.1, to = inf, step = 0.1 }",
+        ["memory_budget"],
+    ),
+    (
+        "a step that is no number",
+        "[techniques]\nmemory_budget = { from = 0, to = 1, step = nan }",
+        ["memory_budget"],
+    ),
     (
         "a start that is no number",
         "[techniques]\nmemory_budget = { from = nan, to = 1, step = 0.1 }",
         ["memory_budget"],
     ),
-    ("a step of half a sequence", "[techniques]\nmicro_batch_size = { from = 1, to = 2, step = 0.5 }", ["micro_batch"]),
-    ("from half a sequence", "[techniques]\nmicro_batch_size = { from = 1.5, to = 4, step = 1 }", ["micro_batch_size"]),
+    (
+        "a step of half a sequence",
+        "[techniques]\nmicro_batch_size = { from = 1, to = 2, step = 0.5 }",
+        ["micro_batch"],
+    ),
+    (
+        "from half a sequence",
+        "[techniques]\nmicro_batch_size = { from = 1.5, to = 4, step = 1 }",
+        ["micro_batch_size"],
+    ),
     # conditions
-    ("a condition without if", CONDITION + 'then = { compile = "none" }', ["conditions[0].if", "missing"]),
-    ("a condition without then", CONDITION + 'if = { compile = "none" }', ["conditions[0].then", "missing"]),
+    (
+        "a condition without if",
+        CONDITION + 'then = { compile = "none" }',
+        ["conditions[0].if", "missing"],
+    ),
+    (
+        "a condition without then",
+        CONDITION + 'if = { compile = "none" }',
+        ["conditions[0].then", "missing"],
+    ),
     ("an empty if", CONDITION + 'if = {}\nthen = { compile = "none" }', ["conditions[0].if"]),
     ("if as a text", CONDITION + 'if = "model"\nthen = { compile = "none" }', ["conditions[0].if"]),
     (
@@ -278,7 +448,11 @@ BROKEN = [
         ["conditions[1].then"],
     ),
     # names
-    ("a configuration without a name", '[[configurations]]\ncompile = "block"', ["configurations[0]", "no name"]),
+    (
+        "a configuration without a name",
+        '[[configurations]]\ncompile = "block"',
+        ["configurations[0]", "no name"],
+    ),
     ("an empty name", '[[configurations]]\nname = ""', ["configurations[0]", "no name"]),
     ("a number as a name", "[[configurations]]\nname = 7", ["configurations[0]", "no name"]),
     ("a name twice", NAMED + NAMED, ["two configurations", "'a'"]),
@@ -288,10 +462,22 @@ BROKEN = [
     ("a negative seed", TECHNIQUES + "[workload]\nseed = -1", ["seed", "-1"]),
     ("a dataset as a number", TECHNIQUES + "[workload]\ndataset = 3", ["dataset", "3"]),
     ("a dataset as a date", TECHNIQUES + "[workload]\ndataset = 2020-01-01", ["dataset"]),
-    ("one learning rate", TECHNIQUES + "[workload]\nlearning_rates = 0.1", ["learning_rates", "0.1"]),
-    ("an unknown optimizer", TECHNIQUES + "[workload]\nlearning_rates = { adam = 0.1 }", ["'adam'"]),
+    (
+        "one learning rate",
+        TECHNIQUES + "[workload]\nlearning_rates = 0.1",
+        ["learning_rates", "0.1"],
+    ),
+    (
+        "an unknown optimizer",
+        TECHNIQUES + "[workload]\nlearning_rates = { adam = 0.1 }",
+        ["'adam'"],
+    ),
     ("a learning rate of zero", TECHNIQUES + "[workload]\nlearning_rates = { sgd = 0 }", ["sgd"]),
-    ("an unknown schedule", TECHNIQUES + '[workload]\nschedule = "linear"', ["schedule", "'linear'"]),
+    (
+        "an unknown schedule",
+        TECHNIQUES + '[workload]\nschedule = "linear"',
+        ["schedule", "'linear'"],
+    ),
     # not TOML
     ("no TOML", "techniques = [", ["not valid TOML"]),
     ("a key twice", TECHNIQUES + 'compile = ["none"]', ["not valid TOML"]),
@@ -340,16 +526,29 @@ def test_a_name_that_no_space_has_is_refused(name):
     assert "no search space" in refusal(name).message
 
 
-# -- what a file may say -----------------------------------------------------------------------------------------
+# -- what a file may say ---------------------------------------------------------------------------
 
 
 def test_a_range_holds_both_its_ends(write):
     file = write("[techniques]\nmemory_budget = { from = 0.1, to = 1.0, step = 0.1 }")
-    assert load_space(str(file)).techniques["memory_budget"] == (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    assert load_space(str(file)).techniques["memory_budget"] == (
+        0.1,
+        0.2,
+        0.3,
+        0.4,
+        0.5,
+        0.6,
+        0.7,
+        0.8,
+        0.9,
+        1.0,
+    )
 
 
 def test_a_range_of_micro_batches_holds_whole_numbers(write):
-    values = load_space(str(write("[techniques]\nmicro_batch_size = { from = 2, to = 6, step = 2 }"))).techniques
+    values = load_space(
+        str(write("[techniques]\nmicro_batch_size = { from = 2, to = 6, step = 2 }"))
+    ).techniques
     assert values["micro_batch_size"] == (2, 4, 6)
 
 
@@ -368,7 +567,9 @@ def test_a_file_is_named_for_itself(write):
 
 def test_a_technique_that_is_left_out_keeps_its_default(write):
     legal = bound(write(TECHNIQUES + '[defaults]\noptimizer = "sgd"'))
-    assert {(config.optimizer, config.checkpointing) for config in legal.configurations()} == {("sgd", "none")}
+    assert {(config.optimizer, config.checkpointing) for config in legal.configurations()} == {
+        ("sgd", "none")
+    }
 
 
 def test_a_micro_batch_that_is_left_out_is_the_whole_batch(write):
@@ -385,10 +586,13 @@ def test_divisors_are_all_divisors_of_the_global_batch(write):
     assert legal.values["micro_batch_size"] == (12, 6, 4, 3, 2, 1)
 
 
-# -- legality ----------------------------------------------------------------------------------------------------
+# -- legality --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["quick", "peak_memory", BUDGETS, CONDITIONS], ids=["quick", "peak_memory", "budgets", "rules"])
+@pytest.fixture(
+    params=["quick", "peak_memory", BUDGETS, CONDITIONS],
+    ids=["quick", "peak_memory", "budgets", "rules"],
+)
 def legal(request, write):
     shipped = request.param in named_spaces()
     return bound(request.param if shipped else write(request.param))
@@ -423,8 +627,12 @@ def test_a_legal_configuration_is_listed_once(legal):
 
 
 def test_a_space_holds_exactly_the_configurations_it_lists(legal):
-    combinations = itertools.product(*(legal.values[field] for field in FIELD_ORDER)) if legal.values else ()
-    everything = [TrainingConfig(**dict(zip(FIELD_ORDER, values, strict=True))) for values in combinations]
+    combinations = (
+        itertools.product(*(legal.values[field] for field in FIELD_ORDER)) if legal.values else ()
+    )
+    everything = [
+        TrainingConfig(**dict(zip(FIELD_ORDER, values, strict=True))) for values in combinations
+    ]
     assert {config for config in everything if config in legal} == set(legal.configurations())
 
 
@@ -450,12 +658,14 @@ def test_the_legal_values_leave_nothing_out(write):
         if len(chosen) == len(FIELD_ORDER):
             return {TrainingConfig(**chosen)}
         field = FIELD_ORDER[len(chosen)]
-        return set().union(*(reachable({**chosen, field: value}) for value in legal.legal_values(field, chosen)))
+        return set().union(
+            *(reachable({**chosen, field: value}) for value in legal.legal_values(field, chosen))
+        )
 
     assert reachable({}) == set(legal.configurations())
 
 
-# -- what a device cannot do -------------------------------------------------------------------------------------
+# -- what a device cannot do -----------------------------------------------------------------------
 
 
 def test_a_value_the_device_cannot_do_is_in_no_configuration():
@@ -471,7 +681,9 @@ def test_a_value_the_device_cannot_do_is_left_out_with_one_line():
 def test_a_named_configuration_the_device_cannot_do_is_left_out_with_one_line():
     legal = bound("peak_memory", global_batch=4, unavailable={"compile": {"model": "no compiler"}})
     left_out = [name for name, row in REFERENCE_TABLE.items() if row[3] == "model"]
-    assert legal.left_out == tuple(f"configuration {name!r}: compile model: no compiler" for name in left_out)
+    assert legal.left_out == tuple(
+        f"configuration {name!r}: compile model: no compiler" for name in left_out
+    )
 
 
 def test_what_the_space_does_not_use_is_not_spoken_of():
@@ -496,11 +708,17 @@ def test_an_illegal_named_configuration_is_left_out_with_the_reason(write):
 
 
 def test_fp8_is_sampled_only_with_micro_batches_whose_tokens_it_can_multiply(write):
-    space = load_space(str(write('[techniques]\nprecision = ["fp32", "fp8"]\nmicro_batch_size = "divisors"')))
+    space = load_space(
+        str(write('[techniques]\nprecision = ["fp32", "fp8"]\nmicro_batch_size = "divisors"'))
+    )
 
     def sizes_for_fp8(**at):
         legal = bind_space(space, Circumstances(global_batch=4, **at), unavailable={})
-        return [config.micro_batch_size for config in legal.configurations() if config.precision == "fp8"]
+        return [
+            config.micro_batch_size
+            for config in legal.configurations()
+            if config.precision == "fp8"
+        ]
 
     assert sizes_for_fp8(sequence_length=8) == [4, 2]
     assert sizes_for_fp8(sequence_length=7) == []
@@ -513,7 +731,9 @@ def test_a_space_of_which_nothing_works_is_refused_with_the_reason():
         bind_space(
             space,
             Circumstances(global_batch=8),
-            unavailable={"precision": dict.fromkeys(space.techniques["precision"], "no tensor cores")},
+            unavailable={
+                "precision": dict.fromkeys(space.techniques["precision"], "no tensor cores")
+            },
         )
     assert "quick" in refused.value.message
     assert refused.value.hint

@@ -42,8 +42,13 @@ def test_a_space_is_called_by_its_own_file(load):
 
 
 def test_a_key_of_ones_own_goes_before_the_inherited(load):
-    space = load('extends = "base.toml"\n[techniques]\nprecision = ["bf16-true"]\n[workload]\nsteps = 30')
-    assert (space.techniques["precision"], space.workload) == (("bf16-true",), {"steps": 30, "layers": 6})
+    space = load(
+        'extends = "base.toml"\n[techniques]\nprecision = ["bf16-true"]\n[workload]\nsteps = 30'
+    )
+    assert (space.techniques["precision"], space.workload) == (
+        ("bf16-true",),
+        {"steps": 30, "layers": 6},
+    )
 
 
 def test_an_inherited_technique_stays(load):
@@ -66,11 +71,16 @@ def test_a_shipped_space_is_extended_by_its_name(load):
 
 
 def test_what_extends_can_extend_again(load):
-    assert load('extends = "middle.toml"', middle='extends = "base.toml"').workload == {"steps": 20, "layers": 6}
+    assert load('extends = "middle.toml"', middle='extends = "base.toml"').workload == {
+        "steps": 20,
+        "layers": 6,
+    }
 
 
 def test_another_dataset_takes_the_splits_of_the_inherited_one_with_it(load):
-    base = BASE.replace("steps = 20", 'dataset = "one/hub"\nheld_out_split = "test"\ntext_column = "story"')
+    base = BASE.replace(
+        "steps = 20", 'dataset = "one/hub"\nheld_out_split = "test"\ntext_column = "story"'
+    )
     space = load('extends = "base.toml"\n[workload]\ndataset = "two.txt"', base=base)
     assert space.workload == {"dataset": "two.txt", "layers": 6}
 
@@ -94,7 +104,10 @@ def test_a_circle_is_refused(load):
 
 def test_a_long_chain_is_no_circle(load):
     chain = {f"link{number}": f'extends = "link{number - 1}.toml"' for number in range(1, 20)}
-    assert load('extends = "link19.toml"', link0=BASE, **chain).workload == {"steps": 20, "layers": 6}
+    assert load('extends = "link19.toml"', link0=BASE, **chain).workload == {
+        "steps": 20,
+        "layers": 6,
+    }
 
 
 @pytest.mark.parametrize("base", ["7", '""', '"nowhere.toml"'])
@@ -104,7 +117,7 @@ def test_what_cannot_be_extended_is_refused_with_a_way_out(load, base):
     assert refused.value.hint
 
 
-# -- scales ------------------------------------------------------------------------------------------------------
+# -- scales ----------------------------------------------------------------------------------------
 
 
 def test_a_scale_overrides_the_workload(load):
@@ -115,7 +128,11 @@ def test_a_scale_overrides_as_the_command_line_does(load):
     workload = 'dataset = "one/hub"\nheld_out_split = "test"\nlearning_rates = { sgd = 0.1 }'
     own = 'layers = 2\ndataset = "two/hub"\nlearning_rates = { adamw = 0.3 }'
     space = load(BASE.replace("steps = 20", workload).replace("layers = 2", own)).at_scale("tiny")
-    assert space.workload == {"dataset": "two/hub", "layers": 2, "learning_rates": {"sgd": 0.1, "adamw": 0.3}}
+    assert space.workload == {
+        "dataset": "two/hub",
+        "layers": 2,
+        "learning_rates": {"sgd": 0.1, "adamw": 0.3},
+    }
 
 
 def test_no_scale_is_the_workload_as_it_is(load):
@@ -141,7 +158,11 @@ def test_an_unknown_setting_of_a_scale_is_refused(load):
 
 def test_a_space_is_a_scale_of_itself_only(load):
     tiny, other = load(BASE).at_scale("tiny"), load(BASE.replace("layers = 2", "layers = 3"))
-    assert (tiny.is_a_scale_of(load(BASE)), tiny.is_a_scale_of(other), tiny.is_a_scale_of(load_space("quick"))) == (
+    assert (
+        tiny.is_a_scale_of(load(BASE)),
+        tiny.is_a_scale_of(other),
+        tiny.is_a_scale_of(load_space("quick")),
+    ) == (
         True,
         False,
         False,

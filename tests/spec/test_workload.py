@@ -31,7 +31,9 @@ POSITIVE_FIELDS = (
 @EVERY_DEVICE
 def test_a_device_has_its_own_defaults(device_type):
     workload = make_workload(device_type).to_dict()
-    assert {name: workload[name] for name in DEFAULTS_BY_DEVICE[device_type]} == DEFAULTS_BY_DEVICE[device_type]
+    assert {name: workload[name] for name in DEFAULTS_BY_DEVICE[device_type]} == DEFAULTS_BY_DEVICE[
+        device_type
+    ]
 
 
 @EVERY_DEVICE
@@ -52,14 +54,25 @@ def test_a_setting_of_none_overrides_nothing():
 
 
 def test_learning_rates_are_merged_optimizer_by_optimizer():
-    workload = make_workload("cpu", {"learning_rates": {"sgd": 0.5}}, {"learning_rates": {"adamw": 0.1}})
+    workload = make_workload(
+        "cpu", {"learning_rates": {"sgd": 0.5}}, {"learning_rates": {"adamw": 0.1}}
+    )
     assert workload.learning_rates == {**DEFAULT_LEARNING_RATES, "sgd": 0.5, "adamw": 0.1}
 
 
 def test_another_dataset_takes_the_splits_and_columns_of_the_earlier_one_with_it():
-    of_one = {"dataset": "one", "dataset_config": "en", "held_out_split": "test", "text_column": "story"}
+    of_one = {
+        "dataset": "one",
+        "dataset_config": "en",
+        "held_out_split": "test",
+        "text_column": "story",
+    }
     workload = make_workload("cpu", of_one, {"dataset": "two.txt", "dataset_split": "all"})
-    assert (workload.dataset_config, workload.held_out_split, workload.text_column) == (None, None, None)
+    assert (workload.dataset_config, workload.held_out_split, workload.text_column) == (
+        None,
+        None,
+        None,
+    )
     assert (workload.dataset, workload.dataset_split) == ("two.txt", "all")
 
 
@@ -70,7 +83,10 @@ def test_the_usual_dataset_is_known_to_be_the_one_that_nobody_named():
 
 def test_the_same_dataset_keeps_its_splits():
     assert (
-        make_workload("cpu", {"dataset": "one", "held_out_split": "test"}, {"dataset": "one"}).held_out_split == "test"
+        make_workload(
+            "cpu", {"dataset": "one", "held_out_split": "test"}, {"dataset": "one"}
+        ).held_out_split
+        == "test"
     )
 
 
@@ -91,7 +107,7 @@ def test_tokens_per_step_are_those_of_the_global_batch():
     assert make_workload("cpu", {"global_batch": 4, "sequence_length": 32}).tokens_per_step == 128
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", POSITIVE_FIELDS)
@@ -116,7 +132,9 @@ def test_an_unknown_schedule_is_refused_with_those_there_are(schedule):
     assert "cosine" in refused.value.hint
 
 
-@pytest.mark.parametrize(("name", "value"), [("packing", "loose"), ("packing", 1), ("streaming", 1), ("streaming", "")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("packing", "loose"), ("packing", 1), ("streaming", 1), ("streaming", "")]
+)
 def test_an_unknown_way_to_read_the_text_is_refused_by_name(name, value):
     with pytest.raises(InvalidInput, match=f"{name} = {value!r}"):
         make_workload("cpu", {name: value})
@@ -178,7 +196,16 @@ def test_learning_rates_that_are_not_by_optimizer_are_refused(rates):
 
 
 @pytest.mark.parametrize(
-    "name", ["model", "dataset", "dataset_config", "dataset_split", "text_column", "held_out_split", "tokenizer"]
+    "name",
+    [
+        "model",
+        "dataset",
+        "dataset_config",
+        "dataset_split",
+        "text_column",
+        "held_out_split",
+        "tokenizer",
+    ],
 )
 def test_a_name_that_is_not_a_text_is_refused(name):
     with pytest.raises(InvalidInput, match=name):
@@ -191,11 +218,14 @@ def test_an_unknown_setting_is_refused_with_those_there_are():
     assert "steps" in refused.value.hint
 
 
-# -- identity ----------------------------------------------------------------------------------------------------
+# -- identity --------------------------------------------------------------------------------------
 
 
 def test_equal_workloads_have_equal_fingerprints():
-    assert make_workload("cpu", {"steps": 30}).fingerprint == make_workload("cpu", {"steps": 30}).fingerprint
+    assert (
+        make_workload("cpu", {"steps": 30}).fingerprint
+        == make_workload("cpu", {"steps": 30}).fingerprint
+    )
 
 
 def test_the_order_of_learning_rates_does_not_change_the_fingerprint():

@@ -19,7 +19,9 @@ def pytest_collection_modifyitems(items):
 def _stand_in():
     """The libraries; without them there is nothing to run on."""
     if not os.environ.get(BUILD_VARIABLE):
-        pytest.skip(f"needs the stand-in GPU: make test-cuda, or {BUILD_VARIABLE} with the folder that build.py made")
+        pytest.skip(
+            f"needs the stand-in GPU: make test-cuda, or {BUILD_VARIABLE} with the folder that build.py made"
+        )
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Another process that uses a device, and lets go of it on command: `python intruder.py [cuda:0]`.
 
-It reads commands from stdin, a line each, and answers each with a line. It needs no torch: the driver alone.
+It reads commands from stdin, a line each, and answers each with a line. It needs no torch: the
+driver alone.
 
     context        creates a context on the device
     take 512       takes 512 MiB

@@ -1,4 +1,7 @@
-"""Reads the stand-in's ledger: which live process uses how many bytes of which device. No CUDA, no torch."""
+"""Reads the stand-in's ledger: which live process uses how many bytes of which device.
+
+No CUDA, no torch.
+"""
 
 import os
 import struct
@@ -23,7 +26,10 @@ class Use:
 
 
 def live_processes(folder: Path) -> list[Use]:
-    """Those that have used a device and have not ended. Empty where nothing has used the ledger yet."""
+    """Those that have used a device and have not ended.
+
+    Empty where nothing has used the ledger yet.
+    """
     try:
         data = (folder / "ledger").read_bytes()[_HEADER_BYTES:]
     except FileNotFoundError:
@@ -44,7 +50,9 @@ def live_processes(folder: Path) -> list[Use]:
 
 def used_bytes(folder: Path, device: int = 0) -> int:
     """Of all live processes, contexts included."""
-    return sum(use.allocated_bytes[device] + use.context_bytes[device] for use in live_processes(folder))
+    return sum(
+        use.allocated_bytes[device] + use.context_bytes[device] for use in live_processes(folder)
+    )
 
 
 def users(folder: Path, device: int = 0) -> list[int]:

@@ -29,8 +29,8 @@ TEXT = "The caching allocator keeps what it has; the driver counts what everybod
 class Machine:
     """Stand-in GPUs with their own ledger, device locks, log and folder of studies.
 
-    Settings are the stand-in's variables in small letters: `gpus=2` is STAND_IN_GPUS=2. Those given here hold for all
-    commands of the machine; one of None is unset.
+    Settings are the stand-in's variables in small letters: `gpus=2` is STAND_IN_GPUS=2. Those given
+    here hold for all commands of the machine; one of None is unset.
     """
 
     def __init__(self, folder: Path, **settings: object) -> None:
@@ -44,10 +44,16 @@ class Machine:
 
     def environment(self, *, visible: str | None = None, **settings: object) -> dict[str, str]:
         """Of a command on this machine. `visible` is CUDA_VISIBLE_DEVICES."""
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("STAND_IN_") or k == BUILD_VARIABLE}
+        inherited = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith("STAND_IN_") or k == BUILD_VARIABLE
+        }
         inherited.pop("CUDA_VISIBLE_DEVICES", None)
         chosen = {
-            f"STAND_IN_{name.upper()}": str(v) for name, v in {**self._settings, **settings}.items() if v is not None
+            f"STAND_IN_{name.upper()}": str(v)
+            for name, v in {**self._settings, **settings}.items()
+            if v is not None
         }
         return {
             **inherited,
@@ -61,7 +67,9 @@ class Machine:
             "COLUMNS": "200",
         }
 
-    def start(self, *arguments: str, visible: str | None = None, **settings: object) -> "subprocess.Popen[str]":
+    def start(
+        self, *arguments: str, visible: str | None = None, **settings: object
+    ) -> "subprocess.Popen[str]":
         """Python with these arguments, with pipes for stdin, stdout and stderr."""
         return subprocess.Popen(
             [str(FOLDER / "run"), os.environ[BUILD_VARIABLE], sys.executable, *arguments],
@@ -75,7 +83,11 @@ class Machine:
         )
 
     def run(
-        self, *arguments: str, visible: str | None = None, seconds: float = COMMAND_SECONDS, **settings: object
+        self,
+        *arguments: str,
+        visible: str | None = None,
+        seconds: float = COMMAND_SECONDS,
+        **settings: object,
     ) -> "subprocess.CompletedProcess[str]":
         """Python with these arguments, to its end."""
         with self.start(*arguments, visible=visible, **settings) as process:
@@ -93,17 +105,32 @@ class Machine:
         return done.stdout.strip()
 
     def autotune(
-        self, *arguments: str, visible: str | None = None, codes: tuple[int, ...] = (0,), **settings: object
+        self,
+        *arguments: str,
+        visible: str | None = None,
+        codes: tuple[int, ...] = (0,),
+        **settings: object,
     ) -> "subprocess.CompletedProcess[str]":
         done = self.run("-m", "autotune", *arguments, visible=visible, **settings)
-        assert done.returncode in codes, f"exit code {done.returncode}\n{done.stdout[-500:]}\n{done.stderr[-3000:]}"
+        assert done.returncode in codes, (
+            f"exit code {done.returncode}\n{done.stdout[-500:]}\n{done.stderr[-3000:]}"
+        )
         return done
 
     def search(
-        self, *arguments: str, visible: str | None = None, codes: tuple[int, ...] = (0, 1), **settings: object
+        self,
+        *arguments: str,
+        visible: str | None = None,
+        codes: tuple[int, ...] = (0, 1),
+        **settings: object,
     ) -> dict[str, Any]:
-        """A search of the small model; what it prints with --json. Exit code 1 is that nothing is feasible."""
-        done = self.autotune(*self.search_arguments(*arguments), visible=visible, codes=codes, **settings)
+        """A search of the small model; what it prints with --json.
+
+        Exit code 1 is that nothing is feasible.
+        """
+        done = self.autotune(
+            *self.search_arguments(*arguments), visible=visible, codes=codes, **settings
+        )
         return dict(json.loads(done.stdout))
 
     def trials(
@@ -120,17 +147,37 @@ class Machine:
         arguments = ("--space", space, "--trials", count, "--no-predict", *options)
         return list(self.search(*arguments, visible=visible, **settings)["trials"])
 
-    def start_search(self, *arguments: str, visible: str | None = None, **settings: object) -> "subprocess.Popen[str]":
-        return self.start("-m", "autotune", *self.search_arguments(*arguments), visible=visible, **settings)
+    def start_search(
+        self, *arguments: str, visible: str | None = None, **settings: object
+    ) -> "subprocess.Popen[str]":
+        return self.start(
+            "-m", "autotune", *self.search_arguments(*arguments), visible=visible, **settings
+        )
 
     def search_arguments(self, *arguments: str) -> list[str]:
-        return ["search", *SMALL_MODEL, "--dataset", str(self.folder / "text.txt"), "--json", *arguments]
+        return [
+            "search",
+            *SMALL_MODEL,
+            "--dataset",
+            str(self.folder / "text.txt"),
+            "--json",
+            *arguments,
+        ]
 
     def space(self, *configurations: str, techniques: str = "") -> str:
         """A search-space file with these configurations; each is TOML, such as 'precision = "bf16-mixed"'."""
-        text = ['description = "of a test"', "[techniques]", 'micro_batch_size = "divisors"', techniques]
+        text = [
+            'description = "of a test"',
+            "[techniques]",
+            'micro_batch_size = "divisors"',
+            techniques,
+        ]
         for number, configuration in enumerate(configurations):
-            text += ["[[configurations]]", f'name = "configuration {number}"', *configuration.split(", ")]
+            text += [
+                "[[configurations]]",
+                f'name = "configuration {number}"',
+                *configuration.split(", "),
+            ]
         file = self.folder / f"space_{len(list(self.folder.glob('space_*.toml')))}.toml"
         file.write_text("\n".join(text) + "\n")
         return str(file)

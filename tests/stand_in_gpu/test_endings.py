@@ -43,14 +43,20 @@ def test_a_killed_search_leaves_no_trial_and_gives_its_memory_back(machine):
         wait_for_a_trial(machine)
         assert machine.used_bytes() > 480 * MIB
         os.kill(search.pid, signal.SIGKILL)
-        wait_until(lambda: not left_over(machine), seconds=30, what="the end of what the search had started")
+        wait_until(
+            lambda: not left_over(machine),
+            seconds=30,
+            what="the end of what the search had started",
+        )
     assert machine.used_bytes() == 0
 
 
 def test_a_trial_on_a_device_that_hangs_is_ended_by_the_step_limit(machine, tmp_path):
     trigger = tmp_path / "trigger"
     limits = ("--step-time-limit", "8s")
-    with machine.start_search("--space", machine.space(), *LONG, *limits, hang_after=trigger) as search:
+    with machine.start_search(
+        "--space", machine.space(), *LONG, *limits, hang_after=trigger
+    ) as search:
         wait_for_a_trial(machine)
         trigger.touch()
         out, err = search.communicate(timeout=120)
@@ -79,7 +85,11 @@ def test_a_configuration_that_needs_more_than_the_cap_does_not_fit_it(machine, a
 def test_a_configuration_within_the_cap_fits_it(machine, allocator):
     configuration = f'allocator = "{allocator}", micro_batch_size = 1'
     trial = machine.trials(configuration, techniques=ALLOCATORS, options=(*WIDE, *CAP))[1]
-    assert (trial["config"]["allocator"], trial["outcome"], trial["feasible"]) == (allocator, "ok", True), trial
+    assert (trial["config"]["allocator"], trial["outcome"], trial["feasible"]) == (
+        allocator,
+        "ok",
+        True,
+    ), trial
     assert trial["device_bytes"] <= 680 * MIB
 
 
@@ -91,14 +101,18 @@ def test_a_device_that_is_too_small_is_out_of_memory_in_a_step(machine):
 
 def test_a_compiled_step_that_needs_more_than_the_cap_is_out_of_memory(machine):
     configuration = 'compile = "block", micro_batch_size = 8'
-    trial = machine.trials(configuration, techniques='compile = ["none", "block"]', options=(*WIDE, *CAP))[1]
+    trial = machine.trials(
+        configuration, techniques='compile = ["none", "block"]', options=(*WIDE, *CAP)
+    )[1]
     assert (trial["config"]["compile"], trial["outcome"]) == ("block", "out_of_memory"), trial
     assert "out of device memory" in trial["message"]
 
 
 def test_pinned_memory_that_runs_out_is_the_host_s(machine):
     techniques = 'activation_offload = ["none", "cpu"]'
-    trial = machine.trials('activation_offload = "cpu"', techniques=techniques, options=WIDE, pinned_mib=16)[1]
+    trial = machine.trials(
+        'activation_offload = "cpu"', techniques=techniques, options=WIDE, pinned_mib=16
+    )[1]
     assert trial["config"]["activation_offload"] == "cpu"
     assert trial["outcome"] == "out_of_memory", trial
     assert "the host ran out of memory" in trial["message"]
@@ -107,7 +121,17 @@ def test_pinned_memory_that_runs_out_is_the_host_s(machine):
 @pytest.mark.parametrize("xid", [79, 719])
 def test_a_device_that_fails_under_a_trial_is_not_the_configuration_s_crash(machine, tmp_path, xid):
     trigger = tmp_path / "trigger"
-    study = ("--space", machine.space(), "--steps", "800", "--trials", "1", "--no-predict", "--name", "failing")
+    study = (
+        "--space",
+        machine.space(),
+        "--steps",
+        "800",
+        "--trials",
+        "1",
+        "--no-predict",
+        "--name",
+        "failing",
+    )
     with machine.start_search(*study, xid=xid, xid_after=trigger) as search:
         wait_for_a_trial(machine)
         trigger.touch()

@@ -2,7 +2,9 @@
 
 import pytest
 
-FIRST_INSTANCE, SECOND_INSTANCE = (f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{one:02x}00" for one in (1, 2))
+FIRST_INSTANCE, SECOND_INSTANCE = (
+    f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{one:02x}00" for one in (1, 2)
+)
 SECOND_GPU = "GPU-57a2d14e-603f-4c81-9b05-e72230bc0001"
 CONTEXT_BYTES = 480 * 1024**2
 

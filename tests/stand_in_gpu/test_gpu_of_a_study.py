@@ -21,7 +21,9 @@ def study(tmp_path_factory):
     """The machine of a search with predictions, which has another GPU by now."""
     machine = Machine(tmp_path_factory.mktemp("machine"))
     space = machine.space("micro_batch_size = 2")
-    machine.search("--name", "hopper", "--space", space, "--trials", "2", "--max-mem", "2GiB", cc=90)
+    machine.search(
+        "--name", "hopper", "--space", space, "--trials", "2", "--max-mem", "2GiB", cc=90
+    )
     return machine
 
 
@@ -34,7 +36,9 @@ def test_a_search_predicts_for_the_gpu_of_its_study(study):
 
 
 def test_the_trial_of_a_study_is_predicted_for_its_gpu_where_another_one_is(study):
-    answer = json.loads(study.autotune("predict", "--study", "hopper", "--trial", "1", "--json", cc=89).stdout)
+    answer = json.loads(
+        study.autotune("predict", "--study", "hopper", "--trial", "1", "--json", cc=89).stdout
+    )
     assert answer["bytes_by_category"]["workspace"] >= WORKSPACES
     assert NOTE in answer["notes"]
 
@@ -47,4 +51,6 @@ def test_fit_predicts_for_the_gpu_that_is_there_and_does_not_train_on_it_for_ano
     assert here["rows"][0]["bytes_by_category"]["workspace"] >= WORKSPACES
     elsewhere = json.loads(machine.autotune(*fit, "--compute-capability", "9.0", cc=89).stdout)
     assert elsewhere["rows"][0]["bytes_by_category"]["workspace"] >= WORKSPACES
-    assert elsewhere["not_confirmed"].startswith("there is no device cuda of compute capability 9.0 here")
+    assert elsewhere["not_confirmed"].startswith(
+        "there is no device cuda of compute capability 9.0 here"
+    )

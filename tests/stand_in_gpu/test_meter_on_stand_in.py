@@ -7,7 +7,9 @@ from machine import FOLDER, Machine
 
 MIB = 1024**2
 CONTEXT_MIB = 480
-FIRST_INSTANCE, SECOND_INSTANCE = (f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{one:02x}00" for one in (1, 2))
+FIRST_INSTANCE, SECOND_INSTANCE = (
+    f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{one:02x}00" for one in (1, 2)
+)
 GPU = "GPU-57a2d14e-603f-4c81-9b05-e72230bc0000"
 
 METER = f"""
@@ -44,7 +46,7 @@ def outcomes(found):
     return {trial["outcome"] for trial in found["trials"]}
 
 
-# -- other processes ---------------------------------------------------------------------------------------------
+# -- other processes -------------------------------------------------------------------------------
 
 
 ENTERS = "intruder = Intruder(); intruder.do('take 100')"
@@ -104,7 +106,10 @@ one = meter(cap_mib=640)
 one.kernels_have_run()
 print(one.reading().context_bytes // MIB, int(torch.cuda.get_per_process_memory_fraction() * 80 * 1024))
 """
-    assert machine.python(METER + NAMES_NONE + DURING_CREATION + program) == f"{CONTEXT_MIB} {640 - CONTEXT_MIB}"
+    assert (
+        machine.python(METER + NAMES_NONE + DURING_CREATION + program)
+        == f"{CONTEXT_MIB} {640 - CONTEXT_MIB}"
+    )
 
 
 @pytest.mark.parametrize("nvml", ["names no processes", "does not start"])
@@ -133,16 +138,20 @@ def test_without_nvml_what_was_in_use_before_is_no_part_of_a_trials_context(tmp_
     machine = Machine(tmp_path / "machine", no_nvml=1)
     with machine.intruder() as intruder:
         intruder.do("take 3000")
-        assert machine.python(METER + "print(meter(uuid=None).reading().context_bytes // MIB)") == str(CONTEXT_MIB)
+        assert machine.python(
+            METER + "print(meter(uuid=None).reading().context_bytes // MIB)"
+        ) == str(CONTEXT_MIB)
 
 
-# -- slices, and no NVML -----------------------------------------------------------------------------------------
+# -- slices, and no NVML ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("visible", [None, SECOND_INSTANCE])
 def test_a_search_runs_on_a_slice_of_a_gpu(tmp_path, visible):
     machine = Machine(tmp_path / "machine", mig=2)
-    found = machine.search("--space", "quick", "--trials", "1", "--max-mem", "2GiB", visible=visible)
+    found = machine.search(
+        "--space", "quick", "--trials", "1", "--max-mem", "2GiB", visible=visible
+    )
     assert found["device"]["uuid"] == (visible or FIRST_INSTANCE)
     assert (outcomes(found), context_sizes(found)) == ({"ok"}, {CONTEXT_MIB * MIB})
     assert any("slice of a GPU (MIG)" in note for note in found["device"]["notes"])
@@ -174,23 +183,35 @@ except DeviceDisturbed as disturbed:
     print(disturbed.message)
 intruder.leave()
 """
-    assert "the CUDA context on cuda:0 seems to have grown from 480.0 MiB to 3." in machine.python(METER + program)
+    assert "the CUDA context on cuda:0 seems to have grown from 480.0 MiB to 3." in machine.python(
+        METER + program
+    )
 
 
 def test_without_nvml_more_than_the_cap_is_still_out_of_memory(tmp_path):
     """torch asks NVML for the other processes while it writes its message, and fails at that."""
     machine = Machine(tmp_path / "machine", no_nvml=1)
-    arguments = ("--space", "quick", "--trials", "1", "--max-mem", f"{CONTEXT_MIB + 8}MiB", "--no-predict")
+    arguments = (
+        "--space",
+        "quick",
+        "--trials",
+        "1",
+        "--max-mem",
+        f"{CONTEXT_MIB + 8}MiB",
+        "--no-predict",
+    )
     done = machine.autotune(*machine.search_arguments(*arguments), codes=(1,))
     assert "out of device memory" in done.stderr or "needs" in done.stderr
 
 
-# -- one process at a time ---------------------------------------------------------------------------------------
+# -- one process at a time -------------------------------------------------------------------------
 
 
 def test_a_search_runs_on_a_device_in_exclusive_mode_and_says_so(tmp_path):
     machine = Machine(tmp_path / "machine", compute_mode="exclusive")
-    arguments = machine.search_arguments("--space", "quick", "--trials", "1", "--max-mem", "2GiB", "--no-predict")
+    arguments = machine.search_arguments(
+        "--space", "quick", "--trials", "1", "--max-mem", "2GiB", "--no-predict"
+    )
     done = machine.autotune(*arguments)
     assert outcomes(json.loads(done.stdout)) == {"ok"}
     assert "cuda:0 is in exclusive-process mode" in done.stderr
@@ -198,19 +219,27 @@ def test_a_search_runs_on_a_device_in_exclusive_mode_and_says_so(tmp_path):
 
 def test_several_trials_on_a_device_in_exclusive_mode_are_refused(tmp_path):
     machine = Machine(tmp_path / "machine", compute_mode="exclusive")
-    arguments = machine.search_arguments("--space", "quick", "--max-mem", "2GiB", "--trials-per-device", "2")
+    arguments = machine.search_arguments(
+        "--space", "quick", "--max-mem", "2GiB", "--trials-per-device", "2"
+    )
     done = machine.autotune(*arguments, codes=(2,))
-    assert "--trials-per-device 2 is not possible: cuda:0 is in exclusive-process mode" in done.stderr
+    assert (
+        "--trials-per-device 2 is not possible: cuda:0 is in exclusive-process mode" in done.stderr
+    )
 
 
 def test_a_device_that_nobody_may_use_is_refused_by_its_mode(tmp_path):
     machine = Machine(tmp_path / "machine", compute_mode="prohibited")
-    arguments = machine.search_arguments("--space", "quick", "--max-mem", "2GiB", "--device", "cuda:0")
+    arguments = machine.search_arguments(
+        "--space", "quick", "--max-mem", "2GiB", "--device", "cuda:0"
+    )
     assert "cuda:0 is in prohibited mode" in machine.autotune(*arguments, codes=(2,)).stderr
 
 
 def test_trials_that_share_a_device_count_the_probes_context_and_it_is_said(machine):
-    arguments = machine.search_arguments("--space", "quick", "--trials", "1", "--max-mem", "2GiB", "--no-predict")
+    arguments = machine.search_arguments(
+        "--space", "quick", "--trials", "1", "--max-mem", "2GiB", "--no-predict"
+    )
     done = machine.autotune(*arguments, "--trials-per-device", "2", modules_mib=70)
     assert context_sizes(json.loads(done.stdout)) == {CONTEXT_MIB * MIB}
     assert (
@@ -219,7 +248,7 @@ def test_trials_that_share_a_device_count_the_probes_context_and_it_is_said(mach
     )
 
 
-# -- contexts and turns ------------------------------------------------------------------------------------------
+# -- contexts and turns ----------------------------------------------------------------------------
 
 
 def test_devices_are_identified_without_a_context(machine):
@@ -230,7 +259,12 @@ def test_devices_are_identified_without_a_context(machine):
 
 @pytest.mark.parametrize(
     ("device", "found"),
-    [(None, "('cuda', '8.9')"), ("cuda:1", "('cuda', '8.9')"), ("cuda:2", "('cuda', None)"), ("cpu", "('cpu', None)")],
+    [
+        (None, "('cuda', '8.9')"),
+        ("cuda:1", "('cuda', '8.9')"),
+        ("cuda:2", "('cuda', None)"),
+        ("cpu", "('cpu', None)"),
+    ],
 )
 def test_the_device_to_predict_for_is_found_without_a_context(machine, device, found):
     program = f"""
@@ -291,7 +325,17 @@ MODEL = ("--layers", "1", "--width", "32", "--heads", "2", "--seq-len", "32")
     [
         pytest.param(("doctor", "--device", "cuda:0"), id="doctor"),
         pytest.param(
-            ("fit", "--max-mem", "1GiB", "--vary", "micro-batch", "--checkpointing", "block", *MODEL), id="fit"
+            (
+                "fit",
+                "--max-mem",
+                "1GiB",
+                "--vary",
+                "micro-batch",
+                "--checkpointing",
+                "block",
+                *MODEL,
+            ),
+            id="fit",
         ),
     ],
 )

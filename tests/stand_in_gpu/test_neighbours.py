@@ -55,7 +55,9 @@ def intruders_that_come_and_go(machine: Machine, **settings: object):
         visitor.join()
 
 
-def results_of_two(machine: Machine, one: tuple[str, ...], two: tuple[str, ...], **settings: object):
+def results_of_two(
+    machine: Machine, one: tuple[str, ...], two: tuple[str, ...], **settings: object
+):
     """The trials of two searches at the same time, each with what it said."""
     arguments = ("--space", machine.space(SMALLER), "--trials", "2", "--no-predict", "--fresh")
     searches = [machine.start_search(*arguments, *own, **settings) for own in (one, two)]
@@ -70,7 +72,9 @@ def test_two_searches_on_one_device_take_turns(machine):
     with users_seen(machine, 0) as seen:
         results = results_of_two(machine, ("--name", "one"), ("--name", "two"))
     for trials, said in results:
-        assert [(trial["outcome"], trial["context_bytes"]) for trial in trials] == [("ok", CONTEXT_BYTES)] * 2, said
+        assert [(trial["outcome"], trial["context_bytes"]) for trial in trials] == [
+            ("ok", CONTEXT_BYTES)
+        ] * 2, said
     assert max(len(pids) for pids in seen) == 1
 
 
@@ -78,7 +82,9 @@ def test_two_searches_on_two_devices_measure_each_its_own(machine):
     with users_seen(machine, 0) as on_first, users_seen(machine, 1) as on_second:
         results = results_of_two(machine, ("--device", "cuda:0"), ("--device", "cuda:1"), gpus=2)
     for trials, said in results:
-        assert [(trial["outcome"], trial["context_bytes"]) for trial in trials] == [("ok", CONTEXT_BYTES)] * 2, said
+        assert [(trial["outcome"], trial["context_bytes"]) for trial in trials] == [
+            ("ok", CONTEXT_BYTES)
+        ] * 2, said
     assert max(len(pids) for pids in on_first) == max(len(pids) for pids in on_second) == 1
 
 

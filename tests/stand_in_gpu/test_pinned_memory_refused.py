@@ -15,4 +15,7 @@ def test_what_cannot_be_pinned_is_out_of_the_hosts_memory():
     with pytest.raises(RuntimeError, match="CUDA error: out of memory") as refused:
         to_host(huge)
     measurement = measurement_of_exception(refused.value, device_type="cuda")
-    assert (measurement.outcome, measurement.message) == ("out_of_memory", "the host ran out of memory")
+    assert (measurement.outcome, measurement.message) == (
+        "out_of_memory",
+        "the host ran out of memory",
+    )

@@ -10,7 +10,11 @@ PREDICT = ("-m", "autotune", "predict", *SIZES)
 
 
 def contexts(machine):
-    return [line for line in machine.log.read_text().splitlines() if "context" in line] if machine.log.exists() else []
+    return (
+        [line for line in machine.log.read_text().splitlines() if "context" in line]
+        if machine.log.exists()
+        else []
+    )
 
 
 def predicted(machine, *arguments, **settings):
@@ -22,13 +26,17 @@ def predicted(machine, *arguments, **settings):
 def test_no_prediction_creates_a_context(machine):
     """Of a whole space, several at once, for the device that the command finds by itself."""
     space = machine.folder / "space.toml"
-    space.write_text('[techniques]\ncheckpointing = ["none", "block"]\n[defaults]\nmicro_batch_size = 4\n')
+    space.write_text(
+        '[techniques]\ncheckpointing = ["none", "block"]\n[defaults]\nmicro_batch_size = 4\n'
+    )
     answer = predicted(machine, "--space", str(space))
     assert [one["device"] for one in answer["predictions"]] == ["cuda", "cuda"]
     assert contexts(machine) == []
 
 
-@pytest.mark.parametrize(("cc", "capability", "workspace_mib"), [(89, "8.9", 8.125), (90, "9.0", 32)])
+@pytest.mark.parametrize(
+    ("cc", "capability", "workspace_mib"), [(89, "8.9", 8.125), (90, "9.0", 32)]
+)
 def test_a_prediction_is_for_the_gpu_that_is_there(machine, cc, capability, workspace_mib):
     answer = predicted(machine, "--torch", "2.11", "--allocator", "expandable", cc=cc)
     assert f"for a GPU of compute capability {capability} with torch 2.11" in answer["notes"]

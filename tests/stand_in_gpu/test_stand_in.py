@@ -31,7 +31,9 @@ def used(index=0):
 """A driver's own functions, without torch: a program with it takes a tenth of a second."""
 
 FIRST_GPU, SECOND_GPU = (f"GPU-57a2d14e-603f-4c81-9b05-e72230bc00{gpu:02x}" for gpu in (0, 1))
-FIRST_INSTANCE, SECOND_INSTANCE = (f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{one:02x}00" for one in (1, 2))
+FIRST_INSTANCE, SECOND_INSTANCE = (
+    f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{one:02x}00" for one in (1, 2)
+)
 
 
 def driver(machine: Machine, program: str, **settings) -> list[str]:
@@ -45,14 +47,24 @@ def test_a_context_takes_memory_that_nvml_sees(machine):
 
 def test_memory_runs_out_at_the_size_of_the_device(machine):
     program = "print(context(), take(400), take(20), take(60))"
-    assert driver(machine, program, gpu_mib=1024, base_mib=64, context_mib=500) == ["0", "0", "0", "2"]
+    assert driver(machine, program, gpu_mib=1024, base_mib=64, context_mib=500) == [
+        "0",
+        "0",
+        "0",
+        "2",
+    ]
 
 
 def test_what_another_process_holds_is_not_there_to_take(machine):
     settings = {"gpu_mib": 2000, "base_mib": 0, "context_mib": 100}
     with machine.intruder(**settings) as intruder:
         assert intruder.do("take 1000") == "done"
-        assert driver(machine, "print(context(), used(), take(1000), take(700))", **settings) == ["0", "1200", "2", "0"]
+        assert driver(machine, "print(context(), used(), take(1000), take(700))", **settings) == [
+            "0",
+            "1200",
+            "2",
+            "0",
+        ]
 
 
 def test_a_killed_process_gives_its_memory_back(machine):
@@ -105,7 +117,9 @@ print(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID("{SECOND_G
     assert driver(machine, program, gpus=2, base_mib=0, visible=SECOND_GPU) == ["480"]
 
 
-@pytest.mark.parametrize(("visible", "used"), [(None, "480 0"), (SECOND_INSTANCE, "0 480"), ("0", "480 0")])
+@pytest.mark.parametrize(
+    ("visible", "used"), [(None, "480 0"), (SECOND_INSTANCE, "0 480"), ("0", "480 0")]
+)
 def test_a_process_uses_one_instance_of_a_gpu_in_mig_mode(machine, visible, used):
     program = f"""
 print(count(), context())
@@ -131,7 +145,9 @@ except pynvml.NVMLError as error:
 
 
 def test_without_nvml_its_functions_say_so(machine):
-    program = "import pynvml\ntry: pynvml.nvmlInit()\nexcept pynvml.NVMLError as error: print(error)"
+    program = (
+        "import pynvml\ntry: pynvml.nvmlInit()\nexcept pynvml.NVMLError as error: print(error)"
+    )
     assert "not loaded" in machine.python(program, no_nvml=1).lower()
 
 
@@ -142,7 +158,9 @@ def test_an_exclusive_device_has_one_process(machine):
     assert driver(machine, "print(context())", compute_mode="exclusive") == ["0"]
 
 
-@pytest.mark.parametrize("how", ["pinned_use_cuda_host_register:False", "pinned_use_cuda_host_register:True"])
+@pytest.mark.parametrize(
+    "how", ["pinned_use_cuda_host_register:False", "pinned_use_cuda_host_register:True"]
+)
 def test_pinned_memory_runs_out(machine, how):
     program = f"""
 import os
@@ -171,9 +189,7 @@ print(one // 2**20, (torch.cuda.memory_allocated() - before) // 2**20)
 
 
 def test_modules_grow_the_context_outside_the_allocator(machine):
-    program = (
-        "context(); before = used(); [launch(kernel=16 * k) for k in (1, 1, 2)]; middle = used(); launch(kernel=48)\n"
-    )
+    program = "context(); before = used(); [launch(kernel=16 * k) for k in (1, 1, 2)]; middle = used(); launch(kernel=48)\n"
     program += "print(middle - before, used() - before)"
     assert driver(machine, program, modules_mib=70, modules_after=3) == ["0", "70"]
 

@@ -21,8 +21,19 @@ MODEL = SMALL_MODEL[:10]
 @pytest.fixture(scope="module")
 def study(shared_machine: Machine):
     """The trials of one search over every technique, by name."""
-    arguments = ("--space", str(SPACE), "--max-mem", "4GiB", "--trials", str(len(NAMES)), "--name", "every")
-    result = shared_machine.search(*arguments, "--full-trainings", "--memory-snapshot", "--no-predict")
+    arguments = (
+        "--space",
+        str(SPACE),
+        "--max-mem",
+        "4GiB",
+        "--trials",
+        str(len(NAMES)),
+        "--name",
+        "every",
+    )
+    result = shared_machine.search(
+        *arguments, "--full-trainings", "--memory-snapshot", "--no-predict"
+    )
     return {trial["name"] or "baseline": trial for trial in result["trials"]}
 
 
@@ -63,7 +74,14 @@ def test_the_search_leaves_nothing_on_the_device(study, shared_machine):
 
 PREDICTED = {
     "baseline": (),
-    "sgd, efficient attention": ("--optimizer-fusion", "foreach", "--optimizer", "sgd", "--attention", "efficient"),
+    "sgd, efficient attention": (
+        "--optimizer-fusion",
+        "foreach",
+        "--optimizer",
+        "sgd",
+        "--attention",
+        "efficient",
+    ),
     "stochastic, step in backward, every second block": (
         *("--precision", "bf16-stochastic", "--optimizer-fusion", "backward"),
         *("--checkpointing", "every-2"),
@@ -73,7 +91,9 @@ PREDICTED = {
 
 @pytest.mark.parametrize("name", PREDICTED)
 def test_a_prediction_is_the_peak_that_torch_s_allocator_has(study, shared_machine, name):
-    done = shared_machine.autotune("predict", "--device", "cuda", *MODEL, *PREDICTED[name], "--json")
+    done = shared_machine.autotune(
+        "predict", "--device", "cuda", *MODEL, *PREDICTED[name], "--json"
+    )
     predicted_bytes = json.loads(done.stdout)["peak_memory_bytes"]
     assert predicted_bytes == pytest.approx(study[name]["peak_memory_bytes"], rel=0.005)
 
@@ -84,8 +104,21 @@ def test_a_prediction_uses_no_device(machine):
 
 
 def test_the_largest_model_that_fits_is_confirmed_by_a_training(machine):
-    model = ("--width", "256", "--heads", "2", "--seq-len", "256", "--global-batch", "4", "--precision", "bf16-mixed")
-    done = machine.autotune("fit", "--max-mem", "1GiB", "--vary", "layers", "--device", "cuda", *model, "--json")
+    model = (
+        "--width",
+        "256",
+        "--heads",
+        "2",
+        "--seq-len",
+        "256",
+        "--global-batch",
+        "4",
+        "--precision",
+        "bf16-mixed",
+    )
+    done = machine.autotune(
+        "fit", "--max-mem", "1GiB", "--vary", "layers", "--device", "cuda", *model, "--json"
+    )
     confirmed = json.loads(done.stdout)["confirmed"]
     assert (confirmed["outcome"], confirmed["stayed_under"]) == ("ok", True)
 
@@ -100,10 +133,14 @@ def test_the_peak_of_a_trial_is_explained(study, shared_machine):
 def test_an_exported_script_trains_on_the_device_with_the_trial_s_peak(study, shared_machine, name):
     number = str(study[name]["number"])
     folder = shared_machine.folder / f"exported-{number}"
-    shared_machine.autotune("export", "every", "--to", "pytorch", "--trial", number, "--out", str(folder))
+    shared_machine.autotune(
+        "export", "every", "--to", "pytorch", "--trial", number, "--out", str(folder)
+    )
     done = shared_machine.run(str(folder / "train.py"))
     assert done.returncode == 0, done.stderr
-    assert _printed_peak_mib(done) == pytest.approx(study[name]["peak_memory_bytes"] / MIB, abs=0.01)
+    assert _printed_peak_mib(done) == pytest.approx(
+        study[name]["peak_memory_bytes"] / MIB, abs=0.01
+    )
 
 
 def _printed_peak_mib(done: "subprocess.CompletedProcess[str]") -> float:

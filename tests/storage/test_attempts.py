@@ -1,4 +1,7 @@
-"""Attempts at trials: who has which, for how long, and which result counts. On SQLite and on PostgreSQL alike."""
+"""Attempts at trials: who has which, for how long, and which result counts.
+
+On SQLite and on PostgreSQL alike.
+"""
 
 import pytest
 from sqlalchemy import select, update
@@ -21,7 +24,11 @@ def store(store_url):
 
 def claim(store, number=0, *, worker="one", attempt_id=None):
     return store.attempts.claim(
-        "by-hand", config(number), worker=worker, attempt_id=attempt_id or new_attempt_id(), most_trials=MOST
+        "by-hand",
+        config(number),
+        worker=worker,
+        attempt_id=attempt_id or new_attempt_id(),
+        most_trials=MOST,
     )
 
 
@@ -35,7 +42,7 @@ def the_trial(store):
     return record
 
 
-# -- taking a trial ----------------------------------------------------------------------------------------------
+# -- taking a trial --------------------------------------------------------------------------------
 
 
 def test_trials_are_numbered_as_they_are_taken(store):
@@ -88,7 +95,9 @@ def test_the_database_itself_refuses_a_second_retry_of_one_attempt(store):
     first = claim(store)
     copy = row_of(store, first)._mapping
     with pytest.raises(Conflict), store._database.writing() as connection:
-        connection.execute(ATTEMPTS.insert().values({**copy, "id": new_attempt_id(), "state": "given_up"}))
+        connection.execute(
+            ATTEMPTS.insert().values({**copy, "id": new_attempt_id(), "state": "given_up"})
+        )
 
 
 def test_the_database_itself_refuses_two_running_attempts_at_one_trial(store):
@@ -98,7 +107,7 @@ def test_the_database_itself_refuses_two_running_attempts_at_one_trial(store):
         connection.execute(ATTEMPTS.insert().values({**copy, "id": new_attempt_id(), "ordinal": 2}))
 
 
-# -- results -----------------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 def test_a_result_becomes_the_trials(store):
@@ -147,7 +156,10 @@ def test_a_result_of_an_attempt_that_never_was_is_not_kept(store):
 
 def test_an_attempt_is_ended_once(store):
     attempt = claim(store)
-    assert [store.attempts.end(attempt.id, "given_up", cause="because") for _ in range(2)] == [True, False]
+    assert [store.attempts.end(attempt.id, "given_up", cause="because") for _ in range(2)] == [
+        True,
+        False,
+    ]
 
 
 def test_a_finished_attempt_is_not_given_up(store):
@@ -165,13 +177,15 @@ def test_giving_up_what_has_a_result_meanwhile_tells_nobody_of_it_again(store):
     assert list(store.changes("by-hand", since=known).records) == []
 
 
-# -- leases ------------------------------------------------------------------------------------------------------
+# -- leases ----------------------------------------------------------------------------------------
 
 
 def let_the_lease_run_out(store, attempt):
     with store._database.writing() as connection:
         past = ATTEMPTS.c.lease_until - LEASE_SECONDS - 1
-        connection.execute(update(ATTEMPTS).where(ATTEMPTS.c.id == attempt.id).values(lease_until=past))
+        connection.execute(
+            update(ATTEMPTS).where(ATTEMPTS.c.id == attempt.id).values(lease_until=past)
+        )
 
 
 def test_a_new_lease_is_not_over(store):
@@ -198,7 +212,7 @@ def test_the_lease_of_an_attempt_that_was_given_up_cannot_be_renewed(store):
     assert store.attempts.renew(attempt.id) is False
 
 
-# -- losses ------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def lose(store, times):
@@ -214,7 +228,10 @@ def test_a_trial_is_retried_after_the_machine_cost_it_but_not_for_ever(store):
 def test_a_trial_that_was_lost_says_so_and_to_what(store):
     lose(store, 2)
     record = the_trial(store)
-    assert (record.is_finished, record.message) == (False, "lost 2 times, not by its own fault: the device is gone")
+    assert (record.is_finished, record.message) == (
+        False,
+        "lost 2 times, not by its own fault: the device is gone",
+    )
 
 
 def test_losses_can_be_forgiven(store):
@@ -227,7 +244,10 @@ def test_what_was_forgiven_is_still_told_from_what_was_given_up(store):
     attempt = claim(store)
     store.attempts.end(attempt.id, "lost", cause="the device is gone")
     store.attempts.forgive_losses("by-hand")
-    assert (row_of(store, attempt).state, row_of(store, attempt).cause) == ("forgiven", "the device is gone")
+    assert (row_of(store, attempt).state, row_of(store, attempt).cause) == (
+        "forgiven",
+        "the device is gone",
+    )
 
 
 def test_only_the_attempts_that_were_given_up_count_as_deaths_of_workers(store):
@@ -243,7 +263,7 @@ def test_what_was_stopped_or_given_up_counts_as_no_loss(store):
     assert claim(store) is not None
 
 
-# -- what has changed --------------------------------------------------------------------------------------------
+# -- what has changed ------------------------------------------------------------------------------
 
 
 def test_changes_come_in_the_order_of_their_results(store):

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 from hypothesis.strategies import integers, sampled_from
 from sqlalchemy import select, update
 from study_building import config, definition, measured, open_store
@@ -61,11 +69,21 @@ class Model:
         if number is None:
             return len(self.numbers) < MOST_TRIALS
         states = [one.state for one in self.of_trial(number)]
-        return number not in self.results and "running" not in states and states.count("lost") <= MOST_RETRIES
+        return (
+            number not in self.results
+            and "running" not in states
+            and states.count("lost") <= MOST_RETRIES
+        )
 
     def claim(self, attempt_id, configuration, worker):
         number = self.numbers.setdefault(configuration, len(self.numbers))
-        one = Try(attempt_id, number, len(self.of_trial(number)) + 1, worker, result=10.0 + len(self.tries))
+        one = Try(
+            attempt_id,
+            number,
+            len(self.of_trial(number)) + 1,
+            worker,
+            result=10.0 + len(self.tries),
+        )
         self.tries[attempt_id] = one
         return one
 
@@ -84,7 +102,8 @@ class Sharing(RuleBasedStateMachine):
     """Each rule does one thing to the database and the same to the model; the invariants compare them."""
 
     attempts = Bundle("attempts")
-    """Ids, of attempts in every state: workers tell of those long given up too, and of one that never was."""
+    """Ids, of attempts in every state: workers tell of those long given up too, and of one that
+    never was."""
 
     def __init__(self):
         super().__init__()
@@ -109,9 +128,11 @@ class Sharing(RuleBasedStateMachine):
             self.store.close()
             self.folder.cleanup()
 
-    # -- what workers do ---------------------------------------------------------------------------------------
+    # -- what workers do ---------------------------------------------------------------------------
 
-    @rule(target=attempts, configuration=integers(0, CONFIGURATIONS - 1), worker=sampled_from(WORKERS))
+    @rule(
+        target=attempts, configuration=integers(0, CONFIGURATIONS - 1), worker=sampled_from(WORKERS)
+    )
     def claim(self, configuration, worker):
         if self.model.may_claim(configuration):
             return self._take(configuration, worker)
@@ -127,7 +148,11 @@ class Sharing(RuleBasedStateMachine):
 
     def _claim(self, attempt_id, configuration, worker, *, may):
         attempt = self.store.attempts.claim(
-            STUDY, config(configuration), worker=worker, attempt_id=attempt_id, most_trials=MOST_TRIALS
+            STUDY,
+            config(configuration),
+            worker=worker,
+            attempt_id=attempt_id,
+            most_trials=MOST_TRIALS,
         )
         assert (attempt is not None) == may
 
@@ -135,7 +160,9 @@ class Sharing(RuleBasedStateMachine):
     def claim_again_what_was_ended_since(self, attempt_id):
         one = self.model.tries.get(attempt_id)
         if one is not None and one.state != "running":
-            configuration = next(c for c, number in self.model.numbers.items() if number == one.number)
+            configuration = next(
+                c for c, number in self.model.numbers.items() if number == one.number
+            )
             self._claim(attempt_id, configuration, one.worker, may=False)
 
     @rule(attempt_id=attempts)
@@ -150,7 +177,9 @@ class Sharing(RuleBasedStateMachine):
     def let_the_lease_run_out(self, attempt_id):
         with self.store._database.writing() as connection:
             past = ATTEMPTS.c.lease_until - 10 * LEASE_SECONDS
-            connection.execute(update(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id).values(lease_until=past))
+            connection.execute(
+                update(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id).values(lease_until=past)
+            )
         if one := self.model.tries.get(attempt_id):
             one.is_expired = True
 
@@ -167,7 +196,9 @@ class Sharing(RuleBasedStateMachine):
         """And die, or wait for a database that is away."""
         if one := self.model.tries.get(attempt_id):
             result = measured(perplexity=one.result)
-            self.spool.put(SpooledResult(attempt_id=one.id, number=one.number, measurement=result, seconds=1.0))
+            self.spool.put(
+                SpooledResult(attempt_id=one.id, number=one.number, measurement=result, seconds=1.0)
+            )
 
     @rule(attempt_id=attempts, state=sampled_from(["given_back", "lost"]))
     def end(self, attempt_id, state):
@@ -176,17 +207,26 @@ class Sharing(RuleBasedStateMachine):
     @rule(worker=sampled_from(WORKERS))
     def crash(self, worker):
         """Without a word; it is another worker of that name that goes on."""
-        self.dead |= {one.id for one in self.model.tries.values() if one.worker == worker and one.state == "running"}
+        self.dead |= {
+            one.id
+            for one in self.model.tries.values()
+            if one.worker == worker and one.state == "running"
+        }
 
-    # -- recovery ----------------------------------------------------------------------------------------------
+    # -- recovery ----------------------------------------------------------------------------------
 
     @rule()
     def deliver_the_spool(self):
-        expected = {one.attempt_id: self.model.tell(self.model.tries[one.attempt_id]) for one in self.spool.waiting()}
+        expected = {
+            one.attempt_id: self.model.tell(self.model.tries[one.attempt_id])
+            for one in self.spool.waiting()
+        }
         said = {}
 
         def finish(result):
-            said[result.attempt_id] = self.store.attempts.finish(result.attempt_id, result.measurement, seconds=1.0)
+            said[result.attempt_id] = self.store.attempts.finish(
+                result.attempt_id, result.measurement, seconds=1.0
+            )
             return said[result.attempt_id]
 
         self.spool.deliver(finish)
@@ -219,13 +259,17 @@ class Sharing(RuleBasedStateMachine):
         self.revision = changes.revision
         self.heard += [record.number for record in changes.records if record.is_finished]
 
-    # -- what must hold ----------------------------------------------------------------------------------------
+    # -- what must hold ----------------------------------------------------------------------------
 
     @invariant()
     def trials_are_as_the_model_says(self):
         records = self.store.trials(STUDY) if hasattr(self, "store") else []
-        found = {record.number: record.perplexity if record.is_finished else None for record in records}
-        assert found == {number: self.model.results.get(number) for number in self.model.numbers.values()}
+        found = {
+            record.number: record.perplexity if record.is_finished else None for record in records
+        }
+        assert found == {
+            number: self.model.results.get(number) for number in self.model.numbers.values()
+        }
         assert [record.number for record in records] == list(range(len(records)))
 
     @invariant()
@@ -234,7 +278,10 @@ class Sharing(RuleBasedStateMachine):
             return
         with self.store._database.reading() as connection:
             rows = connection.execute(select(ATTEMPTS)).all()
-        found = {row.id: (row.state, row.ordinal, row.measurement and row.measurement["perplexity"]) for row in rows}
+        found = {
+            row.id: (row.state, row.ordinal, row.measurement and row.measurement["perplexity"])
+            for row in rows
+        }
         assert found == {
             one.id: (one.state, one.ordinal, one.result if one.is_kept_aside else None)
             for one in self.model.tries.values()
@@ -243,14 +290,19 @@ class Sharing(RuleBasedStateMachine):
     @invariant()
     def who_runs_is_as_the_model_says(self):
         running = self.store.attempts.running(STUDY) if hasattr(self, "store") else []
-        expected = {one.id: one.is_expired for one in self.model.tries.values() if one.state == "running"}
+        expected = {
+            one.id: one.is_expired for one in self.model.tries.values() if one.state == "running"
+        }
         assert {one.id: one.is_expired for one in running} == expected
 
     @invariant()
     def every_result_is_heard_once_and_in_order(self):
         if hasattr(self, "store"):
             since = self.store.changes(STUDY, since=self.revision).records
-            assert self.heard + [record.number for record in since if record.is_finished] == self.model.order
+            assert (
+                self.heard + [record.number for record in since if record.is_finished]
+                == self.model.order
+            )
 
 
 @cache
@@ -264,7 +316,11 @@ def empty_study():
 
 
 QUICK = settings(
-    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=30,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
 )
 TestSharing = Sharing.TestCase
 TestSharing.settings = QUICK

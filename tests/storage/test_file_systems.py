@@ -38,11 +38,17 @@ CONTAINER = """
         pytest.param(LAPTOP, "/tmp/x.db", "ext4", id="below the root"),
         pytest.param(LAPTOP, "/home", "nfs4", id="a mount point"),
         pytest.param(LAPTOP, "/home/me/x.db", "nfs4", id="below a mount point"),
-        pytest.param(LAPTOP, "/home/me/disk/x.db", "xfs", id="a local disk inside a network folder"),
+        pytest.param(
+            LAPTOP, "/home/me/disk/x.db", "xfs", id="a local disk inside a network folder"
+        ),
         pytest.param(LAPTOP, "/home2/x.db", "btrfs", id="a name that begins like a mount point's"),
         pytest.param(LAPTOP, "/home3/x.db", "ext4", id="no mount point of that name"),
-        pytest.param(LAPTOP, "/mnt/two words\\and\tmore/x.db", "cifs", id="a mount point with escapes"),
-        pytest.param(LAPTOP, "/data/x.db", "nfs4", id="a folder of a network mount, bound elsewhere"),
+        pytest.param(
+            LAPTOP, "/mnt/two words\\and\tmore/x.db", "cifs", id="a mount point with escapes"
+        ),
+        pytest.param(
+            LAPTOP, "/data/x.db", "nfs4", id="a folder of a network mount, bound elsewhere"
+        ),
         pytest.param(LAPTOP, "/work/x.db", "ext4", id="a local folder, bound elsewhere"),
         pytest.param(LAPTOP, "/remote/x.db", "fuse.sshfs", id="by a program"),
         pytest.param(LAPTOP, "/net/x.db", "nfs", id="mounted on the automounter's own mount point"),
@@ -50,7 +56,12 @@ CONTAINER = """
         pytest.param(CONTAINER, "/x.db", "overlay", id="the root of a container"),
         pytest.param(CONTAINER, "/studies/x.db", "lustre", id="a volume of a container"),
         pytest.param("", "/x.db", None, id="nothing is mounted"),
-        pytest.param("not what\nit should be - \n1 2 - \n\xff", "/x.db", None, id="a text that is no mountinfo"),
+        pytest.param(
+            "not what\nit should be - \n1 2 - \n\xff",
+            "/x.db",
+            None,
+            id="a text that is no mountinfo",
+        ),
     ],
 )
 def test_the_file_system_of_a_path_is_the_one_the_kernel_would_reach(mountinfo, path, found):
@@ -70,19 +81,21 @@ def mounted(tmp_path):
     def write(kind):
         point = str(tmp_path.resolve() / "mnt").replace(" ", "\\040")
         file = tmp_path / "mountinfo"
-        file.write_text(f"22 1 0:21 / / rw - ext4 /dev/sda2 rw\n30 22 0:30 / {point} rw - {kind} server:/home rw\n")
+        file.write_text(
+            f"22 1 0:21 / / rw - ext4 /dev/sda2 rw\n30 22 0:30 / {point} rw - {kind} server:/home rw\n"
+        )
         return file
 
     return write
 
 
-NETWORK = (
-    "nfs nfs4 cifs smb3 smbfs afs ceph fuse.ceph-fuse lustre gpfs beegfs fuse.glusterfs fuse.sshfs 9p panfs wekafs"
-)
+NETWORK = "nfs nfs4 cifs smb3 smbfs afs ceph fuse.ceph-fuse lustre gpfs beegfs fuse.glusterfs fuse.sshfs 9p panfs wekafs"
 
 
 @pytest.mark.parametrize("kind", [*NETWORK.split(), "pvfs2", "fuse.daos", "fuse.juicefs", "gfs2"])
-def test_a_network_file_system_is_refused_with_its_kind_the_file_and_two_ways_out(tmp_path, mounted, kind):
+def test_a_network_file_system_is_refused_with_its_kind_the_file_and_two_ways_out(
+    tmp_path, mounted, kind
+):
     file = tmp_path / "mnt" / "studies" / "autotune.db"
     with pytest.raises(StorageUnavailable) as raised:
         refuse_network_file_system(file, mountinfo=mounted(kind))
@@ -92,7 +105,19 @@ def test_a_network_file_system_is_refused_with_its_kind_the_file_and_two_ways_ou
 
 
 @pytest.mark.parametrize(
-    "kind", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "fuseblk", "fuse.mergerfs", "virtiofs", "apfs"]
+    "kind",
+    [
+        "ext4",
+        "xfs",
+        "btrfs",
+        "zfs",
+        "tmpfs",
+        "overlay",
+        "fuseblk",
+        "fuse.mergerfs",
+        "virtiofs",
+        "apfs",
+    ],
 )
 def test_a_local_file_system_is_not_refused(tmp_path, mounted, kind):
     refuse_network_file_system(tmp_path / "mnt" / "autotune.db", mountinfo=mounted(kind))
@@ -114,7 +139,10 @@ def test_a_database_without_a_write_ahead_log_is_refused(tmp_path):
     with closing(sqlite3.connect(tmp_path / "autotune.db")) as connection:
         connection.execute("VACUUM")  # writes the header
     url = f"sqlite:///file:{tmp_path}/autotune.db?vfs=unix-none&uri=true"
-    with pytest.raises(StorageUnavailable, match=r"autotune\.db") as raised, open_store(url) as store:
+    with (
+        pytest.raises(StorageUnavailable, match=r"autotune\.db") as raised,
+        open_store(url) as store,
+    ):
         store.create_study(definition(), trials_wanted=1)
     assert "'delete' journal" in raised.value.message
     assert "--storage postgresql+psycopg://" in raised.value.hint

@@ -37,7 +37,9 @@ def test_a_late_result_that_is_not_finite_is_kept_too(store):
     assert store.attempts.finish(attempt.id, measured(perplexity=math.nan), seconds=1.0) == "late"
 
 
-@pytest.mark.parametrize("text", ["with a zero \0 byte", "half a character \ud83d", "x" * 1000, "whole: é😀"])
+@pytest.mark.parametrize(
+    "text", ["with a zero \0 byte", "half a character \ud83d", "x" * 1000, "whole: é😀"]
+)
 def test_any_text_can_be_a_name_a_message_a_cause_or_a_refusal(store, text):
     attempt = keep(store, config(0), name=text)
     store.attempts.end(attempt.id, "lost", cause=text)
@@ -47,7 +49,9 @@ def test_any_text_can_be_a_name_a_message_a_cause_or_a_refusal(store, text):
     assert record.message == text
     kept = text.replace("\0", "\N{REPLACEMENT CHARACTER}").replace("\ud83d", "?")
     assert record.name == (kept if len(kept) <= 200 else "x" * 199 + "…")
-    assert store.forecasts("by-hand")[config(0).fingerprint].refusal == (kept if len(kept) <= 500 else "x" * 499 + "…")
+    assert store.forecasts("by-hand")[config(0).fingerprint].refusal == (
+        kept if len(kept) <= 500 else "x" * 499 + "…"
+    )
 
 
 def test_more_trials_than_a_database_can_count_are_refused_with_the_largest_number():
@@ -62,9 +66,15 @@ def test_a_full_disk_is_said_and_what_was_kept_before_stays(tmp_path):
     with open_store(url) as store:
         store.create_study(definition(), trials_wanted=8)
         store._database.engine.dispose()
-        event.listen(store._database.engine, "connect", lambda one, _: one.execute("PRAGMA max_page_count = 40"))
+        event.listen(
+            store._database.engine,
+            "connect",
+            lambda one, _: one.execute("PRAGMA max_page_count = 40"),
+        )
         keep(store, config(0), measured(message="short"))
-        with pytest.raises(StorageAway, match=r"^the disk of sqlite:.*studies\.db is full$") as raised:
+        with pytest.raises(
+            StorageAway, match=r"^the disk of sqlite:.*studies\.db is full$"
+        ) as raised:
             keep(store, config(1), measured(message="x" * 40 * 4096))
         assert raised.value.hint == "free some space"
     with open_store(url) as store:

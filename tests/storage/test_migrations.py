@@ -68,8 +68,15 @@ def old_postgres(postgres_url, tmp_path, monkeypatch):
         for name in OUR_OLD_TABLES:
             for row in rows(OLD, name):
                 table = tables.tables[name]
-                json_columns = [column.name for column in table.columns if isinstance(column.type, sqlalchemy.JSON)]
-                parsed = {one: json.loads(row[one]) if row[one] else sqlalchemy.null() for one in json_columns}
+                json_columns = [
+                    column.name
+                    for column in table.columns
+                    if isinstance(column.type, sqlalchemy.JSON)
+                ]
+                parsed = {
+                    one: json.loads(row[one]) if row[one] else sqlalchemy.null()
+                    for one in json_columns
+                }
                 connection.execute(table.insert().values({**row, **parsed}))
             last = f"SELECT setval(pg_get_serial_sequence('{name}', 'id'), max(id)) FROM {name}"
             connection.execute(sqlalchemy.text(last))
@@ -83,7 +90,7 @@ def old(request):
     return request.getfixturevalue("url" if request.param == "sqlite" else "old_postgres")
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------
+# -- what is kept ----------------------------------------------------------------------------------
 
 
 def test_every_result_of_an_old_database_is_as_it_was(old):
@@ -98,7 +105,9 @@ def test_every_result_of_an_old_database_is_as_it_was(old):
     assert [(one.number, one.name, one.seconds) for one in records] == [
         (row["number"], row["name"], row["seconds"]) for row in before
     ]
-    assert [one.config for one in records] == [TrainingConfig(**json.loads(row["config"])) for row in before]
+    assert [one.config for one in records] == [
+        TrainingConfig(**json.loads(row["config"])) for row in before
+    ]
     for record, row in zip(records, before, strict=True):
         if row["measurement"] is None:
             assert not record.is_finished
@@ -110,8 +119,13 @@ def test_every_result_of_an_old_database_is_as_it_was(old):
 def test_every_prediction_of_an_old_database_is_as_it_was(old):
     with open_store(old, create=False) as store:
         forecasts = store.forecasts(STUDY)
-    before = {row["fingerprint"]: json.loads(row["prediction"]) for row in rows(OLD, "autotune_predictions")}
-    assert {fingerprint: one.prediction.peak_memory_bytes for fingerprint, one in forecasts.items()} == {
+    before = {
+        row["fingerprint"]: json.loads(row["prediction"])
+        for row in rows(OLD, "autotune_predictions")
+    }
+    assert {
+        fingerprint: one.prediction.peak_memory_bytes for fingerprint, one in forecasts.items()
+    } == {
         fingerprint: prediction["peak_memory_bytes"] for fingerprint, prediction in before.items()
     }
 
@@ -142,7 +156,7 @@ def test_optunas_tables_stay_as_they_were(url, file):
             assert new.execute(query).fetchall() == old.execute(query).fetchall()
 
 
-# -- the copy ----------------------------------------------------------------------------------------------------
+# -- the copy --------------------------------------------------------------------------------------
 
 
 def test_the_copy_beside_an_old_file_has_every_row_as_it_was(url, file):
@@ -161,7 +175,13 @@ def test_the_copy_of_an_old_server_database_has_every_row_as_it_was(old_postgres
     for table in OUR_OLD_TABLES:
         kept = [{**line, "table": None} for line in lines if line["table"] == table]
         assert [(row["id"], row.get("config"), row.get("measurement")) for row in kept] == [
-            (row["id"], *(json.loads(row[one]) if row.get(one) else None for one in ("config", "measurement")))
+            (
+                row["id"],
+                *(
+                    json.loads(row[one]) if row.get(one) else None
+                    for one in ("config", "measurement")
+                ),
+            )
             for row in rows(OLD, table)
         ]
 
@@ -179,7 +199,10 @@ def test_what_is_only_in_the_log_is_in_the_copy_too(url, file):
 
 def test_without_a_copy_nothing_is_upgraded(old_postgres, tmp_path):
     (tmp_path / "studies").touch()  # a file, where the copy's folder would be
-    with pytest.raises(StorageUnavailable, match=r"the copy .* cannot be written") as raised, open_store(old_postgres):
+    with (
+        pytest.raises(StorageUnavailable, match=r"the copy .* cannot be written") as raised,
+        open_store(old_postgres),
+    ):
         pass
     assert raised.value.hint
     assert "is of an older autotune" in check_studies(old_postgres).findings[0].what
@@ -195,16 +218,17 @@ def test_a_damaged_old_database_is_not_upgraded(url, file):
     assert backups(file.parent) == []
 
 
-# -- once, whole or not at all -----------------------------------------------------------------------------------
+# -- once, whole or not at all ---------------------------------------------------------------------
 
-OPEN = (
-    "import sys; from autotune.storage.store import StudyStore; sys.stdin.readline(); StudyStore(sys.argv[1]).close()"
-)
+OPEN = "import sys; from autotune.storage.store import StudyStore; sys.stdin.readline(); StudyStore(sys.argv[1]).close()"
 
 
 def opening(url, **variables):
     return subprocess.Popen(
-        [sys.executable, "-c", OPEN, url], stdin=subprocess.PIPE, env={**os.environ, **variables}, text=True
+        [sys.executable, "-c", OPEN, url],
+        stdin=subprocess.PIPE,
+        env={**os.environ, **variables},
+        text=True,
     )
 
 
@@ -221,7 +245,9 @@ def test_several_processes_that_open_an_old_database_at_once_upgrade_it_once(old
 
 
 @pytest.mark.parametrize("look", ["revision_of", "tables_of"])
-def test_tables_that_another_process_makes_between_two_looks_are_taken_as_they_are(store_url, monkeypatch, look):
+def test_tables_that_another_process_makes_between_two_looks_are_taken_as_they_are(
+    store_url, monkeypatch, look
+):
     looked = getattr(schema, look)
 
     def made_just_before(connection):
@@ -249,14 +275,17 @@ def test_an_upgrade_that_was_killed_is_done_by_the_next_to_open(url, file, point
 def test_an_old_file_that_must_not_be_written_is_refused_and_stays(file):
     before = file.read_bytes()
     url = f"sqlite:///file:{file}?mode=ro&uri=true"
-    with pytest.raises(StorageUnavailable, match=r"readonly|read-only") as raised, open_store(url, create=False):
+    with (
+        pytest.raises(StorageUnavailable, match=r"readonly|read-only") as raised,
+        open_store(url, create=False),
+    ):
         pass
     assert raised.value.hint
     assert file.read_bytes() == before
     assert backups(file.parent) == []
 
 
-# -- the schema itself -------------------------------------------------------------------------------------------
+# -- the schema itself -----------------------------------------------------------------------------
 
 
 def test_the_revision_is_the_last_of_the_scripts():
@@ -268,12 +297,20 @@ def test_the_revision_is_the_last_of_the_scripts():
 @pytest.mark.parametrize("kind", ["new", "upgraded"])
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_the_migrations_make_the_tables_that_are_read(request, tmp_path, kind, database):
-    fixtures = {"sqlite": "url", "postgresql": "old_postgres" if kind == "upgraded" else "postgres_url"}
+    fixtures = {
+        "sqlite": "url",
+        "postgresql": "old_postgres" if kind == "upgraded" else "postgres_url",
+    }
     url = request.getfixturevalue(fixtures[database])
     url = f"sqlite:///{tmp_path}/new.db" if (kind, database) == ("new", "sqlite") else url
     with open_store(url) as store, store._database.engine.connect() as connection:
-        options = {"version_table": VERSION_TABLE, "include_object": lambda _, name, kind, *__: is_ours(kind, name)}
-        difference = compare_metadata(MigrationContext.configure(connection, opts=options), METADATA)
+        options = {
+            "version_table": VERSION_TABLE,
+            "include_object": lambda _, name, kind, *__: is_ours(kind, name),
+        }
+        difference = compare_metadata(
+            MigrationContext.configure(connection, opts=options), METADATA
+        )
     assert difference == []
 
 
@@ -286,7 +323,10 @@ def test_a_later_schema_is_refused_and_not_changed(url, file):
         pass
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '0003'")
-    with pytest.raises(StorageUnavailable, match=r"schema 0003, .* up to 0002") as raised, open_store(url):
+    with (
+        pytest.raises(StorageUnavailable, match=r"schema 0003, .* up to 0002") as raised,
+        open_store(url),
+    ):
         pass
     assert "the autotune that wrote it, or a later one" in raised.value.hint
     assert len(backups(file.parent)) == 1

@@ -32,12 +32,16 @@ def as_user(url, user, password=None):
     return make_url(url).set(username=user, password=password).render_as_string(hide_password=False)
 
 
-# -- opened ------------------------------------------------------------------------------------------------------
+# -- opened ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("lock_timeout", "1min"), ("idle_in_transaction_session_timeout", "1min"), ("synchronous_commit", "on")],
+    [
+        ("lock_timeout", "1min"),
+        ("idle_in_transaction_session_timeout", "1min"),
+        ("synchronous_commit", "on"),
+    ],
 )
 def test_a_session_is_set_to_be_durable_and_patient(postgres_url, setting, value):
     careless = f"{postgres_url}?options=-c%20synchronous_commit=off"
@@ -60,7 +64,10 @@ def test_a_stricter_commit_than_ours_stays(postgres_url):
 @pytest.mark.parametrize(("query", "seconds"), [("", "5"), ("?connect_timeout=9", "9")])
 def test_a_connection_is_given_up_in_time_and_the_url_may_say_when(postgres_url, query, seconds):
     with open_store(postgres_url + query) as store, store._database.engine.connect() as connection:
-        assert connection.connection.driver_connection.info.get_parameters()["connect_timeout"] == seconds
+        assert (
+            connection.connection.driver_connection.info.get_parameters()["connect_timeout"]
+            == seconds
+        )
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
@@ -72,11 +79,13 @@ def test_a_url_without_a_driver_is_opened_with_psycopg(store, postgres_url, sche
 
 def test_dates_do_not_depend_on_the_time_zone_of_the_session(store, attempt, postgres_url):
     store.attempts.finish(attempt.id, measured(), seconds=1.0)
-    with open_store(f"{postgres_url}?options=-c%20timezone=Asia/Kathmandu", create=False) as elsewhere:
+    with open_store(
+        f"{postgres_url}?options=-c%20timezone=Asia/Kathmandu", create=False
+    ) as elsewhere:
         assert elsewhere.dates("by-hand") == store.dates("by-hand")
 
 
-# -- a server that goes and comes back ---------------------------------------------------------------------------
+# -- a server that goes and comes back -------------------------------------------------------------
 
 
 def test_a_store_that_was_open_before_its_server_was_restarted_can_be_used_after(store, postgres):
@@ -95,13 +104,16 @@ def test_a_server_that_is_down_is_named_with_the_way_out_and_used_again_when_it_
 ):
     with postgres.stopped(), pytest.raises(StorageUnavailable) as raised:
         store.attempts.finish(attempt.id, measured(), seconds=1.0)
-    assert raised.value.message == f"the server of {postgres_url} cannot be reached: Connection refused"
+    assert (
+        raised.value.message
+        == f"the server of {postgres_url} cannot be reached: Connection refused"
+    )
     assert raised.value.hint == "start it, or check its host and port"
     store.attempts.finish(attempt.id, measured(), seconds=1.0)
     assert store.trials("by-hand")[0].outcome == "ok"
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 def test_a_database_that_is_missing_is_refused_with_the_command_that_makes_it(postgres):
@@ -118,7 +130,9 @@ def test_a_database_that_is_missing_is_refused_with_the_command_that_makes_it(po
         ("nobody", "open-sesame", 'role "nobody" does not exist'),
     ],
 )
-def test_a_user_who_is_not_let_in_is_refused_without_the_password(postgres_url, user, password, reason):
+def test_a_user_who_is_not_let_in_is_refused_without_the_password(
+    postgres_url, user, password, reason
+):
     error = refusal(as_user(postgres_url, user, password))
     assert user in error.message
     assert reason in error.message
@@ -144,7 +158,10 @@ def test_a_user_who_may_not_make_tables_is_told_so(postgres_url):
 
 
 def test_an_option_that_postgresql_does_not_know_is_named(postgres_url):
-    assert 'invalid connection option "conect_timeout"' in refusal(f"{postgres_url}?conect_timeout=3").message
+    assert (
+        'invalid connection option "conect_timeout"'
+        in refusal(f"{postgres_url}?conect_timeout=3").message
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +177,11 @@ def test_an_option_that_postgresql_does_not_know_is_named(postgres_url):
             "postgresql://me:***@host/studies",
             "an @ in a password is written %40",
         ),
-        ("postgresql//me:open-sesame@host/studies", "postgresql//me:***@host/studies", "Could not parse"),
+        (
+            "postgresql//me:open-sesame@host/studies",
+            "postgresql//me:***@host/studies",
+            "Could not parse",
+        ),
     ],
 )
 def test_a_url_that_cannot_be_read_is_refused_without_its_password(url, shown, why):

@@ -32,12 +32,15 @@ def store(url):
 
 def refusal(url, *, create=False):
     """What opening `url` and listing its studies raises."""
-    with pytest.raises((StorageUnavailable, UnknownStudy)) as raised, open_store(url, create=create) as store:
+    with (
+        pytest.raises((StorageUnavailable, UnknownStudy)) as raised,
+        open_store(url, create=create) as store,
+    ):
         store.studies()
     return raised.value
 
 
-# -- what is told of a trial -----------------------------------------------------------------------------------
+# -- what is told of a trial -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -53,7 +56,9 @@ def refusal(url, *, create=False):
         (measured(outcome="timeout"), False),
     ],
 )
-def test_feasible_is_decided_by_the_outcome_and_by_what_the_device_must_have(store, measurement, feasible):
+def test_feasible_is_decided_by_the_outcome_and_by_what_the_device_must_have(
+    store, measurement, feasible
+):
     keep(store, config(0), measurement)
     assert store.trials("by-hand")[0].feasible is feasible
 
@@ -64,11 +69,12 @@ def test_a_perplexity_says_where_it_comes_from(store, perplexity, source):
     assert store.trials("by-hand")[0].perplexity_source == source
 
 
-# -- durable ----------------------------------------------------------------------------------------------------
+# -- durable ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("pragma", "value"), [("journal_mode", "wal"), ("synchronous", 2), ("busy_timeout", 60_000), ("foreign_keys", 1)]
+    ("pragma", "value"),
+    [("journal_mode", "wal"), ("synchronous", 2), ("busy_timeout", 60_000), ("foreign_keys", 1)],
 )
 def test_a_connection_is_set_to_be_durable_and_patient(store, pragma, value):
     with store._database.engine.connect() as connection:
@@ -86,7 +92,7 @@ def test_optunas_storage_lives_in_the_same_file(store, url):
     storage.engine.dispose()
 
 
-# -- what is no database -----------------------------------------------------------------------------------------
+# -- what is no database ---------------------------------------------------------------------------
 
 
 def test_a_file_that_is_not_a_database_is_refused_by_name(tmp_path):
@@ -101,7 +107,9 @@ def test_a_file_that_is_not_a_database_is_refused_by_name(tmp_path):
 def test_a_truncated_database_is_refused_by_name(file, url, kept, create):
     write_study(url, [measured() for _ in range(8)])
     whole = file.read_bytes()
-    file.write_bytes(whole[: {"100 bytes": 100, "half": len(whole) // 2, "all but a byte": -1}[kept]])
+    file.write_bytes(
+        whole[: {"100 bytes": 100, "half": len(whole) // 2, "all but a byte": -1}[kept]]
+    )
     error = refusal(url, create=create)
     assert url in error.message
     assert error.hint

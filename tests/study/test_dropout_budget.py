@@ -22,7 +22,13 @@ GPT2 = {
     "embd_pdrop": 0.5,
     "attn_pdrop": 0.5,
 }
-SHORT = {"sequence_length": 32, "global_batch": 2, "steps": 9, "warmup_steps": 2, "evaluation_sequences": 2}
+SHORT = {
+    "sequence_length": 32,
+    "global_batch": 2,
+    "steps": 9,
+    "warmup_steps": 2,
+    "evaluation_sequences": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +57,10 @@ def compiled(**choices):
 def test_a_memory_budget_below_1_with_dropout_is_refused_for_its_gradients(judge):
     verdict = judge(compiled(memory_budget=0.0))
     assert verdict.kind == "failed"
-    assert "with dropout, against the same without recomputation, the gradient of block" in verdict.message
+    assert (
+        "with dropout, against the same without recomputation, the gradient of block"
+        in verdict.message
+    )
 
 
 def test_compiled_code_with_dropout_passes(judge):

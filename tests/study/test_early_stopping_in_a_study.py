@@ -36,5 +36,7 @@ def test_a_trial_of_an_earlier_study_is_none():
 
 def test_where_the_loss_depends_on_the_micro_batch_only_its_own_counts():
     other = record(TrainingConfig(micro_batch_size=4), number=2, **SAME)
-    own_only = numbers(other, is_same=lambda config, rival: config.micro_batch_size == rival.micro_batch_size)
+    own_only = numbers(
+        other, is_same=lambda config, rival: config.micro_batch_size == rival.micro_batch_size
+    )
     assert (numbers(other), own_only) == ([2], [])

@@ -10,11 +10,15 @@ def test_nothing_is_said_before_a_trial_has_ended():
 
 
 def test_an_even_pace_goes_on():
-    assert seconds_left([0.0, 10.0, 20.0, 30.0, 40.0], now=40.0, trials_left=3) == pytest.approx(30.0)
+    assert seconds_left([0.0, 10.0, 20.0, 30.0, 40.0], now=40.0, trials_left=3) == pytest.approx(
+        30.0
+    )
 
 
 def test_slow_first_trials_do_not_count_in_the_end():
-    assert seconds_left([0.0, 100.0, 200.0, 210.0, 220.0], now=220.0, trials_left=2) == pytest.approx(20.0)
+    assert seconds_left(
+        [0.0, 100.0, 200.0, 210.0, 220.0], now=220.0, trials_left=2
+    ) == pytest.approx(20.0)
 
 
 def test_the_time_the_running_trial_has_taken_is_not_left():

@@ -34,8 +34,12 @@ def session(tmp_path):
                     keep(store, config(number), measured())
             return False
 
-        patiently = Patience(limit_seconds=0.0, listener=lambda event: None, check_stop=lambda: None)
-        shared = SharedStudy(settled, store=store, folder=tmp_path, listener=lambda event: None, patiently=patiently)
+        patiently = Patience(
+            limit_seconds=0.0, listener=lambda event: None, check_stop=lambda: None
+        )
+        shared = SharedStudy(
+            settled, store=store, folder=tmp_path, listener=lambda event: None, patiently=patiently
+        )
         yield (
             StudySession(
                 settled,

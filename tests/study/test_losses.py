@@ -30,14 +30,18 @@ class Killer:
         self.executor: LocalExecutor | None = None
 
     def make_executor(self, *arguments, **options):
-        self.executor = LocalExecutor(*arguments, **options, server_command=(sys.executable, str(STAND_IN)))
+        self.executor = LocalExecutor(
+            *arguments, **options, server_command=(sys.executable, str(STAND_IN))
+        )
         return self.executor
 
     def __call__(self, event):
         self.events.append(event)
         if isinstance(event, TrialBegan) and event.number == self.number and self.left:
             self.left -= 1
-            threading.Thread(target=self._kill, args=(self.executor.server_pid,), daemon=True).start()
+            threading.Thread(
+                target=self._kill, args=(self.executor.server_pid,), daemon=True
+            ).start()
 
     def _kill(self, server_pid: int) -> None:
         children = Path(f"/proc/{server_pid}/task/{server_pid}/children")
@@ -103,7 +107,9 @@ def test_a_trial_is_not_tried_for_ever(always):
     result, killer = always
     assert [event.number for event in killer.of(TrialBegan)].count(1) == MOST_RETRIES + 1
     assert (result.trial(1).outcome, result.trial(1).is_finished) == ("interrupted", False)
-    assert result.trial(1).message.startswith(f"lost {MOST_RETRIES + 1} times, not by its own fault")
+    assert result.trial(1).message.startswith(
+        f"lost {MOST_RETRIES + 1} times, not by its own fault"
+    )
 
 
 def test_the_search_goes_on_with_the_other_trials(always):
@@ -114,7 +120,11 @@ def test_the_search_goes_on_with_the_other_trials(always):
 
 def test_a_later_search_tries_it_again(always):
     killer = Killer(1, times=0)
-    again = search(SearchRequest(name="always", predict=False), listener=killer, make_executor=killer.make_executor)
+    again = search(
+        SearchRequest(name="always", predict=False),
+        listener=killer,
+        make_executor=killer.make_executor,
+    )
     assert [event.number for event in killer.of(TrialBegan)] == [1]
     assert all(trial.is_finished for trial in again.trials)
 
@@ -126,14 +136,23 @@ def test_a_trial_at_which_too_many_workers_died_comes_last(folder):
     with closing(StudyStore(DEFAULT_STORAGE)) as store:
         definition, _ = store.definition("deadly")
         [known] = store.trials("deadly")
-        config = next(one for one in definition.legal_space().configurations() if one != known.config)
+        config = next(
+            one for one in definition.legal_space().configurations() if one != known.config
+        )
         for _ in range(MOST_RETRIES + 1):
             attempt = store.attempts.claim(
-                "deadly", config, worker="dead", attempt_id=new_attempt_id(), most_trials=2, name=None
+                "deadly",
+                config,
+                worker="dead",
+                attempt_id=new_attempt_id(),
+                most_trials=2,
+                name=None,
             )
             store.attempts.end(attempt.id, "given_up", cause="its worker has ended")
     result = search(
-        SearchRequest(name="deadly", predict=False, trials=4), listener=killer, make_executor=killer.make_executor
+        SearchRequest(name="deadly", predict=False, trials=4),
+        listener=killer,
+        make_executor=killer.make_executor,
     )
     assert [event.number for event in killer.of(TrialBegan)] == [0, 2, 3, 1]
     assert all(trial.is_finished for trial in result.trials)
@@ -143,9 +162,15 @@ def test_who_joins_a_study_removes_what_a_killed_search_had_prepared(always, fol
     work = folder / "studies" / "work" / "autotune"
     dies = "import os, sys, pathlib; from autotune.study.staging import WaitingFolder as One\n"
     dies += "one = One(pathlib.Path(sys.argv[1])); one.folder.mkdir(); print(one.folder, flush=True); os._exit(1)"
-    died = subprocess.run([sys.executable, "-c", dies, str(work)], stdout=subprocess.PIPE, text=True, check=False)
+    died = subprocess.run(
+        [sys.executable, "-c", dies, str(work)], stdout=subprocess.PIPE, text=True, check=False
+    )
     left = Path(died.stdout.strip())
     assert left.is_dir()
     killer = Killer(1, times=0)
-    search(SearchRequest(name="always", predict=False), listener=killer, make_executor=killer.make_executor)
+    search(
+        SearchRequest(name="always", predict=False),
+        listener=killer,
+        make_executor=killer.make_executor,
+    )
     assert not [*work.glob(f"{left.name}*")]

@@ -58,7 +58,9 @@ def inverted(monkeypatch):
     """Sizes of the matrices that are factorized while the test runs."""
     sizes = []
     factorize = numpy.linalg.cholesky
-    monkeypatch.setattr(surrogate.numpy.linalg, "cholesky", lambda m: sizes.append(len(m)) or factorize(m))
+    monkeypatch.setattr(
+        surrogate.numpy.linalg, "cholesky", lambda m: sizes.append(len(m)) or factorize(m)
+    )
     return sizes
 
 
@@ -70,12 +72,20 @@ def test_the_surrogate_of_a_choice_sees_no_more_than_some_hundreds_of_trials(stu
     assert max(inverted) == MOST_SEEN
 
 
-def test_scales_are_found_once_a_choice_however_many_configurations_are_looked_at(study, made, inverted, monkeypatch):
-    monkeypatch.setattr("autotune.study.sampler.ehvi_sampler.CONVERGED_GAIN", float("inf"))  # every batch of the space
+def test_scales_are_found_once_a_choice_however_many_configurations_are_looked_at(
+    study, made, inverted, monkeypatch
+):
+    monkeypatch.setattr(
+        "autotune.study.sampler.ehvi_sampler.CONVERGED_GAIN", float("inf")
+    )  # every batch of the space
     legal = study.legal_space()
     all_but_three_batches = {*list(legal.configurations())[3 * MOST_CANDIDATES :]}
-    Ranking(legal, cap_bytes=study.cap_bytes).choose(made.records, (), excluded=all_but_three_batches, seed=1)
-    assert len(inverted) <= 2 * 64  # two sets of fields that differ, where a batch happens to miss a value
+    Ranking(legal, cap_bytes=study.cap_bytes).choose(
+        made.records, (), excluded=all_but_three_batches, seed=1
+    )
+    assert (
+        len(inverted) <= 2 * 64
+    )  # two sets of fields that differ, where a batch happens to miss a value
 
 
 def test_nothing_is_left_only_after_all_of_the_space_was_looked_at(study, made, monkeypatch):
@@ -88,8 +98,13 @@ def test_nothing_is_left_only_after_all_of_the_space_was_looked_at(study, made, 
     monkeypatch.setattr(Knowledge, "gains", no_gain)
     legal = study.legal_space()
     tried = {record.config for record in made.records}
-    assert Ranking(legal, cap_bytes=study.cap_bytes).choose(made.records, (), excluded=tried, seed=1) is None
-    assert {*looked_at} == {config.fingerprint for config in legal.configurations() if config not in tried}
+    assert (
+        Ranking(legal, cap_bytes=study.cap_bytes).choose(made.records, (), excluded=tried, seed=1)
+        is None
+    )
+    assert {*looked_at} == {
+        config.fingerprint for config in legal.configurations() if config not in tried
+    }
 
 
 def test_what_is_near_the_front_is_seen_however_long_ago_it_was_tried(made):
@@ -111,13 +126,19 @@ def test_what_is_seen_stands_once_and_is_bounded(made):
 
 
 def test_a_study_of_usual_size_is_seen_whole(made):
-    assert [*Relevance().places([r.config for r in made.records[:MOST_SEEN]])] == [*range(MOST_SEEN)]
+    assert [*Relevance().places([r.config for r in made.records[:MOST_SEEN]])] == [
+        *range(MOST_SEEN)
+    ]
 
 
 @pytest.mark.parametrize("sampler", sorted({*RESULTS_SEEN} - {"gp"}))
-def test_with_more_results_than_a_sampler_sees_a_continued_study_goes_on_the_same(study, made, sampler):
+def test_with_more_results_than_a_sampler_sees_a_continued_study_goes_on_the_same(
+    study, made, sampler
+):
     observer = Observer(cap_bytes=study.cap_bytes, vocab_size=study.workload.vocab_size)
-    all_through, later = (OptunaStudy(legal=study.legal_space(), sampler=sampler, seed=0) for _ in range(2))
+    all_through, later = (
+        OptunaStudy(legal=study.legal_space(), sampler=sampler, seed=0) for _ in range(2)
+    )
     for record in made.records:
         for one in (all_through, later):
             one.tell(record.config, observer.observe(record))
@@ -139,7 +160,9 @@ def test_a_study_is_held_against_itself_without_comparing_every_pair_in_turn(res
     looked_at = []
     found = Rivals.no_worse
     monkeypatch.setattr(
-        Rivals, "no_worse", lambda *of, **by: (looked_at.append(one) or one for one in found(*of, **by))
+        Rivals,
+        "no_worse",
+        lambda *of, **by: (looked_at.append(one) or one for one in found(*of, **by)),
     )
     matches = find_matches(result, result, tolerance=Tolerance())
     assert len(looked_at) < 10 * len(matches)

@@ -65,7 +65,9 @@ def test_a_plain_training_is_kept_for_the_next_run_of_the_study(gate):
 
 
 def test_precision_and_optimizer_are_what_a_plain_training_keeps():
-    config = TrainingConfig(precision="bf16-mixed", optimizer="sgd", checkpointing="block", micro_batch_size=4)
+    config = TrainingConfig(
+        precision="bf16-mixed", optimizer="sgd", checkpointing="block", micro_batch_size=4
+    )
     assert plain_form(config, micro_batch_size=2) == TrainingConfig(
         precision="bf16-mixed", optimizer="sgd", micro_batch_size=2
     )
@@ -118,23 +120,37 @@ def test_a_kept_trace_is_readable_json(gate, tmp_path):
     assert json.loads(file.read_text())["losses"] == [5.5, 5.4, 5.3]
 
 
-def test_a_budget_is_held_against_the_same_code_without_it_more_strictly_than_against_a_plain_training(gate):
+def test_a_budget_is_held_against_the_same_code_without_it_more_strictly_than_against_a_plain_training(
+    gate,
+):
     allowed = TOLERANCES["fp32"].gradient
-    a_little_off = replace(RANDOM, gradient_projections={"block 0": (1.0 + 0.7 * allowed, -1.0 - 0.7 * allowed)})
+    a_little_off = replace(
+        RANDOM, gradient_projections={"block 0": (1.0 + 0.7 * allowed, -1.0 - 0.7 * allowed)}
+    )
     assert gate(Traces(RANDOM).answer(BUDGET, a_little_off)).judge(BUDGET).kind == "failed"
     without_budget = replace(BUDGET, memory_budget=1.0)
-    assert gate(Traces(RANDOM).answer(without_budget, a_little_off)).judge(without_budget).kind == "same"
+    assert (
+        gate(Traces(RANDOM).answer(without_budget, a_little_off)).judge(without_budget).kind
+        == "same"
+    )
 
 
-@pytest.mark.parametrize(("factor", "alike"), [(0.75, True), (1.36, True), (0.5, False), (4.0, False)])
+@pytest.mark.parametrize(
+    ("factor", "alike"), [(0.75, True), (1.36, True), (0.5, False), (4.0, False)]
+)
 def test_two_micro_batches_train_alike_where_their_gradients_are_of_one_size(factor, alike, gate):
     """A loss that is not divided by the number of micro batches makes them larger by that factor."""
     config, other = (TrainingConfig(micro_batch_size=size) for size in (4, 2))
     norms = {"block 0": 3.0, "rest": 4.0}
     scaled = {"block 0": 0.0, "rest": 5.0 * factor}  # of all blocks together
-    traces = Traces(replace(SAME, gradient_norms=norms)).answer(other, replace(SAME, gradient_norms=scaled))
+    traces = Traces(replace(SAME, gradient_norms=norms)).answer(
+        other, replace(SAME, gradient_norms=scaled)
+    )
     judged = gate(traces)
-    assert [judged.updates_alike(config, other), judged.updates_alike(other, config)] == [alike, alike]
+    assert [judged.updates_alike(config, other), judged.updates_alike(other, config)] == [
+        alike,
+        alike,
+    ]
 
 
 def test_two_micro_batches_of_different_numbers_of_tokens_do_not_train_alike(gate):

@@ -7,7 +7,13 @@ from autotune.study.predictions import device_there, kind_and_capability
 
 CPU = DeviceInfo(device="cpu", name="a CPU", total_memory_bytes=2**30, versions={})
 OLDER, NEWER = (
-    DeviceInfo(device=device, name="a GPU", total_memory_bytes=2**30, versions={}, compute_capability=capability)
+    DeviceInfo(
+        device=device,
+        name="a GPU",
+        total_memory_bytes=2**30,
+        versions={},
+        compute_capability=capability,
+    )
     for device, capability in (("cuda:0", "8.0"), ("cuda:1", "9.0"))
 )
 GPUS = [OLDER, NEWER, CPU]

@@ -65,7 +65,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def result(folder):
-    return autotune.search(name="foreseen", space="space.toml", max_mem=CAP_BYTES, trials=4, sampler="grid", **SIZES)
+    return autotune.search(
+        name="foreseen", space="space.toml", max_mem=CAP_BYTES, trials=4, sampler="grid", **SIZES
+    )
 
 
 def of(result, checkpointing, fusion="kernel"):
@@ -78,7 +80,11 @@ def of(result, checkpointing, fusion="kernel"):
 
 def test_what_is_predicted_to_be_over_the_cap_is_recorded_and_not_trained(folder, result):
     record = of(result, "none")
-    assert (record.outcome, record.tokens_per_second, record.feasible) == ("predicted_over_cap", None, False)
+    assert (record.outcome, record.tokens_per_second, record.feasible) == (
+        "predicted_over_cap",
+        None,
+        False,
+    )
     assert not list(folder.glob(f"studies/work/*/foreseen/logs/trial-{record.number}.log"))
 
 
@@ -102,12 +108,16 @@ def test_every_measured_peak_is_close_to_its_prediction(result):
     measured = [record for record in result.trials if record.peak_memory_bytes]
     assert len(measured) > 1
     for record in measured:
-        assert record.predicted_peak_memory_bytes == pytest.approx(record.peak_memory_bytes, rel=0.005)
+        assert record.predicted_peak_memory_bytes == pytest.approx(
+            record.peak_memory_bytes, rel=0.005
+        )
 
 
 def test_optuna_hears_of_a_prediction_over_the_cap(folder, result):
     study = autotune.optuna_study("foreseen")
-    told = {trial.user_attrs["autotune_number"]: trial for trial in study.get_trials(deepcopy=False)}
+    told = {
+        trial.user_attrs["autotune_number"]: trial for trial in study.get_trials(deepcopy=False)
+    }
     assert told[of(result, "none").number].constraints["device_memory"] > 0
 
 
@@ -132,7 +142,10 @@ def test_predictions_can_be_turned_off(folder):
     )
     over = result.trial(1)
     assert (over.outcome, over.predicted_peak_memory_bytes) == ("over_cap", None)
-    assert (over.tokens_per_second, over.peak_memory_bytes > CAP_BYTES) == (None, True)  # not trained to its end
+    assert (over.tokens_per_second, over.peak_memory_bytes > CAP_BYTES) == (
+        None,
+        True,
+    )  # not trained to its end
 
 
 @pytest.mark.slow
@@ -140,16 +153,32 @@ def test_budgets_that_compile_to_one_program_are_measured_once(folder):
     Path("budgets.toml").write_text(BUDGETS)
     events = []
     sizes = {**SIZES, "layers": 2, "sequence_length": 32, "global_batch": 4}
-    asked = {"name": "budgets", "space": "budgets.toml", "trials": 4, "sampler": "tpe"}  # ehvi predicts where in doubt
+    asked = {
+        "name": "budgets",
+        "space": "budgets.toml",
+        "trials": 4,
+        "sampler": "tpe",
+    }  # ehvi predicts where in doubt
     result = autotune.search(**asked, listener=events.append, **sizes)
     same = [event for event in events if isinstance(event, SameProgram)]
     compiled = [record for record in result.trials if record.config.compile == "block"]
     assert (len(compiled), len(same)) == (2, 1)  # 1.0 is in every space
-    assert {same[0].config.memory_budget, result.trial(same[0].number).config.memory_budget} == {0.9, 0.8}
+    assert {same[0].config.memory_budget, result.trial(same[0].number).config.memory_budget} == {
+        0.9,
+        0.8,
+    }
 
 
 def test_a_model_that_cannot_be_predicted_is_measured_all_the_same(folder):
     Path("config.json").write_text(json.dumps(MIXTURE_WITH_BRANCHES))
-    few = {"sequence_length": 32, "global_batch": 8, "steps": 9, "warmup_steps": 2, "evaluation_sequences": 2}
-    result = autotune.search(name="branches", space="space.toml", model="config.json", trials=1, max_mem="1GiB", **few)
+    few = {
+        "sequence_length": 32,
+        "global_batch": 8,
+        "steps": 9,
+        "warmup_steps": 2,
+        "evaluation_sequences": 2,
+    }
+    result = autotune.search(
+        name="branches", space="space.toml", model="config.json", trials=1, max_mem="1GiB", **few
+    )
     assert (result.trial(0).outcome, result.trial(0).predicted_peak_memory_bytes) == ("ok", None)

@@ -36,7 +36,9 @@ def searches(replay):
 
 @pytest.fixture(scope="module")
 def converged(replay):
-    return replay.run_ours(replay.cap_of("tight"), sampler="ehvi", seed=0, enough=2.0, until_converged=True)
+    return replay.run_ours(
+        replay.cap_of("tight"), sampler="ehvi", seed=0, enough=2.0, until_converged=True
+    )
 
 
 def test_most_find_nearly_all_of_the_exhaustive_front_at_a_tenth_of_its_cost(replay, searches):
@@ -47,38 +49,52 @@ def test_most_find_nearly_all_of_the_exhaustive_front_at_a_tenth_of_its_cost(rep
 
 
 def test_hardly_a_training_is_over_the_cap(searches):
-    over_cap, trainings = (sum(search[count] for search in searches) for count in ("over_cap", "trainings"))
+    over_cap, trainings = (
+        sum(search[count] for search in searches) for count in ("over_cap", "trainings")
+    )
     assert over_cap <= 0.05 * trainings
 
 
 def test_it_ends_once_nothing_is_likely_to_get_better(converged):
-    _, trials, reached = converged["converged_at"] or (0, converged["trials"], converged["steps"][-1][2])
+    _, trials, reached = converged["converged_at"] or (
+        0,
+        converged["trials"],
+        converged["steps"][-1][2],
+    )
     assert (reached > 0.95, trials < 60) == (True, True)
 
 
 def test_the_same_seed_searches_in_the_same_way(replay, converged):
-    again = replay.run_ours(replay.cap_of("tight"), sampler="ehvi", seed=0, enough=2.0, until_converged=True)
+    again = replay.run_ours(
+        replay.cap_of("tight"), sampler="ehvi", seed=0, enough=2.0, until_converged=True
+    )
     assert again["steps"] == converged["steps"]
 
 
 def test_another_seed_searches_in_another_way(replay, converged):
-    other = replay.run_ours(replay.cap_of("tight"), sampler="ehvi", seed=1, enough=2.0, until_converged=True)
+    other = replay.run_ours(
+        replay.cap_of("tight"), sampler="ehvi", seed=1, enough=2.0, until_converged=True
+    )
     assert other["ended_at"] != converged["ended_at"]
 
 
 def test_a_time_budget_is_kept_to_within_one_trial(replay):
-    found = replay.run_ours(replay.cap_of("loose"), sampler="ehvi", seed=0, enough=2.0, deadline=60.0)
+    found = replay.run_ours(
+        replay.cap_of("loose"), sampler="ehvi", seed=0, enough=2.0, deadline=60.0
+    )
     *_, before_the_last, _ = found["ended_at"]
     assert before_the_last < 60.0
 
 
-@pytest.mark.parametrize("sampler", ["tpe", pytest.param("gp", marks=pytest.mark.slow), "nsga2", "random"])
+@pytest.mark.parametrize(
+    "sampler", ["tpe", pytest.param("gp", marks=pytest.mark.slow), "nsga2", "random"]
+)
 def test_every_sampler_of_optunas_searches_it(replay, sampler):
     found = replay.run_ours(replay.cap_of("loose"), sampler=sampler, seed=0, most=14)
     assert found["trials"] == 14
 
 
-# -- a hand-made table of one training, and its rivals -----------------------------------------------------------
+# -- a hand-made table of one training, and its rivals ---------------------------------------------
 
 
 @pytest.fixture
@@ -127,7 +143,9 @@ def train(replay, table, *, faster=None, peak_memory_bytes=1000, seed=0, cap_byt
         rivals = (Rival(number=0, peak_memory_bytes=peak_memory_bytes, tokens_per_second=speed),)
     executor = replay.ReplayExecutor(table, seed=seed)
     definition = replay.the_table().definition(cap_bytes=cap_bytes)
-    future = executor.submit(definition, config, enforce_cap=True, shares_perplexity=True, rivals=rivals)
+    future = executor.submit(
+        definition, config, enforce_cap=True, shares_perplexity=True, rivals=rivals
+    )
     return executor, future.result().measurement
 
 
@@ -175,7 +193,9 @@ def test_counters_of_a_training_that_no_rival_ends_stay_at_zero(replay, one_trai
     ("ended_by", "compilation"),
     [({"faster": 2.0}, 30.0), ({"cap_bytes": 999}, 30.0), ({}, 40.0)],
 )
-def test_only_a_training_that_is_evaluated_compiles_its_evaluation(replay, one_training, ended_by, compilation):
+def test_only_a_training_that_is_evaluated_compiles_its_evaluation(
+    replay, one_training, ended_by, compilation
+):
     config = TrainingConfig(compile="block", optimizer_fusion="kernel", micro_batch_size=8)
     table = one_training(config=config, compilation=40.0, compile_seconds=30.0)
     executor, _ = train(replay, table, **ended_by)
@@ -196,7 +216,9 @@ def test_the_speed_seen_early_does_not_depend_on_what_was_trained_before(replay)
     def speed_seen(*before):
         executor = replay.ReplayExecutor(table, seed=3)
         for config in (*before, second):
-            future = executor.submit(definition, config, enforce_cap=True, shares_perplexity=True, rivals=fast)
+            future = executor.submit(
+                definition, config, enforce_cap=True, shares_perplexity=True, rivals=fast
+            )
         return future.result().measurement.tokens_per_second
 
     assert speed_seen(first) == speed_seen()
@@ -208,11 +230,13 @@ def test_a_search_over_the_recorded_table_ends_dominated_trainings(replay):
 
 
 def test_a_search_without_early_ends_ends_none(replay):
-    found = replay.run_ours(replay.cap_of("loose"), sampler="random", seed=0, most=40, without="early ends")
+    found = replay.run_ours(
+        replay.cap_of("loose"), sampler="random", seed=0, most=40, without="early ends"
+    )
     assert found["ended_early"] == 0
 
 
-# -- how often a training is over the cap ------------------------------------------------------------------------
+# -- how often a training is over the cap ----------------------------------------------------------
 
 
 @pytest.fixture
@@ -228,7 +252,9 @@ def test_a_cap_fits_its_share_of_the_configurations(replay, cap):
     assert len(fitting) / len(trainings) == pytest.approx(share, abs=0.01)
 
 
-@pytest.mark.parametrize(("strategy", "count"), [("ehvi", 7), ("until converged", 7), ("random", 3), ("optuna TPE", 3)])
+@pytest.mark.parametrize(
+    ("strategy", "count"), [("ehvi", 7), ("until converged", 7), ("random", 3), ("optuna TPE", 3)]
+)
 def test_the_default_sampler_is_replayed_at_more_caps(replay, strategy, count):
     assert len({cap for _, cap, _ in replay.jobs([strategy], seeds=1)}) == count
 
@@ -255,7 +281,7 @@ def test_the_summary_names_the_cap_at_which_most_trainings_are_over(summary, cap
     assert "at most 3.0 % of the trainings: ehvi at the cap that 12 %" in capsys.readouterr().out
 
 
-# -- measuring a part of the table again -------------------------------------------------------------------------
+# -- measuring a part of the table again -----------------------------------------------------------
 
 
 @pytest.fixture
@@ -280,7 +306,11 @@ BEFORE = [
 
 def test_only_the_chosen_predictions_and_trainings_are_measured_again(record):
     left = record.without(BEFORE, record.Only.read("precision=bf16-true"))
-    assert left == [row("trace", "fp32"), row("prediction", "fp32"), row("training", "fp32", repeat=0)]
+    assert left == [
+        row("trace", "fp32"),
+        row("prediction", "fp32"),
+        row("training", "fp32", repeat=0),
+    ]
 
 
 def test_first_steps_are_not_measured_again(record):

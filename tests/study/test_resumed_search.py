@@ -40,7 +40,10 @@ def whole(resume, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("sampler", "k"),
-    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in dict.fromkeys([*QUICK, *ALL])],
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in dict.fromkeys([*QUICK, *ALL])
+    ],
 )
 def test_a_search_killed_at_a_trial_and_continued_suggests_what_an_uninterrupted_one_does(
     resume, whole, tmp_path, sampler, k

@@ -58,7 +58,12 @@ def events():
 def second(first, events):
     """Another of a wider space under another cap; one trial is asked for."""
     return autotune.search(
-        name="second", space="wider.toml", max_mem="2GiB", trials=1, sampler="grid", listener=events.append
+        name="second",
+        space="wider.toml",
+        max_mem="2GiB",
+        trials=1,
+        sampler="grid",
+        listener=events.append,
     )
 
 
@@ -81,7 +86,10 @@ def test_a_trial_that_was_taken_over_has_what_was_measured_and_says_where(first,
 
 
 def test_a_trial_that_was_taken_over_stands_for_its_numerics_class(second):
-    assert (second.trials[2].reused_from, second.trials[2].perplexity_source) == (None, "shared with trial 0")
+    assert (second.trials[2].reused_from, second.trials[2].perplexity_source) == (
+        None,
+        "shared with trial 0",
+    )
 
 
 def test_optuna_hears_of_what_was_taken_over(second):
@@ -93,7 +101,10 @@ def test_optuna_hears_of_what_was_taken_over(second):
 def test_the_search_says_in_a_line_what_it_took_over(second, events):
     (opened,) = [event for event in events if isinstance(event, StudyOpened)]
     line = taken_over_line(opened.taken_over)
-    assert (opened.is_new, line) == (True, "Taken over  2 results: 2 of study first; --fresh measures them anew")
+    assert (opened.is_new, line) == (
+        True,
+        "Taken over  2 results: 2 of study first; --fresh measures them anew",
+    )
 
 
 def test_show_says_of_each_trial_where_it_was_measured(second, capsys, monkeypatch):

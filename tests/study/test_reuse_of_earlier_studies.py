@@ -18,7 +18,9 @@ from autotune.study.request import SearchRequest
 from autotune.study.reuse import EarlierStudy, are_comparable, judge, select, take_over
 
 MIB = 1024**2
-GPU = DeviceInfo(device="cuda:0", name="a GPU", total_memory_bytes=2**36, versions={"torch": "2.13.0"})
+GPU = DeviceInfo(
+    device="cuda:0", name="a GPU", total_memory_bytes=2**36, versions={"torch": "2.13.0"}
+)
 BASELINE = config(0)
 HALF = replace(config(4), optimizer_fusion="foreach")
 """Half the micro batch, and the fusion of the space."""
@@ -47,7 +49,7 @@ def outcome_at(cap_mib, found, *, measured_at=64, on=definition):
     return kept and kept.outcome
 
 
-# -- whether it holds under another cap --------------------------------------------------------------------------
+# -- whether it holds under another cap ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("outcome", ["ok", "over_cap"])
@@ -83,7 +85,9 @@ def test_a_trial_whose_allocator_came_to_its_limit_holds_at_that_limit_only(cap_
 
 @pytest.mark.parametrize(("cap_mib", "expected"), [(63, "over_cap"), (64, "over_cap"), (65, None)])
 def test_what_an_enforced_cap_could_not_hold_is_over_it_up_to_that_cap(cap_mib, expected):
-    found = record(1, config=HALF, memory=50 * MIB, device_bytes=70 * MIB, speed=None, outcome="over_cap")
+    found = record(
+        1, config=HALF, memory=50 * MIB, device_bytes=70 * MIB, speed=None, outcome="over_cap"
+    )
     assert outcome_at(cap_mib, found, on=cuda) == expected
 
 
@@ -98,12 +102,14 @@ def test_what_computes_no_training_does_so_under_any_cap(outcome):
     assert [outcome_at(cap_mib, found) for cap_mib in (1, 1000)] == [outcome, outcome]
 
 
-@pytest.mark.parametrize("outcome", ["dominated", "predicted_over_cap", "crashed", "timeout", "interrupted"])
+@pytest.mark.parametrize(
+    "outcome", ["dominated", "predicted_over_cap", "crashed", "timeout", "interrupted"]
+)
 def test_what_was_not_measured_to_its_end_is_not_taken_over(outcome):
     assert outcome_at(64, record(1, config=HALF, outcome=outcome)) is None
 
 
-# -- the baseline ------------------------------------------------------------------------------------------------
+# -- the baseline ----------------------------------------------------------------------------------
 
 
 def test_a_baseline_over_the_cap_is_taken_over_with_its_speed():
@@ -112,8 +118,13 @@ def test_a_baseline_over_the_cap_is_taken_over_with_its_speed():
 
 
 def test_a_baseline_without_a_speed_is_measured_beyond_the_cap():
-    found = record(0, config=BASELINE, memory=90 * MIB, speed=None, perplexity=None, outcome="over_cap")
-    assert (outcome_at(50, found), outcome_at(50, replace(found, config=HALF))) == (None, "over_cap")
+    found = record(
+        0, config=BASELINE, memory=90 * MIB, speed=None, perplexity=None, outcome="over_cap"
+    )
+    assert (outcome_at(50, found), outcome_at(50, replace(found, config=HALF))) == (
+        None,
+        "over_cap",
+    )
 
 
 def test_what_ran_out_of_memory_under_a_cap_is_given_all_of_the_device_as_a_baseline():
@@ -123,7 +134,7 @@ def test_what_ran_out_of_memory_under_a_cap_is_given_all_of_the_device_as_a_base
     assert judge(found, earlier=definition("earlier", space=space), new=NEW) is None
 
 
-# -- from which study --------------------------------------------------------------------------------------------
+# -- from which study ------------------------------------------------------------------------------
 
 
 def other_device(**changes):
@@ -153,7 +164,9 @@ def test_another_space_cap_or_sampler_does_not_change_what_a_trial_measures():
 
 
 def test_what_was_found_particular_about_a_device_makes_it_no_other_one():
-    found = replace(GPU, context_bytes=480 * MIB, compute_mode="default", notes=("NVML names no processes",))
+    found = replace(
+        GPU, context_bytes=480 * MIB, compute_mode="default", notes=("NVML names no processes",)
+    )
     today = definition("new", device=found)
     assert are_comparable(cuda(), today)
     assert today.identity() == cuda("new").identity()
@@ -161,22 +174,32 @@ def test_what_was_found_particular_about_a_device_makes_it_no_other_one():
 
 def test_of_two_gpus_of_one_name_the_smaller_is_another():
     smaller = replace(GPU, total_memory_bytes=2**35)
-    assert (are_comparable(cuda(), cuda()), are_comparable(cuda(), definition("new", device=smaller))) == (True, False)
+    assert (
+        are_comparable(cuda(), cuda()),
+        are_comparable(cuda(), definition("new", device=smaller)),
+    ) == (True, False)
 
 
 def test_nothing_is_taken_over_of_a_script_whose_files_nobody_knows(tmp_path):
     (tmp_path / "train.py").touch()
     settings = {"steps": 24, "script": str(tmp_path / "train.py"), "model_sha256": "a" * 64}
     script = make_workload("cpu", settings)
-    assert not are_comparable(definition("earlier", workload=script), definition("new", workload=script))
+    assert not are_comparable(
+        definition("earlier", workload=script), definition("new", workload=script)
+    )
 
 
 def test_the_newest_study_that_has_a_result_gives_it():
     newest = study(record(0, config=BASELINE, **WHOLE), name="newest")
-    older = study(record(3, config=BASELINE, **WHOLE), record(4, config=HALF, **WHOLE), name="older")
+    older = study(
+        record(3, config=BASELINE, **WHOLE), record(4, config=HALF, **WHOLE), name="older"
+    )
     found = select(NEW, [newest, older], NOTHING_SAID)
     labels = ["trial 0 of study 'newest'", "trial 4 of study 'older'"]
-    assert ([one.reused_from for one in found.records], found.counts) == (labels, {"newest": 1, "older": 1})
+    assert ([one.reused_from for one in found.records], found.counts) == (
+        labels,
+        {"newest": 1, "older": 1},
+    )
 
 
 def test_a_result_is_taken_from_the_study_that_measured_it():
@@ -187,24 +210,35 @@ def test_a_result_is_taken_from_the_study_that_measured_it():
 
 def test_what_the_new_space_cannot_try_is_left_where_it_is():
     illegal = replace(HALF, optimizer="sgd")
-    new = definition("new", space=SearchSpace(name="named", techniques={}, configurations=({"name": "only"},)))
+    new = definition(
+        "new", space=SearchSpace(name="named", techniques={}, configurations=({"name": "only"},))
+    )
     assert not taken(study(record(1, config=illegal, **WHOLE)))
-    assert [one.name for one in taken(study(record(1, config=HALF), record(2, config=BASELINE)), new=new)] == ["only"]
+    assert [
+        one.name
+        for one in taken(study(record(1, config=HALF), record(2, config=BASELINE)), new=new)
+    ] == ["only"]
 
 
 def test_the_baseline_and_named_configurations_come_first_under_their_names_here():
     named = NEW.legal_space().named["checkpoint every block"]
     records = [record(n, config=one, name="there") for n, one in enumerate((HALF, named, BASELINE))]
     found = taken(study(*records))
-    assert [(one.number, one.name) for one in found] == [(0, "baseline"), (1, "checkpoint every block"), (2, None)]
+    assert [(one.number, one.name) for one in found] == [
+        (0, "baseline"),
+        (1, "checkpoint every block"),
+        (2, None),
+    ]
 
 
 def test_what_is_taken_over_took_no_time():
-    (found,) = taken(study(record(0, config=BASELINE, seconds=9.0, seconds_by_part={"training": 8.0})))
+    (found,) = taken(
+        study(record(0, config=BASELINE, seconds=9.0, seconds_by_part={"training": 8.0}))
+    )
     assert (found.seconds, found.seconds_by_part) == (None, None)
 
 
-# -- perplexities of other trials --------------------------------------------------------------------------------
+# -- perplexities of other trials ------------------------------------------------------------------
 
 
 def shared_with(number, **fields):
@@ -235,7 +269,9 @@ def test_a_perplexity_shared_with_a_trial_that_was_taken_over_itself_names_the_s
 
 def test_full_trainings_take_over_no_shared_perplexity():
     trained = record(7, config=HALF, **WHOLE)
-    assert [one.config for one in taken(study(trained, shared_with("trial 7")), full_trainings=True)] == [HALF]
+    assert [
+        one.config for one in taken(study(trained, shared_with("trial 7")), full_trainings=True)
+    ] == [HALF]
 
 
 @pytest.mark.parametrize(("seeds", "count"), [(1, 2), (3, 2), (4, 0)])
@@ -246,11 +282,13 @@ def test_a_perplexity_of_fewer_seeds_than_asked_for_is_measured_again(seeds, cou
 
 def test_a_mean_over_seeds_stays_one():
     source = "measured, mean of 3 seeds, without seed 2: crashed"
-    (found,) = taken(study(record(0, config=BASELINE, perplexity_source=source, perplexity_spread=0.5)))
+    (found,) = taken(
+        study(record(0, config=BASELINE, perplexity_source=source, perplexity_spread=0.5))
+    )
     assert (found.perplexity_source, found.perplexity_spread) == (source, 0.5)
 
 
-# -- with a database ---------------------------------------------------------------------------------------------
+# -- with a database -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -268,13 +306,22 @@ def test_a_study_is_kept_with_all_that_was_taken_over(url):
         found = take_over(store, NEW, NOTHING_SAID)
         store.create_study(NEW, trials_wanted=5, records=found.records, forecasts=found.forecasts)
         (kept,) = store.trials("new")
-    assert (kept.config, kept.reused_from, kept.feasible) == (BASELINE, "trial 0 of study 'earlier'", True)
+    assert (kept.config, kept.reused_from, kept.feasible) == (
+        BASELINE,
+        "trial 0 of study 'earlier'",
+        True,
+    )
     assert (kept.predicted_peak_memory_bytes, kept.is_finished) == (100 * MIB, True)
 
 
 @pytest.mark.parametrize(
     ("said", "records", "forecasts"),
-    [({}, 1, 1), ({"fresh": True}, 0, 0), ({"predict": False}, 1, 0), ({"memory_snapshot": True}, 0, 1)],
+    [
+        ({}, 1, 1),
+        ({"fresh": True}, 0, 0),
+        ({"predict": False}, 1, 0),
+        ({"memory_snapshot": True}, 0, 1),
+    ],
     ids=["nothing said", "fresh", "no predictions", "an allocation history of each"],
 )
 def test_what_is_asked_for_decides_what_is_taken_over(said, records, forecasts, url):
@@ -291,7 +338,9 @@ def test_a_study_that_cannot_be_read_is_passed_over(url):
         assert take_over(store, NEW, NOTHING_SAID).counts == {"earlier": 1}
 
 
-def test_a_database_that_goes_away_meanwhile_is_waited_for_and_not_passed_over(tmp_path, monkeypatch):
+def test_a_database_that_goes_away_meanwhile_is_waited_for_and_not_passed_over(
+    tmp_path, monkeypatch
+):
     url = f"sqlite:///{tmp_path}/autotune.db"
     write_study(url, [measured()])
 

@@ -96,7 +96,9 @@ def test_only_what_even_at_its_least_exceeds_the_limit_is_refused(tmp_path):
     foresight, store = foresight_in(tmp_path)
     try:
         limits = (38 * MIB, 39 * MIB, 40 * MIB)
-        refused = [foresight.refused(compiled(0.9), limit_bytes=limit) is not None for limit in limits]
+        refused = [
+            foresight.refused(compiled(0.9), limit_bytes=limit) is not None for limit in limits
+        ]
     finally:
         store.close()
     assert refused == [True, False, False]

@@ -57,8 +57,12 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("search")
     os.chdir(folder)
     Path("small.toml").write_text(SPACE)
-    Path("tiny.toml").write_text(SPACE.replace('"divisors"', "[4]").replace(', "kernel", "backward"', ""))
-    autotune.search(name="small", space="small.toml", max_mem=CAP_BYTES, trials=TRIALS, sampler="random")
+    Path("tiny.toml").write_text(
+        SPACE.replace('"divisors"', "[4]").replace(', "kernel", "backward"', "")
+    )
+    autotune.search(
+        name="small", space="small.toml", max_mem=CAP_BYTES, trials=TRIALS, sampler="random"
+    )
     yield folder
     os.chdir(before)
 
@@ -111,7 +115,10 @@ def test_what_is_over_the_cap_is_predicted_to_be_and_not_trained(result):
     over = [trial for trial in result.trials[1:] if not trial.feasible]
     assert over
     assert {trial.outcome for trial in over} == {"predicted_over_cap"}
-    assert all(trial.peak_memory_bytes is None and trial.predicted_peak_memory_bytes > CAP_BYTES for trial in over)
+    assert all(
+        trial.peak_memory_bytes is None and trial.predicted_peak_memory_bytes > CAP_BYTES
+        for trial in over
+    )
 
 
 def test_configurations_of_one_numerics_class_end_at_one_perplexity(result):
@@ -126,7 +133,9 @@ def test_every_trial_of_a_quiet_study_was_attempted_once(result):
 def test_all_of_it_can_be_had_as_a_study_of_optunas(result):
     study = autotune.optuna_study("small")
     assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
-    assert {trial.user_attrs["autotune_number"] for trial in study.trials} == {t.number for t in result.trials}
+    assert {trial.user_attrs["autotune_number"] for trial in study.trials} == {
+        t.number for t in result.trials
+    }
 
 
 def test_a_finished_study_is_answered_at_once(folder, result):
@@ -147,12 +156,16 @@ def test_a_study_is_not_continued_with_other_settings(said, folder, result):
 
 
 def test_show_prints_the_contract_as_one_json_object(folder, result):
-    shown = subprocess.run(command("show", "small", "--json"), capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        command("show", "small", "--json"), capture_output=True, text=True, check=True
+    )
     assert json.loads(shown.stdout) == json.loads(json.dumps(result.to_dict()))
 
 
 def test_a_search_prints_nothing_but_json_when_asked_to(folder, result):
-    found = subprocess.run(command("search", "--name", "small", "--json"), capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        command("search", "--name", "small", "--json"), capture_output=True, text=True, check=True
+    )
     assert json.loads(found.stdout)["front"] == list(result.front)
 
 
@@ -168,7 +181,17 @@ def test_grid_goes_through_the_space_in_its_order(folder):
 
 def test_nothing_feasible_is_exit_code_1_with_the_closest_miss(folder):
     nothing = subprocess.run(
-        command("search", "--name", "none", "--space", "tiny.toml", "--max-mem", "100000", "--trials", "2"),
+        command(
+            "search",
+            "--name",
+            "none",
+            "--space",
+            "tiny.toml",
+            "--max-mem",
+            "100000",
+            "--trials",
+            "2",
+        ),
         capture_output=True,
         text=True,
     )
@@ -196,7 +219,10 @@ def test_a_listener_sees_every_trial_begin_and_end(folder):
 def test_a_missing_dataset_leaves_no_study_behind(folder):
     with pytest.raises(InvalidDataset, match=r"missing\.txt"):
         autotune.search(name="nodata", space="tiny.toml", dataset="missing.txt")
-    assert "nodata" not in subprocess.run(command("studies"), capture_output=True, text=True, check=True).stdout
+    assert (
+        "nodata"
+        not in subprocess.run(command("studies"), capture_output=True, text=True, check=True).stdout
+    )
 
 
 def test_a_device_that_is_not_there_is_refused_by_name(folder):
@@ -206,20 +232,27 @@ def test_a_device_that_is_not_there_is_refused_by_name(folder):
 
 def test_a_dry_run_says_what_would_be_done_and_leaves_no_study(folder):
     planned = subprocess.run(
-        command("search", "--space", "small.toml", "--dry-run", "--name", "planned"), capture_output=True, text=True
+        command("search", "--space", "small.toml", "--dry-run", "--name", "planned"),
+        capture_output=True,
+        text=True,
     )
     assert planned.returncode == 0
     assert "legal configurations" in planned.stdout
     assert "about" in planned.stdout
     assert re.search(r"Taken over +\d+ results: .*of study small", planned.stdout)
-    assert "planned" not in subprocess.run(command("studies"), capture_output=True, text=True, check=True).stdout
+    assert (
+        "planned"
+        not in subprocess.run(command("studies"), capture_output=True, text=True, check=True).stdout
+    )
 
 
 @pytest.mark.slow
 def test_two_databases_with_studies_of_one_name_share_no_files(folder):
     Path("other.txt").write_text("Quite another text, again and again and again.\n" * 2000)
     first, second = (
-        autotune.search(name="one", space="tiny.toml", trials=1, storage=f"sqlite:///{name}.db", dataset=dataset)
+        autotune.search(
+            name="one", space="tiny.toml", trials=1, storage=f"sqlite:///{name}.db", dataset=dataset
+        )
         for name, dataset in (("a", "other.txt"), ("b", None))
     )
     assert first.workload.text_sha256 != second.workload.text_sha256
@@ -229,7 +262,9 @@ def test_two_databases_with_studies_of_one_name_share_no_files(folder):
 @pytest.mark.slow
 def test_a_study_begun_again_after_its_database_was_deleted_is_prepared_afresh(folder):
     for width in (32, 64):
-        result = autotune.search(name="again", space="tiny.toml", trials=1, storage="sqlite:///deleted.db", width=width)
+        result = autotune.search(
+            name="again", space="tiny.toml", trials=1, storage="sqlite:///deleted.db", width=width
+        )
         for file in Path().glob("deleted.db*"):
             file.unlink()
         assert result.trials[0].outcome == "ok"
@@ -245,7 +280,7 @@ def test_a_cap_that_is_no_size_is_refused_from_python_too(cap, folder):
         autotune.search(name="nocap", space="tiny.toml", max_mem=cap)
 
 
-# -- stopped and killed ------------------------------------------------------------------------------------------
+# -- stopped and killed ----------------------------------------------------------------------------
 
 
 def processes_of_this_folder(folder: Path) -> list[int]:
@@ -271,10 +306,22 @@ def wait_until_gone(folder: Path) -> bool:
 
 def begin(name: str, *, trials: int) -> subprocess.Popen:
     # The default sampler would end the study once nothing that is left can fit.
-    arguments = ["search", "--name", name, "--fresh", "--sampler", "random", "--space", "small.toml"]
+    arguments = [
+        "search",
+        "--name",
+        name,
+        "--fresh",
+        "--sampler",
+        "random",
+        "--space",
+        "small.toml",
+    ]
     arguments += ["--max-mem", str(CAP_BYTES)]
     return subprocess.Popen(
-        command(*arguments, "--trials", str(trials)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command(*arguments, "--trials", str(trials)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -311,7 +358,9 @@ def test_a_search_killed_at_any_moment_loses_no_trial_and_doubles_none(folder):
         finished = {t.number: t for t in autotune.show("killed").trials if t.is_finished}
         assert finished_before.items() <= finished.items()
         finished_before = finished
-        process = subprocess.Popen(command("search", "--name", "killed", "--quiet"), stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command("search", "--name", "killed", "--quiet"), stdout=subprocess.DEVNULL
+        )
         while process.poll() is None and len(autotune.show("killed").trials) <= len(finished):
             time.sleep(0.05)
     assert process.wait(timeout=300) == 0
@@ -326,7 +375,9 @@ def test_a_search_killed_at_any_moment_loses_no_trial_and_doubles_none(folder):
 def test_a_second_search_of_a_running_study_joins_it(folder):
     first = begin("shared", trials=TRIALS)
     wait_for_trial(first, 1)
-    second = subprocess.run(command("search", "--name", "shared", "--json"), capture_output=True, text=True)
+    second = subprocess.run(
+        command("search", "--name", "shared", "--json"), capture_output=True, text=True
+    )
     first.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (0, 0)
     trials = autotune.show("shared").trials
@@ -337,7 +388,16 @@ def test_a_second_search_of_a_running_study_joins_it(folder):
 
 def test_an_allocation_history_is_refused_where_there_is_no_cuda_allocator(folder):
     ended = subprocess.run(
-        command("search", "--name", "history", "--space", "small.toml", "--device", "cpu", "--memory-snapshot"),
+        command(
+            "search",
+            "--name",
+            "history",
+            "--space",
+            "small.toml",
+            "--device",
+            "cpu",
+            "--memory-snapshot",
+        ),
         capture_output=True,
         text=True,
         cwd=folder,

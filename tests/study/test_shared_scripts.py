@@ -63,13 +63,17 @@ def test_micro_batches_of_one_training_share_the_perplexity_of_one_evaluation(se
 
 def test_a_script_that_does_not_divide_its_loss_shares_with_no_other_micro_batch(searched):
     trials = searched("does-not-divide", divisor="1")
-    assert [trials[size].perplexity_source for size in (4, 2, 1)] == ["evaluation loss after step 12"] * 3
+    assert [trials[size].perplexity_source for size in (4, 2, 1)] == [
+        "evaluation loss after step 12"
+    ] * 3
 
 
 def test_a_script_that_does_not_accumulate_shares_with_no_other_micro_batch(searched):
     """It trains on fewer tokens a step, whatever the size of its gradients."""
     trials = searched("does-not-accumulate", divisor="1", parts="1", tokens="16 * micro_batch")
-    assert [trials[size].perplexity_source for size in (4, 2, 1)] == ["evaluation loss after step 12"] * 3
+    assert [trials[size].perplexity_source for size in (4, 2, 1)] == [
+        "evaluation loss after step 12"
+    ] * 3
 
 
 def test_an_evaluation_of_a_time_when_its_order_was_not_checked_stands_for_no_other_trial():

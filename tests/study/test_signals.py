@@ -1,7 +1,7 @@
 """A search that is told to stop ends, wherever it is: nothing of it runs on, and what it was at is free for the next.
 
-Its processes are real, with a stand-in for the training. How the command ends, `test_search.py` tests; how long it
-takes, `studies/reliability/signals.py` measures.
+Its processes are real, with a stand-in for the training. How the command ends, `test_search.py`
+tests; how long it takes, `studies/reliability/signals.py` measures.
 """
 
 import sqlite3
@@ -52,14 +52,22 @@ class Search:
 
     def run(self):
         study = definition(sampler="random")
-        patiently = Patience(limit_seconds=600.0, listener=self.listener, check_stop=self.check_stop)
+        patiently = Patience(
+            limit_seconds=600.0, listener=self.listener, check_stop=self.check_stop
+        )
         with (
             LocalExecutor(
-                self.folder, should_stop=self.should_stop, server_command=(sys.executable, str(STAND_IN))
+                self.folder,
+                should_stop=self.should_stop,
+                server_command=(sys.executable, str(STAND_IN)),
             ) as executor,
             closing(DeviceTurns(study.device, folder=self.folder)) as turns,
             SharedStudy(
-                study, store=self.store, folder=self.folder, listener=self.listener, patiently=patiently
+                study,
+                store=self.store,
+                folder=self.folder,
+                listener=self.listener,
+                patiently=patiently,
             ) as shared,
         ):
             self.server_pids.append(executor.server_pid)
@@ -105,7 +113,11 @@ def test_stopped_in_a_trial_it_gives_the_trial_back_and_ends_its_processes(begin
 def test_stopped_while_another_search_has_the_device_it_ends_without_a_trial(begin):
     search = begin(until=WaitingForDevice)
     device = definition().device
-    with closing(DeviceTurns(device, folder=search.folder)) as turns, turns.turn(lambda: None), pytest.raises(Stopped):
+    with (
+        closing(DeviceTurns(device, folder=search.folder)) as turns,
+        turns.turn(lambda: None),
+        pytest.raises(Stopped),
+    ):
         search.run()
     assert (search.states(), search.what_runs_on()) == ([], [])
 

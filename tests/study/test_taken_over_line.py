@@ -23,7 +23,12 @@ def test_a_running_search_says_where_a_trial_was_measured(display, said):
     console = Console(file=written, force_terminal=True, width=140)
     records = (record(0, config=BASELINE, reused_from="trial 3 of study 'x'"),)
     opened = StudyOpened(
-        definition=NEW, legal=NEW.legal_space(), trials_wanted=2, records=records, is_new=True, taken_over={"x": 1}
+        definition=NEW,
+        legal=NEW.legal_space(),
+        trials_wanted=2,
+        records=records,
+        is_new=True,
+        taken_over={"x": 1},
     )
     with display(Progress(preferences=Preferences(), time_budget_seconds=None), console) as shown:
         shown(opened)

@@ -8,7 +8,13 @@ from typing import Any
 from autotune.spec.workload import Workload, make_workload
 
 GLOBAL_BATCH, LAYERS = 4, 4
-RUN = {"sequence_length": 32, "global_batch": GLOBAL_BATCH, "steps": 12, "warmup_steps": 3, "evaluation_sequences": 6}
+RUN = {
+    "sequence_length": 32,
+    "global_batch": GLOBAL_BATCH,
+    "steps": 12,
+    "warmup_steps": 3,
+    "evaluation_sequences": 6,
+}
 _SIZES = {
     "num_hidden_layers": LAYERS,
     "hidden_size": 64,
@@ -25,7 +31,12 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"model_type": "llama", **_SIZES},
     "gpt2": {"model_type": "gpt2", **_GPT2_SIZES, **_NO_DROPOUT},
     "qwen3": {"model_type": "qwen3", **_SIZES, "tie_word_embeddings": True},
-    "mixtral": {"model_type": "mixtral", **_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "mixtral": {
+        "model_type": "mixtral",
+        **_SIZES,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
 }
 FAMILIES = ("gpt", "deep-one", *CONFIGS)
 
@@ -33,7 +44,9 @@ FAMILIES = ("gpt", "deep-one", *CONFIGS)
 def workload_of(family: str, folder: Path) -> Workload:
     """`folder` takes the config.json of those that have one."""
     if family not in CONFIGS:
-        return make_workload("cpu", {"model": family, "layers": LAYERS, "width": 64, "heads": 4, **RUN})
+        return make_workload(
+            "cpu", {"model": family, "layers": LAYERS, "width": 64, "heads": 4, **RUN}
+        )
     file = folder / f"{family}.json"
     file.write_text(json.dumps(CONFIGS[family]))
     return make_workload("cpu", {"model": str(file), **RUN})

@@ -27,7 +27,10 @@ def pairwise(choices: Mapping[str, Sequence[Any]], is_legal: Callable[[Row], boo
 
 
 def _completed(
-    row: Row, choices: Mapping[str, Sequence[Any]], is_legal: Callable[[Row], bool], missing: set[frozenset[Any]]
+    row: Row,
+    choices: Mapping[str, Sequence[Any]],
+    is_legal: Callable[[Row], bool],
+    missing: set[frozenset[Any]],
 ) -> Row | None:
     if not is_legal(row):
         return None

@@ -14,7 +14,9 @@ def moved(monkeypatch):
     """Every tensor that is copied to the host; from a few hundred bytes on, so that small models have some."""
     seen = []
     monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 512)
-    monkeypatch.setattr(activation_offload, "to_host", lambda tensor: (seen.append(tensor), to_host(tensor))[1])
+    monkeypatch.setattr(
+        activation_offload, "to_host", lambda tensor: (seen.append(tensor), to_host(tensor))[1]
+    )
     return seen
 
 

@@ -42,15 +42,23 @@ def stepped(weight, gradients, *, dtype=torch.float32):
 
 def some(*shape, steps=None):
     generator = numpy.random.default_rng(0)
-    scale = 1 if steps is None else 10.0 ** generator.integers(-4, 3, size=(steps, 1, *([1] * (len(shape) - 1))))
-    return (scale * generator.standard_normal(shape if steps is None else (steps, *shape))).astype(numpy.float32)
+    scale = (
+        1
+        if steps is None
+        else 10.0 ** generator.integers(-4, 3, size=(steps, 1, *([1] * (len(shape) - 1))))
+    )
+    return (scale * generator.standard_normal(shape if steps is None else (steps, *shape))).astype(
+        numpy.float32
+    )
 
 
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (1, 8), (7,)])
 def test_it_follows_the_paper(shape):
     weight, gradients = some(*shape), some(*shape, steps=20)
     _, parameter = stepped(weight, gradients)
-    assert parameter.detach().numpy() == pytest.approx(by_the_paper(weight, gradients), rel=1e-4, abs=1e-5)
+    assert parameter.detach().numpy() == pytest.approx(
+        by_the_paper(weight, gradients), rel=1e-4, abs=1e-5
+    )
 
 
 def test_a_stack_of_matrices_is_one_matrix_after_the_other_but_for_the_clipping():
@@ -79,7 +87,12 @@ def test_a_zero_gradient_leaves_numbers():
 @pytest.mark.parametrize(("dtype", "bytes_each"), [(torch.float32, 4), (torch.bfloat16, 2)])
 def test_the_state_is_a_row_and_a_column_in_the_dtype_of_the_parameter(dtype, bytes_each):
     optimizer, _ = stepped(some(64, 96), some(64, 96, steps=2), dtype=dtype)
-    tensors = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    tensors = [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if torch.is_tensor(value)
+    ]
     assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == (64 + 96) * bytes_each
 
 

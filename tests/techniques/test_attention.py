@@ -26,7 +26,10 @@ def test_math_runs_no_fused_kernel_in_forward_or_recomputation(checkpointing, ma
 
 
 def test_flash_runs_the_fused_kernel(make_trainer):
-    assert operators_in_a_step(make_trainer(attention="flash", precision="bf16-mixed"))[FLASH_ON_CPU] == LAYERS
+    assert (
+        operators_in_a_step(make_trainer(attention="flash", precision="bf16-mixed"))[FLASH_ON_CPU]
+        == LAYERS
+    )
 
 
 def test_selective_checkpointing_keeps_the_products_of_plain_attention(make_trainer):
@@ -61,7 +64,10 @@ def call(**features):
 
 @pytest.mark.parametrize(
     ("features", "words"),
-    [({"dropout": 0.1}, "dropout 0.1"), ({"mask": (4, 8, 8), "mask_is_trained": True}, "trained mask")],
+    [
+        ({"dropout": 0.1}, "dropout 0.1"),
+        ({"mask": (4, 8, 8), "mask_is_trained": True}, "trained mask"),
+    ],
 )
 def test_what_flash_does_not_take_is_named(features, words):
     assert words in attention.unavailable("flash", device=CPU, call=call(**features))
@@ -75,7 +81,15 @@ def test_plain_operations_take_everything():
 def test_calls_are_seen_with_their_features():
     query, key = torch.zeros(2, 4, 8, 16), torch.zeros(2, 2, 8, 16)
     with CallsOfAttention() as seen:
-        torch.nn.functional.scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=True)
+        torch.nn.functional.scaled_dot_product_attention(
+            query, key, key, is_causal=True, enable_gqa=True
+        )
     assert list(seen.calls) == [
-        AttentionCall(query=(2, 4, 8, 16), key=(2, 2, 8, 16), value=(2, 2, 8, 16), is_causal=True, enable_gqa=True)
+        AttentionCall(
+            query=(2, 4, 8, 16),
+            key=(2, 2, 8, 16),
+            value=(2, 2, 8, 16),
+            is_causal=True,
+            enable_gqa=True,
+        )
     ]

@@ -37,7 +37,9 @@ def gradients(token_loss, *, bias=False, tied=False, tokens=37):
 
 @pytest.mark.parametrize("case", [{}, {"bias": True}, {"tied": True}, {"tokens": 1}], ids=str)
 def test_loss_and_gradients_are_those_of_the_whole_batch(case):
-    for chunked, full in zip(gradients(chunked_token_loss, **case), gradients(full_token_loss, **case), strict=True):
+    for chunked, full in zip(
+        gradients(chunked_token_loss, **case), gradients(full_token_loss, **case), strict=True
+    ):
         torch.testing.assert_close(chunked, full)
 
 
@@ -53,7 +55,9 @@ def test_the_logits_of_the_whole_batch_never_exist():
     assert seen.numbers < 2 * tokens * VOCABULARY / 4
 
 
-@pytest.mark.parametrize(("tokens", "width", "vocab_size"), [(1, 64, 256), (7, 64, 256), (1024, 64, 32000)])
+@pytest.mark.parametrize(
+    ("tokens", "width", "vocab_size"), [(1, 64, 256), (7, 64, 256), (1024, 64, 32000)]
+)
 def test_a_chunk_is_an_eighth_at_most_and_never_empty(tokens, width, vocab_size):
     assert 1 <= tokens_in_a_chunk(tokens, width=width, vocab_size=vocab_size) <= -(-tokens // 8)
 
@@ -81,12 +85,21 @@ def test_the_prediction_of_a_large_vocabulary_shrinks_by_its_logits(model):
     from autotune.spec.config import TrainingConfig
     from autotune.spec.workload import make_workload
 
-    sizes = {"layers": 1, "width": 128, "heads": 2, "sequence_length": 512, "global_batch": 4, "vocab_size": 2048}
+    sizes = {
+        "layers": 1,
+        "width": 128,
+        "heads": 2,
+        "sequence_length": 512,
+        "global_batch": 4,
+        "vocab_size": 2048,
+    }
     workload = make_workload("cpu", {"model": model, **sizes})
 
     def peak(loss):
         config = TrainingConfig(micro_batch_size=4, loss=loss)
-        return predict(PredictionRequest(workload=workload, config=config, device="cpu")).peak_memory_bytes
+        return predict(
+            PredictionRequest(workload=workload, config=config, device="cpu")
+        ).peak_memory_bytes
 
     logits_bytes = 4 * 512 * 2048 * 4
     assert peak("full") - peak("chunked") > logits_bytes

@@ -23,7 +23,9 @@ def operators(make_trainer):
     return count
 
 
-@pytest.mark.parametrize(("value", "blocks"), [("none", 0), ("every-4", 1), ("every-2", 2), ("block", 4), ("sqrt", 4)])
+@pytest.mark.parametrize(
+    ("value", "blocks"), [("none", 0), ("every-4", 1), ("every-2", 2), ("block", 4), ("sqrt", 4)]
+)
 def test_whole_blocks_are_recomputed_as_often_as_the_granularity_says(value, blocks, operators):
     assert operators(checkpointing=value)[ATTENTION] == LAYERS + blocks
 
@@ -85,7 +87,9 @@ def test_segments_hold_every_block_once_and_none_is_empty(layers):
         ("bf16-true", torch.bfloat16, torch.bfloat16),
     ],
 )
-def test_precision_decides_the_dtypes_of_weights_and_products(value, weights, products, make_trainer):
+def test_precision_decides_the_dtypes_of_weights_and_products(
+    value, weights, products, make_trainer
+):
     trainer = make_trainer(precision=value)
     seen = set()
     trainer.training.parts.model.blocks[0].feed_forward.gate.register_forward_hook(
@@ -104,7 +108,10 @@ def test_tf32_is_allowed_only_for_tf32(make_trainer):
 
 
 def test_a_cpu_has_no_tf32():
-    assert unavailable("tf32", device=torch.device("cpu")) == "TF32 belongs to NVIDIA GPUs, the device is cpu"
+    assert (
+        unavailable("tf32", device=torch.device("cpu"))
+        == "TF32 belongs to NVIDIA GPUs, the device is cpu"
+    )
 
 
 @pytest.mark.gpu
@@ -118,7 +125,9 @@ def test_fp16_scales_its_loss(make_trainer):
     assert make_trainer(precision="fp16-mixed").training.updater.scale(loss) > 1
 
 
-@pytest.mark.parametrize(("scope", "graphs"), [("block", 1), pytest.param("model", 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("scope", "graphs"), [("block", 1), pytest.param("model", 1, marks=pytest.mark.slow)]
+)
 def test_compiling_by_block_takes_one_graph_for_all_blocks(scope, graphs, make_trainer):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -162,7 +171,9 @@ def test_no_gradient_is_left_after_a_step(fusion, make_trainer):
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
-def test_a_step_takes_as_many_forward_passes_as_there_are_micro_batches(micro_batch_size, operators):
+def test_a_step_takes_as_many_forward_passes_as_there_are_micro_batches(
+    micro_batch_size, operators
+):
     count = operators(micro_batch_size=micro_batch_size)
     assert count[ATTENTION] == LAYERS * 4 // micro_batch_size
 

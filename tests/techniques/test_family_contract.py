@@ -1,7 +1,7 @@
 """Every technique on every model family: the losses are those they must be, and the effect is counted.
 
-The plain tests run rows in which every two values meet once, without torch.compile; the slow ones every value of every
-technique alone on every family, and such rows with torch.compile.
+The plain tests run rows in which every two values meet once, without torch.compile; the slow ones
+every value of every technique alone on every family, and such rows with torch.compile.
 """
 
 import functools
@@ -28,11 +28,19 @@ PLAIN_SHARE = 4
 """Of the sampled rows the plain tests run one in so many."""
 PLAIN = TrainingConfig(micro_batch_size=GLOBAL_BATCH)
 EVERY_CHOICE = {**CHOICES, "micro_batch_size": (GLOBAL_BATCH, 1)}
-RECOMPUTED = {"none": 0, "every-4": 1, "every-2": 2, "attention": 4, "selective": 4, "block": 4, "sqrt": 4}
+RECOMPUTED = {
+    "none": 0,
+    "every-4": 1,
+    "every-2": 2,
+    "attention": 4,
+    "selective": 4,
+    "block": 4,
+    "sqrt": 4,
+}
 """Attention parts of four blocks that run again in backward."""
 
 
-# -- what goes together ------------------------------------------------------------------------------------------
+# -- what goes together ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +55,18 @@ def left_out(family, folder):
         parts = build_model(workload_of(family, folder))
     lacking = missing_parts(parts, CHOICES, sequence_length=RUN["sequence_length"])
     unavailable = unavailable_here()
-    return {field: {**unavailable.get(field, {}), **lacking.get(field, {})} for field in EVERY_CHOICE}
+    return {
+        field: {**unavailable.get(field, {}), **lacking.get(field, {})} for field in EVERY_CHOICE
+    }
 
 
 @functools.cache
 def unavailable_here():
-    choices = {field: values for field, values in CHOICES.items() if field not in ("compile", "activation_offload")}
+    choices = {
+        field: values
+        for field, values in CHOICES.items()
+        if field not in ("compile", "activation_offload")
+    }
     return find_unavailable(choices, device=torch.device("cpu"))
 
 
@@ -67,7 +81,7 @@ def sampled(folder, *, compile_scopes):
     return pairwise(choices, lambda row: works(row, folder))
 
 
-# -- training and counting ---------------------------------------------------------------------------------------
+# -- training and counting -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +123,9 @@ def losses_of_plain(trainer_of):
 
 def plain_config(row):
     choices = {field: row[field] for field in ("precision", "optimizer")}
-    if row["precision"] == "bf16-true":  # a loop over its operations rounds at each, a fused kernel at the end
+    if (
+        row["precision"] == "bf16-true"
+    ):  # a loop over its operations rounds at each, a fused kernel at the end
         choices["optimizer_fusion"] = row["optimizer_fusion"]
     return TrainingConfig(**choices, micro_batch_size=GLOBAL_BATCH)
 
@@ -119,7 +135,9 @@ def moved(monkeypatch):
     """What is copied to the host."""
     seen, to_host = [], activation_offload.to_host
     monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 4096)
-    monkeypatch.setattr(activation_offload, "to_host", lambda tensor: (seen.append(tensor), to_host(tensor))[1])
+    monkeypatch.setattr(
+        activation_offload, "to_host", lambda tensor: (seen.append(tensor), to_host(tensor))[1]
+    )
     return seen
 
 
@@ -144,7 +162,11 @@ def calls_of(modules):
 
 
 def attention_parts(parts):
-    named = [m for name, m in parts.model.named_modules() if name.rpartition(".")[2] == parts.attention_name]
+    named = [
+        m
+        for name, m in parts.model.named_modules()
+        if name.rpartition(".")[2] == parts.attention_name
+    ]
     return [getattr(module, "module", module) for module in named]
 
 
@@ -166,10 +188,14 @@ def check_effects(row, trainer, moved):
     assert bool(moved) == (row["activation_offload"] == "cpu")
     if row["attention"] == "math":
         assert not any("flash" in name for name in count)
-    assert any(name.startswith(("_fused_ad", "_fused_sgd")) for name in count) == (row["optimizer_fusion"] == "kernel")
+    assert any(name.startswith(("_fused_ad", "_fused_sgd")) for name in count) == (
+        row["optimizer_fusion"] == "kernel"
+    )
     # Only then; Adafactor's own foreach has steps of other names.
     assert row["optimizer_fusion"] == "foreach" or not count["_foreach_addcdiv_"]
-    weights = torch.bfloat16 if row["precision"] in ("bf16-true", "bf16-stochastic") else torch.float32
+    weights = (
+        torch.bfloat16 if row["precision"] in ("bf16-true", "bf16-stochastic") else torch.float32
+    )
     assert {parameter.dtype for parameter in parts.model.parameters()} == {weights}
     # Its products are seen as plain ones from outside of its tensors.
     assert any(type(module).__name__ == "Float8Linear" for module in parts.model.modules()) == (
@@ -181,11 +207,13 @@ def config_of(row):
     return TrainingConfig(**{field: value for field, value in row.items() if field != "family"})
 
 
-# -- the contract ------------------------------------------------------------------------------------------------
+# -- the contract ----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("eager_updates")
-def test_every_two_values_that_go_together_keep_losses_and_effects(folder, trainer_of, losses_of_plain, moved):
+def test_every_two_values_that_go_together_keep_losses_and_effects(
+    folder, trainer_of, losses_of_plain, moved
+):
     sample = sampled(folder, compile_scopes=("none",))
     assert {row["family"] for row in sample} == set(FAMILIES)
     for row in sample[::PLAIN_SHARE]:
@@ -218,9 +246,16 @@ def keeps_the_contract(row, trainer_of, losses_of_plain, moved):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("field", "value"),
-    [(f, v) for f in EVERY_CHOICE for v in EVERY_CHOICE[f] if f != "compile" and v != getattr(PLAIN, f)],
+    [
+        (f, v)
+        for f in EVERY_CHOICE
+        for v in EVERY_CHOICE[f]
+        if f != "compile" and v != getattr(PLAIN, f)
+    ],
 )
-def test_every_value_of_every_technique_alone(family, field, value, folder, trainer_of, losses_of_plain, moved):
+def test_every_value_of_every_technique_alone(
+    family, field, value, folder, trainer_of, losses_of_plain, moved
+):
     row = {"family": family, **PLAIN.to_dict(), field: value}
     if reason := left_out(family, folder).get(field, {}).get(str(value)):
         pytest.skip(reason)
@@ -232,9 +267,16 @@ def test_every_value_of_every_technique_alone(family, field, value, folder, trai
 @pytest.mark.slow
 @pytest.mark.parametrize("scope", ["block", "model"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_compiled_with_every_checkpointing_the_losses_stay(family, scope, folder, trainer_of, losses_of_plain):
+def test_compiled_with_every_checkpointing_the_losses_stay(
+    family, scope, folder, trainer_of, losses_of_plain
+):
     for checkpointing in CHOICES["checkpointing"]:
-        row = {"family": family, **PLAIN.to_dict(), "compile": scope, "checkpointing": checkpointing}
+        row = {
+            "family": family,
+            **PLAIN.to_dict(),
+            "compile": scope,
+            "checkpointing": checkpointing,
+        }
         if works(row, folder):
             torch._dynamo.reset()
             check_losses(row, trained(trainer_of(family, config_of(row))), losses_of_plain)

@@ -18,7 +18,9 @@ def updated(*, gradient_clipping, gradients=(3.0, 4.0), scaler=None):
     """How far two weights moved: by a rate of 1, so much as their gradients."""
     weights = [nn.Parameter(torch.zeros(1)) for _ in gradients]
     updater = make_updater(weights, RULE, scaler=scaler, gradient_clipping=gradient_clipping)
-    updater.scale(sum(weight * gradient for weight, gradient in zip(weights, gradients, strict=True)).sum()).backward()
+    updater.scale(
+        sum(weight * gradient for weight, gradient in zip(weights, gradients, strict=True)).sum()
+    ).backward()
     updater.step()
     return [-weight.item() for weight in weights]
 
@@ -53,10 +55,14 @@ def test_one_is_one_however_it_is_written(workload):
 
 
 def test_a_space_has_no_step_in_backward_where_gradients_are_clipped():
-    space = SearchSpace(name="s", techniques={"optimizer_fusion": ("none", "backward"), "micro_batch_size": (4,)})
+    space = SearchSpace(
+        name="s", techniques={"optimizer_fusion": ("none", "backward"), "micro_batch_size": (4,)}
+    )
 
     def fusions(*, clips):
-        legal = bind_space(space, Circumstances(global_batch=4, clips_gradients=clips), unavailable={})
+        legal = bind_space(
+            space, Circumstances(global_batch=4, clips_gradients=clips), unavailable={}
+        )
         return [config.optimizer_fusion for config in legal.configurations()]
 
     assert (fusions(clips=False), fusions(clips=True)) == (["none", "backward"], ["none"])

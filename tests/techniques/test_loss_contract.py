@@ -12,7 +12,8 @@ from autotune.spec.config import CHOICES, Circumstances, broken_rules
 STEPS = 6
 BIT_EQUAL = 0.0
 REORDERED_SUMS = 1e-5
-"""Relative difference from summing in another order, as measured over six steps of the small model (below 2e-6)."""
+"""Relative difference from summing in another order, as measured over six steps of the small model
+(below 2e-6)."""
 TOLERANCE_BY_PRECISION = {
     "fp32": BIT_EQUAL,
     "tf32": 1e-3,
@@ -41,7 +42,9 @@ def test_checkpointing_leaves_every_loss_bit_equal(value, losses_of, reference):
 @pytest.mark.parametrize("value", CHOICES["optimizer_fusion"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_way_to_update_gives_the_same_losses(value, optimizer, losses_of):
-    if reasons := broken_rules({"optimizer": optimizer, "optimizer_fusion": value}, Circumstances(global_batch=1)):
+    if reasons := broken_rules(
+        {"optimizer": optimizer, "optimizer_fusion": value}, Circumstances(global_batch=1)
+    ):
         pytest.skip(f"an illegal configuration: {reasons[0]}")
     plain = losses_of(steps=STEPS, optimizer=optimizer)
     assert losses_of(steps=STEPS, optimizer=optimizer, optimizer_fusion=value) == pytest.approx(
@@ -51,15 +54,21 @@ def test_every_way_to_update_gives_the_same_losses(value, optimizer, losses_of):
 
 @pytest.mark.parametrize("value", [1, 2])
 def test_accumulation_gives_the_losses_of_the_global_batch(value, losses_of, reference):
-    assert losses_of(steps=STEPS, micro_batch_size=value) == pytest.approx(reference, rel=REORDERED_SUMS)
+    assert losses_of(steps=STEPS, micro_batch_size=value) == pytest.approx(
+        reference, rel=REORDERED_SUMS
+    )
 
 
 @pytest.mark.parametrize("value", CHOICES["precision"])
 def test_precision_stays_within_its_stated_tolerance(value, losses_of, reference):
-    assert losses_of(steps=STEPS, precision=value) == pytest.approx(reference, rel=TOLERANCE_BY_PRECISION[value])
+    assert losses_of(steps=STEPS, precision=value) == pytest.approx(
+        reference, rel=TOLERANCE_BY_PRECISION[value]
+    )
 
 
-@pytest.mark.parametrize("value", ["bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"])
+@pytest.mark.parametrize(
+    "value", ["bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"]
+)
 def test_sixteen_bit_precision_really_computes_other_numbers(value, losses_of, reference):
     assert losses_of(steps=STEPS, precision=value) != reference
 
@@ -117,10 +126,19 @@ print(json.dumps([trainer.step(step, next(batches)) for step in range(6)]))
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("value", [value for value in CHOICES["checkpointing"] if value != "none"])
-def test_checkpointing_is_bit_equal_on_cuda_with_deterministic_algorithms(value, workload, prepared):
+def test_checkpointing_is_bit_equal_on_cuda_with_deterministic_algorithms(
+    value, workload, prepared
+):
     def losses(checkpointing):
         ran = subprocess.run(
-            [sys.executable, "-c", ON_CUDA, json.dumps(workload.to_dict()), checkpointing, str(prepared)],
+            [
+                sys.executable,
+                "-c",
+                ON_CUDA,
+                json.dumps(workload.to_dict()),
+                checkpointing,
+                str(prepared),
+            ],
             capture_output=True,
             text=True,
             check=True,

@@ -12,7 +12,9 @@ def pairs_in(rows):
 
 
 def test_every_two_values_meet():
-    every_row = [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
+    every_row = [
+        dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())
+    ]
     rows = pairwise(CHOICES, lambda _: True)
     assert pairs_in(rows) == pairs_in(every_row)
     assert len(rows) <= len(every_row) / 4
@@ -22,7 +24,9 @@ def test_every_two_values_that_some_legal_row_has_meet_in_a_legal_row():
     def is_legal(row):
         return row.get("a") != row.get("b") or "a" not in row or "b" not in row
 
-    every_row = [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
+    every_row = [
+        dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())
+    ]
     rows = pairwise(CHOICES, is_legal)
     assert all(is_legal(row) for row in rows)
     assert pairs_in(rows) == pairs_in(filter(is_legal, every_row))

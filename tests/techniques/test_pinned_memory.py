@@ -31,7 +31,9 @@ def counted(monkeypatch):
     return set_to
 
 
-@pytest.mark.parametrize(("size_bytes", "pinned"), [(0, 0), (1, 1), (4096, 4096), (4097, 8192), (3 * MIB, 4 * MIB)])
+@pytest.mark.parametrize(
+    ("size_bytes", "pinned"), [(0, 0), (1, 1), (4096, 4096), (4097, 8192), (3 * MIB, 4 * MIB)]
+)
 def test_torch_pins_the_next_power_of_two(size_bytes, pinned):
     assert pinned_bytes(size_bytes) == pinned
 
@@ -57,8 +59,13 @@ def test_before_more_is_pinned_than_the_host_has_it_ends_with_the_bytes_and_the_
         budget.take(1 * MIB)
     measurement = measurement_of_exception(ended.value, device_type="cuda")
     assert measurement.outcome == "out_of_memory"
-    assert measurement.message.startswith("out of host memory: offloaded activations pin at least 9.00 MiB")
-    assert "of the 9.00 MiB that the host had left when the trial began 8.00 MiB may be pinned" in measurement.message
+    assert measurement.message.startswith(
+        "out of host memory: offloaded activations pin at least 9.00 MiB"
+    )
+    assert (
+        "of the 9.00 MiB that the host had left when the trial began 8.00 MiB may be pinned"
+        in measurement.message
+    )
     assert "use activation_offload none" in measurement.message
 
 
@@ -66,7 +73,9 @@ def test_before_more_is_pinned_than_the_host_has_it_ends_with_the_bytes_and_the_
 def on_cuda(workload, prepared, monkeypatch):
     """on_cuda(available_bytes) trains with offloading on the first GPU while the host has so much left."""
     monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 512)
-    monkeypatch.setattr(activation_offload, "to_host", activation_offload.to_host)  # a trial replaces it
+    monkeypatch.setattr(
+        activation_offload, "to_host", activation_offload.to_host
+    )  # a trial replaces it
 
     def run(available_bytes):
         monkeypatch.setattr(pinned_memory, "available_bytes", lambda: available_bytes)

@@ -12,7 +12,10 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import MODEL_NAMES, make_workload
 from autotune.techniques.requirements import check_parts, missing_parts
 
-CHOICES = {"checkpointing": ["none", "attention", "block", "sqrt"], "compile": ["none", "block", "model"]}
+CHOICES = {
+    "checkpointing": ["none", "attention", "block", "sqrt"],
+    "compile": ["none", "block", "model"],
+}
 LOSSES = {"loss": ["full", "chunked"]}
 SIZES = {
     "num_hidden_layers": 2,
@@ -86,7 +89,9 @@ def test_a_model_with_a_trained_bias_on_its_scores_has_no_flash_attention():
     assert "trained mask" in missing_attention(parts)["flash"]
 
 
-@pytest.mark.parametrize("settings", [{"model_type": "llama"}, {"model_type": "mixtral", "num_local_experts": 2}])
+@pytest.mark.parametrize(
+    "settings", [{"model_type": "llama"}, {"model_type": "mixtral", "num_local_experts": 2}]
+)
 def test_a_causal_model_with_grouped_queries_has_every_kernel_there_is(shapes_of, settings):
     assert missing_attention(shapes_of(**settings)) == {}
 
@@ -102,7 +107,12 @@ def test_a_model_that_attends_in_another_way_has_no_kernel_to_choose():
 
 
 def test_blocks_without_a_matrix_that_fits_have_no_fp8(shapes_of):
-    odd = {"hidden_size": 40, "intermediate_size": 60, "num_attention_heads": 5, "num_key_value_heads": 5}
+    odd = {
+        "hidden_size": 40,
+        "intermediate_size": 60,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+    }
     missing = missing_parts(shapes_of(model_type="llama", **odd), {"precision": ["fp8"]})
     assert "multiples of 16" in missing["precision"]["fp8"]
 

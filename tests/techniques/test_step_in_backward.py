@@ -17,7 +17,10 @@ def adamw(model):
 
 
 def momentum(model):
-    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "momentum": 0.5}]
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.1},
+        {"params": model[2].parameters(), "momentum": 0.5},
+    ]
     return torch.optim.SGD(groups, lr=0.02, momentum=0.9, foreach=False)
 
 
@@ -58,7 +61,12 @@ def test_it_follows_a_schedule_after_its_state_was_loaded(make):
         model = small_model()
         optimizer = change(make(model))
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        train(model, optimizer, steps=5, schedule=torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
+        train(
+            model,
+            optimizer,
+            steps=5,
+            schedule=torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+        )
         return weights(model)
 
     plain, in_backward = map(trained, WAYS)
@@ -152,7 +160,9 @@ class CountsInItsGroups(torch.optim.SGD):
 
 
 def test_an_optimizer_that_counts_its_steps_for_all_parameters_is_refused():
-    with pytest.raises(IllegalConfiguration, match="CountsInItsGroups keeps updates in its parameter groups"):
+    with pytest.raises(
+        IllegalConfiguration, match="CountsInItsGroups keeps updates in its parameter groups"
+    ):
         with_fusion(CountsInItsGroups(small_model().parameters(), lr=0.1), "backward")
 
 
@@ -165,13 +175,17 @@ class CountsInItself(torch.optim.SGD):
 
 
 def test_an_optimizer_that_counts_its_steps_in_itself_is_refused():
-    with pytest.raises(IllegalConfiguration, match=r"CountsInItself .* changes updates at each step"):
+    with pytest.raises(
+        IllegalConfiguration, match=r"CountsInItself .* changes updates at each step"
+    ):
         with_fusion(CountsInItself(small_model().parameters(), lr=0.1), "backward")
 
 
 def test_an_optimizer_for_matrices_only_is_tried_with_a_matrix():
     weight = nn.Parameter(torch.ones(4, 4))
-    assert with_fusion(torch.optim.Muon([weight], lr=0.1), "backward").param_groups[0]["params"] == [weight]
+    assert with_fusion(torch.optim.Muon([weight], lr=0.1), "backward").param_groups[0][
+        "params"
+    ] == [weight]
 
 
 def test_a_group_without_parameters_is_no_obstacle():

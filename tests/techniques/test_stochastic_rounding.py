@@ -28,7 +28,11 @@ def test_only_the_two_neighbours_come_out():
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_expectation_is_exact(share, sign):
     exact = sign * (1 + share * BETWEEN_BF16)
-    mean = round_to_bf16(torch.full((200_000,), exact), generator=torch.Generator().manual_seed(0)).double().mean()
+    mean = (
+        round_to_bf16(torch.full((200_000,), exact), generator=torch.Generator().manual_seed(0))
+        .double()
+        .mean()
+    )
     assert mean.item() == pytest.approx(exact, abs=0.01 * BETWEEN_BF16)
 
 
@@ -81,7 +85,9 @@ def test_state_is_written_in_place():
     for _ in range(3):
         weight.grad = torch.ones_like(weight)
         optimizer.step()
-        addresses.append([optimizer.state[weight][name].data_ptr() for name in ("exp_avg", "exp_avg_sq")])
+        addresses.append(
+            [optimizer.state[weight][name].data_ptr() for name in ("exp_avg", "exp_avg_sq")]
+        )
     assert addresses[0] == addresses[1] == addresses[2]
 
 
@@ -129,7 +135,9 @@ def test_weights_and_state_take_as_much_as_with_bf16_true(make_trainer):
     assert bytes_of("bf16-stochastic") == bytes_of("bf16-true")
 
 
-def test_with_a_small_rate_the_loss_stays_closer_to_fp32_than_bf16_true(make_trainer, workload, monkeypatch):
+def test_with_a_small_rate_the_loss_stays_closer_to_fp32_than_bf16_true(
+    make_trainer, workload, monkeypatch
+):
     """At a rate whose updates are below half of what bf16 resolves, bf16-true stands still."""
     monkeypatch.setattr(type(workload), "learning_rate_of", lambda *_: 5e-5)
 

@@ -29,7 +29,9 @@ def without_torchao(monkeypatch):
 
 
 def rule(**choices):
-    return UpdateRule(**{"optimizer": "adamw-8bit", "fusion": "none", "learning_rate": 1e-3, **choices})
+    return UpdateRule(
+        **{"optimizer": "adamw-8bit", "fusion": "none", "learning_rate": 1e-3, **choices}
+    )
 
 
 @pytest.mark.usefixtures("eager_updates")
@@ -78,7 +80,12 @@ def test_without_torchao_both_are_left_out_with_what_to_install():
 
 @pytest.mark.parametrize(
     ("layer", "fits"),
-    [(nn.Linear(32, 48), True), (nn.Linear(32, 40), False), (nn.Linear(40, 32), False), (nn.Embedding(32, 32), False)],
+    [
+        (nn.Linear(32, 48), True),
+        (nn.Linear(32, 40), False),
+        (nn.Linear(40, 32), False),
+        (nn.Embedding(32, 32), False),
+    ],
     ids=str,
 )
 def test_only_matrices_of_multiples_of_16_are_multiplied_in_fp8(layer, fits):
@@ -107,6 +114,9 @@ def test_conversion_keeps_the_parameters_and_leaves_the_head_alone(make_trainer)
 def test_fp8_trains_like_bf16_mixed_within_its_precision(losses_of):
     if reason := fp8.unavailable(device=CPU):
         pytest.skip(reason)
-    fp8_losses, mixed = losses_of(steps=6, precision="fp8"), losses_of(steps=6, precision="bf16-mixed")
+    fp8_losses, mixed = (
+        losses_of(steps=6, precision="fp8"),
+        losses_of(steps=6, precision="bf16-mixed"),
+    )
     assert fp8_losses == pytest.approx(mixed, rel=2e-2)
     assert fp8_losses != mixed

@@ -41,7 +41,11 @@ def test_it_has_the_outcome_dominated_and_names_the_trial(beaten):
 
 
 def test_its_memory_and_speed_are_measured_and_its_perplexity_is_not(beaten):
-    assert (beaten.peak_memory_bytes > 0, beaten.tokens_per_second > 0, beaten.perplexity) == (True, True, None)
+    assert (beaten.peak_memory_bytes > 0, beaten.tokens_per_second > 0, beaten.perplexity) == (
+        True,
+        True,
+        None,
+    )
 
 
 def test_nothing_of_it_is_evaluated(beaten):

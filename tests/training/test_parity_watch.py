@@ -34,8 +34,12 @@ def trace_of(trainer, *, reference=None):
 
 @pytest.mark.parametrize("fusion", CHOICES["optimizer_fusion"])
 @pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
-def test_however_it_updates_the_gradients_are_those_of_every_block(fusion, optimizer, make_trainer, workload):
-    if broken_rules({"optimizer": optimizer, "optimizer_fusion": fusion}, Circumstances(global_batch=1)):
+def test_however_it_updates_the_gradients_are_those_of_every_block(
+    fusion, optimizer, make_trainer, workload
+):
+    if broken_rules(
+        {"optimizer": optimizer, "optimizer_fusion": fusion}, Circumstances(global_batch=1)
+    ):
         pytest.skip("an illegal configuration")
     plain = trace_of(make_trainer()).gradient_norms
     norms = trace_of(make_trainer(optimizer=optimizer, optimizer_fusion=fusion)).gradient_norms
@@ -46,13 +50,17 @@ def test_however_it_updates_the_gradients_are_those_of_every_block(fusion, optim
 def test_a_loss_scale_is_no_part_of_a_gradient_norm(make_trainer):
     plain = trace_of(make_trainer()).gradient_norms
     for fusion in ("none", "kernel"):
-        norms = trace_of(make_trainer(precision="fp16-mixed", optimizer_fusion=fusion)).gradient_norms
+        norms = trace_of(
+            make_trainer(precision="fp16-mixed", optimizer_fusion=fusion)
+        ).gradient_norms
         assert norms == pytest.approx(plain, rel=0.02)
 
 
 def test_gradients_accumulate_before_their_norm_is_taken(make_trainer):
     plain = trace_of(make_trainer()).gradient_norms
-    assert trace_of(make_trainer(micro_batch_size=1)).gradient_norms == pytest.approx(plain, rel=1e-5)
+    assert trace_of(make_trainer(micro_batch_size=1)).gradient_norms == pytest.approx(
+        plain, rel=1e-5
+    )
 
 
 def test_the_norm_is_that_of_the_gradient_itself(make_trainer):
@@ -70,7 +78,9 @@ def test_a_model_without_dropout_draws_no_random_numbers(make_trainer):
 
 
 def test_drawing_random_numbers_is_seen():
-    watch = ParityWatch({}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True)
+    watch = ParityWatch(
+        {}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True
+    )
     with watch.step():
         torch.rand(1)
     assert watch.trace().draws_random_numbers
@@ -90,7 +100,11 @@ def test_projections_estimate_how_far_two_gradients_are_apart():
 
     def sketch(gradient):
         watch = ParityWatch(
-            {"rest": [parameter]}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True
+            {"rest": [parameter]},
+            device=torch.device("cpu"),
+            precision="fp32",
+            reference=None,
+            is_trace=True,
         )
         optimizer = torch.optim.SGD([parameter], lr=0.0)
         parameter.grad = gradient
@@ -113,7 +127,11 @@ def test_where_nothing_is_compared_no_gradient_is_read(make_trainer):
 def test_a_sparse_gradient_is_left_out():
     embedding = torch.nn.Embedding(4, 2, sparse=True)
     watch = ParityWatch(
-        {"rest": embedding.parameters()}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True
+        {"rest": embedding.parameters()},
+        device=torch.device("cpu"),
+        precision="fp32",
+        reference=None,
+        is_trace=True,
     )
     optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
     embedding(torch.tensor([1])).sum().backward()
@@ -122,7 +140,7 @@ def test_a_sparse_gradient_is_left_out():
     assert watch.trace().gradient_norms == {}
 
 
-# -- the learning rates and the state that updates use ---------------------------------------------------------------
+# -- the learning rates and the state that updates use ---------------------------------------------
 
 
 class KeepsItsOwnGroups(torch.optim.AdamW):
@@ -171,14 +189,20 @@ def in_backward(parameters, **settings):
 
 @pytest.mark.parametrize("changed_at", [2, 20])
 def test_an_update_that_ignores_a_changed_learning_rate_is_seen(changed_at):
-    with pytest.raises(ParityFailed, match=r"used a learning rate of 0\.01, and its parameter group has 0\.005"):
+    with pytest.raises(
+        ParityFailed, match=r"used a learning rate of 0\.01, and its parameter group has 0\.005"
+    ):
         losses_watched(KeepsItsOwnGroups, rates=[(changed_at, 0.005)], steps=21)
 
 
 def test_an_update_that_ignores_a_state_that_was_loaded_is_seen():
     def load(optimizer):
         state = {
-            index: {"step": torch.tensor(9.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.ones_like(p)}
+            index: {
+                "step": torch.tensor(9.0),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.ones_like(p),
+            }
             for index, p in enumerate(optimizer.param_groups[0]["params"])
         }
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

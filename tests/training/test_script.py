@@ -88,7 +88,16 @@ def server(tmp_path_factory):
 def trial_of(server, tmp_path):
     """trial_of(script, checkpointing="block") is the measurement of one trial, in a process of its own."""
 
-    def run(file, *, cap_bytes=2**40, steps=12, shares_perplexity=False, rivals=(), device="cpu", **choices):
+    def run(
+        file,
+        *,
+        cap_bytes=2**40,
+        steps=12,
+        shares_perplexity=False,
+        rivals=(),
+        device="cpu",
+        **choices,
+    ):
         uuid = None if device == "cpu" else devices()[0]["uuid"]
         workload = make_workload("cpu", {"script": str(file), "global_batch": 4, "steps": steps})
         payload = {
@@ -102,7 +111,11 @@ def trial_of(server, tmp_path):
             "shares_perplexity": shares_perplexity,
             "rivals": list(rivals),
         }
-        return server.submit("train", payload, log_file=tmp_path / "trial.log").result(timeout=120).result
+        return (
+            server.submit("train", payload, log_file=tmp_path / "trial.log")
+            .result(timeout=120)
+            .result
+        )
 
     return run
 
@@ -112,12 +125,16 @@ def examine(server, tmp_path):
     def run(file, **choices):
         workload = make_workload("cpu", {"script": str(file), "global_batch": 4}).to_dict()
         payload = {"workload": workload, "choices": choices, "device": "cpu"}
-        return server.submit("examine", payload, log_file=tmp_path / "examine.log").result(timeout=120).result
+        return (
+            server.submit("examine", payload, log_file=tmp_path / "examine.log")
+            .result(timeout=120)
+            .result
+        )
 
     return run
 
 
-# -- as a trial --------------------------------------------------------------------------------------------------
+# -- as a trial ------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
@@ -127,7 +144,8 @@ def test_on_cuda_its_timed_steps_are_not_waited_for(script, trial_of):
     text = file.read_text().replace("Model()", "Model().cuda()").replace("% 256", "% 256).cuda()")
     text = text.replace("tokens = torch", "tokens = (torch")
     text = text.replace(
-        "    autotune.report(", "    if step == 7: torch.cuda.set_sync_debug_mode('error')\n    autotune.report("
+        "    autotune.report(",
+        "    if step == 7: torch.cuda.set_sync_debug_mode('error')\n    autotune.report(",
     )
     file.write_text(text)
     found = trial_of(file, device="cuda:0")
@@ -137,15 +155,23 @@ def test_on_cuda_its_timed_steps_are_not_waited_for(script, trial_of):
 
 def test_it_is_ended_after_the_workloads_steps_and_measured(script, trial_of):
     found = trial_of(script())
-    assert (found["outcome"], found["perplexity_source"]) == ("ok", "training loss of the last 3 steps")
+    assert (found["outcome"], found["perplexity_source"]) == (
+        "ok",
+        "training loss of the last 3 steps",
+    )
     assert found["tokens_per_second"] > 0
     assert found["bytes_by_kind"]["parameters"] == BYTES
     assert 4 * BYTES < found["peak_memory_bytes"] < 6 * BYTES
 
 
 def test_techniques_change_its_memory_and_not_its_loss(script, trial_of):
-    plain, fused = trial_of(script()), trial_of(script(), checkpointing="block", optimizer_fusion="backward")
-    assert fused["peak_memory_bytes"] < plain["peak_memory_bytes"] - BYTES / 2  # never all gradients together
+    plain, fused = (
+        trial_of(script()),
+        trial_of(script(), checkpointing="block", optimizer_fusion="backward"),
+    )
+    assert (
+        fused["peak_memory_bytes"] < plain["peak_memory_bytes"] - BYTES / 2
+    )  # never all gradients together
     assert fused["perplexity"] == pytest.approx(plain["perplexity"], rel=1e-4)
 
 
@@ -154,8 +180,12 @@ def test_in_backward_it_follows_a_schedule_after_its_optimizers_state_was_loaded
     file = script()
     loaded = "optimizer.load_state_dict(optimizer.state_dict())"
     schedule = "schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=12)"
-    text = file.read_text().replace("tokens = torch.arange", f"{loaded}\n{schedule}\ntokens = torch.arange")
-    file.write_text(text.replace("    optimizer.zero_grad()", "    optimizer.zero_grad()\n    schedule.step()"))
+    text = file.read_text().replace(
+        "tokens = torch.arange", f"{loaded}\n{schedule}\ntokens = torch.arange"
+    )
+    file.write_text(
+        text.replace("    optimizer.zero_grad()", "    optimizer.zero_grad()\n    schedule.step()")
+    )
     plain, in_backward = trial_of(file), trial_of(file, optimizer_fusion="backward")
     assert in_backward["final_loss"] == plain["final_loss"]
 
@@ -171,14 +201,19 @@ def test_in_backward_it_follows_a_schedule_after_its_optimizers_state_was_loaded
 def test_in_backward_it_is_ended_where_it_clips_gradients_that_are_gone(clip, script, trial_of):
     file = script()
     text = file.read_text().replace(
-        "import sys", "import sys\nfrom torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_"
+        "import sys",
+        "import sys\nfrom torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_",
     )
     file.write_text(
-        text.replace("    optimizer.step()", f"    w = model.parameters()\n    {clip}\n    optimizer.step()")
+        text.replace(
+            "    optimizer.step()", f"    w = model.parameters()\n    {clip}\n    optimizer.step()"
+        )
     )
     found = trial_of(file, optimizer_fusion="backward")
     assert found["outcome"] == "parity_failed"
-    assert "the script clips gradients, which optimizer_fusion backward has used" in found["message"]
+    assert (
+        "the script clips gradients, which optimizer_fusion backward has used" in found["message"]
+    )
 
 
 def test_memory_that_the_script_frees_before_the_steady_steps_does_not_count(script, trial_of):
@@ -232,7 +267,11 @@ def test_an_evaluation_that_does_not_follow_the_last_step_decides_nothing(where,
 def test_an_evaluation_is_seen_of_a_compiled_model_too(by, script, trial_of):
     file = with_evaluation(script(), before=EVALUATE)
     if by == "the script":
-        file.write_text(file.read_text().replace("tokens = torch", "model = torch.compile(model)\ntokens = torch"))
+        file.write_text(
+            file.read_text().replace(
+                "tokens = torch", "model = torch.compile(model)\ntokens = torch"
+            )
+        )
     found = trial_of(file, compile="model" if by == "autotune" else "none")
     assert "no evaluation was seen after the last step" in found["perplexity_source"]
 
@@ -244,7 +283,9 @@ def test_a_copy_of_the_model_has_weights_of_its_own(precision, script, trial_of)
     text = file.read_text().replace(
         "tokens = torch.arange", "import copy\nfrozen = copy.deepcopy(model)\ntokens = torch.arange"
     )
-    compute = "F.cross_entropy(frozen(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()"
+    compute = (
+        "F.cross_entropy(frozen(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()"
+    )
     file.write_text(text.replace("loss=loss)", f"loss=loss, evaluation_loss={compute})"))
     untrained, found = math.log(256), trial_of(file, precision=precision)
     assert math.log(found["perplexity"]) == pytest.approx(untrained, rel=0.1)
@@ -256,20 +297,26 @@ def test_the_signature_of_its_models_forward_stays_what_it_was(precision, script
     """By which a Trainer chooses the columns of a dataset."""
     file = script(after="")
     check = "import inspect; assert list(inspect.signature(model.forward).parameters) == ['tokens']"
-    file.write_text(file.read_text().replace("tokens = torch.arange", f"{check}\ntokens = torch.arange"))
+    file.write_text(
+        file.read_text().replace("tokens = torch.arange", f"{check}\ntokens = torch.arange")
+    )
     assert trial_of(file, precision=precision)["outcome"] == "ok"
 
 
 def test_its_model_can_be_saved_whole(script, trial_of):
     file = script()
     save = "import io; torch.save(model, io.BytesIO())"
-    file.write_text(file.read_text().replace("tokens = torch.arange", f"{save}\ntokens = torch.arange"))
+    file.write_text(
+        file.read_text().replace("tokens = torch.arange", f"{save}\ntokens = torch.arange")
+    )
     assert trial_of(file)["outcome"] == "ok"
 
 
 def test_an_optimizer_without_a_learning_rate_trains(script, trial_of):
     file = script()
-    text = file.read_text().replace("torch.optim.AdamW(model.parameters(), lr=1e-3)", "Own(model.parameters())")
+    text = file.read_text().replace(
+        "torch.optim.AdamW(model.parameters(), lr=1e-3)", "Own(model.parameters())"
+    )
     own = """
 class Own(torch.optim.Optimizer):
     def __init__(self, params):
@@ -281,12 +328,17 @@ class Own(torch.optim.Optimizer):
                 parameter -= group["scale"] * parameter.grad
 """
     file.write_text(text.replace("torch.manual_seed(0)", f"{own}\ntorch.manual_seed(0)"))
-    assert [trial_of(file, optimizer_fusion=fusion)["outcome"] for fusion in ("none", "backward")] == ["ok", "ok"]
+    assert [
+        trial_of(file, optimizer_fusion=fusion)["outcome"] for fusion in ("none", "backward")
+    ] == ["ok", "ok"]
 
 
 def test_an_evaluation_of_loss_0_is_one(script, trial_of):
     found = trial_of(with_evaluation(script(), after="evaluated = 0.0"))
-    assert (found["perplexity"], found["perplexity_source"]) == (1.0, "evaluation loss after step 12")
+    assert (found["perplexity"], found["perplexity_source"]) == (
+        1.0,
+        "evaluation loss after step 12",
+    )
 
 
 def test_where_perplexity_is_shared_it_is_ended_once_speed_and_memory_are_known(script, trial_of):
@@ -298,7 +350,10 @@ def test_where_perplexity_is_shared_it_is_ended_once_speed_and_memory_are_known(
 def test_a_trial_that_its_numerics_class_beats_is_ended_as_dominated(script, trial_of):
     rival = {"number": 7, "peak_memory_bytes": 1, "tokens_per_second": 1e12}
     found = trial_of(script(), steps=50, shares_perplexity=True, rivals=[rival])
-    assert (found["outcome"], found["message"]) == ("dominated", "trial 7 trains the same faster in no more memory")
+    assert (found["outcome"], found["message"]) == (
+        "dominated",
+        "trial 7 trains the same faster in no more memory",
+    )
 
 
 @pytest.mark.parametrize(
@@ -310,7 +365,9 @@ def test_a_trial_that_its_numerics_class_beats_is_ended_as_dominated(script, tri
         (0, "raise LookupError('no text')", "LookupError: no text"),
     ],
 )
-def test_a_script_that_ends_by_itself_is_an_outcome_that_says_so(steps, after, message, script, trial_of):
+def test_a_script_that_ends_by_itself_is_an_outcome_that_says_so(
+    steps, after, message, script, trial_of
+):
     found = trial_of(script(steps=steps, after=after))
     assert found["outcome"] == "crashed"
     assert message in found["message"]
@@ -322,7 +379,7 @@ def test_a_loss_that_is_no_number_is_diverged(script, trial_of):
     assert trial_of(file)["outcome"] == "diverged"
 
 
-# -- before the study --------------------------------------------------------------------------------------------
+# -- before the study ------------------------------------------------------------------------------
 
 
 def test_what_its_model_and_optimizer_cannot_take_is_left_out(script, examine):
@@ -371,14 +428,23 @@ def test_what_does_not_go_with_a_script_is_refused(settings, named, script):
 
 def test_it_cannot_be_predicted(server, script, tmp_path):
     workload = make_workload("cpu", {"script": str(script())})
-    payload = {"workload": workload.to_dict(), "config": TrainingConfig().to_dict(), "device": "cpu"}
+    payload = {
+        "workload": workload.to_dict(),
+        "config": TrainingConfig().to_dict(),
+        "device": "cpu",
+    }
     with pytest.raises(PredictionImpossible):
         server.submit("predict", payload, log_file=tmp_path / "predict.log").result(timeout=60)
 
 
 def test_an_error_of_the_measurement_is_not_the_scripts_to_handle(script, trial_of):
     report = "    autotune.report(tokens=128, loss=loss)"
-    handled = ["    try:", "        autotune.report(tokens=128, loss='none')", "    except Exception:", "        pass"]
+    handled = [
+        "    try:",
+        "        autotune.report(tokens=128, loss='none')",
+        "    except Exception:",
+        "        pass",
+    ]
     file = script()
     file.write_text(file.read_text().replace(report, "\n".join(handled)))
     measurement = trial_of(file)
@@ -394,7 +460,10 @@ def test_a_report_on_the_way_out_changes_nothing(script, trial_of):
     last = ["finally:", "    autotune.report(tokens=128, loss=1.0, evaluation_loss=1.0)"]
     file.write_text("\n".join([*lines[:loop], "try:", *body, *last]))
     found = trial_of(file)
-    assert (found["outcome"], found["perplexity_source"]) == ("ok", "training loss of the last 3 steps")
+    assert (found["outcome"], found["perplexity_source"]) == (
+        "ok",
+        "training loss of the last 3 steps",
+    )
 
 
 def test_several_seeds_of_a_script_are_refused(script):
@@ -402,7 +471,7 @@ def test_several_seeds_of_a_script_are_refused(script):
         SearchRequest(perplexity_seeds=2, workload={"script": str(script())})
 
 
-# -- by itself ---------------------------------------------------------------------------------------------------
+# -- by itself -------------------------------------------------------------------------------------
 
 
 def test_outside_a_trial_nothing_is_changed():
@@ -429,13 +498,21 @@ def test_a_file_can_name_the_configuration(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_example_runs_by_itself():
-    text = EXAMPLE.read_text().replace("STEPS, EVALUATE_EVERY = 200, 10", "STEPS, EVALUATE_EVERY = 2, 1")
+    text = EXAMPLE.read_text().replace(
+        "STEPS, EVALUATE_EVERY = 200, 10", "STEPS, EVALUATE_EVERY = 2, 1"
+    )
     code = f"__file__ = {str(EXAMPLE)!r}\n{text}"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=dict(os.environ),
+    )
     assert "step 2: loss" in ran.stdout
 
 
-# -- its optimizer -----------------------------------------------------------------------------------------------
+# -- its optimizer ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fusion", ["none", "foreach", "kernel", "backward"])
@@ -457,7 +534,9 @@ def test_every_fusion_makes_the_steps_of_the_scripts_own_optimizer(fusion):
         return torch.cat([parameter.detach().flatten() for parameter in layers.parameters()])
 
     expected = trained(lambda optimizer: optimizer)
-    assert torch.allclose(trained(lambda optimizer: with_fusion(optimizer, fusion)), expected, atol=1e-6)
+    assert torch.allclose(
+        trained(lambda optimizer: with_fusion(optimizer, fusion)), expected, atol=1e-6
+    )
 
 
 def test_a_fusion_that_the_optimizer_has_not_is_refused():
@@ -472,7 +551,9 @@ def test_mixed_precision_gives_the_script_logits_in_float32():
     apply_to_own(TrainingConfig(precision="bf16-mixed"), model, torch.optim.SGD(model.parameters()))
     outputs = model(torch.ones(2, 8))
     assert outputs.dtype == torch.float32
-    assert not torch.equal(outputs, nn.functional.linear(torch.ones(2, 8), model.weight, model.bias))
+    assert not torch.equal(
+        outputs, nn.functional.linear(torch.ones(2, 8), model.weight, model.bias)
+    )
 
 
 def test_a_stored_script_workload_loads(script):
@@ -482,7 +563,7 @@ def test_a_stored_script_workload_loads(script):
         dataclasses.replace(workload, model="gpt")
 
 
-# -- a configuration for a loop of one's own -------------------------------------------------------------------------
+# -- a configuration for a loop of one's own -------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -505,7 +586,9 @@ def recomputed(model):
 def test_a_configuration_is_loaded_from_an_export(tmp_path):
     config = TrainingConfig(checkpointing="every-2", micro_batch_size=4)
     file = tmp_path / "autotune_config.json"
-    file.write_text(json.dumps({"origin": "study tour, trial 3", "config": config.to_dict(), "workload": {}}))
+    file.write_text(
+        json.dumps({"origin": "study tour, trial 3", "config": config.to_dict(), "workload": {}})
+    )
     assert autotune.load_config(file) == config
 
 
@@ -567,7 +650,9 @@ def test_applying_nothing_is_refused():
         autotune.apply(stack())
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"config": {"precision": "fp99"}}', '{"colour": 1}', "\x00"], ids=repr)
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"config": {"precision": "fp99"}}', '{"colour": 1}', "\x00"], ids=repr
+)
 def test_a_file_without_a_configuration_is_refused_by_name(tmp_path, text):
     file = tmp_path / "config.json"
     file.write_text(text)

@@ -45,7 +45,9 @@ def test_the_first_loss_is_that_of_a_model_that_knows_nothing(make_trainer):
 
 
 def test_all_configurations_see_the_same_batches(make_trainer):
-    first, second = (make_trainer(**choices).batches() for choices in ({}, {"checkpointing": "block"}))
+    first, second = (
+        make_trainer(**choices).batches() for choices in ({}, {"checkpointing": "block"})
+    )
     assert all(torch.equal(next(first).tokens, next(second).tokens) for _ in range(5))
 
 
@@ -58,7 +60,9 @@ def test_labels_are_the_tokens_that_follow(make_trainer):
     """Labels are the inputs, shifted by one."""
     trainer = make_trainer()
     seen = []
-    trainer.training.parts.model.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs))
+    trainer.training.parts.model.register_forward_pre_hook(
+        lambda _module, inputs: seen.append(inputs)
+    )
     trainer.step(0, next(trainer.batches()))
     tokens, labels = seen[0]
     assert torch.equal(tokens[:, 1:], labels[:, :-1])
@@ -122,7 +126,9 @@ def test_a_loss_that_is_no_number_ends_the_training(request_for):
         train(request_for(learning_rates={"adamw": 1e-3, "sgd": 1e6}, choices={"optimizer": "sgd"}))
 
 
-def test_reading_gradients_for_the_comparison_is_no_part_of_the_trainings_time(request_for, monkeypatch):
+def test_reading_gradients_for_the_comparison_is_no_part_of_the_trainings_time(
+    request_for, monkeypatch
+):
     reference = trace(request_for(), dropout=True)
     take = GradientSketch._take
 
@@ -143,7 +149,9 @@ def test_eager_code_reports_no_compilation(request_for):
     assert (measurement.compile_seconds, measurement.compile_cache) == (None, None)
 
 
-def test_compilation_is_timed_apart_and_a_second_time_comes_from_the_cache(request_for, tmp_path, monkeypatch):
+def test_compilation_is_timed_apart_and_a_second_time_comes_from_the_cache(
+    request_for, tmp_path, monkeypatch
+):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     caches = []
     for _ in range(2):
@@ -157,12 +165,24 @@ def test_compilation_is_timed_apart_and_a_second_time_comes_from_the_cache(reque
 
 def test_the_learning_rate_rises_then_stays(request_for):
     trainer = Trainer(request_for(learning_rate_warmup_steps=4, learning_rates={"adamw": 1.0}))
-    assert [trainer.step.learning_rate(step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert [trainer.step.learning_rate(step) for step in range(6)] == [
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+        1.0,
+        1.0,
+    ]
 
 
 def test_a_cosine_ends_near_a_tenth(request_for):
     trainer = Trainer(
-        request_for(learning_rate_warmup_steps=2, learning_rates={"adamw": 1.0}, schedule="cosine", steps=1000)
+        request_for(
+            learning_rate_warmup_steps=2,
+            learning_rates={"adamw": 1.0},
+            schedule="cosine",
+            steps=1000,
+        )
     )
     rates = [trainer.step.learning_rate(step) for step in range(2, 1000)]
     assert rates == sorted(rates, reverse=True)
@@ -176,11 +196,16 @@ def test_the_learning_rate_reaches_every_parameter_of_a_step_in_backward(make_tr
 
 
 @pytest.mark.gpu
-def test_on_cuda_the_device_needs_more_than_the_allocated_peak(server, workload, prepared, tmp_path):
+def test_on_cuda_the_device_needs_more_than_the_allocated_peak(
+    server, workload, prepared, tmp_path
+):
     measurement = _on_cuda(server, workload, prepared, tmp_path, cap_bytes=8 * 2**30)
     assert measurement["outcome"] == "ok"
     assert measurement["context_bytes"] > 0
-    assert measurement["device_bytes"] == measurement["peak_reserved_bytes"] + measurement["context_bytes"]
+    assert (
+        measurement["device_bytes"]
+        == measurement["peak_reserved_bytes"] + measurement["context_bytes"]
+    )
     assert measurement["peak_reserved_bytes"] >= measurement["peak_memory_bytes"]
 
 
@@ -189,7 +214,10 @@ def on_cuda(request_for):
     """on_cuda(steps=..., ...) is a Trainer on the first GPU, in this process, and its batches."""
 
     def make(*, progress=unwatched, **settings):
-        trainer = Trainer(dataclasses.replace(request_for(**settings), **ON_CUDA_IN_THIS_PROCESS), progress=progress)
+        trainer = Trainer(
+            dataclasses.replace(request_for(**settings), **ON_CUDA_IN_THIS_PROCESS),
+            progress=progress,
+        )
         return trainer, trainer.batches()
 
     return make
@@ -255,12 +283,16 @@ def test_on_cuda_a_loss_that_is_no_number_ends_the_timed_steps_one_step_later(on
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scope", ["none", pytest.param("model", marks=pytest.mark.slow)])
-def test_on_cuda_the_cap_is_enforced_though_the_card_has_more(scope, server, workload, prepared, tmp_path):
+def test_on_cuda_the_cap_is_enforced_though_the_card_has_more(
+    scope, server, workload, prepared, tmp_path
+):
     """2 GiB of logits do not fit under a cap of 2 GiB, on a card of any size, in code that was compiled neither."""
     big = dataclasses.replace(workload, vocab_size=2**22)
     folder = tmp_path / "prepared"
     server.submit(
-        "prepare", {"workload": big.to_dict(), "folder": str(folder)}, log_file=tmp_path / "prepare.log"
+        "prepare",
+        {"workload": big.to_dict(), "folder": str(folder)},
+        log_file=tmp_path / "prepare.log",
     ).result()
     measurement = _on_cuda(server, big, folder, tmp_path, cap_bytes=2 * 2**30, compile=scope)
     assert measurement["outcome"] == "out_of_memory"
@@ -275,7 +307,9 @@ def _uuid_in_nvml(device):
 def _on_cuda(server, workload, prepared, tmp_path, *, cap_bytes, **choices):
     from autotune.spec.config import TrainingConfig
 
-    found = server.submit("probe", {"device": "cuda:0", "choices": {}}, log_file=tmp_path / "probe.log").result()
+    found = server.submit(
+        "probe", {"device": "cuda:0", "choices": {}}, log_file=tmp_path / "probe.log"
+    ).result()
     payload = {
         "workload": workload.to_dict(),
         "config": TrainingConfig(micro_batch_size=workload.global_batch, **choices).to_dict(),
@@ -299,7 +333,9 @@ def test_evaluation_never_sets_the_peak_of_a_compiled_training(precision, worklo
 
     wide = dataclasses.replace(workload, vocab_size=8192, layers=1)
     prepare(workload=wide.to_dict(), folder=str(tmp_path / "prepared"))
-    config = TrainingConfig(compile="model", precision=precision, micro_batch_size=wide.global_batch)
+    config = TrainingConfig(
+        compile="model", precision=precision, micro_batch_size=wide.global_batch
+    )
     request = TrainingRequest(
         workload=wide,
         config=config,

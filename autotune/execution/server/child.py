@@ -18,13 +18,16 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """By which a terminal or a batch system ends all processes at once."""
 
 HOLDERS_OF_A_TURN = 8
-"""Processes that may hold one turn at a time: a trial, and those before it that could not be ended."""
+"""Processes that may hold one turn at a time: a trial, and those before it that could not be ended.
+"""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def be_the_child(request: dict[str, Any], *, server_pid: int, result_pipe: int, begins: float) -> None:
+def be_the_child(
+    request: dict[str, Any], *, server_pid: int, result_pipe: int, begins: float
+) -> None:
     """Runs the request and leaves by os._exit: the parts of the server that were copied by the fork never run on.
 
     Waits until the monotonic clock says `begins`.
@@ -112,8 +115,8 @@ def _die_with(server_pid: int) -> None:
 def _hold_turn(turn: str) -> None:
     """Holds the device's turn until this process, and all that it forks, have ended.
 
-    `turn` is a lock file, which is shared with the search's other processes, or `@` and the beginning of the names of
-    abstract sockets, each of which one process takes.
+    `turn` is a lock file, which is shared with the search's other processes, or `@` and the
+    beginning of the names of abstract sockets, each of which one process takes.
     """
     if not turn.startswith("@"):
         fcntl.flock(os.open(turn, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_SH)
@@ -126,8 +129,13 @@ def _hold_turn(turn: str) -> None:
 def _limit_host_memory() -> None:
     """Lets this process take what is available now and no more, so that it fails instead of the machine."""
     sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(errors="replace").splitlines())
-    available_kib, data_kib = (int(text.split()[0]) for text in (sizes["MemAvailable"], status["VmData"]))
+    status = dict(
+        line.split(":", 1)
+        for line in Path("/proc/self/status").read_text(errors="replace").splitlines()
+    )
+    available_kib, data_kib = (
+        int(text.split()[0]) for text in (sizes["MemAvailable"], status["VmData"])
+    )
     limit = (available_kib + data_kib) * 1024
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 

@@ -22,7 +22,8 @@ EXIT_SECONDS = 5.0
 LINGER_SECONDS = 30.0
 """A process that SIGKILL has not ended by then waits in the kernel for what does not answer."""
 ATTEMPTS_WHERE_DISTURBED = 3
-"""How often a trial is begun in all where another process disturbed what it measures of the device."""
+"""How often a trial is begun in all where another process disturbed what it measures of the device.
+"""
 SECONDS_BETWEEN_ATTEMPTS = 1.0
 """A program that begins takes its memory within about as much."""
 
@@ -33,7 +34,11 @@ LARGEST_LOG_BYTES = 2**30
 """A trial that writes for ever would fill the disk that the study's results are on."""
 
 Ending = Literal["", "timeout", "cancelled", "crashed", "has its result"]
-_OUTCOMES: Mapping[Ending, Outcome] = {"timeout": "timeout", "cancelled": "interrupted", "crashed": "crashed"}
+_OUTCOMES: Mapping[Ending, Outcome] = {
+    "timeout": "timeout",
+    "cancelled": "interrupted",
+    "crashed": "crashed",
+}
 
 
 @dataclass(kw_only=True)
@@ -70,10 +75,13 @@ class ChildProcess:
         """Spent in what is no part of the training, and so not under its limits."""
         self._unfinished = bytearray()
 
-    # -- what it says ------------------------------------------------------------------------------------------
+    # -- what it says ------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Takes what came through the pipe. Anything may write there; only what can be read counts."""
+        """Takes what came through the pipe.
+
+        Anything may write there; only what can be read counts.
+        """
         self._unfinished += data
         if b"\n" not in data:
             if len(self._unfinished) > LARGEST_LINE_BYTES:
@@ -101,7 +109,7 @@ class ChildProcess:
             self.reply, self.ended_because = said, "has its result"
             self.kill_at = time.monotonic() + EXIT_SECONDS
 
-    # -- until when --------------------------------------------------------------------------------------------
+    # -- until when --------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
         """When it is to be looked at again: `to_be_ended` and `kill_at` then say what is to be done."""
@@ -147,7 +155,7 @@ class ChildProcess:
         if self.give_up_at is not None:
             self.give_up_at = min(self.give_up_at, now + linger_seconds)
 
-    # -- how it ended ------------------------------------------------------------------------------------------
+    # -- how it ended ------------------------------------------------------------------------------
 
     @property
     def was_disturbed(self) -> bool:
@@ -168,7 +176,9 @@ class ChildProcess:
             assert self.exit_status is not None
             killed = host_memory_kills() > self.host_memory_kills
             try:
-                ending = measurement_of_exit(self.exit_status, log_file=self.log_file, host_killed_for_memory=killed)
+                ending = measurement_of_exit(
+                    self.exit_status, log_file=self.log_file, host_killed_for_memory=killed
+                )
             except TrialLost as lost:
                 return failure_of(lost)
         if self.task == "train":

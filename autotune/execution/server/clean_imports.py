@@ -1,8 +1,9 @@
 """Imports that must not touch CUDA: a process that has initialized it cannot fork others that use it.
 
-Modules ask while they are imported whether there is a GPU. torch answers from NVML where it can, and otherwise (no
-NVML, or CUDA_VISIBLE_DEVICES names a slice of a GPU, `MIG-...`) from the CUDA runtime, in this very process. So the
-question is answered by a forked child, which may touch whatever it needs to.
+Modules ask while they are imported whether there is a GPU. torch answers from NVML where it can,
+and otherwise (no NVML, or CUDA_VISIBLE_DEVICES names a slice of a GPU, `MIG-...`) from the CUDA
+runtime, in this very process. So the question is answered by a forked child, which may touch
+whatever it needs to.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ class CudaTouched(Exception):
 
 @contextmanager
 def without_touching_cuda() -> Iterator[None]:
-    """While the block runs, the number of CUDA devices is asked in a child. Raises CudaTouched where that fails.
+    """While the block runs, the number of CUDA devices is asked in a child.
+
+    Raises CudaTouched where that fails.
 
     torch without CUDA has nothing to ask.
     """
@@ -49,7 +52,9 @@ def without_touching_cuda() -> Iterator[None]:
             return 0
 
     torch._C._cuda_getDeviceCount = count_in_a_child
-    torch.cuda._device_count_nvml = lambda: -1  # not known from NVML, which would stay open in this process
+    torch.cuda._device_count_nvml = lambda: (
+        -1
+    )  # not known from NVML, which would stay open in this process
     try:
         yield
     finally:

@@ -1,4 +1,7 @@
-"""The caller's side of the trial server: starts it, sends requests, hands out futures. Does not load torch."""
+"""The caller's side of the trial server: starts it, sends requests, hands out futures.
+
+Does not load torch.
+"""
 
 import itertools
 import json
@@ -31,7 +34,9 @@ class Reply:
 
 
 class TrialServer:
-    """One server process and the futures of what it was asked to do. Use as a context manager, or `close` it.
+    """One server process and the futures of what it was asked to do.
+
+    Use as a context manager, or `close` it.
 
     `environment` has variables of all its processes, which those of a task override.
     """
@@ -48,7 +53,8 @@ class TrialServer:
         self._futures: dict[int, Future[Reply]] = {}
         self._ids = itertools.count(1)
         self._lock, self._writing = threading.Lock(), threading.Lock()
-        """Apart: a write may wait for a server that waits until its replies are read, which takes the other lock."""
+        """Apart: a write may wait for a server that waits until its replies are read, which takes
+        the other lock."""
         self._is_ready = self._is_lost = False
         self._why_lost = ""
         self._mark = uuid.uuid4().hex
@@ -61,7 +67,9 @@ class TrialServer:
                 start_new_session=True,  # Ctrl-C at the terminal reaches the search only
                 env={**_environment_of_trials(self._mark), **(environment or {})},
             )
-        self._reader = threading.Thread(target=self._read_replies, name="trial replies", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read_replies, name="trial replies", daemon=True
+        )
         self._reader.start()
 
     @property
@@ -86,10 +94,11 @@ class TrialServer:
     ) -> "Future[Reply]":
         """Runs `task` of `autotune/execution/server/tasks.py` in a process of its own.
 
-        The process and all that it forks hold `turn`, a turn on a device (`execution/device_slots.py`).
+        The process and all that it forks hold `turn`, a turn on a device
+        (`execution/device_slots.py`).
 
-        The future's exception is the AutotuneError the task raised, TrialLost where the machine ended it, or
-        PreparationFailed.
+        The future's exception is the AutotuneError the task raised, TrialLost where the machine
+        ended it, or PreparationFailed.
         """
         future: Future[Reply] = Future()
         request_id = next(self._ids)
@@ -127,7 +136,8 @@ class TrialServer:
         except BrokenPipeError:
             pass
         if not self._is_ready:
-            self._process.kill()  # still importing: it would see the end of its input seconds later, and runs nothing
+            # still importing: it would see the end of its input seconds later, and runs nothing
+            self._process.kill()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -165,7 +175,11 @@ class TrialServer:
                     with self._lock:
                         future = self._futures.pop(reply["id"])
                     _resolve(future, reply)
-            kill_all(lambda: started_under(self._mark), within_seconds=_LEFTOVER_SECONDS, between=self._process.poll)
+            kill_all(
+                lambda: started_under(self._mark),
+                within_seconds=_LEFTOVER_SECONDS,
+                between=self._process.poll,
+            )
         finally:  # whatever goes wrong here, nobody waits for ever
             with self._lock:
                 self._is_lost = True
@@ -198,15 +212,24 @@ def _resolve(future: "Future[Reply]", reply: dict[str, Any]) -> None:
 
 
 _MARK = "AUTOTUNE_TRIAL_SERVER"
-"""Variable in the environment of a server, which all that it starts inherits: by it they are found without it."""
+"""Variable in the environment of a server, which all that it starts inherits: by it they are found
+without it."""
 _LEFTOVER_SECONDS = 2.0
 
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+_ALLOCATOR_VARIABLES = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+)
 
 
 def _environment_of_trials(mark: str) -> dict[str, str]:
     """The caller's, less what would decide a technique (the allocator) before a trial can."""
-    kept = {name: value for name, value in python_environment().items() if name not in _ALLOCATOR_VARIABLES}
+    kept = {
+        name: value
+        for name, value in python_environment().items()
+        if name not in _ALLOCATOR_VARIABLES
+    }
     return {**kept, _MARK: mark}
 
 

@@ -22,24 +22,26 @@ _IDLE_CUDA_BYTES = 1024**3
 """A GPU with less memory in use than this, the driver's own included, counts as free."""
 
 _AGREE_BYTES = 16 * 1024**2
-"""Two measurements of a new context that differ by no more are taken for right: nobody came or went in between."""
+"""Two measurements of a new context that differ by no more are taken for right: nobody came or went
+in between."""
 _MOST_MEASUREMENTS = 5
 
 _MEASURED_WITH = ("autotune", "transformers", "torchao")
-"""Packages beside torch whose code a trial runs: another release may need other memory or run at another speed."""
+"""Packages beside torch whose code a trial runs: another release may need other memory or run at
+another speed."""
 
 _CUDA_DOES_NOT_START = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
 """What torch raises where NVML names GPUs and the driver lets it use none, or fewer."""
 
 
-# -- which device ------------------------------------------------------------------------------------------------
+# -- which device ----------------------------------------------------------------------------------
 
 
 def identify(device: str | None) -> DeviceInfo:
     """Returns what `device` is; None is the first CUDA device, else the CPU.
 
-    Creates no CUDA context, but starts the driver: a process that is forked afterwards cannot use CUDA. Raises
-    InvalidInput for a device that is not there.
+    Creates no CUDA context, but starts the driver: a process that is forked afterwards cannot use
+    CUDA. Raises InvalidInput for a device that is not there.
     """
     chosen = torch.device(device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     return _cuda_info(chosen.index or 0) if chosen.type == "cuda" else _cpu_info()
@@ -71,11 +73,17 @@ def _cuda_info(index: int) -> DeviceInfo:
     count = torch.cuda.device_count()
     if index >= count:
         found = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
-        raise InvalidInput(f"there is no device {name}", hint=f"this torch sees {found}; cpu is always there")
+        raise InvalidInput(
+            f"there is no device {name}", hint=f"this torch sees {found}; cpu is always there"
+        )
     properties = torch.cuda.get_device_properties(index)
     nvml = find_device(str(properties.uuid))
     driver = driver_version()
-    versions = {**_versions(), "cuda": str(torch.version.cuda), **({"driver": driver} if driver else {})}
+    versions = {
+        **_versions(),
+        "cuda": str(torch.version.cuda),
+        **({"driver": driver} if driver else {}),
+    }
     info = DeviceInfo(
         device=name,
         name=properties.name,
@@ -98,7 +106,11 @@ def _cuda_info(index: int) -> DeviceInfo:
 
 
 def _unknown_without_nvml(driver: str | None) -> str:
-    unknown = ["how busy the device is", "which processes use it", "whether it is in exclusive-process mode"]
+    unknown = [
+        "how busy the device is",
+        "which processes use it",
+        "whether it is in exclusive-process mode",
+    ]
     if driver is None:
         unknown.append("the driver's version")
     return f"{', '.join(unknown[:-1])} and {unknown[-1]} are not known, and memory is what CUDA says is in use"
@@ -128,15 +140,15 @@ def _other_users(nvml: NvmlDevice) -> str:
     return f"{format_size(used_bytes)} of its memory{busy} are in use"
 
 
-# -- the size of a new context -----------------------------------------------------------------------------------
+# -- the size of a new context ---------------------------------------------------------------------
 
 
 def with_context_size(info: DeviceInfo) -> DeviceInfo:
     """Returns a CUDA device's `info` with the size of a new context, and what its memory says without NVML.
 
-    To be called in a process that has not touched CUDA, in the device's turn: each measurement is a process forked from
-    this one. Where no two agree the size stays unknown, and a note says so. Raises InvalidInput where no process may
-    use the device.
+    To be called in a process that has not touched CUDA, in the device's turn: each measurement is a
+    process forked from this one. Where no two agree the size stays unknown, and a note says so.
+    Raises InvalidInput where no process may use the device.
     """
     if info.compute_mode == "prohibited":
         raise InvalidInput(
@@ -144,7 +156,9 @@ def with_context_size(info: DeviceInfo) -> DeviceInfo:
             hint="nvidia-smi -c DEFAULT ends the mode; or use another --device",
         )
     if info.shares_host_memory and not info.is_known_to_nvml:
-        return replace(info, context_bytes=0, notes=(*info.notes, _NOT_COUNTED.format(device=info.device)))
+        return replace(
+            info, context_bytes=0, notes=(*info.notes, _NOT_COUNTED.format(device=info.device))
+        )
     device = torch.device(info.device)
     uuid = info.uuid
     if uuid is not None and info.is_known_to_nvml:
@@ -156,7 +170,11 @@ def with_context_size(info: DeviceInfo) -> DeviceInfo:
             return int(size_bytes)
 
         found = agreed_size(measure)
-        notes = [_UNNAMED.format(device=info.device)] if names_processes and not any(names_processes) else []
+        notes = (
+            [_UNNAMED.format(device=info.device)]
+            if names_processes and not any(names_processes)
+            else []
+        )
         return _with_size(info, found, notes=notes)
     others = []
 
@@ -167,8 +185,14 @@ def with_context_size(info: DeviceInfo) -> DeviceInfo:
 
     found = agreed_size(measure_by_cuda)
     info = _with_size(info, found, notes=[])
-    if others and info.context_bytes is not None and others[-1] - info.context_bytes >= _IDLE_CUDA_BYTES:
-        return replace(info, others=f"{format_size(others[-1] - info.context_bytes)} of its memory are in use")
+    if (
+        others
+        and info.context_bytes is not None
+        and others[-1] - info.context_bytes >= _IDLE_CUDA_BYTES
+    ):
+        return replace(
+            info, others=f"{format_size(others[-1] - info.context_bytes)} of its memory are in use"
+        )
     return info
 
 
@@ -212,7 +236,10 @@ def agreed_size(measure: Callable[[], int]) -> AgreedSize:
 
 def _with_size(info: DeviceInfo, found: AgreedSize, *, notes: list[str]) -> DeviceInfo:
     if found.size_bytes is None:
-        notes = [*notes, f"the size of a CUDA context on {info.device} could not be measured: {found.why}"]
+        notes = [
+            *notes,
+            f"the size of a CUDA context on {info.device} could not be measured: {found.why}",
+        ]
     return replace(info, context_bytes=found.size_bytes, notes=(*info.notes, *notes))
 
 
@@ -274,11 +301,15 @@ def _new_context_by_cuda(device: torch.device) -> tuple[int, int]:
     return int(size_bytes), int(before_bytes)
 
 
-# -- versions and names ------------------------------------------------------------------------------------------
+# -- versions and names ----------------------------------------------------------------------------
 
 
 def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "system": platform.platform()}
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.platform(),
+    }
     for package in _MEASURED_WITH:
         try:
             versions[package] = version(package)

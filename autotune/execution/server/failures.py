@@ -1,9 +1,10 @@
 """What a trial that failed says it failed of: from an exception inside it, or from how its process ended.
 
-Three kinds. Memory is an outcome, and the message says whose: running out of it has five faces on a CPU (measured:
-`RuntimeError` of two kinds, `MemoryError`, an exit of the OpenMP runtime, SIGKILL by the kernel) and several on CUDA,
-not all of them torch.OutOfMemoryError. What the machine does to a trial is TrialLost, and says nothing of its
-configuration (`infrastructure.py`). All else is the configuration's: a crash.
+Three kinds. Memory is an outcome, and the message says whose: running out of it has five faces on a
+CPU (measured: `RuntimeError` of two kinds, `MemoryError`, an exit of the OpenMP runtime, SIGKILL by
+the kernel) and several on CUDA, not all of them torch.OutOfMemoryError. What the machine does to a
+trial is TrialLost, and says nothing of its configuration (`infrastructure.py`). All else is the
+configuration's: a crash.
 """
 
 import errno
@@ -14,7 +15,13 @@ from pathlib import Path
 
 import torch
 
-from autotune.execution.server.infrastructure import causes_of, first_line, loss_behind, loss_by_signal, name_of_signal
+from autotune.execution.server.infrastructure import (
+    causes_of,
+    first_line,
+    loss_behind,
+    loss_by_signal,
+    name_of_signal,
+)
 from autotune.memory.host import HostMemoryExceeded
 from autotune.memory.meter import CONTEXT_ALONE
 from autotune.spec.result import Measurement
@@ -27,7 +34,8 @@ _HOST_OUT_OF_MEMORY = (
     "std::bad_alloc",
     "Cannot allocate memory",
 )
-"""What an exception of any type says. The last is the kernel's: to mmap, and to the fork of a compiler."""
+"""What an exception of any type says. The last is the kernel's: to mmap, and to the fork of a
+compiler."""
 
 _DEVICE_OUT_OF_MEMORY = (
     "CUDA out of memory",
@@ -38,11 +46,13 @@ _DEVICE_OUT_OF_MEMORY = (
     "Error [CUDA]: out of memory",
     "NVML_SUCCESS == DriverAPI::get()->nvml",
 )
-"""Those of the allocator, the driver, cuBLAS, cuDNN, Triton and what wraps them. The last is all that the allocator
-says where NVML fails, whom it asks for the other processes while it writes its message."""
+"""Those of the allocator, the driver, cuBLAS, cuDNN, Triton and what wraps them. The last is all
+that the allocator says where NVML fails, whom it asks for the other processes while it writes its
+message."""
 
 _KILLED_HELPER = ("is killed by signal: Killed", "terminated abruptly")
-"""A process of the trial's own, a DataLoader's worker or a compiler's, is gone; the kernel's count says why."""
+"""A process of the trial's own, a DataLoader's worker or a compiler's, is gone; the kernel's count
+says why."""
 
 _OPENMP_OUT_OF_MEMORY = "libgomp: Thread creation failed: Resource temporarily unavailable"
 _UNIT_BYTES = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
@@ -52,26 +62,39 @@ _LOG_TAIL_BYTES = 4000
 def measurement_of_exception(
     error: BaseException, *, device_type: str, host_killed_for_memory: bool = False
 ) -> Measurement:
-    """The outcome for an exception that ended a training. Raises TrialLost where it is not the configuration's."""
+    """The outcome for an exception that ended a training.
+
+    Raises TrialLost where it is not the configuration's.
+    """
     text = str(error)
     if isinstance(error, Diverged):
         return Measurement(outcome="diverged", message=text)
     if isinstance(error, ParityFailed):
         message = f"computes another training: {text}"
-        return Measurement(outcome="parity_failed", message=message, parity="failed", parity_message=text)
+        return Measurement(
+            outcome="parity_failed", message=message, parity="failed", parity_message=text
+        )
     if isinstance(error, HostMemoryExceeded):
         return Measurement(outcome="out_of_memory", message=text)
     if _is_host_out_of_memory(error, host_killed_for_memory=host_killed_for_memory):
         return _host_out_of_memory(text, device_type=device_type)
-    if isinstance(error, torch.OutOfMemoryError) or any(face in text for face in _DEVICE_OUT_OF_MEMORY):
+    if isinstance(error, torch.OutOfMemoryError) or any(
+        face in text for face in _DEVICE_OUT_OF_MEMORY
+    ):
         return _device_out_of_memory(error)
     if loss := loss_behind(error, device_type=device_type):
         raise loss from error
-    return Measurement(outcome="crashed", message=f"{type(error).__name__}: {first_line(text)}".strip(": "))
+    return Measurement(
+        outcome="crashed", message=f"{type(error).__name__}: {first_line(text)}".strip(": ")
+    )
 
 
-def measurement_of_exit(exit_status: int, *, log_file: Path, host_killed_for_memory: bool) -> Measurement:
-    """The outcome for a process that ended without a result. `exit_status` is negative for a signal.
+def measurement_of_exit(
+    exit_status: int, *, log_file: Path, host_killed_for_memory: bool
+) -> Measurement:
+    """The outcome for a process that ended without a result.
+
+    `exit_status` is negative for a signal.
 
     Raises TrialLost for one that was killed by somebody else.
     """
@@ -95,7 +118,9 @@ def _is_host_out_of_memory(error: BaseException, *, host_killed_for_memory: bool
     text = str(error)
     return not isinstance(error, torch.OutOfMemoryError) and (
         isinstance(error, MemoryError)
-        or any(isinstance(cause, OSError) and cause.errno == errno.ENOMEM for cause in causes_of(error))
+        or any(
+            isinstance(cause, OSError) and cause.errno == errno.ENOMEM for cause in causes_of(error)
+        )
         or any(face in text for face in _HOST_OUT_OF_MEMORY)
         or ("CUDA error: out of memory" in text and _is_of_pinned_memory(error))
         or (host_killed_for_memory and any(face in text for face in _KILLED_HELPER))

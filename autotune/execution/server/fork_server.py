@@ -1,17 +1,18 @@
 """The process trials are forked from: `python -m autotune.execution.server.fork_server`.
 
-It has imported all that a trial needs and started no kernel, no thread and no device, so that a forked trial is at
-its first step in a fraction of a second and a CUDA context is the trial's own. Requests come as JSON lines on
-stdin, replies leave as JSON lines on stdout:
+It has imported all that a trial needs and started no kernel, no thread and no device, so that a
+forked trial is at its first step in a fraction of a second and a CUDA context is the trial's own.
+Requests come as JSON lines on stdin, replies leave as JSON lines on stdout:
 
     {"id": 3, "task": "train", "payload": {...}, "limits": {...}, "log_file": "...", "environment": {...}}
     {"cancel": 3}
     -> {"id": 3, "result": ..., "error": null, "seconds": 7.1}
 
-A trial says through a pipe of its own what it is doing (`progress.py`), and has a deadline for that (`limits.py`). It
-is ended by SIGTERM, and by SIGKILL a little later; whatever it started goes with it, wherever it went
-(`process_tree.py`). When stdin closes, because the search has ended or was killed, every trial is ended and then the
-server: nothing outlives a killed search. A trial in turn is killed by the kernel when the server dies.
+A trial says through a pipe of its own what it is doing (`progress.py`), and has a deadline for that
+(`limits.py`). It is ended by SIGTERM, and by SIGKILL a little later; whatever it started goes with
+it, wherever it went (`process_tree.py`). When stdin closes, because the search has ended or was
+killed, every trial is ended and then the server: nothing outlives a killed search. A trial in turn
+is killed by the kernel when the server dies.
 """
 
 import gc
@@ -77,7 +78,7 @@ class Server:
             self._finish_ended()  # before deadlines: who has ended in time is not late
             self._enforce_deadlines()
 
-    # -- requests ----------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _read_requests(self, requests: int) -> None:
         received = os.read(requests, 65536)
@@ -93,13 +94,18 @@ class Server:
             self._selector.unregister(requests)
             for child in self._children.values():
                 self._end(child, why="cancelled")
-                child.hurry(grace_seconds=_GRACE_SECONDS_IN_THE_END, linger_seconds=_LINGER_SECONDS_IN_THE_END)
+                child.hurry(
+                    grace_seconds=_GRACE_SECONDS_IN_THE_END,
+                    linger_seconds=_LINGER_SECONDS_IN_THE_END,
+                )
 
     def _start(self, request: dict[str, Any], *, attempt: int = 1) -> None:
         try:
             self._fork(request, attempt=attempt)
         except OSError as error:  # no more processes, no more memory
-            lost = TrialLost(f"no process could be started: {error}", hint="the same command goes on from here")
+            lost = TrialLost(
+                f"no process could be started: {error}", hint="the same command goes on from here"
+            )
             self._send(failure_of(lost) | {"id": request["id"], "seconds": 0.0})
 
     def _fork(self, request: dict[str, Any], *, attempt: int) -> None:
@@ -116,7 +122,9 @@ class Server:
         server_pid, pid = os.getpid(), os.fork()
         if pid == 0:
             os.close(read_end)
-            os.close(self._replies)  # or a process the trial leaves behind would keep the caller waiting
+            os.close(
+                self._replies
+            )  # or a process the trial leaves behind would keep the caller waiting
             be_the_child(request, server_pid=server_pid, result_pipe=write_end, begins=begins)
         os.close(write_end)
         os.set_blocking(read_end, False)
@@ -136,7 +144,7 @@ class Server:
         self._children[child.id] = child
         self._selector.register(read_end, selectors.EVENT_READ, child)
 
-    # -- while they run ----------------------------------------------------------------------------------------
+    # -- while they run ----------------------------------------------------------------------------
 
     def _read_output(self, child: ChildProcess) -> int:
         """How many bytes there were."""
@@ -157,7 +165,9 @@ class Server:
     def _seconds_to_deadline(self) -> float | None:
         if not self._children:
             return None
-        deadlines = [at for child in self._children.values() if (at := child.deadline()) is not None]
+        deadlines = [
+            at for child in self._children.values() if (at := child.deadline()) is not None
+        ]
         return max(0.0, min([_LOOK_SECONDS, *(at - time.monotonic() for at in deadlines)]))
 
     def _enforce_deadlines(self) -> None:
@@ -171,9 +181,11 @@ class Server:
             elif child.give_up_at is not None and now >= child.give_up_at:
                 self._give_up(child)
 
-    # -- their end ---------------------------------------------------------------------------------------------
+    # -- their end ---------------------------------------------------------------------------------
 
-    def _end(self, child: ChildProcess | None, *, why: Ending, words: str = "stopped before its end") -> None:
+    def _end(
+        self, child: ChildProcess | None, *, why: Ending, words: str = "stopped before its end"
+    ) -> None:
         """Asks a process and all it started to end; one that was stopped goes on, so that it can."""
         if child is None:
             return
@@ -202,7 +214,9 @@ class Server:
         """Passes on what is known of a process that not even SIGKILL has ended."""
         if child.reply is None:
             hint = "see the kernel's log for what it waits for; the same command goes on from here"
-            child.reply = failure_of(TrialLost(f"process {child.pid} of the trial cannot be ended", hint=hint))
+            child.reply = failure_of(
+                TrialLost(f"process {child.pid} of the trial cannot be ended", hint=hint)
+            )
         self._forget(child)
 
     def _collect(self) -> None:
@@ -220,7 +234,9 @@ class Server:
 
     def _finish_ended(self) -> None:
         self._collect()
-        while ended := [child for child in self._children.values() if child.exit_status is not None]:
+        while ended := [
+            child for child in self._children.values() if child.exit_status is not None
+        ]:
             self._kill_what_is_left()
             for child in ended:
                 self._read_all_output(child)
@@ -230,7 +246,9 @@ class Server:
         """Ends what a trial that has ended left behind: by now ours, as those who live keep their own."""
 
         def left() -> list[int]:
-            return descendants(os.getpid(), except_of=[child.pid for child in self._children.values()])
+            return descendants(
+                os.getpid(), except_of=[child.pid for child in self._children.values()]
+            )
 
         kill_all(left, within_seconds=_LEFTOVER_SECONDS, between=self._collect)
 
@@ -239,7 +257,11 @@ class Server:
         if child.pipe in self._selector.get_map():
             self._selector.unregister(child.pipe)
         os.close(child.pipe)
-        if child.was_disturbed and child.may_be_repeated and child.attempt < ATTEMPTS_WHERE_DISTURBED:
+        if (
+            child.was_disturbed
+            and child.may_be_repeated
+            and child.attempt < ATTEMPTS_WHERE_DISTURBED
+        ):
             self._start(child.request, attempt=child.attempt + 1)
             return
         self._send(child.outcome() | {"id": child.id, "seconds": time.monotonic() - child.started})
@@ -273,7 +295,8 @@ def _import_what_trials_need() -> None:
 
 
 def main() -> None:
-    # Keeps torch.cuda.is_available() from initializing CUDA, which a forked child could then not use.
+    # Keeps torch.cuda.is_available() from initializing CUDA, which a forked child could then not
+    # use.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     for number in END_SIGNALS:  # they are for the search, which decides what ends
         signal.signal(number, signal.SIG_IGN)
@@ -289,7 +312,9 @@ def main() -> None:
     gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the children
     write_line(replies, {"ready": os.getpid()})
     Server(replies=replies).serve(requests=0)
-    os._exit(0)  # taking down all that is imported costs more than a second, and the search waits for it
+    os._exit(
+        0
+    )  # taking down all that is imported costs more than a second, and the search waits for it
 
 
 if __name__ == "__main__":

@@ -47,7 +47,9 @@ def _answer(run: Callable[[], Any], pipe: int) -> None:
         except AutotuneError as error:
             said = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
         except Exception as error:
-            said = {"message": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}
+            said = {
+                "message": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            }
         data = json.dumps(said).encode()
         while data:
             data = data[os.write(pipe, data) :]

@@ -1,7 +1,7 @@
 """What a machine does to a trial, and the configuration has no part in: it is TrialLost, and may be tried again.
 
-A device's errors are told by what CUDA says, for torch passes on its words in exceptions of several types. Decided
-word by word, from NVIDIA's description of each code (CUDA Runtime API, "cudaError"):
+A device's errors are told by what CUDA says, for torch passes on its words in exceptions of several
+types. Decided word by word, from NVIDIA's description of each code (CUDA Runtime API, "cudaError"):
 
 | CUDA says | lost? | because |
 |---|---|---|
@@ -21,7 +21,8 @@ word by word, from NVIDIA's description of each code (CUDA Runtime API, "cudaErr
 | the launch timed out and was terminated | no | a kernel too slow for a device that also drives a display |
 | CUBLAS_STATUS_..., CUDNN_STATUS_... | no | what a library makes of any of them |
 
-Where a "no" was the device after all, the next thing that runs there shows it: `LocalExecutor.check_device`.
+Where a "no" was the device after all, the next thing that runs there shows it:
+`LocalExecutor.check_device`.
 """
 
 import errno
@@ -62,7 +63,9 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE
 _DISK_TEXTS = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 """What a compiler or torch's own writer passes on as text."""
 
-_HELPER_KILLED = tuple(f"is killed by signal: {name}" for name in ("Killed", "Terminated", "Hangup"))
+_HELPER_KILLED = tuple(
+    f"is killed by signal: {name}" for name in ("Killed", "Terminated", "Hangup")
+)
 """What torch says of a DataLoader's worker."""
 
 _FROM_OUTSIDE = (
@@ -75,8 +78,8 @@ _FROM_OUTSIDE = (
     signal.SIGUSR2,
     signal.SIGXCPU,
 )
-"""Sent by somebody: a person, a batch system that wants its machine back. The others a program earns by itself:
-SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS, SIGPIPE, SIGALRM."""
+"""Sent by somebody: a person, a batch system that wants its machine back. The others a program
+earns by itself: SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS, SIGPIPE, SIGALRM."""
 
 _HINT = "nothing of the configuration is known from this; the same command goes on from here"
 
@@ -91,9 +94,15 @@ def loss_behind(error: BaseException, *, device_type: str) -> TrialLost | None:
         if device_type == "cuda" and any(face in text for face in _DEVICE_LOST):
             return TrialLost(f"the device failed under the trial: {first_line(text)}", hint=_HINT)
         if any(face in text for face in _HELPER_KILLED):
-            return TrialLost(f"a process of the trial was killed from outside: {first_line(text)}", hint=_HINT)
-        if getattr(cause, "errno", None) in _DISK_ERRORS or any(face in text for face in _DISK_TEXTS):
-            return TrialLost(f"the trial could not use its files: {first_line(text)}", hint=_DISK_HINT)
+            return TrialLost(
+                f"a process of the trial was killed from outside: {first_line(text)}", hint=_HINT
+            )
+        if getattr(cause, "errno", None) in _DISK_ERRORS or any(
+            face in text for face in _DISK_TEXTS
+        ):
+            return TrialLost(
+                f"the trial could not use its files: {first_line(text)}", hint=_DISK_HINT
+            )
     return None
 
 
@@ -101,10 +110,15 @@ _DISK_HINT = "see that the disk works and has room; the same command goes on fro
 
 
 def loss_by_signal(number: int) -> TrialLost | None:
-    """Whether the signal that ended a trial came from somebody else. Not to be asked of one that was sent from here."""
+    """Whether the signal that ended a trial came from somebody else.
+
+    Not to be asked of one that was sent from here.
+    """
     if number not in _FROM_OUTSIDE:
         return None
-    return TrialLost(f"the trial's process was killed from outside, by {name_of_signal(number)}", hint=_HINT)
+    return TrialLost(
+        f"the trial's process was killed from outside, by {name_of_signal(number)}", hint=_HINT
+    )
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
@@ -131,7 +145,8 @@ def first_line(text: str) -> str:
 def host_memory_kills(*, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """How many processes the kernel has killed for lack of memory: in this control group, else since it booted.
 
-    A group's own count (version 2) leaves out what was killed elsewhere on the machine, beyond a container's walls.
+    A group's own count (version 2) leaves out what was killed elsewhere on the machine, beyond a
+    container's walls.
     """
     own_group = re.search(r"^0::/?(.*)$", _read(proc / "self" / "cgroup"), re.MULTILINE)
     in_group = _kills_in(groups / own_group[1] / "memory.events") if own_group else None

@@ -1,9 +1,10 @@
 """How long a trial may take: as a whole, for a pass that compiles, and from one finished step to the next.
 
-Starting (reading weights and text, the device's context, a script's own preparations) is under the limit of the
-whole only: how long a script reads its data says nothing about whether it hangs, and a hung start is rare enough to
-be waited for. Reading gradients to compare trainings, about one second a billion parameters, is under no limit of the
-training's: the limit of the whole goes on when it has ended, and it may itself take no longer than that.
+Starting (reading weights and text, the device's context, a script's own preparations) is under the
+limit of the whole only: how long a script reads its data says nothing about whether it hangs, and a
+hung start is rare enough to be waited for. Reading gradients to compare trainings, about one second
+a billion parameters, is under no limit of the training's: the limit of the whole goes on when it
+has ended, and it may itself take no longer than that.
 """
 
 from dataclasses import dataclass
@@ -53,9 +54,14 @@ class TimeLimits:
 def time_limits(
     trial_seconds: float, *, compile_seconds: float | None = None, step_seconds: float | None = None
 ) -> TimeLimits:
-    """With what is not said as a share of the whole: half for compilation, a fifth for a step. Raises InvalidInput."""
+    """With what is not said as a share of the whole: half for compilation, a fifth for a step.
+
+    Raises InvalidInput.
+    """
     return TimeLimits(
         trial_seconds=trial_seconds,
-        compile_seconds=trial_seconds * COMPILE_SHARE if compile_seconds is None else compile_seconds,
+        compile_seconds=trial_seconds * COMPILE_SHARE
+        if compile_seconds is None
+        else compile_seconds,
         step_seconds=trial_seconds * STEP_SHARE if step_seconds is None else step_seconds,
     )

@@ -21,13 +21,16 @@ def is_made_of(folder: Path, workload: Workload) -> bool:
         content = json.loads((folder / _MADE_OF).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return bool(content == {"text_sha256": workload.text_sha256, "model_sha256": workload.model_sha256})
+    return bool(
+        content == {"text_sha256": workload.text_sha256, "model_sha256": workload.model_sha256}
+    )
 
 
 def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
     """Writes tokens and initial weights into `folder`; returns {"text_sha256", "model_sha256", "parameters"}.
 
-    The folder appears whole or not at all. Raises InvalidDataset, and InvalidInput for a model or a tokenizer.
+    The folder appears whole or not at all. Raises InvalidDataset, and InvalidInput for a model or a
+    tokenizer.
     """
     from autotune.data.sources import read_documents
     from autotune.data.tokens import write_tokens
@@ -80,7 +83,9 @@ def prepare_seed(*, workload: dict[str, Any], prepared: str, folder: str) -> dic
     try:
         wanted = Workload(**workload)
         for file in source.iterdir():
-            if file.name != "weights.pt" or wanted.pretrained:  # another seed is then another order only
+            if (
+                file.name != "weights.pt" or wanted.pretrained
+            ):  # another seed is then another order only
                 (unfinished / file.name).symlink_to(file.absolute())
         if not wanted.pretrained:
             draw_weights(wanted, file=unfinished / "weights.pt")

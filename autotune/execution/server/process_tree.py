@@ -1,8 +1,11 @@
-"""Finds every process that a trial has started, wherever it went, and ends it. Reads Linux's /proc; elsewhere nothing.
+"""Finds every process that a trial has started, wherever it went, and ends it.
 
-A process can leave its group and its session, and lose its parent. It cannot leave its ancestors: each trial is the
-reaper of its own orphans, and the server that of a trial which has ended. Nor can it forget the environment that the
-server was started with, which finds it when the server itself is gone.
+Reads Linux's /proc; elsewhere nothing.
+
+A process can leave its group and its session, and lose its parent. It cannot leave its ancestors:
+each trial is the reaper of its own orphans, and the server that of a trial which has ended. Nor can
+it forget the environment that the server was started with, which finds it when the server itself is
+gone.
 """
 
 import os
@@ -74,11 +77,14 @@ def send_to_group(pid: int, *signals: signal.Signals) -> None:
         _send(os.kill, pid, number)
 
 
-def kill_all(find: Callable[[], Sequence[int]], *, within_seconds: float, between: Callable[[], object]) -> None:
+def kill_all(
+    find: Callable[[], Sequence[int]], *, within_seconds: float, between: Callable[[], object]
+) -> None:
     """Kills what `find` finds until it finds nothing, for new ones may be forked meanwhile; `between` reaps the dead.
 
-    Waits until they are gone: one that is on its way out still holds memory of the device. What cannot be killed, as
-    it waits in the kernel or belongs to another user, is left behind in the end.
+    Waits until they are gone: one that is on its way out still holds memory of the device. What
+    cannot be killed, as it waits in the kernel or belongs to another user, is left behind in the
+    end.
     """
     end = time.monotonic() + within_seconds
     killed: set[int] = set()

@@ -1,7 +1,8 @@
 """How a trial's process tells the server what it is doing, so that a deadline can be kept for it.
 
-A line in the result pipe says what begins now: {"phase": "step"}. It is written at most ten times a second, from
-bytes that are there already: a line wakes the server, and on a machine with few cores that would be measured.
+A line in the result pipe says what begins now: {"phase": "step"}. It is written at most ten times a
+second, from bytes that are there already: a line wakes the server, and on a machine with few cores
+that would be measured.
 """
 
 import os
@@ -13,7 +14,10 @@ import torch._dynamo.callback
 from autotune.execution.server.limits import REPORT_SECONDS
 from autotune.spec.training_request import Stage
 
-_LINES = {phase: b'{"phase": "%s"}\n' % phase.encode() for phase in ("step", "evaluation", "parity", "compile")}
+_LINES = {
+    phase: b'{"phase": "%s"}\n' % phase.encode()
+    for phase in ("step", "evaluation", "parity", "compile")
+}
 
 
 class PipeProgress:

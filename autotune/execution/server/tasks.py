@@ -31,12 +31,14 @@ def identify(*, device: str | None) -> dict[str, Any]:
     return asdict(device_tasks.identify(device))
 
 
-def probe(*, device: str | None, choices: dict[str, list[Any]], with_context: bool = True) -> dict[str, Any]:
+def probe(
+    *, device: str | None, choices: dict[str, list[Any]], with_context: bool = True
+) -> dict[str, Any]:
     """What `device` is and which of `choices`, {technique: values}, do not work on it.
 
-    None is the first CUDA device, else the CPU. Returns {"device": DeviceInfo, "unavailable": {technique: {value:
-    reason}}}; `with_context` measures the size of a new CUDA context, too. Raises InvalidInput, and AutotuneError for a
-    torch on which no trial could run.
+    None is the first CUDA device, else the CPU. Returns {"device": DeviceInfo, "unavailable":
+    {technique: {value: reason}}}; `with_context` measures the size of a new CUDA context, too.
+    Raises InvalidInput, and AutotuneError for a torch on which no trial could run.
     """
     from autotune.memory.torch_interfaces import check_cpu_meter, check_trials
     from autotune.techniques import find_unavailable
@@ -48,10 +50,15 @@ def probe(*, device: str | None, choices: dict[str, list[Any]], with_context: bo
         check_cpu_meter()
     if info.type == "cuda" and with_context:
         info = device_tasks.with_context_size(info)
-    return {"device": asdict(info), "unavailable": find_unavailable(choices, device=torch.device(info.device))}
+    return {
+        "device": asdict(info),
+        "unavailable": find_unavailable(choices, device=torch.device(info.device)),
+    }
 
 
-def examine(*, workload: dict[str, Any], choices: dict[str, list[Any]], device: str) -> dict[str, dict[str, str]]:
+def examine(
+    *, workload: dict[str, Any], choices: dict[str, list[Any]], device: str
+) -> dict[str, dict[str, str]]:
     """What of `choices`, {technique: values}, the model cannot take on `device`: {technique: {value: reason}}.
 
     Raises InvalidInput for a model that cannot be built.
@@ -78,7 +85,10 @@ def devices() -> list[dict[str, Any]]:
 
 
 def check_device(*, device: str) -> dict[str, Any]:
-    """A tiny computation on `device`. Raises whatever torch raises, and RuntimeError for a wrong result."""
+    """A tiny computation on `device`.
+
+    Raises whatever torch raises, and RuntimeError for a wrong result.
+    """
     numbers = torch.arange(1000, dtype=torch.float64).to(device)
     if (numbers @ numbers).item() != 332833500.0:
         raise RuntimeError(f"{device} computes a wrong sum of squares")
@@ -88,7 +98,8 @@ def check_device(*, device: str) -> dict[str, Any]:
 def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
     """Trains one configuration; returns a Measurement, whatever happens short of the process's death.
 
-    Raises TrialLost for what the machine has done to it, and StudyMismatch where what the study is made of has changed.
+    Raises TrialLost for what the machine has done to it, and StudyMismatch where what the study is
+    made of has changed.
     """
     from autotune.training.script.trainer import train_script
     from autotune.training.trainer import train as run
@@ -116,7 +127,10 @@ def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> d
     try:
         training = _training_request(**request)
         first_steps = run if training.workload.script is None else trace_script
-        return {"trace": first_steps(training, dropout=dropout, progress=progress).to_dict(), "failure": ""}
+        return {
+            "trace": first_steps(training, dropout=dropout, progress=progress).to_dict(),
+            "failure": "",
+        }
     except (StudyMismatch, TrialLost):
         raise
     except Exception as error:
@@ -135,7 +149,9 @@ def _failed(error: Exception, *, device: str, memory_kills: int) -> Measurement:
     except OSError:
         pass  # the log's disk is full
     killed = host_memory_kills() > memory_kills
-    return measurement_of_exception(error, device_type=device.partition(":")[0], host_killed_for_memory=killed)
+    return measurement_of_exception(
+        error, device_type=device.partition(":")[0], host_killed_for_memory=killed
+    )
 
 
 def _training_request(
@@ -149,7 +165,10 @@ def _training_request(
     **options: Any,
 ) -> TrainingRequest:
     if workload["script"] is None and not Path(folder).is_dir():
-        raise StudyMismatch(f"{folder} is gone, the text and the weights", hint="the same command prepares them again")
+        raise StudyMismatch(
+            f"{folder} is gone, the text and the weights",
+            hint="the same command prepares them again",
+        )
     return TrainingRequest(
         workload=Workload(**workload),
         config=TrainingConfig(**config),
@@ -161,8 +180,13 @@ def _training_request(
     )
 
 
-def predict(*, workload: dict[str, Any], config: dict[str, Any], device: str, **options: Any) -> dict[str, Any]:
-    """Peak memory of one configuration on fake tensors; returns a Prediction. Raises PredictionImpossible."""
+def predict(
+    *, workload: dict[str, Any], config: dict[str, Any], device: str, **options: Any
+) -> dict[str, Any]:
+    """Peak memory of one configuration on fake tensors; returns a Prediction.
+
+    Raises PredictionImpossible.
+    """
     from autotune.memory import torch_interfaces
 
     torch_interfaces.check_predictions()  # before the import below, which needs them

@@ -1,7 +1,8 @@
 """PyTorch by itself: a script that trains with the configuration and needs no autotune.
 
-With it come the configuration as a file for people's own loops, and a launcher for scripts that stay as they are.
-A study of somebody's own script has a script already: it gets the file and the launcher.
+With it come the configuration as a file for people's own loops, and a launcher for scripts that
+stay as they are. A study of somebody's own script has a script already: it gets the file and the
+launcher.
 """
 
 import json
@@ -26,7 +27,11 @@ def write(recipe: Recipe, version: str) -> Export:
     """Expresses everything, but what a script of one's own decides."""
     if recipe.workload.script is not None:
         return _for_a_script(recipe)
-    files = {script.FILE: script.script(recipe), CONFIG_FILE: config_text(recipe), **_launcher(recipe)}
+    files = {
+        script.FILE: script.script(recipe),
+        CONFIG_FILE: config_text(recipe),
+        **_launcher(recipe),
+    }
     if recipe.workload.model_config is not None:
         settings = with_layers(recipe.workload.model_config, recipe.workload.layers)
         settings.pop("auto_map", None)  # names code outside transformers, which is not run
@@ -73,10 +78,21 @@ def _for_a_script(recipe: Recipe) -> Export:
 
 def _left_to_the_script(recipe: Recipe) -> list[Refusal]:
     """What the search has not seen has no value; the rest it has said to the script, which may heed it."""
-    own = ("learning_rate", "weight_decay", "schedule", "learning_rate_warmup_steps", "sequence_length")
+    own = (
+        "learning_rate",
+        "weight_decay",
+        "schedule",
+        "learning_rate_warmup_steps",
+        "sequence_length",
+    )
     known = {name: recipe.settings()[name] for name in ("steps", "seed", "global_batch")}
     return [
-        Refusal(setting=name, value=known.get(name), instead=None, why=f"{recipe.workload.script} decides it")
+        Refusal(
+            setting=name,
+            value=known.get(name),
+            instead=None,
+            why=f"{recipe.workload.script} decides it",
+        )
         for name in (*own, "gradient_clipping", *known)
     ]
 
@@ -99,18 +115,26 @@ def _notes(recipe: Recipe) -> list[str]:
     if recipe.device_bytes is not None and recipe.device_type == "cuda":
         notes.append(f"the device must have {format_size(recipe.device_bytes)}, as measured")
     if workload.streaming:
-        notes.append(f"{script.FILE} reads no more text than {workload.steps} steps use, as the study did")
+        notes.append(
+            f"{script.FILE} reads no more text than {workload.steps} steps use, as the study did"
+        )
     if is_function_reference(workload.model) and not PurePath(workload.model).is_absolute():
         notes.append(f"run it where {workload.model} is found, as the search was")
     load = f"autotune.load_config('{CONFIG_FILE}')"
-    notes.append(f"your own loop: model, optimizer = autotune.apply(model, optimizer, config={load})")
+    notes.append(
+        f"your own loop: model, optimizer = autotune.apply(model, optimizer, config={load})"
+    )
     if launch.is_needed(config):
-        notes.append(f"your own script as it is: python {launch.FILE} your_script.py, for what only code can set")
+        notes.append(
+            f"your own script as it is: python {launch.FILE} your_script.py, for what only code can set"
+        )
     return notes
 
 
 def _is_plain_text(workload: Workload) -> bool:
-    return workload.dataset == STANDARD_LIBRARY_TEXT or workload.dataset.endswith((".txt", ".md", ".rst"))
+    return workload.dataset == STANDARD_LIBRARY_TEXT or workload.dataset.endswith(
+        (".txt", ".md", ".rst")
+    )
 
 
 TARGET = Target(

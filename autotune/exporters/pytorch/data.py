@@ -24,20 +24,30 @@ def data_pieces(workload: Workload) -> list[Piece]:
         own_source(
             "data.batches",
             "training_order",
-            imports=(_NUMPY, "from numpy.typing import NDArray", "from collections.abc import Iterator"),
+            imports=(
+                _NUMPY,
+                "from numpy.typing import NDArray",
+                "from collections.abc import Iterator",
+            ),
         ),
     ]
 
 
-# -- units -------------------------------------------------------------------------------------------------------
+# -- units -----------------------------------------------------------------------------------------
 
 
 def _units(workload: Workload) -> Piece:
     """What belongs to one part as a whole: passages, or documents, or samples of tokens."""
     is_packed = workload.packing == "packed"
-    names = ("PASSAGE_CHARACTERS", "passages") if is_packed else ("CHARACTERS_PER_TOKEN", "beginnings")
+    names = (
+        ("PASSAGE_CHARACTERS", "passages") if is_packed else ("CHARACTERS_PER_TOKEN", "beginnings")
+    )
     source = own_source("data.tokens", *names, "HELD_OUT_ONE_IN", "is_held_out", "_assigned")
-    cut = "passages([document])" if is_packed else "beginnings([document], sequence_length=SEQUENCE_LENGTH)"
+    cut = (
+        "passages([document])"
+        if is_packed
+        else "beginnings([document], sequence_length=SEQUENCE_LENGTH)"
+    )
     held_out = "None"
     if workload.held_out_split is not None:
         held_out = f"_cut(documents(name, split={workload.held_out_split!r}))"
@@ -61,35 +71,67 @@ def _cut(documents: Iterable[Any]) -> Iterator[Any]:
     return piece(source.text + "\n\n\n" + made.strip("\n"), *imports)
 
 
-# -- tokens ------------------------------------------------------------------------------------------------------
+# -- tokens ----------------------------------------------------------------------------------------
 
-_SUBWORDS = ("END_OF_TEXT", "PADDING", "_NAMES", "SubwordTokenizer", "_bytes_of", "_array", "_token_of")
+_SUBWORDS = (
+    "END_OF_TEXT",
+    "PADDING",
+    "_NAMES",
+    "SubwordTokenizer",
+    "_bytes_of",
+    "_array",
+    "_token_of",
+)
 
 
 def _tokenizer(workload: Workload) -> list[Piece]:
-    pieces = [own_source("data.token_file", "Tokens", imports=(_NUMPY, "from numpy.typing import NDArray"))]
+    pieces = [
+        own_source(
+            "data.token_file", "Tokens", imports=(_NUMPY, "from numpy.typing import NDArray")
+        )
+    ]
     if workload.tokenizer == "bytes":
         vocabulary = own_source("spec.workload", "BYTE_VOCABULARY")
         return [
             *pieces,
             vocabulary,
-            own_source("data.tokenizer", "ByteTokenizer", imports=("from collections.abc import Sequence",)),
+            own_source(
+                "data.tokenizer", "ByteTokenizer", imports=("from collections.abc import Sequence",)
+            ),
             piece(_BYTES),
         ]
     trained = ("_LONG_WORD", "train_bpe") if workload.tokenizer == "bpe" else ()
-    imports = (_ANY, _NUMPY, "from collections.abc import Iterable, Sequence", "from pathlib import Path", "import re")
-    pieces.append(own_source("data.tokenizer", *_SUBWORDS, *trained, imports=imports if trained else imports[:-1]))
+    imports = (
+        _ANY,
+        _NUMPY,
+        "from collections.abc import Iterable, Sequence",
+        "from pathlib import Path",
+        "import re",
+    )
+    pieces.append(
+        own_source(
+            "data.tokenizer", *_SUBWORDS, *trained, imports=imports if trained else imports[:-1]
+        )
+    )
     return [*pieces, *(_trained_bpe(workload) if trained else [_from_file(workload)])]
 
 
 def _trained_bpe(workload: Workload) -> list[Piece]:
-    texts = "(unit for part, unit in units_of(text, lambda part: part == HELD_OUT) if part == TRAIN)"
+    texts = (
+        "(unit for part, unit in units_of(text, lambda part: part == HELD_OUT) if part == TRAIN)"
+    )
     if not workload.streaming:
-        return [piece(_BPE.format(vocab_size=workload.vocab_size, texts=texts), "from pathlib import Path")]
+        return [
+            piece(
+                _BPE.format(vocab_size=workload.vocab_size, texts=texts), "from pathlib import Path"
+            )
+        ]
     limit = "TRAINED_ON_BYTES_PER_TOKEN * STEPS * GLOBAL_BATCH * SEQUENCE_LENGTH"
     made = _BPE.format(vocab_size=workload.vocab_size, texts=f"_up_to({limit}, {texts})")
     return [
-        own_source("data.tokens", "TRAINED_ON_BYTES_PER_TOKEN", "_up_to", imports=(_ITERABLE, _ITERATOR)),
+        own_source(
+            "data.tokens", "TRAINED_ON_BYTES_PER_TOKEN", "_up_to", imports=(_ITERABLE, _ITERATOR)
+        ),
         piece(made, "from pathlib import Path"),
     ]
 

@@ -1,7 +1,7 @@
 """Where an exported script has its text from: `documents(name, split=...)`, as `autotune/data/sources.py` reads it.
 
-Which files belong to a split, and which columns count, is only seen where the data is: the script decides it as a
-study does.
+Which files belong to a split, and which columns count, is only seen where the data is: the script
+decides it as a study does.
 """
 
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
@@ -17,7 +17,11 @@ def document_pieces(workload: Workload) -> list[Piece]:
     """`documents(name, split=...)` gives texts, or the tokens of a set that is tokenized."""
     is_default = workload.dataset == STANDARD_LIBRARY_TEXT
     wants_splits = workload.held_out_split is not None or workload.dataset_split != "train"
-    python_docs = f"    if name == {STANDARD_LIBRARY_TEXT!r}:\n        return python_docs()\n" if is_default else ""
+    python_docs = (
+        f"    if name == {STANDARD_LIBRARY_TEXT!r}:\n        return python_docs()\n"
+        if is_default
+        else ""
+    )
     text = _DOCUMENTS.format(
         python_docs=python_docs,
         config=workload.dataset_config,
@@ -35,8 +39,19 @@ def document_pieces(workload: Workload) -> list[Piece]:
 
 
 def _python_docs() -> Piece:
-    names = ("_NOT_DOCUMENTATION", "_BEFORE_DOCSTRING", "documents", "_module_docstrings", "_docstring")
-    imports = ("import ast", "import sysconfig", "import tokenize", "from pydoc_data.topics import topics")
+    names = (
+        "_NOT_DOCUMENTATION",
+        "_BEFORE_DOCSTRING",
+        "documents",
+        "_module_docstrings",
+        "_docstring",
+    )
+    imports = (
+        "import ast",
+        "import sysconfig",
+        "import tokenize",
+        "from pydoc_data.topics import topics",
+    )
     standard = own_source("data.python_docs", *names, imports=(*imports, _PATH, _ITERATOR))
     return Piece(standard.text.replace("def documents()", "def python_docs()"), standard.imports)
 

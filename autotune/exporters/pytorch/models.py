@@ -19,7 +19,11 @@ def loss_piece() -> Piece:
         "TokenLoss",
         "next_token_loss",
         "full_token_loss",
-        imports=(*_TORCH, "import torch.nn.functional as F", "from collections.abc import Callable"),
+        imports=(
+            *_TORCH,
+            "import torch.nn.functional as F",
+            "from collections.abc import Callable",
+        ),
     )
 
 
@@ -33,7 +37,7 @@ def model_pieces(recipe: Recipe) -> list[Piece]:
     return _built_in(workload)
 
 
-# -- built in ----------------------------------------------------------------------------------------------------
+# -- built in --------------------------------------------------------------------------------------
 
 
 def _built_in(workload: Workload) -> list[Piece]:
@@ -44,7 +48,13 @@ def _built_in(workload: Workload) -> list[Piece]:
         model, file = "GPT", "models.gpt"
         said["sequence_length"] = "SEQUENCE_LENGTH"
     else:
-        names = ["RESIDUAL_FACTOR", "INITIAL_GAIN", "PADDING_TOKEN", "initial_slopes", "relative_positions"]
+        names = [
+            "RESIDUAL_FACTOR",
+            "INITIAL_GAIN",
+            "PADDING_TOKEN",
+            "initial_slopes",
+            "relative_positions",
+        ]
         model, file = "DeepOne", "models.deep_one"
     parts = ("default_feed_forward_width", "Attention", "FeedForward", "Block", model, "initialize")
     arguments = "".join(f"        {name}={value},\n" for name, value in said.items())
@@ -61,7 +71,7 @@ def make_model() -> nn.Module:
     ]
 
 
-# -- by structure ------------------------------------------------------------------------------------------------
+# -- by structure ----------------------------------------------------------------------------------
 
 
 def _found_blocks() -> list[Piece]:
@@ -71,12 +81,16 @@ def _found_blocks() -> list[Piece]:
         "find_blocks",
         "_block_lists",
         "_is_of_blocks",
-        imports=("from collections.abc import Iterator", "from dataclasses import dataclass", *_TORCH),
+        imports=(
+            "from collections.abc import Iterator",
+            "from dataclasses import dataclass",
+            *_TORCH,
+        ),
     )
     return [own_source("models.parts", "Blocks"), structure]
 
 
-# -- Hugging Face ------------------------------------------------------------------------------------------------
+# -- Hugging Face ----------------------------------------------------------------------------------
 
 
 def _hugging_face(workload: Workload) -> list[Piece]:
@@ -102,9 +116,14 @@ def _network(attention: str) -> Any:
     options: Any = {{"dtype": torch.float32, "attn_implementation": attention}}
     return AutoModelForCausalLM.{load}
 '''
-    model = own_source("models.hugging_face", "HuggingFaceModel", "_causal_mask", imports=(*_TORCH, _ANY))
+    model = own_source(
+        "models.hugging_face", "HuggingFaceModel", "_causal_mask", imports=(*_TORCH, _ANY)
+    )
     return [
-        Piece(model.text.replace("    from transformers.masking_utils import sdpa_mask\n\n", ""), model.imports),
+        Piece(
+            model.text.replace("    from transformers.masking_utils import sdpa_mask\n\n", ""),
+            model.imports,
+        ),
         piece(
             made,
             _ANY,
@@ -116,7 +135,7 @@ def _network(attention: str) -> Any:
     ]
 
 
-# -- somebody's function -----------------------------------------------------------------------------------------
+# -- somebody's function ---------------------------------------------------------------------------
 
 _SIZES = ("layers", "width", "heads", "feed_forward_width", "vocab_size", "sequence_length")
 _OBSERVATION = (
@@ -136,7 +155,8 @@ _OBSERVATION = (
     "_is_all_of",
     "_CrossEntropies",
 )
-"""How a module is to be called, and which of its outputs counts, is found by the trials' own look at it."""
+"""How a module is to be called, and which of its outputs counts, is found by the trials' own look
+at it."""
 
 
 def _own(workload: Workload) -> list[Piece]:

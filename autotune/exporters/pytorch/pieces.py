@@ -1,7 +1,9 @@
-"""A script is put together of pieces: some text and what it imports. Much of the text is autotune's own source.
+"""A script is put together of pieces: some text and what it imports.
 
-What a technique does is written once, in `autotune/techniques/`: an exported script carries those very definitions,
-so that it cannot drift from the trials.
+Much of the text is autotune's own source.
+
+What a technique does is written once, in `autotune/techniques/`: an exported script carries those
+very definitions, so that it cannot drift from the trials.
 """
 
 from collections import defaultdict
@@ -57,7 +59,15 @@ def _merged(statements: Iterable[str]) -> list[str]:
     return [*sorted(plain), *sorted(merged)]
 
 
-_THIRD_PARTY = ("datasets", "huggingface_hub", "numpy", "tokenizers", "torch", "torchao", "transformers")
+_THIRD_PARTY = (
+    "datasets",
+    "huggingface_hub",
+    "numpy",
+    "tokenizers",
+    "torch",
+    "torchao",
+    "transformers",
+)
 
 
 def _is_third_party(statement: str) -> bool:

@@ -1,7 +1,8 @@
 """The script as a whole: settings, model, techniques, data, and a training loop that is the trials' own.
 
-torch, numpy and what reads the text are all it needs. The loop is that of `autotune/training/step.py` and
-`autotune/training/trainer.py` without their measuring, with the branches that the configuration does not take left out.
+torch, numpy and what reads the text are all it needs. The loop is that of
+`autotune/training/step.py` and `autotune/training/trainer.py` without their measuring, with the
+branches that the configuration does not take left out.
 """
 
 import textwrap
@@ -42,7 +43,11 @@ def _header(recipe: Recipe) -> str:
     early = launch.before_torch(config)
     measured = ""
     if recipe.peak_memory_bytes is not None:
-        speed = "" if recipe.tokens_per_second is None else f", {recipe.tokens_per_second:,.0f} tokens/s"
+        speed = (
+            ""
+            if recipe.tokens_per_second is None
+            else f", {recipe.tokens_per_second:,.0f} tokens/s"
+        )
         perplexity = "" if recipe.perplexity is None else f", perplexity {recipe.perplexity:.4g}"
         measured = f"\nMeasured there: peak memory {format_size(recipe.peak_memory_bytes)}{speed}{perplexity}.\n"
     environment = "\n".join(["import os", "", *early, "", ""]) if early else ""
@@ -65,7 +70,10 @@ from __future__ import annotations
 def _settings(recipe: Recipe) -> Piece:
     config, workload = recipe.config, recipe.workload
     made = launch.with_torch(config)
-    imports = ["import torch", *(["import torch._functorch.config"] if config.memory_budget != 1.0 else [])]
+    imports = [
+        "import torch",
+        *(["import torch._functorch.config"] if config.memory_budget != 1.0 else []),
+    ]
     numbers = f"""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TEXT = {workload.dataset!r}
@@ -117,7 +125,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _training(recipe: Recipe) -> Piece:
-    config, imports = recipe.config, ["import torch", "from torch import Tensor, nn", "from typing import Any"]
+    config, imports = (
+        recipe.config,
+        ["import torch", "from torch import Tensor, nn", "from typing import Any"],
+    )
     contexts = []
     if (dtype := autocast_dtype(config)) is not None:
         contexts.append(f"torch.autocast(DEVICE, dtype={dtype})")
@@ -128,7 +139,9 @@ def _training(recipe: Recipe) -> Piece:
     warm = ""
     if config.compile != "none":
         warm = "    summed_loss(model, held_out, 0)  # compiles the graph without gradients\n"
-    return piece(_TRAINING.replace("FORWARD", forward).replace("WARM", warm), *imports, "import numpy")
+    return piece(
+        _TRAINING.replace("FORWARD", forward).replace("WARM", warm), *imports, "import numpy"
+    )
 
 
 _TRAINING = '''

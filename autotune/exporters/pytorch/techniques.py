@@ -1,6 +1,7 @@
 """Every technique in an exported script: autotune's own definitions, and the lines that apply them.
 
-The order is that of `autotune/techniques/__init__.py`. What a configuration does not use is not there.
+The order is that of `autotune/techniques/__init__.py`. What a configuration does not use is not
+there.
 """
 
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
@@ -18,7 +19,11 @@ _EVERY = {"block": 1, "every-2": 2, "every-4": 4}
 
 
 def weights_dtype(config: TrainingConfig) -> str:
-    return "torch.bfloat16" if config.precision in ("bf16-true", "bf16-stochastic") else "torch.float32"
+    return (
+        "torch.bfloat16"
+        if config.precision in ("bf16-true", "bf16-stochastic")
+        else "torch.float32"
+    )
 
 
 def autocast_dtype(config: TrainingConfig) -> str | None:
@@ -34,7 +39,13 @@ def technique_pieces(recipe: Recipe) -> list[Piece]:
 def _definitions(config: TrainingConfig) -> list[Piece]:
     pieces = []
     if config.loss == "chunked":
-        names = ("LEAST_CHUNKS", "LEAST_TOKENS", "_chunked", "chunked_token_loss", "tokens_in_a_chunk")
+        names = (
+            "LEAST_CHUNKS",
+            "LEAST_TOKENS",
+            "_chunked",
+            "chunked_token_loss",
+            "tokens_in_a_chunk",
+        )
         checkpoint = (*_TORCH, "from torch.utils.checkpoint import checkpoint")
         pieces.append(own_source("techniques.loss", *names, imports=checkpoint))
     if config.precision == "fp8":
@@ -51,14 +62,18 @@ def _definitions(config: TrainingConfig) -> list[Piece]:
             "from torch.autograd.graph import saved_tensors_hooks",
         )
         offload = own_source("techniques.activation_offload", *parts, imports=imports)
-        pieces.append(Piece(offload.text.replace("place: ActivationOffload", "place: str"), offload.imports))
+        pieces.append(
+            Piece(offload.text.replace("place: ActivationOffload", "place: str"), offload.imports)
+        )
     return pieces
 
 
 def _fp8() -> Piece:
     fp8 = own_source("techniques.fp8", "convert", "can_be_fp8", imports=_TORCH)
     lazy = "    from torchao.float8 import Float8LinearConfig, convert_to_float8_training\n\n"
-    imports = fp8.imports | {"from torchao.float8 import Float8LinearConfig, convert_to_float8_training"}
+    imports = fp8.imports | {
+        "from torchao.float8 import Float8LinearConfig, convert_to_float8_training"
+    }
     multiple = own_source("spec.config", "FP8_MULTIPLE")
     return Piece(f"{multiple.text}\n\n\n{fp8.text.replace(lazy, '')}", imports)
 
@@ -79,10 +94,18 @@ def _checkpointing(config: TrainingConfig) -> Piece:
 
 def _application(recipe: Recipe) -> Piece:
     config = recipe.config
-    lines = [*_loss_lines(config), *_block_lines(config, is_ours=recipe.workload.model in MODEL_NAMES)]
+    lines = [
+        *_loss_lines(config),
+        *_block_lines(config, is_ours=recipe.workload.model in MODEL_NAMES),
+    ]
     if config.compile == "model":
-        lines.append("model.compile(dynamic=False)  # last: all of the above is inside its one graph")
-    body = "\n".join(f"    {line}" if line else "" for line in lines) or "    # Nothing: this configuration has none."
+        lines.append(
+            "model.compile(dynamic=False)  # last: all of the above is inside its one graph"
+        )
+    body = (
+        "\n".join(f"    {line}" if line else "" for line in lines)
+        or "    # Nothing: this configuration has none."
+    )
     return piece(
         f'''
 def apply_techniques(model: Any) -> None:
@@ -100,7 +123,9 @@ def _loss_lines(config: TrainingConfig) -> list[str]:
 def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
     lines = []
     if config.precision == "fp8":
-        lines += ["# Before anything wraps a block, so that what recomputes or compiles it meets these layers."]
+        lines += [
+            "# Before anything wraps a block, so that what recomputes or compiles it meets these layers."
+        ]
         lines += ["for block in blocks:", "    convert(block)"]
     kind = config.checkpointing
     if kind == "attention":
@@ -111,14 +136,21 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
             else "    setattr(block, found.attention_name, Checkpointed(getattr(block, found.attention_name)))"
         ]
     elif kind == "selective":
-        lines += ["blocks = [Checkpointed(block, context_fn=_selective_contexts) for block in blocks]"]
+        lines += [
+            "blocks = [Checkpointed(block, context_fn=_selective_contexts) for block in blocks]"
+        ]
     elif _EVERY.get(kind) == 1:
         lines += ["blocks = [Checkpointed(block) for block in blocks]"]
     elif kind in _EVERY:
         condition = f"index % {_EVERY[kind]} == 0"
-        lines += [f"blocks = [Checkpointed(block) if {condition} else block for index, block in enumerate(blocks)]"]
+        lines += [
+            f"blocks = [Checkpointed(block) if {condition} else block for index, block in enumerate(blocks)]"
+        ]
     if config.compile == "block":
-        lines += ["for block in blocks:", "    block.compile(dynamic=False)  # with what it recomputes"]
+        lines += [
+            "for block in blocks:",
+            "    block.compile(dynamic=False)  # with what it recomputes",
+        ]
     if kind == "sqrt":
         lines += [
             "segments = round(math.sqrt(len(blocks)))",
@@ -129,7 +161,11 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
         return []
     replaces = kind not in ("none", "attention")
     if is_ours:
-        return ["blocks = list(model.blocks)", *lines, *(["model.blocks = nn.ModuleList(blocks)"] if replaces else [])]
+        return [
+            "blocks = list(model.blocks)",
+            *lines,
+            *(["model.blocks = nn.ModuleList(blocks)"] if replaces else []),
+        ]
     held = "type(found.blocks)(blocks) if isinstance(found.blocks, nn.ModuleList) else type(found.blocks)(*blocks)"
     return [
         "found = find_blocks(model)",
@@ -140,7 +176,7 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
     ]
 
 
-# -- the update --------------------------------------------------------------------------------------------------
+# -- the update ------------------------------------------------------------------------------------
 
 
 def _optimizer(recipe: Recipe) -> list[Piece]:
@@ -149,17 +185,33 @@ def _optimizer(recipe: Recipe) -> list[Piece]:
         pieces.append(_fixed_rate())
     if config.precision == "bf16-stochastic":
         imports = (*_TORCH, _ANY, _CALLABLE, "from torch._subclasses.fake_tensor import FakeTensor")
-        pieces.append(own_source("techniques.stochastic_rounding", *STOCHASTIC_ROUNDING, imports=imports))
+        pieces.append(
+            own_source("techniques.stochastic_rounding", *STOCHASTIC_ROUNDING, imports=imports)
+        )
     if config.optimizer_fusion == "backward":
-        imports = (*_TORCH, _ANY, "from collections import OrderedDict", "from collections.abc import Callable")
+        imports = (
+            *_TORCH,
+            _ANY,
+            "from collections import OrderedDict",
+            "from collections.abc import Callable",
+        )
         pieces.append(own_source("techniques.step_in_backward", *STEP_IN_BACKWARD, imports=imports))
     return [*pieces, _make_optimizer(recipe), _update(recipe)]
 
 
 def _fixed_rate() -> Piece:
-    names = ("WEIGHT_DECAY", "DECAY_RATE", "LARGEST_BETA2", "CLIP_THRESHOLD", "SQUARE_EPS", "AdafactorFixedRate")
+    names = (
+        "WEIGHT_DECAY",
+        "DECAY_RATE",
+        "LARGEST_BETA2",
+        "CLIP_THRESHOLD",
+        "SQUARE_EPS",
+        "AdafactorFixedRate",
+    )
     functions = ("_update", "_initial_state", "_inverse_root", "_blend")
-    return own_source("techniques.adafactor_fixed_rate", *names, *functions, imports=(*_TORCH, _ANY, _CALLABLE))
+    return own_source(
+        "techniques.adafactor_fixed_rate", *names, *functions, imports=(*_TORCH, _ANY, _CALLABLE)
+    )
 
 
 def _make_optimizer(recipe: Recipe) -> Piece:
@@ -188,7 +240,11 @@ _CLASSES = {
 
 def _update(recipe: Recipe) -> Piece:
     rounded = recipe.config.precision == "bf16-stochastic"
-    everything = f"StochasticallyRounded(parameters, {_ROUNDING})" if rounded else "make_optimizer(parameters)"
+    everything = (
+        f"StochasticallyRounded(parameters, {_ROUNDING})"
+        if rounded
+        else "make_optimizer(parameters)"
+    )
     if recipe.config.optimizer_fusion == "backward":
         return piece(_IN_BACKWARD.replace("EVERYTHING", everything), *_TORCH)
     scaler = "torch.amp.GradScaler(DEVICE)" if recipe.config.precision == "fp16-mixed" else ""
@@ -220,8 +276,14 @@ def _after_backward(everything: str, *, scaler: str, clipping: float | None) -> 
     if clipping is not None:
         clip += ["self.scaler.unscale_(self.optimizer)"] if scaler else []
         clip += [f"nn.utils.clip_grad_norm_(self.parameters, {clipping}, foreach=False)"]
-    step = ["self.scaler.step(self.optimizer)", "self.scaler.update()"] if scaler else ["self.optimizer.step()"]
-    body = "\n".join(f"        {line}" for line in [*clip, *step, "self.optimizer.zero_grad(set_to_none=True)"])
+    step = (
+        ["self.scaler.step(self.optimizer)", "self.scaler.update()"]
+        if scaler
+        else ["self.optimizer.step()"]
+    )
+    body = "\n".join(
+        f"        {line}" for line in [*clip, *step, "self.optimizer.zero_grad(set_to_none=True)"]
+    )
     made = "\n".join(
         f"        {line}"
         for line in [

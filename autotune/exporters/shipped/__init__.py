@@ -23,4 +23,6 @@ def shipped_text(name: str) -> str:
 def shipped_files(words: Iterable[str]) -> dict[str, str]:
     """{name: text} of those whose module is named in `words`, such as lines that are to be written."""
     said = " ".join(words)
-    return {name: shipped_text(name) for name in (BLOCKS, ADAFACTOR) if name.removesuffix(".py") in said}
+    return {
+        name: shipped_text(name) for name in (BLOCKS, ADAFACTOR) if name.removesuffix(".py") in said
+    }

@@ -3,9 +3,10 @@
     from autotune_blocks import prepare_blocks
     prepare_blocks(model, checkpointing="every-2", compiled=True)
 
-Call it once, after the weights are loaded and before an optimizer or a trainer gets the model. Needs torch (and
-torchao for fp8) and nothing else: keep it beside your script. The blocks are the longest list of modules of one class;
-name another with `path="model.layers"`. Names of parameters stay what they are, but for checkpointing "sqrt".
+Call it once, after the weights are loaded and before an optimizer or a trainer gets the model.
+Needs torch (and torchao for fp8) and nothing else: keep it beside your script. The blocks are the
+longest list of modules of one class; name another with `path="model.layers"`. Names of parameters
+stay what they are, but for checkpointing "sqrt".
 """
 
 import itertools
@@ -14,7 +15,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+)
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 _aten = torch.ops.aten
@@ -52,9 +56,17 @@ class Segment(nn.Module):
 
 
 def prepare_blocks(
-    model: nn.Module, *, checkpointing: str = "none", compiled: bool = False, fp8: bool = False, path: str | None = None
+    model: nn.Module,
+    *,
+    checkpointing: str = "none",
+    compiled: bool = False,
+    fp8: bool = False,
+    path: str | None = None,
 ) -> None:
-    """Changes the model in place, in the order that works. Raises ValueError where it has no such blocks."""
+    """Changes the model in place, in the order that works.
+
+    Raises ValueError where it has no such blocks.
+    """
     path = find_blocks(model) if path is None else path
     if fp8:
         _convert_to_fp8(model.get_submodule(path))
@@ -62,7 +74,9 @@ def prepare_blocks(
     if compiled:
         for block in _blocks(model, path):
             block.compile(dynamic=False)
-    if checkpointing == "sqrt":  # several compiled blocks in one segment, and not a segment in one graph
+    if (
+        checkpointing == "sqrt"
+    ):  # several compiled blocks in one segment, and not a segment in one graph
         _checkpoint_segments(model, path)
 
 
@@ -70,7 +84,9 @@ def find_blocks(model: nn.Module) -> str:
     """Path of the longest list of modules of one class that is inside no other list."""
     lists = _lists(model, "")
     if not lists:
-        raise ValueError(f"{type(model).__name__} has no list of alike blocks: name it with path=...")
+        raise ValueError(
+            f"{type(model).__name__} has no list of alike blocks: name it with path=..."
+        )
     return max(lists, key=lambda path: len(list(model.get_submodule(path).children())))
 
 
@@ -88,7 +104,9 @@ def _lists(module: nn.Module, prefix: str) -> list[str]:
 
 def _is_of_blocks(modules: nn.Sequential) -> bool:
     """A feed-forward part is a sequence too, of modules without children."""
-    return len({type(module) for module in modules}) == 1 and any(True for _ in modules[0].children())
+    return len({type(module) for module in modules}) == 1 and any(
+        True for _ in modules[0].children()
+    )
 
 
 def _blocks(model: nn.Module, path: str) -> list[nn.Module]:
@@ -107,10 +125,14 @@ def _checkpoint_in_blocks(model: nn.Module, path: str, checkpointing: str) -> No
         for block in blocks:
             setattr(block, name, _recomputed(getattr(block, name)))
     elif checkpointing == "selective":
-        _replace(model, path, [_recomputed(block, context_fn=_selective_contexts) for block in blocks])
+        _replace(
+            model, path, [_recomputed(block, context_fn=_selective_contexts) for block in blocks]
+        )
     elif checkpointing in EVERY:
         every = EVERY[checkpointing]
-        _replace(model, path, [b if index % every else _recomputed(b) for index, b in enumerate(blocks)])
+        _replace(
+            model, path, [b if index % every else _recomputed(b) for index, b in enumerate(blocks)]
+        )
     elif checkpointing not in ("none", "sqrt"):
         raise ValueError(f"checkpointing {checkpointing!r} is not known")
 
@@ -120,7 +142,11 @@ def _checkpoint_segments(model: nn.Module, path: str) -> None:
     blocks = _blocks(model, path)
     segments = round(math.sqrt(len(blocks)))
     bounds = [round(index * len(blocks) / segments) for index in range(segments + 1)]
-    _replace(model, path, [_recomputed(Segment(blocks[start:end])) for start, end in itertools.pairwise(bounds)])
+    _replace(
+        model,
+        path,
+        [_recomputed(Segment(blocks[start:end])) for start, end in itertools.pairwise(bounds)],
+    )
 
 
 def _attention_name(blocks: list[nn.Module]) -> str:
@@ -128,7 +154,11 @@ def _attention_name(blocks: list[nn.Module]) -> str:
     for name, child in blocks[0].named_children():
         words = f"{name} {type(child).__name__}".lower()
         matrices = sum(parameter.dim() == 2 for parameter in child.parameters())
-        if ("attn" in words or "attention" in words) and matrices > 1 and all(hasattr(b, name) for b in blocks):
+        if (
+            ("attn" in words or "attention" in words)
+            and matrices > 1
+            and all(hasattr(b, name) for b in blocks)
+        ):
             return name
     raise ValueError(f"no attention was found in {type(blocks[0]).__name__}")
 
@@ -141,7 +171,9 @@ def _selective_contexts() -> Any:
     return create_selective_checkpoint_contexts(_keep_matrix_products)
 
 
-def _keep_matrix_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+def _keep_matrix_products(
+    _context: Any, operator: Any, *_args: Any, **_kwargs: Any
+) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -5,7 +5,8 @@
         - class_path: autotune_callback.AutotuneCallback
           init_args: {checkpointing: every-2, compile: block, learning_rate: 0.002, warmup_steps: 10}
 
-Keep it and `autotune_blocks.py` beside the script that starts training. Needs lightning and nothing of autotune.
+Keep it and `autotune_blocks.py` beside the script that starts training. Needs lightning and nothing
+of autotune.
 """
 
 import math
@@ -27,7 +28,9 @@ class AutotuneCallback(Callback):
         warmup_steps: int = 1,
         total_steps: int = 1,
         smallest_rate: float = 0.1,
-        checkpointing: Literal["none", "attention", "selective", "every-4", "every-2", "block", "sqrt"] = "none",
+        checkpointing: Literal[
+            "none", "attention", "selective", "every-4", "every-2", "block", "sqrt"
+        ] = "none",
         compile: Literal["none", "block", "model"] = "none",
         fp8: bool = False,
         memory_budget: float = 1.0,
@@ -54,9 +57,18 @@ class AutotuneCallback(Callback):
             blocks: Path of the list of transformer blocks, such as model.layers; found by structure if not said.
         """
         super().__init__()
-        self.learning_rate, self.schedule, self.smallest_rate = learning_rate, schedule, smallest_rate
+        self.learning_rate, self.schedule, self.smallest_rate = (
+            learning_rate,
+            schedule,
+            smallest_rate,
+        )
         self.warmup_steps, self.total_steps = warmup_steps, total_steps
-        self.checkpointing, self.compile, self.fp8, self.blocks = checkpointing, compile, fp8, blocks
+        self.checkpointing, self.compile, self.fp8, self.blocks = (
+            checkpointing,
+            compile,
+            fp8,
+            blocks,
+        )
         self.memory_budget, self.attention = memory_budget, attention
         self.float32_matmul_precision = float32_matmul_precision
         self.gradient_clipping = gradient_clipping
@@ -78,27 +90,43 @@ class AutotuneCallback(Callback):
     def prepare(self, module: LightningModule) -> None:
         by_block = self.compile == "block"
         if self.checkpointing != "none" or by_block or self.fp8:
-            prepare_blocks(module, checkpointing=self.checkpointing, compiled=by_block, fp8=self.fp8, path=self.blocks)
+            prepare_blocks(
+                module,
+                checkpointing=self.checkpointing,
+                compiled=by_block,
+                fp8=self.fp8,
+                path=self.blocks,
+            )
         if self.compile == "model":
             # What a module logs is no part of a graph: traced, it fails.
             module.__dict__["log"] = torch.compiler.disable(module.log)
             module.__dict__["log_dict"] = torch.compiler.disable(module.log_dict)
             module.__dict__["training_step"] = torch.compile(module.training_step, dynamic=False)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         rate = self.rate(trainer.global_step)
-        for group in (group for optimizer in trainer.optimizers for group in optimizer.param_groups):
+        for group in (
+            group for optimizer in trainer.optimizers for group in optimizer.param_groups
+        ):
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Any
+    ) -> None:
         if self.gradient_clipping is None:
             return
         if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
-            scaler.unscale_(optimizer)  # a fused optimizer does it in its step, which is too late for a norm
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            scaler.unscale_(
+                optimizer
+            )  # a fused optimizer does it in its step, which is too late for a norm
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         torch.nn.utils.clip_grad_norm_(parameters, self.gradient_clipping, foreach=False)
 
     def rate(self, step: int) -> float:
@@ -109,4 +137,6 @@ class AutotuneCallback(Callback):
             return self.learning_rate
         done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
         amplitude = (1 - self.smallest_rate) / 2
-        return self.learning_rate * (self.smallest_rate + amplitude * (1 + math.cos(math.pi * done)))
+        return self.learning_rate * (
+            self.smallest_rate + amplitude * (1 + math.cos(math.pi * done))
+        )

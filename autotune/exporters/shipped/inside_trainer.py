@@ -1,7 +1,9 @@
-"""Code that goes into `autotune_trainer.py`, definition by definition. Nothing here runs inside autotune.
+"""Code that goes into `autotune_trainer.py`, definition by definition.
 
-Techniques that stand inside the model change classes and methods, not modules: a checkpoint that is saved has the
-names that it has without them.
+Nothing here runs inside autotune.
+
+Techniques that stand inside the model change classes and methods, not modules: a checkpoint that is
+saved has the names that it has without them.
 """
 
 import functools
@@ -27,12 +29,16 @@ def set_weights_dtype(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 @functools.cache
-def checkpointed_class(kind: type[nn.Module], context_fn: Callable[[], Any] | None = None) -> type[nn.Module]:
+def checkpointed_class(
+    kind: type[nn.Module], context_fn: Callable[[], Any] | None = None
+) -> type[nn.Module]:
     """`kind`, with its forward recomputed in the backward pass."""
     options: dict[str, Any] = {} if context_fn is None else {"context_fn": context_fn}
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(functools.partial(kind.forward, self), *args, use_reentrant=False, **options, **kwargs)
+        return checkpoint(
+            functools.partial(kind.forward, self), *args, use_reentrant=False, **options, **kwargs
+        )
 
     return type(kind.__name__, (kind,), {"forward": functools.wraps(kind.forward)(forward)})
 
@@ -53,7 +59,9 @@ def checkpoint_segments(blocks: Sequence[nn.Module], *, compiled: bool) -> None:
         blocks[start].segment = tuple(blocks[start:end])  # type: ignore[assignment]  # a tuple registers no modules
 
 
-def _segment_classes(kind: type[nn.Module], run: Callable[..., Any]) -> tuple[type[nn.Module], type[nn.Module]]:
+def _segment_classes(
+    kind: type[nn.Module], run: Callable[..., Any]
+) -> tuple[type[nn.Module], type[nn.Module]]:
     """Of the first block of a segment, which runs them all, and of the others, which hand on what they are given."""
 
     def run_segment(self: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -92,7 +100,9 @@ def lose_in_chunks(model: Any, token_loss: Callable[[Tensor, nn.Linear, Tensor],
             following = F.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
         hidden = model.base_model(*args, **kwargs)[0]
         total = token_loss(hidden, model.get_output_embeddings(), following)
-        tokens = (following != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
+        tokens = (
+            (following != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
+        )
         return CausalLMOutputWithPast(loss=total / tokens)
 
     model.forward = forward
@@ -108,15 +118,21 @@ def share_of_rate(step: int, *, steps: int, warmup_steps: int, schedule: str) ->
     return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
 
 
-def packed_sequences(texts: Iterable[str], encode: Callable[[str], Sequence[int]], length: int) -> list[dict[str, Any]]:
+def packed_sequences(
+    texts: Iterable[str], encode: Callable[[str], Sequence[int]], length: int
+) -> list[dict[str, Any]]:
     """Sequences of `length` tokens, cut from one stream of all texts; the beginning of one more is left out."""
     stream = torch.tensor([token for text in texts for token in encode(text)])
     rows = stream[: len(stream) // length * length].view(-1, length)
     # What stands first follows nothing: some versions would count it in the mean.
-    return [{"input_ids": row, "labels": F.pad(row[1:], (1, 0), value=IGNORED_LABEL)} for row in rows]
+    return [
+        {"input_ids": row, "labels": F.pad(row[1:], (1, 0), value=IGNORED_LABEL)} for row in rows
+    ]
 
 
-def padded_sequences(texts: Iterable[str], encode: Callable[[str], Sequence[int]], length: int) -> list[dict[str, Any]]:
+def padded_sequences(
+    texts: Iterable[str], encode: Callable[[str], Sequence[int]], length: int
+) -> list[dict[str, Any]]:
     """The beginning of each text, `length` tokens at most; what is behind a text's end is no label."""
     rows = [torch.tensor(encode(text)[:length]) for text in texts]
     return [
@@ -134,14 +150,23 @@ def keep_causal_flag() -> None:
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def mask(
-        *, q_length: int, kv_length: int, local_size: int | None = None, attention_mask: Any = None, **options: Any
+        *,
+        q_length: int,
+        kv_length: int,
+        local_size: int | None = None,
+        attention_mask: Any = None,
+        **options: Any,
     ) -> Any:
         is_long = local_size is not None and kv_length >= local_size
         is_plain = attention_mask is None and options.get("allow_is_causal_skip", True)
         if is_plain and q_length == kv_length and not is_long:
             return None
         return sdpa_mask(
-            q_length=q_length, kv_length=kv_length, local_size=local_size, attention_mask=attention_mask, **options
+            q_length=q_length,
+            kv_length=kv_length,
+            local_size=local_size,
+            attention_mask=attention_mask,
+            **options,
         )
 
     AttentionMaskInterface.register("sdpa", mask)

@@ -1,8 +1,8 @@
 """torchtitan: which settings its versions have, and what their files do instead of the others.
 
-torchtitan trains models of its own; the files carry the techniques and the numbers, not the model. 0.3 takes a Python
-module, 0.2 a TOML file (`files.py`). 0.3 mixes precision by FSDP2 on a single device too, 0.2 by autocast.
-Both compile block by block.
+torchtitan trains models of its own; the files carry the techniques and the numbers, not the model.
+0.3 takes a Python module, 0.2 a TOML file (`files.py`). 0.3 mixes precision by FSDP2 on a single
+device too, 0.2 by autocast. Both compile block by block.
 """
 
 import dataclasses
@@ -32,7 +32,9 @@ def write(recipe: Recipe, version: str) -> Export:
         files[LAUNCHER] = launcher(of_the_process)
         start = f"{LAUNCHER} {start}"
     command = f"torchrun --nproc_per_node=1 {start} {arguments}"
-    return Export(files=files, command=command, refusals=refusals, notes=tuple(_notes(recipe, version, done)))
+    return Export(
+        files=files, command=command, refusals=refusals, notes=tuple(_notes(recipe, version, done))
+    )
 
 
 def _left_to_the_launcher(recipe: Recipe) -> Recipe:
@@ -57,21 +59,37 @@ def _refusals(recipe: Recipe, version: str) -> Iterator[Refusal]:
         found["loss"] = _FULL if config.loss == "chunked" else None
     for setting, refused in found.items():
         if refused is not None:
-            yield Refusal(setting=setting, value=getattr(config, setting), instead=refused[0], why=refused[1])
+            yield Refusal(
+                setting=setting, value=getattr(config, setting), instead=refused[0], why=refused[1]
+            )
 
 
 _FSDP2 = "it mixes precision by FSDP2, which takes the residual stream and every norm to bfloat16 as well"
-_AUTOCAST = "on one device it has autocast around every forward pass: norms and softmax compute in float32"
+_AUTOCAST = (
+    "on one device it has autocast around every forward pass: norms and softmax compute in float32"
+)
 _PRECISIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "0.3": {
         "bf16-mixed": ("bf16-mixed by FSDP2", f"torchtitan 0.3 has no autocast: {_FSDP2}"),
-        "fp16-mixed": ("bf16-mixed by FSDP2", f"torchtitan has no float16 and no loss scaling: {_FSDP2}"),
-        "bf16-stochastic": ("bf16-true", "torchtitan rounds updates of bfloat16 weights to nearest"),
-        "fp8": ("fp8 by rows", f"torchtitan 0.3 has no scale a tensor, only one a row, and no autocast: {_FSDP2}"),
+        "fp16-mixed": (
+            "bf16-mixed by FSDP2",
+            f"torchtitan has no float16 and no loss scaling: {_FSDP2}",
+        ),
+        "bf16-stochastic": (
+            "bf16-true",
+            "torchtitan rounds updates of bfloat16 weights to nearest",
+        ),
+        "fp8": (
+            "fp8 by rows",
+            f"torchtitan 0.3 has no scale a tensor, only one a row, and no autocast: {_FSDP2}",
+        ),
     },
     "0.2": {
         "fp16-mixed": ("bf16-mixed", "torchtitan has no float16 and no loss scaling"),
-        "bf16-true": ("bf16-true under autocast", f"torchtitan 0.2 keeps weights in bfloat16, but {_AUTOCAST}"),
+        "bf16-true": (
+            "bf16-true under autocast",
+            f"torchtitan 0.2 keeps weights in bfloat16, but {_AUTOCAST}",
+        ),
         "bf16-stochastic": (
             "bf16-true under autocast",
             f"torchtitan rounds updates of bfloat16 weights to nearest, and {_AUTOCAST}",
@@ -80,13 +98,19 @@ _PRECISIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 """By version: {precision that it does not do: (what the files do instead, why)}."""
 
-_WHOLE_MODEL = ("block", "torchtitan compiles each block on its own; what is before and after them stays eager")
+_WHOLE_MODEL = (
+    "block",
+    "torchtitan compiles each block on its own; what is before and after them stays eager",
+)
 _OFFLOAD = (
     "none",
     "torchtitan moves parameters, gradients and optimizer state to the host (training.enable_cpu_offload), but no "
     "activations",
 )
-_BACKWARD = ("kernel", "torchtitan 0.3 has no optimizer step in backward any more; target version 0.2 has it")
+_BACKWARD = (
+    "kernel",
+    "torchtitan 0.3 has no optimizer step in backward any more; target version 0.2 has it",
+)
 _FLEX = (
     "flex",
     "torchtitan 0.3 has no scaled_dot_product_attention for language models, but FlexAttention and a flash kernel; "
@@ -99,7 +123,9 @@ def _optimizer_refusals(recipe: Recipe) -> Iterator[Refusal]:
     name = recipe.config.optimizer
     if name == "adamw":
         return
-    yield Refusal(setting="optimizer", value=name, instead="adamw", why="torchtitan has only Adam and AdamW")
+    yield Refusal(
+        setting="optimizer", value=name, instead="adamw", why="torchtitan has only Adam and AdamW"
+    )
     theirs = {
         "learning_rate": recipe.workload.learning_rate_of("adamw"),
         "weight_decay": OPTIMIZER_SETTINGS["adamw"]["weight_decay"],
@@ -124,7 +150,10 @@ def _checkpointing(value: str, version: str) -> tuple[str, str] | None:
             f"their number is divisible by {every}, else one fewer"
         )
         return (f"{value} from block {every - 1} on", why)
-    return ("block", f"torchtitan {version} cannot checkpoint {_IN_WORDS[value]}; the files checkpoint every block")
+    return (
+        "block",
+        f"torchtitan {version} cannot checkpoint {_IN_WORDS[value]}; the files checkpoint every block",
+    )
 
 
 _EVERY = {"every-2": 2, "every-4": 4}

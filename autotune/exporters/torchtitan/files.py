@@ -1,6 +1,7 @@
 """The texts of the torchtitan target: a Python module for 0.3; a TOML file and a module that it imports for 0.2.
 
-`done` is what the files are to do: the settings of a recipe, with what stands in for those that were refused.
+`done` is what the files are to do: the settings of a recipe, with what stands in for those that
+were refused.
 """
 
 import json
@@ -12,7 +13,12 @@ from autotune.exporters.recipe import OPTIMIZER_SETTINGS, SMALLEST_RATE, Recipe
 
 ATTENTION_MODULE = "autotune_attention.py"
 
-_IMPLEMENTATIONS = {"none": "for-loop", "foreach": "foreach", "kernel": "fused", "backward": "for-loop"}
+_IMPLEMENTATIONS = {
+    "none": "for-loop",
+    "foreach": "foreach",
+    "kernel": "fused",
+    "backward": "for-loop",
+}
 _KERNELS = {
     "flash": "FLASH_ATTENTION",
     "efficient": "EFFICIENT_ATTENTION",
@@ -24,7 +30,11 @@ _KERNELS = {
 
 def module(recipe: Recipe, done: Mapping[str, Any]) -> str:
     """0.3: a function that returns the whole configuration."""
-    adamw = {**OPTIMIZER_SETTINGS["adamw"], "lr": done["learning_rate"], "weight_decay": done["weight_decay"]}
+    adamw = {
+        **OPTIMIZER_SETTINGS["adamw"],
+        "lr": done["learning_rate"],
+        "weight_decay": done["weight_decay"],
+    }
     checkpoint, loss = _activation_checkpoint(done), _loss(done, recipe)
     values = {**_training(done), **_schedule(done), **_compile(done), "debug.seed": done["seed"]}
     values["training.disable_cuda_graphs"] = True
@@ -64,7 +74,9 @@ def _imports(body: str) -> str:
     for place, names in _PLACES.items():
         if used := [name for name in names if f"{name}(" in body or f"{name}." in body]:
             lines.append(f"from {place} import {', '.join(used)}\n")
-    return "".join([*lines, "from torchtitan.models.llama3.config_registry import llama3_debugmodel\n"])
+    return "".join(
+        [*lines, "from torchtitan.models.llama3.config_registry import llama3_debugmodel\n"]
+    )
 
 
 def _model(done: Mapping[str, Any]) -> str:
@@ -72,7 +84,9 @@ def _model(done: Mapping[str, Any]) -> str:
     words = ['"debugmodel"', f'attn_backend="{backend}"']
     if done["precision"] == "fp8 by rows":
         compiled = done["compile"] != "none"
-        options = f'recipe_name="rowwise", filter_fqns=["lm_head"], model_compile_enabled={compiled}'
+        options = (
+            f'recipe_name="rowwise", filter_fqns=["lm_head"], model_compile_enabled={compiled}'
+        )
         words.append(f"converters=[Float8LinearConverter.Config({options})]")
     return ", ".join(words)
 
@@ -90,13 +104,19 @@ def chunks(recipe: Recipe) -> int:
     tokens = recipe.config.micro_batch_size * workload.sequence_length
     in_one = max(64, -(-tokens * workload.width // workload.vocab_size))
     wanted = min(max(8, -(-tokens // in_one)), workload.sequence_length)
-    return next(n for n in range(wanted, workload.sequence_length + 1) if workload.sequence_length % n == 0)
+    return next(
+        n for n in range(wanted, workload.sequence_length + 1) if workload.sequence_length % n == 0
+    )
 
 
 def _activation_checkpoint(done: Mapping[str, Any]) -> str:
     if done["memory_budget"] != 1.0:
         return f"MemoryBudgetAC.Config(memory_budget={done['memory_budget']})"
-    kinds = {"none": "None", "block": "FullAC.Config()", "selective, every second product": "SelectiveAC.Config()"}
+    kinds = {
+        "none": "None",
+        "block": "FullAC.Config()",
+        "selective, every second product": "SelectiveAC.Config()",
+    }
     return kinds[done["checkpointing"]]
 
 
@@ -109,7 +129,9 @@ def _training(done: Mapping[str, Any]) -> dict[str, Any]:
         "training.steps": done["steps"],
         "training.max_norm": math.inf if clipping is None else clipping,
         "training.dtype": "bfloat16" if done["precision"].startswith("bf16-true") else "float32",
-        "training.mixed_precision_param": "float32" if done["precision"] in ("fp32", "tf32") else "bfloat16",
+        "training.mixed_precision_param": "float32"
+        if done["precision"] in ("fp32", "tf32")
+        else "bfloat16",
     }
 
 
@@ -134,7 +156,10 @@ def _python(value: Any) -> str:
 
 
 def toml(recipe: Recipe, done: Mapping[str, Any]) -> str:
-    """0.2: a job configuration. A key without a value is left out: TOML has no None, and None is its default."""
+    """0.2: a job configuration.
+
+    A key without a value is left out: TOML has no None, and None is its default.
+    """
     adamw = OPTIMIZER_SETTINGS["adamw"]
     values = {
         "model.name": "llama3",

@@ -1,7 +1,7 @@
 """transformers' Trainer: `autotune_trainer.py`, which does all that the trial did, and JSON, which can say part of it.
 
-The refusals are those of `autotune_trainer.py`; what `training_args.json` and `model_kwargs.json` alone lack is in a
-note. Names: https://huggingface.co/docs/transformers/main_classes/trainer
+The refusals are those of `autotune_trainer.py`; what `training_args.json` and `model_kwargs.json`
+alone lack is in a note. Names: https://huggingface.co/docs/transformers/main_classes/trainer
 """
 
 import dataclasses
@@ -29,7 +29,8 @@ from autotune.spec.config import TrainingConfig
 
 ARGUMENTS_FILE, MODEL_FILE = "training_args.json", "model_kwargs.json"
 _IN_CODE: Mapping[str, Any] = {"tf32": None, "torch_compile": False}
-"""Keys that autotune_trainer.py leaves as they are by themselves: it makes these settings by its own code."""
+"""Keys that autotune_trainer.py leaves as they are by themselves: it makes these settings by its
+own code."""
 
 
 def write(recipe: Recipe, version: str) -> Export:
@@ -52,7 +53,11 @@ def write(recipe: Recipe, version: str) -> Export:
 def _refusals(recipe: Recipe) -> tuple[Refusal, ...]:
     if not recipe.is_fp16_on_cpu:
         return ()
-    return (Refusal(setting="precision", value=recipe.config.precision, instead="fp32", why=FP16_ON_CPU),)
+    return (
+        Refusal(
+            setting="precision", value=recipe.config.precision, instead="fp32", why=FP16_ON_CPU
+        ),
+    )
 
 
 def _beyond_json(config: TrainingConfig) -> list[Change]:
@@ -69,22 +74,36 @@ def _keys_of_code(recipe: Recipe, keys: Mapping[str, Any], version: str) -> dict
     config = recipe.config
     plain = dataclasses.replace(config, checkpointing="none")
     has_key = config.checkpointing in ("block", "every-2", "every-4") and version != "4.57"
-    by_keys = has_key and config.compile != "block"  # transformers would recompute outside what is compiled
-    checkpointing = checkpointing_keys((config if by_keys else plain).checkpointing, new_names=version == "5.23")
+    by_keys = (
+        has_key and config.compile != "block"
+    )  # transformers would recompute outside what is compiled
+    checkpointing = checkpointing_keys(
+        (config if by_keys else plain).checkpointing, new_names=version == "5.23"
+    )
     left = {
         name: value
         for name, value in keys.items()
-        if name not in _IN_CODE and not name.startswith(("torch_compile_", "gradient_check", "activation_check"))
+        if name not in _IN_CODE
+        and not name.startswith(("torch_compile_", "gradient_check", "activation_check"))
     }
     # Its optimizer may be another than the nearest one that has a name.
-    return {**left, "learning_rate": recipe.workload.learning_rate_of(config.optimizer), **checkpointing}
+    return {
+        **left,
+        "learning_rate": recipe.workload.learning_rate_of(config.optimizer),
+        **checkpointing,
+    }
 
 
 def _notes(recipe: Recipe, version: str, changes: list[Change]) -> list[str]:
     config, settings = recipe.config, recipe.settings()
-    lacking = [f"{change.setting} {settings[change.setting]} ({change.instead} instead)" for change in changes]
+    lacking = [
+        f"{change.setting} {settings[change.setting]} ({change.instead} instead)"
+        for change in changes
+    ]
     lacking.append(f"sequence_length {recipe.workload.sequence_length} (cut by your script)")
-    notes = [f"{ARGUMENTS_FILE} and {MODEL_FILE} alone lack: {', '.join(lacking)}; {'; '.join(KEY_NOTES)}"]
+    notes = [
+        f"{ARGUMENTS_FILE} and {MODEL_FILE} alone lack: {', '.join(lacking)}; {'; '.join(KEY_NOTES)}"
+    ]
     if launch.is_needed(config):
         notes.append(
             f"with {ARGUMENTS_FILE} alone start your script by `python {launch.FILE} train.py`, which makes the "
@@ -95,7 +114,9 @@ def _notes(recipe: Recipe, version: str, changes: list[Change]) -> list[str]:
 
 def _needs(recipe: Recipe, version: str) -> list[str]:
     config, workload = recipe.config, recipe.workload
-    notes = own_script_note(workload) + text_notes(workload, says_tokenizer=says_tokenizer(workload))
+    notes = own_script_note(workload) + text_notes(
+        workload, says_tokenizer=says_tokenizer(workload)
+    )
     if version != "4.57" and config.checkpointing in ("every-2", "every-4"):
         notes.append(
             "every_n_layers needs transformers 5.16 or newer: older ones checkpoint every layer without a word"
@@ -103,15 +124,24 @@ def _needs(recipe: Recipe, version: str) -> list[str]:
     if config.optimizer == "adamw-8bit" or config.precision == "fp8":
         notes.append("needs torchao: pip install torchao")
     if config.attention in ("flash", "cudnn"):
-        notes.append(f"leave attention_mask out of the batches: attention {config.attention} takes no mask")
+        notes.append(
+            f"leave attention_mask out of the batches: attention {config.attention} takes no mask"
+        )
     if config.optimizer_fusion == "backward":
         notes.append(
             "optimizer_fusion backward is for one device without accumulation; the norm of gradients is logged 0"
         )
     if config.loss == "chunked":
-        notes.append("loss chunked makes no logits where there are labels: evaluate with prediction_loss_only=True")
-    if config.optimizer == "adafactor-fixed-rate" and recipe.workload.steps > LONGEST_ADAFACTOR_STEPS:
-        notes.append(f"optim adafactor in {ARGUMENTS_FILE} has no largest beta2: after step 5,623 it is another rule")
+        notes.append(
+            "loss chunked makes no logits where there are labels: evaluate with prediction_loss_only=True"
+        )
+    if (
+        config.optimizer == "adafactor-fixed-rate"
+        and recipe.workload.steps > LONGEST_ADAFACTOR_STEPS
+    ):
+        notes.append(
+            f"optim adafactor in {ARGUMENTS_FILE} has no largest beta2: after step 5,623 it is another rule"
+        )
     return notes
 
 

@@ -1,6 +1,7 @@
 """The text of `autotune_trainer.py`: a Trainer that does what the trial did, in one file that needs no autotune.
 
-Put together from definitions of the trials' own code and of `inside_trainer.py`, as far as the configuration uses them.
+Put together from definitions of the trials' own code and of `inside_trainer.py`, as far as the
+configuration uses them.
 """
 
 import re
@@ -11,7 +12,12 @@ from autotune.exporters import launch
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.source import excerpt
 from autotune.exporters.trainer_keys import weights_dtype
-from autotune.exporters.transformers.trainer_definitions import HERE, definitions, needs_blocks, needs_causal_flag
+from autotune.exporters.transformers.trainer_definitions import (
+    HERE,
+    definitions,
+    needs_blocks,
+    needs_causal_flag,
+)
 from autotune.spec.config import TrainingConfig
 
 FILE = "autotune_trainer.py"
@@ -43,7 +49,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> str:
     """`keys`: of TrainingArguments. What they do not do, the code does."""
     config = recipe.config
-    in_blocks_by_keys = "gradient_checkpointing_kwargs" in keys or "activation_checkpointing_kwargs" in keys
+    in_blocks_by_keys = (
+        "gradient_checkpointing_kwargs" in keys or "activation_checkpointing_kwargs" in keys
+    )
     before_torch = "".join(f"{line}\n" for line in launch.before_torch(config))
     imports = _IMPORTS.format(before_torch=before_torch and f"{before_torch}\n")
     body = "\n\n\n".join(
@@ -105,7 +113,9 @@ def _process(config: TrainingConfig) -> str:
 
 
 def _constants(recipe: Recipe, keys: Mapping[str, Any]) -> str:
-    settings = "\n".join(f"    {_literal(name)}: {_literal(value)}," for name, value in keys.items())
+    settings = "\n".join(
+        f"    {_literal(name)}: {_literal(value)}," for name, value in keys.items()
+    )
     return f"""
 SEQUENCE_LENGTH = {recipe.workload.sequence_length}
 WEIGHTS_DTYPE = torch.{weights_dtype(recipe.config)}
@@ -120,7 +130,7 @@ def _literal(value: Any) -> str:
     return repr(value).replace("'", '"')
 
 
-# -- what is put together for this configuration ----------------------------------------------------------------------
+# -- what is put together for this configuration ---------------------------------------------------
 
 
 def _sequences(recipe: Recipe) -> str:
@@ -153,7 +163,10 @@ def _prepare_model(config: TrainingConfig, *, by_keys: bool, version: str) -> st
     if config.loss == "chunked":
         lines.append("lose_in_chunks(model, chunked_token_loss)")
     if needs_blocks(config, by_keys=by_keys):
-        lines += ["found = find_blocks(model)", 'assert found is not None, "the model has no list of alike blocks"']
+        lines += [
+            "found = find_blocks(model)",
+            'assert found is not None, "the model has no list of alike blocks"',
+        ]
     if config.precision == "fp8":
         lines += ["for block in found.blocks:", "    convert(block)"]
     lines += [] if by_keys else _checkpointing_lines(config)
@@ -198,11 +211,18 @@ def _checkpointing_lines(config: TrainingConfig) -> list[str]:
 
 def _make_optimizer(recipe: Recipe) -> str:
     config = recipe.config
-    imports = "    from torchao.optim import AdamW8bit\n\n" if config.optimizer == "adamw-8bit" else ""
+    imports = (
+        "    from torchao.optim import AdamW8bit\n\n" if config.optimizer == "adamw-8bit" else ""
+    )
     returned = f"    return {_call(*_optimizer_arguments(recipe))}"
     if config.precision == "bf16-stochastic":
         exact = returned.replace("\n", "\n    ")
-        arguments = ("parameters", "exact", "learning_rate=learning_rate", f"seed={recipe.workload.seed}")
+        arguments = (
+            "parameters",
+            "exact",
+            "learning_rate=learning_rate",
+            f"seed={recipe.workload.seed}",
+        )
         rounded = _call("StochasticallyRounded", *arguments)
         returned = f"""
     def exact(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -217,7 +237,9 @@ def _make_optimizer(recipe: Recipe) -> str:
 
 
 def _call(function: str, *arguments: str) -> str:
-    return "\n        ".join([f"{function}(", *(f"{argument}," for argument in arguments)]) + "\n    )"
+    return (
+        "\n        ".join([f"{function}(", *(f"{argument}," for argument in arguments)]) + "\n    )"
+    )
 
 
 def _optimizer_arguments(recipe: Recipe) -> tuple[str, ...]:

@@ -14,7 +14,9 @@ def needs_blocks(config: TrainingConfig, *, by_keys: bool) -> bool:
 
 
 def needs_causal_flag(config: TrainingConfig, version: str) -> bool:
-    return config.compile != "none" and version != "4.57"  # whose masks are made by another interface
+    return (
+        config.compile != "none" and version != "4.57"
+    )  # whose masks are made by another interface
 
 
 def definitions(recipe: Recipe, *, by_keys: bool, version: str) -> list[str]:
@@ -23,14 +25,20 @@ def definitions(recipe: Recipe, *, by_keys: bool, version: str) -> list[str]:
         names = ("BlockList", "find_blocks", "_block_lists", "_is_of_blocks")
         found += [excerpt("models.parts", "Blocks"), excerpt("models.structure", *names)]
     if config.precision == "fp8":
-        found += [excerpt("spec.config", "FP8_MULTIPLE"), excerpt("techniques.fp8", "convert", "can_be_fp8")]
+        found += [
+            excerpt("spec.config", "FP8_MULTIPLE"),
+            excerpt("techniques.fp8", "convert", "can_be_fp8"),
+        ]
     found += _loss_definitions(recipe)
     found += _checkpointing_definitions(config, by_keys=by_keys)
     if needs_causal_flag(config, version):
         found.append(excerpt(HERE, "keep_causal_flag"))
     if config.activation_offload == "cpu":
         functions = ("SMALLEST_BYTES", "OnHost", "offloaded", "_unpack", "to_host", "to_device")
-        found += [excerpt("spec.config", "ActivationOffload"), excerpt("techniques.activation_offload", *functions)]
+        found += [
+            excerpt("spec.config", "ActivationOffload"),
+            excerpt("techniques.activation_offload", *functions),
+        ]
     return [*found, *_optimizer_definitions(config), excerpt(HERE, "share_of_rate")]
 
 
@@ -38,7 +46,9 @@ def _loss_definitions(recipe: Recipe) -> list[str]:
     if recipe.config.loss == "chunked":
         functions = ("_chunked", "chunked_token_loss", "tokens_in_a_chunk")
         return [
-            excerpt("models.parts", "IGNORED_LABEL", "TokenLoss", "next_token_loss", "full_token_loss"),
+            excerpt(
+                "models.parts", "IGNORED_LABEL", "TokenLoss", "next_token_loss", "full_token_loss"
+            ),
             excerpt("techniques.loss", "LEAST_CHUNKS", "LEAST_TOKENS", *functions),
             excerpt(HERE, "lose_in_chunks"),
         ]
@@ -59,7 +69,14 @@ def _optimizer_definitions(config: TrainingConfig) -> list[str]:
     found = []
     if config.optimizer == "adafactor-fixed-rate":
         settings = ("WEIGHT_DECAY", "DECAY_RATE", "LARGEST_BETA2", "CLIP_THRESHOLD", "SQUARE_EPS")
-        names = (*settings, "AdafactorFixedRate", "_update", "_initial_state", "_inverse_root", "_blend")
+        names = (
+            *settings,
+            "AdafactorFixedRate",
+            "_update",
+            "_initial_state",
+            "_inverse_root",
+            "_blend",
+        )
         found.append(excerpt("techniques.adafactor_fixed_rate", *names))
     if config.precision == "bf16-stochastic":
         found.append(excerpt("techniques.stochastic_rounding", *STOCHASTIC_ROUNDING))

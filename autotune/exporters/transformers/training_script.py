@@ -60,7 +60,11 @@ def says_tokenizer(workload: Workload) -> bool:
 
 
 def _classes(workload: Workload) -> str:
-    tokenizer = [] if workload.tokenizer == "bytes" and names_model(workload) else [_tokenizer_class(workload)]
+    tokenizer = (
+        []
+        if workload.tokenizer == "bytes" and names_model(workload)
+        else [_tokenizer_class(workload)]
+    )
     config = ["AutoConfig"] if names_model(workload) and not workload.pretrained else []
     return ", ".join([*config, "AutoModelForCausalLM", *tokenizer])
 
@@ -78,7 +82,8 @@ def _tokenizer(workload: Workload) -> str:
         made = 'AutoTokenizer.from_pretrained("<MODEL>")'
     else:
         made = f"AutoTokenizer.from_pretrained({workload.tokenizer!r})"
-    # As in a study: what ends a text stands between packed texts, what begins one before a padded one.
+    # As in a study: what ends a text stands between packed texts, what begins one before a padded
+    # one.
     role, tokens = "eos", 'tokenizer(text, add_special_tokens=False)["input_ids"] + special'
     if workload.packing == "padded":
         role, tokens = "bos", 'special + tokenizer(text, add_special_tokens=False)["input_ids"]'

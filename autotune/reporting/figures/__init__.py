@@ -1,4 +1,7 @@
-"""The figures a study can be looked at in: one entry a kind. Naming them costs nothing: plotly is loaded to draw."""
+"""The figures a study can be looked at in: one entry a kind.
+
+Naming them costs nothing: plotly is loaded to draw.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -76,7 +79,9 @@ def _memory(view: StudyView, options: FigureOptions) -> "go.Figure":
 def _timeline(view: StudyView, options: FigureOptions) -> "go.Figure":
     from autotune.reporting.figures import memory_timeline
 
-    return memory_timeline.draw(memory_timeline.compute_of_trial(view, options.prediction, number=options.trial))
+    return memory_timeline.draw(
+        memory_timeline.compute_of_trial(view, options.prediction, number=options.trial)
+    )
 
 
 def _history(view: StudyView, _: FigureOptions) -> "go.Figure":

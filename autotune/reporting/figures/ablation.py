@@ -52,7 +52,9 @@ HOW = ("alone", "on top of the others", "over all pairs")
 
 def compute(view: StudyView) -> LadderFigure:
     """Raises InvalidInput where no trial chose anything but the baseline's values."""
-    baseline = view.baseline.config if view.baseline is not None else view.definition.baseline_config()
+    baseline = (
+        view.baseline.config if view.baseline is not None else view.definition.baseline_config()
+    )
     rungs = ladder(
         view.result.trials,
         plain=baseline,
@@ -62,7 +64,9 @@ def compute(view: StudyView) -> LadderFigure:
     )
     if not rungs:
         raise nothing_to_show(view, "uses a technique beside the baseline's")
-    return LadderFigure(rungs=rungs, rows=tuple(_row(rung) for rung in rungs), note=_note(view, rungs))
+    return LadderFigure(
+        rungs=rungs, rows=tuple(_row(rung) for rung in rungs), note=_note(view, rungs)
+    )
 
 
 def _peaks_of(view: StudyView) -> Callable[..., int | None]:
@@ -76,7 +80,11 @@ def _peaks_of(view: StudyView) -> Callable[..., int | None]:
 def _row(rung: Rung) -> Row:
     return Row(
         words=named(rung.technique, rung.value),
-        cells=(_cells(HOW[0], rung.alone), _cells(HOW[1], rung.on_top), _cells_of_pairs(rung.pairs)),
+        cells=(
+            _cells(HOW[0], rung.alone),
+            _cells(HOW[1], rung.on_top),
+            _cells_of_pairs(rung.pairs),
+        ),
     )
 
 
@@ -84,21 +92,29 @@ def _cells(how: str, effect: Effect | str) -> Cells:
     if isinstance(effect, str):
         return Cells(how=how, memory="", memory_share="", speed="", perplexity="", source=effect)
     numbers = [n for n in (effect.with_number, effect.without_number) if n is not None]
-    trials = f"#{numbers[0]} against #{numbers[1]}" if len(numbers) == 2 else style.listed_numbers(numbers)
+    trials = (
+        f"#{numbers[0]} against #{numbers[1]}"
+        if len(numbers) == 2
+        else style.listed_numbers(numbers)
+    )
     return Cells(
         how=how,
         memory=_size(effect.saved_bytes),
         memory_share=_less(effect.saved_share),
         speed=_change(effect.speed_share, effect.speed_spread, digits=0),
         perplexity=_change(effect.perplexity_share, effect.perplexity_spread, digits=2),
-        source=", ".join(word for word in (trials, "memory predicted" if effect.is_predicted else "") if word),
+        source=", ".join(
+            word for word in (trials, "memory predicted" if effect.is_predicted else "") if word
+        ),
         is_predicted=effect.is_predicted,
     )
 
 
 def _cells_of_pairs(pairs: Pairs) -> Cells:
     if not pairs.count:
-        return Cells(how=HOW[2], memory="", memory_share="", speed="", perplexity="", source="no pair")
+        return Cells(
+            how=HOW[2], memory="", memory_share="", speed="", perplexity="", source="no pair"
+        )
     return Cells(
         how=HOW[2],
         memory="" if pairs.saved_bytes is None else _size(pairs.saved_bytes.median),
@@ -109,13 +125,17 @@ def _cells_of_pairs(pairs: Pairs) -> Cells:
     )
 
 
-# -- words -------------------------------------------------------------------------------------------------------
+# -- words -----------------------------------------------------------------------------------------
 
 
 def _size(saved_bytes: float | None) -> str:
     if saved_bytes is None:
         return ""
-    return f"{format_size(abs(saved_bytes))} {'less' if saved_bytes >= 0 else 'more'}" if saved_bytes else "the same"
+    return (
+        f"{format_size(abs(saved_bytes))} {'less' if saved_bytes >= 0 else 'more'}"
+        if saved_bytes
+        else "the same"
+    )
 
 
 def _less(share: float | None) -> str:
@@ -155,19 +175,29 @@ def _signed(share: float, digits: int) -> str:
 
 def _note(view: StudyView, rungs: Sequence[Rung]) -> str:
     baseline = "the baseline" if view.baseline is None else f"the baseline, #{view.baseline.number}"
-    pick = "there is no pick" if view.pick is None else f"the pick, #{view.pick.number}, against the pick without it"
+    pick = (
+        "there is no pick"
+        if view.pick is None
+        else f"the pick, #{view.pick.number}, against the pick without it"
+    )
     sentences = [
         f"Alone: {baseline}, with this one choice. On top of the others: {pick}. Over all pairs: median and range over "
         "the pairs of measured trials that differ in this choice only."
     ]
     if view.pick is not None and not any(isinstance(rung.on_top, Effect) for rung in rungs):
-        sentences.append("On top of the others nothing is known: no trial is the pick without one of its choices.")
-    if any(isinstance(e, Effect) and e.is_predicted for rung in rungs for e in (rung.alone, rung.on_top)):
+        sentences.append(
+            "On top of the others nothing is known: no trial is the pick without one of its choices."
+        )
+    if any(
+        isinstance(e, Effect) and e.is_predicted
+        for rung in rungs
+        for e in (rung.alone, rung.on_top)
+    ):
         sentences.append("Hatched: both peaks are predicted.")
     return " ".join(sentences)
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------
 
 _PANELS = (
     ("saved_share", "less memory, %"),
@@ -187,12 +217,20 @@ def draw(figure: LadderFigure) -> "go.Figure":
     drawing = style.empty_figure(note=figure.note, panels=panels)
     for column, (number, title) in enumerate(_PANELS, start=1):
         for kind, how in enumerate(HOW):
-            drawing.add_trace(_bars(figure, kind, number, name=how, legend=column == 1), row=1, col=column)
-        drawing.update_xaxes(title={"text": title, "standoff": 8}, row=1, col=column, zeroline=True, zerolinewidth=2)
+            drawing.add_trace(
+                _bars(figure, kind, number, name=how, legend=column == 1), row=1, col=column
+            )
+        drawing.update_xaxes(
+            title={"text": title, "standoff": 8}, row=1, col=column, zeroline=True, zerolinewidth=2
+        )
     rows = len(figure.rungs)
     names = [style.wrapped(row.words, width=_LABEL_WIDTH, lines=2) for row in figure.rows]
     drawing.update_yaxes(
-        tickvals=list(range(rows)), ticktext=names, range=[rows - 0.5, -0.5], showgrid=False, showticklabels=False
+        tickvals=list(range(rows)),
+        ticktext=names,
+        range=[rows - 0.5, -0.5],
+        showgrid=False,
+        showticklabels=False,
     )
     drawing.update_layout(
         barmode="group",
@@ -202,8 +240,13 @@ def draw(figure: LadderFigure) -> "go.Figure":
     )
     for place, row in enumerate(figure.rows):
         if not any(cells.memory or cells.speed for cells in row.cells):
-            drawing.add_annotation(x=0, y=place, text=_why_not(row), showarrow=False, xanchor="left", font_size=11)
-    narrow = {f"annotations[{number}].text": " not known" for number in range(len(drawing.layout.annotations))}
+            drawing.add_annotation(
+                x=0, y=place, text=_why_not(row), showarrow=False, xanchor="left", font_size=11
+            )
+    narrow = {
+        f"annotations[{number}].text": " not known"
+        for number in range(len(drawing.layout.annotations))
+    }
     style.on_narrow_screens(drawing, {**narrow, **_below_each_other(height=3 * (80 + 36 * rows))})
     return drawing
 
@@ -230,7 +273,9 @@ def _bars(figure: LadderFigure, kind: int, number: str, *, name: str, legend: bo
 
     effects = [(rung.alone, rung.on_top, rung.pairs)[kind] for rung in figure.rungs]
     values = [_middle(effect, number) for effect in effects]
-    predicted = [number == "saved_share" and isinstance(e, Effect) and e.is_predicted for e in effects]
+    predicted = [
+        number == "saved_share" and isinstance(e, Effect) and e.is_predicted for e in effects
+    ]
     return go.Bar(
         x=[None if value is None else 100 * value for value in values],
         y=list(range(len(effects))),
@@ -244,7 +289,11 @@ def _bars(figure: LadderFigure, kind: int, number: str, *, name: str, legend: bo
         error_x=_whiskers(effects, number),
         marker={
             "color": style.PALETTE[kind],
-            "pattern": {"shape": ["/" if is_one else "" for is_one in predicted], "fillmode": "overlay", "size": 6},
+            "pattern": {
+                "shape": ["/" if is_one else "" for is_one in predicted],
+                "fillmode": "overlay",
+                "size": 6,
+            },
         },
         customdata=[_hover(row, kind) for row in figure.rows],
         hovertemplate="%{customdata}<extra></extra>",

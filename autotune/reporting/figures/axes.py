@@ -64,16 +64,27 @@ def memory_unit(records: Sequence[TrialRecord], *, cap_bytes: int) -> Unit:
 
 
 def capped_axis(device_type: str) -> AxisName:
-    """The memory a cap is held against. On a CPU it is the peak; on CUDA what the device must have is more."""
+    """The memory a cap is held against.
+
+    On a CPU it is the peak; on CUDA what the device must have is more.
+    """
     return "device-memory" if device_type == "cuda" else "memory"
 
 
 _MEASURES: Mapping[
     AxisName,
-    tuple[str, bool, str, Callable[[TrialRecord], float | None], Callable[[TrialRecord], float | None]],
+    tuple[
+        str, bool, str, Callable[[TrialRecord], float | None], Callable[[TrialRecord], float | None]
+    ],
 ] = {
     "memory": ("peak memory", True, "", lambda r: r.peak_memory_bytes, lambda r: None),
-    "device-memory": ("memory the device must have", True, "", lambda r: r.device_bytes, lambda r: None),
+    "device-memory": (
+        "memory the device must have",
+        True,
+        "",
+        lambda r: r.device_bytes,
+        lambda r: None,
+    ),
     "speed": (
         "tokens per second",
         False,

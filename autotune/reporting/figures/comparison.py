@@ -32,7 +32,10 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One study: what it is, and what came out. None: there is no pick, or no baseline to save against."""
+    """One study: what it is, and what came out.
+
+    None: there is no pick, or no baseline to save against.
+    """
 
     study: str
     device: str
@@ -80,7 +83,9 @@ def compute(views: Sequence[StudyView]) -> Comparison:
     unit = style.unit_for(max(_largest(view) for view in views))
     axes = {capped_axis(view.result.device.type) for view in views}
     memory_is = (
-        make_axis(axes.pop(), unit=unit).title if len(axes) == 1 else f"memory held against the cap, {unit.name}"
+        make_axis(axes.pop(), unit=unit).title
+        if len(axes) == 1
+        else f"memory held against the cap, {unit.name}"
     )
     return Comparison(
         sides=tuple(_side(view, unit) for view in views),
@@ -98,7 +103,11 @@ def _largest(view: StudyView) -> int:
 
 def _side(view: StudyView, unit: style.Unit) -> Side:
     result, pick, baseline = view.result, view.pick, view.baseline
-    whole = None if baseline is None else baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
+    whole = (
+        None
+        if baseline is None
+        else baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
+    )
     peak = None if pick is None else pick.peak_memory_bytes
     return Side(
         study=result.study,
@@ -134,9 +143,14 @@ def _point(view: StudyView, record: TrialRecord, unit: style.Unit) -> Point:
 def _differences(views: Sequence[StudyView]) -> Iterator[str]:
     workloads = [_flat(view.definition.workload.to_dict()) for view in views]
     known = dict.fromkeys(name for workload in workloads for name in workload)
-    fields = [name for name in known if len({str(workload.get(name)) for workload in workloads}) > 1]
+    fields = [
+        name for name in known if len({str(workload.get(name)) for workload in workloads}) > 1
+    ]
     if fields:
-        parts = [f"{_words(name)} {' / '.join(_short(w.get(name)) for w in workloads)}" for name in fields]
+        parts = [
+            f"{_words(name)} {' / '.join(_short(w.get(name)) for w in workloads)}"
+            for name in fields
+        ]
         yield f"The workloads differ, so {INCOMPARABLE}: {', '.join(parts)}."
     for what, values in (
         ("device", [f"{view.result.device.type} ({view.result.device.name})" for view in views]),
@@ -161,7 +175,9 @@ def _flat(workload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(field: str) -> str:
-    return {"text_sha256": "text", "model_sha256": "file of the model"}.get(field, field.replace("_", " "))
+    return {"text_sha256": "text", "model_sha256": "file of the model"}.get(
+        field, field.replace("_", " ")
+    )
 
 
 def _short(value: object) -> str:
@@ -169,7 +185,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 24 else f"{text[:12]}…"
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------
 
 
 def draw(comparison: Comparison) -> "go.Figure":
@@ -189,14 +205,24 @@ def draw(comparison: Comparison) -> "go.Figure":
                 mode="markers",
                 name=name,
                 legendgroup=name,
-                marker={"symbol": style.SYMBOLS[place % len(style.SYMBOLS)], "size": 10, "color": color},
+                marker={
+                    "symbol": style.SYMBOLS[place % len(style.SYMBOLS)],
+                    "size": 10,
+                    "color": color,
+                },
                 customdata=[point.hover for point in side.front],
                 hovertemplate="%{customdata}<extra></extra>",
             )
         )
-        drawing.add_trace(_star([point for point in side.front if point.number == side.pick], name=name, color=color))
+        drawing.add_trace(
+            _star(
+                [point for point in side.front if point.number == side.pick], name=name, color=color
+            )
+        )
         if len(caps) > 1 or place == 0:
-            _draw_cap(drawing, comparison.unit, side, color=color if len(caps) > 1 else style.VERMILLION)
+            _draw_cap(
+                drawing, comparison.unit, side, color=color if len(caps) > 1 else style.VERMILLION
+            )
     drawing.update_layout(
         xaxis={"title": comparison.memory_is, "rangemode": "tozero"},
         yaxis={"title": "tokens per second", "rangemode": "tozero"},
@@ -232,13 +258,20 @@ def _star(points: Sequence[Point], *, name: str, color: str) -> "go.Scatter":
         mode="markers",
         name=f"pick of {name}",
         legendgroup=name,
-        marker={"symbol": "star", "size": 20, "color": color, "line": {"width": 1, "color": style.GREY}},
+        marker={
+            "symbol": "star",
+            "size": 20,
+            "color": color,
+            "line": {"width": 1, "color": style.GREY},
+        },
         hoverinfo="skip",
     )
 
 
 def _draw_cap(drawing: "go.Figure", unit: style.Unit, side: Side, *, color: str) -> None:
-    drawing.add_vline(x=unit.of(side.cap_bytes), line={"color": color, "dash": "dash", "width": 1.5})
+    drawing.add_vline(
+        x=unit.of(side.cap_bytes), line={"color": color, "dash": "dash", "width": 1.5}
+    )
     drawing.add_annotation(
         x=unit.of(side.cap_bytes),
         y=1,

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 BEYOND = 1.1
-"""How far behind the worst trial hypervolume is measured from. At the worst itself nothing of a box would be left where
-all trials have one perplexity, or where there is one trial."""
+"""How far behind the worst trial hypervolume is measured from. At the worst itself nothing of a box
+would be left where all trials have one perplexity, or where there is one trial."""
 Corner = tuple[float, float, float]
 """Memory in bytes, seconds a token, perplexity: less of each is better."""
 
@@ -52,7 +52,10 @@ def compute(view: StudyView) -> HistoryFigure:
     if not feasible:
         raise nothing_to_show(view, "is feasible")
     unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
-    axes = [make_axis(name, unit=unit) for name in (capped_axis(result.device.type), "speed", "perplexity")]
+    axes = [
+        make_axis(name, unit=unit)
+        for name in (capped_axis(result.device.type), "speed", "perplexity")
+    ]
     reference = _reference(feasible, cap_bytes=result.cap_bytes)
     passed = list(accumulate(record.seconds or 0.0 for record in trials))
     time_unit, length = next((name, s) for name, s in _TIME_UNITS if passed[-1] >= s or s == 1.0)
@@ -61,7 +64,10 @@ def compute(view: StudyView) -> HistoryFigure:
         moments=tuple(moment / length for moment in passed),
         time_unit=time_unit,
         courses=(
-            *(Course(title=f"best {axis.title}", values=tuple(_best(axis, trials))) for axis in axes),
+            *(
+                Course(title=f"best {axis.title}", values=tuple(_best(axis, trials)))
+                for axis in axes
+            ),
             Course(title="hypervolume", values=hypervolumes(trials, reference)),
         ),
         reference=reference,
@@ -78,7 +84,7 @@ def _best(axis: Axis, trials: Sequence[TrialRecord]) -> Iterator[float | None]:
         yield best
 
 
-# -- hypervolume -------------------------------------------------------------------------------------------------
+# -- hypervolume -----------------------------------------------------------------------------------
 
 
 def _reference(feasible: Sequence[TrialRecord], *, cap_bytes: int) -> Corner:
@@ -94,7 +100,11 @@ def _reference(feasible: Sequence[TrialRecord], *, cap_bytes: int) -> Corner:
 def _corner(record: TrialRecord) -> Corner:
     assert record.tokens_per_second, "a feasible trial has all three"
     assert record.perplexity
-    return float(record.device_bytes or record.peak_memory_bytes or 0), 1 / record.tokens_per_second, record.perplexity
+    return (
+        float(record.device_bytes or record.peak_memory_bytes or 0),
+        1 / record.tokens_per_second,
+        record.perplexity,
+    )
 
 
 def hypervolumes(trials: Sequence[TrialRecord], reference: Corner) -> tuple[float, ...]:
@@ -129,7 +139,7 @@ def _note(reference: Corner, trials: Sequence[TrialRecord], feasible: Sequence[T
     )
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------
 
 
 def draw(figure: HistoryFigure) -> "go.Figure":
@@ -139,7 +149,12 @@ def draw(figure: HistoryFigure) -> "go.Figure":
 
     rows = len(figure.courses)
     panels = make_subplots(
-        rows=rows, cols=2, shared_yaxes=True, shared_xaxes="columns", vertical_spacing=0.04, horizontal_spacing=0.05
+        rows=rows,
+        cols=2,
+        shared_yaxes=True,
+        shared_xaxes="columns",
+        vertical_spacing=0.04,
+        horizontal_spacing=0.05,
     )
     drawing = style.empty_figure(note=figure.note, panels=panels)
     for row, course in enumerate(figure.courses, start=1):
@@ -149,7 +164,11 @@ def draw(figure: HistoryFigure) -> "go.Figure":
                 x=[places[corner] for corner in corners],
                 y=[course.values[corner] for corner in corners],
                 mode="lines",
-                line={"shape": "hv", "color": style.PALETTE[(row - 1) % len(style.PALETTE)], "width": 2},
+                line={
+                    "shape": "hv",
+                    "color": style.PALETTE[(row - 1) % len(style.PALETTE)],
+                    "width": 2,
+                },
                 name=course.title,
                 showlegend=False,
                 hovertemplate="%{y:.5g}, " + where + "<extra></extra>",
@@ -157,7 +176,9 @@ def draw(figure: HistoryFigure) -> "go.Figure":
             drawing.add_trace(line, row=row, col=column)
         drawing.update_yaxes(title={"text": course.title, "font": {"size": 12}}, row=row, col=1)
         if "perplexity" not in course.title:
-            drawing.update_yaxes(rangemode="tozero", row=row)  # a line that is level would be magnified to its noise
+            drawing.update_yaxes(
+                rangemode="tozero", row=row
+            )  # a line that is level would be magnified to its noise
     drawing.update_xaxes(title="trial", row=rows, col=1)
     drawing.update_xaxes(title=f"{figure.time_unit} of trials", row=rows, col=2)
     drawing.update_layout(height=200 * rows + 60)

@@ -1,10 +1,11 @@
 """Which techniques decide each objective: fANOVA over a study's records, by optuna.importance.
 
-A forest of trees learns each objective's logarithm from the techniques; a technique's importance is the share of the
-differences between trials that goes with its values alone. It needs scikit-learn. Optuna's PED-ANOVA does not, and was
-left out for what it said of a real study of 46 trials: of perplexity, 18 % to checkpointing, which computes the same
-numbers whatever its value (fANOVA: nothing; 95 % to precision). It says how the best trials differ from the others,
-and a sampler that repeats what went well makes them differ in everything.
+A forest of trees learns each objective's logarithm from the techniques; a technique's importance is
+the share of the differences between trials that goes with its values alone. It needs scikit-learn.
+Optuna's PED-ANOVA does not, and was left out for what it said of a real study of 46 trials: of
+perplexity, 18 % to checkpointing, which computes the same numbers whatever its value (fANOVA:
+nothing; 95 % to precision). It says how the best trials differ from the others, and a sampler that
+repeats what went well makes them differ in everything.
 """
 
 import math
@@ -28,8 +29,9 @@ EVALUATOR = "fANOVA"
 OBJECTIVES: tuple[AxisName, ...] = ("memory", "speed", "perplexity")
 FEWEST_TRIALS = 20
 TREES, DEPTH = 16, 8
-"""Twice as many trees take more than twice as long and move no share by more than a few hundredths. Eight choices on
-top of each other; deeper trees take minutes for hundreds of trials and learn their noise."""
+"""Twice as many trees take more than twice as long and move no share by more than a few hundredths.
+Eight choices on top of each other; deeper trees take minutes for hundreds of trials and learn their
+noise."""
 MOST_TRIALS = 200
 """Of more, evenly spaced ones: the forest's time grows faster than their number."""
 SAME = 1e-6
@@ -69,14 +71,18 @@ def compute(view: StudyView) -> ImportanceFigure:
         )
     largest = {t: max(objective.shares.get(t, 0.0) for objective in objectives) for t in techniques}
     return ImportanceFigure(
-        techniques=tuple(sorted(techniques, key=lambda technique: (-largest[technique], technique))),
+        techniques=tuple(
+            sorted(techniques, key=lambda technique: (-largest[technique], technique))
+        ),
         objectives=objectives,
         note=_note(objectives),
     )
 
 
 def _importance(view: StudyView, axis: Axis) -> Importance:
-    measured = [(record, value) for record in view.result.trials if (value := axis.of(record)) is not None]
+    measured = [
+        (record, value) for record in view.result.trials if (value := axis.of(record)) is not None
+    ]
     if len(measured) < FEWEST_TRIALS:
         study = view.result.study
         raise InvalidInput(
@@ -97,7 +103,8 @@ def _shares(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, float]:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     tried = {
-        field: tuple(dict.fromkeys(getattr(record.config, field) for record, _ in losses)) for field in FIELD_ORDER
+        field: tuple(dict.fromkeys(getattr(record.config, field) for record, _ in losses))
+        for field in FIELD_ORDER
     }
     distributions: dict[str, optuna.distributions.BaseDistribution] = {
         field: optuna.distributions.CategoricalDistribution(values)
@@ -109,7 +116,9 @@ def _shares(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, float]:
     study = optuna.create_study(direction="minimize")
     for record, loss in losses:
         parameters = {field: getattr(record.config, field) for field in distributions}
-        study.add_trial(optuna.trial.create_trial(params=parameters, distributions=distributions, value=loss))
+        study.add_trial(
+            optuna.trial.create_trial(params=parameters, distributions=distributions, value=loss)
+        )
     return {field: float(share) for field, share in _evaluated(study).items()}
 
 
@@ -119,12 +128,16 @@ def _evaluated(study: "optuna.Study") -> Mapping[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # values that few trials have
         try:
-            evaluator = optuna.importance.FanovaImportanceEvaluator(n_trees=TREES, max_depth=DEPTH, seed=0)
+            evaluator = optuna.importance.FanovaImportanceEvaluator(
+                n_trees=TREES, max_depth=DEPTH, seed=0
+            )
         except ImportError:
             raise InvalidInput(
-                "importance needs the package scikit-learn", hint="pip install 'autotune[importance]'"
+                "importance needs the package scikit-learn",
+                hint="pip install 'autotune[importance]'",
             ) from None
-        # Normalized they would add up to 1 even where nothing but the interplay of two techniques decides.
+        # Normalized they would add up to 1 even where nothing but the interplay of two techniques
+        # decides.
         return optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False)
 
 
@@ -146,7 +159,12 @@ def draw(figure: ImportanceFigure) -> "go.Figure":
     drawing = style.empty_figure(note=figure.note)
     names = [technique.removesuffix("_size").replace("_", " ") for technique in figure.techniques]
     for number, one in enumerate(figure.objectives):
-        pattern = {"shape": ("", "/", "x")[number], "fillmode": "overlay", "solidity": 0.3, "size": 6}
+        pattern = {
+            "shape": ("", "/", "x")[number],
+            "fillmode": "overlay",
+            "solidity": 0.3,
+            "size": 6,
+        }
         drawing.add_trace(
             go.Bar(
                 x=[100 * one.shares.get(technique, 0.0) for technique in figure.techniques],

@@ -31,8 +31,8 @@ class Bar:
     roles: tuple[str, ...]
     """pick, baseline."""
     source: Source
-    """measured: read from the allocator's history. predicted: worked out. partly measured: what stays between two
-    steps is measured, the rest of the measured peak belongs to nobody."""
+    """measured: read from the allocator's history. predicted: worked out. partly measured: what
+    stays between two steps is measured, the rest of the measured peak belongs to nobody."""
     segments: Mapping[str, float]
     measured_peak: float | None
 
@@ -50,12 +50,19 @@ class MemoryFigure:
 def compute(view: StudyView, *, trials: Sequence[int] | None = None) -> MemoryFigure:
     """Raises InvalidInput for a trial that there is not, and where nothing is known of any."""
     records = _chosen(view) if trials is None else [trial_of(view, number) for number in trials]
-    known = [(record, found) for record in records if (found := _bytes_of(view, record)) is not None]
+    known = [
+        (record, found) for record in records if (found := _bytes_of(view, record)) is not None
+    ]
     if not known:
         raise nothing_to_show(
-            view, "named has a measured or predicted peak" if trials else "has a peak, measured or predicted"
+            view,
+            "named has a measured or predicted peak"
+            if trials
+            else "has a peak, measured or predicted",
         )
-    unit = style.unit_for(max(max(sum(sizes.values()), r.peak_memory_bytes or 0) for r, (_, sizes) in known))
+    unit = style.unit_for(
+        max(max(sum(sizes.values()), r.peak_memory_bytes or 0) for r, (_, sizes) in known)
+    )
     bars = tuple(_bar(view, record, source, sizes, unit) for record, (source, sizes) in known)
     is_cpu = view.result.device.type != "cuda"
     return MemoryFigure(
@@ -72,9 +79,15 @@ def trial_of(view: StudyView, number: int) -> TrialRecord:
     for record in view.result.trials:
         if record.number == number:
             return record
-    there = f"its trials are 0 to {len(view.result.trials) - 1}" if view.result.trials else "it has none yet"
+    there = (
+        f"its trials are 0 to {len(view.result.trials) - 1}"
+        if view.result.trials
+        else "it has none yet"
+    )
     study = view.result.study
-    raise InvalidInput(f"study {study!r} has no trial {number}", hint=f"{there}; see autotune show {study}")
+    raise InvalidInput(
+        f"study {study!r} has no trial {number}", hint=f"{there}; see autotune show {study}"
+    )
 
 
 def _chosen(view: StudyView) -> list[TrialRecord]:
@@ -96,7 +109,9 @@ def _bytes_of(view: StudyView, record: TrialRecord) -> tuple[Source, Mapping[str
     return None
 
 
-def _bar(view: StudyView, record: TrialRecord, source: Source, sizes: Mapping[str, int], unit: style.Unit) -> Bar:
+def _bar(
+    view: StudyView, record: TrialRecord, source: Source, sizes: Mapping[str, int], unit: style.Unit
+) -> Bar:
     roles = (("baseline", view.result.baseline), ("pick", view.pick.number if view.pick else None))
     return Bar(
         number=record.number,
@@ -117,16 +132,23 @@ def _note(view: StudyView, bars: Sequence[Bar], unknown: Sequence[TrialRecord]) 
     sources = list(dict.fromkeys(bar.source for bar in bars))
     sentences = [f"Segments are {words[sources[0]]}."]
     if len(sources) > 1:
-        parts = (f"{words[s]} ({style.listed_numbers([b.number for b in bars if b.source == s])})" for s in sources)
+        parts = (
+            f"{words[s]} ({style.listed_numbers([b.number for b in bars if b.source == s])})"
+            for s in sources
+        )
         sentences = [f"Segments are {'; '.join(parts)}."]
     if unknown:
-        sentences.append(f"Nothing is known of {style.listed_numbers([record.number for record in unknown])}.")
+        sentences.append(
+            f"Nothing is known of {style.listed_numbers([record.number for record in unknown])}."
+        )
     if view.result.device.type == "cuda":
-        sentences.append(f"The cap, {format_size(view.result.cap_bytes)}, is held against more than these bytes.")
+        sentences.append(
+            f"The cap, {format_size(view.result.cap_bytes)}, is held against more than these bytes."
+        )
     return " ".join(sentences)
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------
 
 
 def draw(figure: MemoryFigure) -> "go.Figure":
@@ -139,13 +161,22 @@ def draw(figure: MemoryFigure) -> "go.Figure":
         sizes = [bar.segments.get(category, 0.0) for bar in figure.bars]
         if any(sizes):
             drawing.add_trace(_segment(category, places, sizes, figure))
-    measured = [(place, bar) for place, bar in zip(places, figure.bars, strict=True) if bar.measured_peak is not None]
+    measured = [
+        (place, bar)
+        for place, bar in zip(places, figure.bars, strict=True)
+        if bar.measured_peak is not None
+    ]
     peaks = go.Scatter(
         x=[bar.measured_peak for _, bar in measured],
         y=[place for place, _ in measured],
         mode="markers",
         name="measured peak",
-        marker={"symbol": "line-ns", "size": 26, "line": {"width": 3, "color": style.GREY}, "color": style.GREY},
+        marker={
+            "symbol": "line-ns",
+            "size": 26,
+            "line": {"width": 3, "color": style.GREY},
+            "color": style.GREY,
+        },
         hovertemplate="measured peak %{x:.4g} " + figure.unit + "<extra></extra>",
     )
     drawing.add_trace(peaks)
@@ -177,12 +208,19 @@ def draw(figure: MemoryFigure) -> "go.Figure":
     return drawing
 
 
-def _segment(category: str, places: Sequence[int], sizes: Sequence[float], figure: MemoryFigure) -> "go.Bar":
+def _segment(
+    category: str, places: Sequence[int], sizes: Sequence[float], figure: MemoryFigure
+) -> "go.Bar":
     import plotly.graph_objects as go
 
     name = "unattributed rest" if category == style.OTHER else category.replace("_", " ")
     color = style.CATEGORY_COLORS.get(category, style.GREY)
-    pattern = {"shape": style.CATEGORY_PATTERNS.get(category, ""), "fillmode": "overlay", "solidity": 0.25, "size": 6}
+    pattern = {
+        "shape": style.CATEGORY_PATTERNS.get(category, ""),
+        "fillmode": "overlay",
+        "solidity": 0.25,
+        "size": 6,
+    }
     return go.Bar(
         x=sizes,
         y=places,

@@ -71,21 +71,30 @@ def compute(
     )
 
 
-def compute_of_trial(view: StudyView, prediction: Prediction | None, *, number: int | None) -> TimelineFigure:
-    """The figure of a trial of a study, the pick where none is named. Raises InvalidInput without a timeline."""
+def compute_of_trial(
+    view: StudyView, prediction: Prediction | None, *, number: int | None
+) -> TimelineFigure:
+    """The figure of a trial of a study, the pick where none is named.
+
+    Raises InvalidInput without a timeline.
+    """
     record = trial_shown(view, number)
     if prediction is None or prediction.timeline is None:
         raise InvalidInput(
             f"the timeline of trial {record.number} needs a prediction made for it",
             hint=f"use autotune plot {view.result.study} timeline --trial {record.number}",
         )
-    measured = f", measured {format_size(record.peak_memory_bytes)}" if record.peak_memory_bytes else ""
+    measured = (
+        f", measured {format_size(record.peak_memory_bytes)}" if record.peak_memory_bytes else ""
+    )
     note = (
         f"#{record.number} {described(record)}: predicted peak {format_size(prediction.peak_memory_bytes)}, in "
         f"{prediction.phase}{measured}."
     )
     cap_bytes = view.result.cap_bytes if view.result.device.type != "cuda" else None
-    figure = compute(prediction, title=f"#{record.number}", about="", answer=note, cap_bytes=cap_bytes)
+    figure = compute(
+        prediction, title=f"#{record.number}", about="", answer=note, cap_bytes=cap_bytes
+    )
     return replace(figure, note=note)
 
 
@@ -94,7 +103,9 @@ def trial_shown(view: StudyView, number: int | None) -> TrialRecord:
     if number is not None:
         return trial_of(view, number)
     if view.pick is None:
-        raise InvalidInput(f"study {view.result.study!r} has no pick to show", hint="name a trial with --trial")
+        raise InvalidInput(
+            f"study {view.result.study!r} has no pick to show", hint="name a trial with --trial"
+        )
     return view.pick
 
 
@@ -112,7 +123,11 @@ def draw(figure: TimelineFigure) -> "go.Figure":
                 stackgroup="memory",
                 mode="lines",
                 line={"width": 0.5, "color": style.CATEGORY_COLORS[category], "shape": "hv"},
-                fillpattern={"shape": style.CATEGORY_PATTERNS[category], "fillmode": "overlay", "solidity": 0.2},
+                fillpattern={
+                    "shape": style.CATEGORY_PATTERNS[category],
+                    "fillmode": "overlay",
+                    "solidity": 0.2,
+                },
                 hovertemplate="%{y:.4g} " + figure.unit,
             )
         )
@@ -138,7 +153,9 @@ def draw(figure: TimelineFigure) -> "go.Figure":
         legend={"traceorder": "reversed", "orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"},
         hovermode="x unified",
     )
-    style.on_narrow_screens(drawing, {f"legend.{key}": value for key, value in _LEGEND_BELOW.items()})
+    style.on_narrow_screens(
+        drawing, {f"legend.{key}": value for key, value in _LEGEND_BELOW.items()}
+    )
     return drawing
 
 

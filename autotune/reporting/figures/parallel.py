@@ -1,4 +1,7 @@
-"""Parallel coordinates: one line a trial through its choices and what they came to. Drag along an axis to select."""
+"""Parallel coordinates: one line a trial through its choices and what they came to.
+
+Drag along an axis to select.
+"""
 
 import math
 from collections.abc import Sequence
@@ -45,14 +48,20 @@ def compute(view: StudyView, *, feasible_only: bool = False) -> ParallelFigure:
     """Raises InvalidInput where no trial has all three numbers."""
     result = view.result
     unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
-    axes = [make_axis(name, unit=unit) for name in (capped_axis(result.device.type), "perplexity", "speed")]
+    axes = [
+        make_axis(name, unit=unit)
+        for name in (capped_axis(result.device.type), "perplexity", "speed")
+    ]
     shown = [
         record
         for record in result.trials
-        if (record.feasible or not feasible_only) and all(axis.of(record) is not None for axis in axes)
+        if (record.feasible or not feasible_only)
+        and all(axis.of(record) is not None for axis in axes)
     ]
     if not shown:
-        raise nothing_to_show(view, "is feasible" if feasible_only else "has memory, speed and perplexity")
+        raise nothing_to_show(
+            view, "is feasible" if feasible_only else "has memory, speed and perplexity"
+        )
     tried = len(shown)
     shown = _thinned(shown, result.front)
     varying = [field for field in FIELD_ORDER if len({getattr(r.config, field) for r in shown}) > 1]
@@ -70,14 +79,18 @@ def _thinned(shown: Sequence[TrialRecord], front: Sequence[int]) -> list[TrialRe
     """All of a study of usual size; of a large one every so many, and the front."""
     every = math.ceil(len(shown) / MOST_LINES)
     kept = set(front)
-    return [record for place, record in enumerate(shown) if place % every == 0 or record.number in kept]
+    return [
+        record for place, record in enumerate(shown) if place % every == 0 or record.number in kept
+    ]
 
 
 def nothing_to_show(view: StudyView, what: str) -> InvalidInput:
     """The error of a figure for which no trial of a study has what it shows."""
     study, number = view.result.study, len(view.result.trials)
     tried = f"none of the {number} trials" if number > 1 else "no trial"
-    return InvalidInput(f"{tried} of study {study!r} {what}", hint=f"see autotune show {study} for how they ended")
+    return InvalidInput(
+        f"{tried} of study {study!r} {what}", hint=f"see autotune show {study} for how they ended"
+    )
 
 
 def _technique(field: str, shown: Sequence[TrialRecord]) -> Coordinate:
@@ -91,16 +104,26 @@ def _technique(field: str, shown: Sequence[TrialRecord]) -> Coordinate:
 
 
 def _objective(axis: Axis, shown: Sequence[TrialRecord]) -> Coordinate:
-    return Coordinate(title=axis.title, values=tuple(float(f"{axis.of(record) or 0.0:.4g}") for record in shown))
+    return Coordinate(
+        title=axis.title, values=tuple(float(f"{axis.of(record) or 0.0:.4g}") for record in shown)
+    )
 
 
 def _note(
-    view: StudyView, shown: Sequence[TrialRecord], varying: Sequence[str], *, tried: int, feasible_only: bool
+    view: StudyView,
+    shown: Sequence[TrialRecord],
+    varying: Sequence[str],
+    *,
+    tried: int,
+    feasible_only: bool,
 ) -> str:
     which = "feasible trials" if feasible_only else "trials with all numbers, feasible or not"
     if len(shown) < tried:
         which += f", evenly spaced ones of {tried} and the front"
-    sentences = [f"{len(shown)} of {len(view.result.trials)} trials: {which}.", "Drag along an axis to select."]
+    sentences = [
+        f"{len(shown)} of {len(view.result.trials)} trials: {which}.",
+        "Drag along an axis to select.",
+    ]
     if same := [field.replace("_", " ") for field in FIELD_ORDER if field not in varying]:
         sentences.append(f"The same in all: {', '.join(same)}.")
     return " ".join(sentences)
@@ -120,7 +143,10 @@ def draw(figure: ParallelFigure) -> "go.Figure":
         )
     )
     drawing.update_layout(
-        coloraxis={"colorscale": style.SCALE, "colorbar": {"title": {"text": figure.colour_title, "side": "right"}}},
+        coloraxis={
+            "colorscale": style.SCALE,
+            "colorbar": {"title": {"text": figure.colour_title, "side": "right"}},
+        },
         margin={"t": 90, "l": _room_for(coordinates[0]), "r": 20, "b": 30},
         height=520,
     )

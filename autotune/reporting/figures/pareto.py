@@ -1,6 +1,7 @@
 """Any two objectives of a study's trials, the third as colour: the cap, the front, the pick.
 
-Memory against speed unless said otherwise. Drawn on paper by `pareto_drawing.py`, in space by `pareto_space.py`.
+Memory against speed unless said otherwise. Drawn on paper by `pareto_drawing.py`, in space by
+`pareto_space.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_size
 
 MANY = 400
-"""From here on marks are drawn by the graphics card, with short texts and without error bars off the front."""
+"""From here on marks are drawn by the graphics card, with short texts and without error bars off
+the front."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,9 @@ def compute(view: StudyView, *, x: str | None = None, y: str | None = None) -> P
     """Raises InvalidInput for an axis that there is not, and for one axis twice."""
     result = view.result
     axes = _axes(result, x, y)
-    drawn = [record for record in result.trials if all(axis.of(record) is not None for axis in axes[:2])]
+    drawn = [
+        record for record in result.trials if all(axis.of(record) is not None for axis in axes[:2])
+    ]
     numbers = {record.number for record in drawn}
     undrawn = [record for record in result.trials if record.number not in numbers]
     hover = full_hover if len(drawn) <= MANY else lambda record, _: short_hover(record)
@@ -72,7 +76,12 @@ def compute(view: StudyView, *, x: str | None = None, y: str | None = None) -> P
     unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
     cap_name = capped_axis(result.device.type)
     cap_axis = next(
-        (place for place, axis in zip(("x", "y", "colour"), axes, strict=True) if axis.name == cap_name), None
+        (
+            place
+            for place, axis in zip(("x", "y", "colour"), axes, strict=True)
+            if axis.name == cap_name
+        ),
+        None,
     )
     return ParetoFigure(
         x=axes[0],
@@ -83,7 +92,9 @@ def compute(view: StudyView, *, x: str | None = None, y: str | None = None) -> P
         cap_words=f"cap {format_size(result.cap_bytes)}",
         marks=marks,
         front_line=_front_line(marks, axes[0], axes[1]),
-        not_timed=tuple(_not_timed(undrawn, axes, hover=lambda record: hover(record, view.baseline))),
+        not_timed=tuple(
+            _not_timed(undrawn, axes, hover=lambda record: hover(record, view.baseline))
+        ),
         pick=None if result.pick is None else result.pick.number,
         baseline=result.baseline,
         note=_note(result, axes, drawn),
@@ -96,12 +107,16 @@ def _axes(result: StudyResult, x: str | None, y: str | None) -> tuple[Axis, Axis
     left = make_axis(x or (memory if y not in ("memory", "device-memory") else "speed"), unit=unit)
     up = make_axis(y or ("speed" if left.name != "speed" else memory), unit=unit)
     if left.name == up.name:
-        raise InvalidInput(f"both axes are {left.name}", hint="name two different ones with --x and --y")
+        raise InvalidInput(
+            f"both axes are {left.name}", hint="name two different ones with --x and --y"
+        )
     third = next(n for n in ("perplexity", "speed", memory) if n not in (left.name, up.name))
     return left, up, make_axis(third, unit=unit)
 
 
-def _mark(record: TrialRecord, front: frozenset[int], axes: tuple[Axis, Axis, Axis], hover: str) -> Mark:
+def _mark(
+    record: TrialRecord, front: frozenset[int], axes: tuple[Axis, Axis, Axis], hover: str
+) -> Mark:
     return Mark(
         number=record.number,
         x=axes[0].of(record) or 0.0,
@@ -110,7 +125,8 @@ def _mark(record: TrialRecord, front: frozenset[int], axes: tuple[Axis, Axis, Ax
         spread_x=axes[0].spread_of(record),
         spread_y=axes[1].spread_of(record),
         on_front=record.number in front,
-        # One that ended early, beaten, fits as well, and is off the front like the others that are beaten.
+        # One that ended early, beaten, fits as well, and is off the front like the others that are
+        # beaten.
         feasible=record.feasible or record.outcome == "dominated",
         hover=hover,
     )
@@ -118,7 +134,9 @@ def _mark(record: TrialRecord, front: frozenset[int], axes: tuple[Axis, Axis, Ax
 
 def _front_line(marks: Sequence[Mark], x: Axis, y: Axis) -> tuple[tuple[float, float], ...]:
     """From the best x to the worst, through what improves y; those on the front for the third objective lie off it."""
-    front = sorted((m for m in marks if m.on_front), key=lambda m: m.x if x.is_lower_better else -m.x)
+    front = sorted(
+        (m for m in marks if m.on_front), key=lambda m: m.x if x.is_lower_better else -m.x
+    )
     line: list[tuple[float, float]] = []
     for mark in front:
         if not line or y.is_better(mark.y, line[-1][1]):
@@ -135,7 +153,9 @@ def _not_timed(
 
 
 def _note(result: StudyResult, axes: Sequence[Axis], drawn: Sequence[TrialRecord]) -> str:
-    spreads = [axis.spread_is for axis in axes[:2] if any(axis.spread_of(record) for record in drawn)]
+    spreads = [
+        axis.spread_is for axis in axes[:2] if any(axis.spread_of(record) for record in drawn)
+    ]
     sentences = [f"{'; '.join(spreads).capitalize()}."] if spreads else []
     shown = [axis.name for axis in axes]
     if result.device.type == "cuda" and "memory" in shown and "device-memory" not in shown:
@@ -151,5 +171,7 @@ def _offset(result: StudyResult) -> str:
     """On CUDA the cap is no line on the axis of peak memory: how far apart the two are differs from trial to trial."""
     both = [(r.device_bytes, r.peak_memory_bytes) for r in result.trials]
     apart = [device - peak for device, peak in both if device and peak]
-    words = f", which is {format_size(min(apart))} to {format_size(max(apart))} more" if apart else ""
+    words = (
+        f", which is {format_size(min(apart))} to {format_size(max(apart))} more" if apart else ""
+    )
     return f"The cap of {format_size(result.cap_bytes)} is held against what the device must have{words}."

@@ -22,7 +22,9 @@ def draw(figure: ParetoFigure) -> "go.Figure":
     front = [mark for mark in feasible if mark.on_front]
     dominated = [mark for mark in feasible if not mark.on_front]
     drawing.add_trace(_line(figure.front_line))
-    drawing.add_trace(_points(figure, others, name="not feasible", color=style.GREY, size=8, symbol="x-thin-open"))
+    drawing.add_trace(
+        _points(figure, others, name="not feasible", color=style.GREY, size=8, symbol="x-thin-open")
+    )
     drawing.add_trace(_points(figure, dominated, name="dominated", size=8, opacity=0.5))
     drawing.add_trace(_points(figure, front, name="front", size=14, symbol="diamond"))
     if len(front) <= LABELLED:
@@ -98,7 +100,9 @@ def _points(
     import plotly.graph_objects as go
 
     colouring = (
-        {"color": color} if color else {"color": _short(m.colour or 0.0 for m in marks), "coloraxis": "coloraxis"}
+        {"color": color}
+        if color
+        else {"color": _short(m.colour or 0.0 for m in marks), "coloraxis": "coloraxis"}
     )
     is_lean = figure.is_large and name != "front"
     return (go.Scattergl if is_lean else go.Scatter)(
@@ -130,11 +134,15 @@ def _short(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 
-def _marked(marks: Sequence[Mark], *, name: str, symbol: str, size: int, is_coloured: bool = False) -> "go.Scatter":
+def _marked(
+    marks: Sequence[Mark], *, name: str, symbol: str, size: int, is_coloured: bool = False
+) -> "go.Scatter":
     """A sign around one of the marks; what is to be read there is the mark's own."""
     import plotly.graph_objects as go
 
-    inside = {"color": [mark.colour for mark in marks], "coloraxis": "coloraxis"} if is_coloured else {}
+    inside = (
+        {"color": [mark.colour for mark in marks], "coloraxis": "coloraxis"} if is_coloured else {}
+    )
     return go.Scatter(
         x=[mark.x for mark in marks],
         y=[mark.y for mark in marks],
@@ -159,7 +167,11 @@ def _labels(marks: Sequence[Mark], *, pick: int | None) -> "go.Scatter":
         x=[mark.x for mark in marks],
         y=[mark.y for mark in marks],
         mode="markers+text",
-        marker={"size": [24 if mark.number == pick else 14 for mark in marks], "opacity": 0, "color": style.GREY},
+        marker={
+            "size": [24 if mark.number == pick else 14 for mark in marks],
+            "opacity": 0,
+            "color": style.GREY,
+        },
         text=[f"#{mark.number}" for mark in marks],
         textposition="top left",
         textfont={"size": 11},
@@ -180,7 +192,12 @@ def _ticks(not_timed: Sequence[tuple[float, str]]) -> "go.Scatter":
         y=[0.0 for _ in not_timed],
         mode="markers",
         name="not timed",
-        marker={"symbol": "line-ns-open", "size": 14, "color": style.VERMILLION, "line": {"width": 2}},
+        marker={
+            "symbol": "line-ns-open",
+            "size": 14,
+            "color": style.VERMILLION,
+            "line": {"width": 2},
+        },
         text=[hover for _, hover in not_timed],
         hovertemplate="%{text}<extra></extra>",
         cliponaxis=False,
@@ -190,11 +207,19 @@ def _ticks(not_timed: Sequence[tuple[float, str]]) -> "go.Scatter":
 def _set_ranges(drawing: "go.Figure", figure: ParetoFigure) -> None:
     """Memory and speed begin at zero, where a distance is a share; perplexity does not."""
     for place, axis, values in (
-        ("x", figure.x, [*(m.x + m.spread_x for m in figure.marks), *(x for x, _ in figure.not_timed)]),
+        (
+            "x",
+            figure.x,
+            [*(m.x + m.spread_x for m in figure.marks), *(x for x, _ in figure.not_timed)],
+        ),
         ("y", figure.y, [m.y + m.spread_y for m in figure.marks]),
     ):
-        highest = max([*values, figure.cap if figure.cap_axis == place else 0.0], default=0.0) or 1.0
-        settings = {"rangemode": "normal"} if axis.name == "perplexity" else {"range": [0, 1.06 * highest]}
+        highest = (
+            max([*values, figure.cap if figure.cap_axis == place else 0.0], default=0.0) or 1.0
+        )
+        settings = (
+            {"rangemode": "normal"} if axis.name == "perplexity" else {"range": [0, 1.06 * highest]}
+        )
         drawing.update_layout({f"{place}axis": settings})
 
 

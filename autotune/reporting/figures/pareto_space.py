@@ -25,14 +25,22 @@ def draw(figure: ParetoFigure) -> "go.Figure":
             [m for m in marks if not m.feasible],
             {"color": style.GREY, "symbol": "cross", "size": 4},
         ),
-        ("dominated", [m for m in feasible if not m.on_front], {"symbol": "circle", "size": 4, "opacity": 0.5}),
+        (
+            "dominated",
+            [m for m in feasible if not m.on_front],
+            {"symbol": "circle", "size": 4, "opacity": 0.5},
+        ),
         ("front", [m for m in feasible if m.on_front], {"symbol": "diamond", "size": 6}),
         ("pick", [m for m in marks if m.number == figure.pick], _ring("diamond-open")),
         ("baseline", [m for m in marks if m.number == figure.baseline], _ring("square-open")),
     )
     for name, members, marker in groups:
         if "color" not in marker:
-            marker = {**marker, "color": [mark.colour for mark in members], "coloraxis": "coloraxis"}
+            marker = {
+                **marker,
+                "color": [mark.colour for mark in members],
+                "coloraxis": "coloraxis",
+            }
         trace = _points(members, name=name, marker=marker)
         drawing.add_trace(trace)
         if not members:
@@ -41,7 +49,10 @@ def draw(figure: ParetoFigure) -> "go.Figure":
             drawing.add_trace(style.grey_key(drawing.data[-1]))
     if figure.cap_axis == "x" and marks:
         drawing.add_trace(_wall(figure, marks))
-    axes = {f"{place}axis": {"title": axis.title} for place, axis in zip("xyz", _axes(figure), strict=True)}
+    axes = {
+        f"{place}axis": {"title": axis.title}
+        for place, axis in zip("xyz", _axes(figure), strict=True)
+    }
     drawing.update_layout(
         scene=go.layout.Scene(axes, camera={"eye": {"x": 1.7, "y": -1.8, "z": 0.9}}),
         legend=style.LEGEND_ABOVE,

@@ -52,15 +52,21 @@ class PredictedFigure:
 def compute(view: StudyView) -> PredictedFigure:
     """Raises InvalidInput where no trial has both a measured and a predicted peak."""
     both = [(record, view.prediction_of(record.config)) for record in view.result.trials]
-    known = [(record, found) for record, found in both if found is not None and record.peak_memory_bytes]
+    known = [
+        (record, found) for record, found in both if found is not None and record.peak_memory_bytes
+    ]
     if not known:
         raise nothing_to_show(view, "has both a predicted and a measured peak")
     unit = style.unit_for(max(record.peak_memory_bytes or 0 for record, _ in known))
-    points = tuple(_point(record, prediction, unit, is_short=len(known) > MANY) for record, prediction in known)
+    points = tuple(
+        _point(record, prediction, unit, is_short=len(known) > MANY) for record, prediction in known
+    )
     return PredictedFigure(unit=unit.name, points=points, note=_note(points))
 
 
-def _point(record: TrialRecord, prediction: Prediction, unit: style.Unit, *, is_short: bool) -> Point:
+def _point(
+    record: TrialRecord, prediction: Prediction, unit: style.Unit, *, is_short: bool
+) -> Point:
     measured = record.peak_memory_bytes or 0
     off = 100 * (measured / prediction.peak_memory_bytes - 1)
     hover = f"#{record.number}: measured {off:+.2f} % against predicted"
@@ -102,20 +108,33 @@ def draw(figure: PredictedFigure) -> "go.Figure":
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
-    panels = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.6, 0.4], vertical_spacing=0.05)
+    panels = make_subplots(
+        rows=2, cols=1, shared_xaxes=True, row_heights=[0.6, 0.4], vertical_spacing=0.05
+    )
     drawing = style.empty_figure(note=figure.note, panels=panels)
-    ends = [0.9 * min(p.predicted for p in figure.points), 1.05 * max(p.predicted for p in figure.points)]
-    diagonal = {"mode": "lines", "line": {"color": style.GREY, "dash": "dash", "width": 1}, "hoverinfo": "skip"}
+    ends = [
+        0.9 * min(p.predicted for p in figure.points),
+        1.05 * max(p.predicted for p in figure.points),
+    ]
+    diagonal = {
+        "mode": "lines",
+        "line": {"color": style.GREY, "dash": "dash", "width": 1},
+        "hoverinfo": "skip",
+    }
     drawing.add_trace(go.Scatter(x=ends, y=ends, name="as predicted", **diagonal), row=1, col=1)
     drawing.add_trace(go.Scatter(x=ends, y=[0, 0], showlegend=False, **diagonal), row=2, col=1)
     for number, group in enumerate(sorted({point.group for point in figure.points})):
-        points = sorted((p for p in figure.points if p.group == group), key=lambda point: point.predicted)
+        points = sorted(
+            (p for p in figure.points if p.group == group), key=lambda point: point.predicted
+        )
         for row, height in ((1, _size), (2, _percent_off)):
             color = style.PALETTE[number]
             for edge in _band(points, height, name=group, color=color):
                 drawing.add_trace(edge, row=row, col=1)
             marker = {"color": color, "symbol": style.SYMBOLS[number], "size": 9}
-            drawing.add_trace(_marks(points, height, name=group, marker=marker, legend=row == 1), row=row, col=1)
+            drawing.add_trace(
+                _marks(points, height, name=group, marker=marker, legend=row == 1), row=row, col=1
+            )
     drawing.update_yaxes(title=f"measured peak, {figure.unit}", row=1, col=1)
     drawing.update_yaxes(title="measured against<br>predicted, %", row=2, col=1)
     drawing.update_xaxes(title=f"predicted peak, {figure.unit}", row=2, col=1)
@@ -135,12 +154,17 @@ def _percent_off(point: Point, size: float) -> float:
     return 100 * (size / point.predicted - 1)
 
 
-def _band(points: Sequence[Point], height: Height, *, name: str, color: str) -> "Iterator[go.Scatter]":
+def _band(
+    points: Sequence[Point], height: Height, *, name: str, color: str
+) -> "Iterator[go.Scatter]":
     """The bounds, as two edges with the room between them filled."""
     import plotly.graph_objects as go
 
     points = points[:: math.ceil(len(points) / MANY)]
-    for edge, fill in (([height(p, p.lower) for p in points], None), ([height(p, p.upper) for p in points], "tonexty")):
+    for edge, fill in (
+        ([height(p, p.lower) for p in points], None),
+        ([height(p, p.upper) for p in points], "tonexty"),
+    ):
         yield go.Scatter(
             x=[point.predicted for point in points],
             y=edge,

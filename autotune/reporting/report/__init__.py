@@ -1,1 +1,4 @@
-"""The report: one HTML page about a study that a person can send to a colleague. Everything is computed, then drawn."""
+"""The report: one HTML page about a study that a person can send to a colleague.
+
+Everything is computed, then drawn.
+"""

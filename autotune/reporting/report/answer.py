@@ -61,34 +61,54 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
     assert pick.tokens_per_second is not None
     assert pick.perplexity is not None
     baseline = None if view.baseline == pick else view.baseline
-    peak = None if baseline is None else baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
+    peak = (
+        None
+        if baseline is None
+        else baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
+    )
     source = "" if baseline is None or baseline.peak_memory_bytes else " predicted"
     tiles = [
         Tile(
             label="peak memory",
             value=format_size(pick.peak_memory_bytes),
-            change=f"for {format_size(peak)}{source}, {_percent(pick.peak_memory_bytes, peak)}" if peak else "",
+            change=f"for {format_size(peak)}{source}, {_percent(pick.peak_memory_bytes, peak)}"
+            if peak
+            else "",
         ),
         Tile(
             label="tokens per second",
             value=speed_words(pick.tokens_per_second, pick.tokens_per_second_spread),
-            change="; ".join(filter(None, (_speed_change(pick, baseline), _measured_elsewhere(pick)))),
+            change="; ".join(
+                filter(None, (_speed_change(pick, baseline), _measured_elsewhere(pick)))
+            ),
         ),
         Tile(
             label="perplexity",
             value=f"{pick.perplexity:.2f}",
-            change="; ".join(filter(None, (_perplexity_change(pick, baseline), _source_of_perplexity(pick)))),
+            change="; ".join(
+                filter(None, (_perplexity_change(pick, baseline), _source_of_perplexity(pick)))
+            ),
         ),
     ]
     cap = format_size(view.result.cap_bytes)
     if pick.device_bytes is not None:
         share = f"{100 * pick.device_bytes / view.result.cap_bytes:.0f} % of {cap}"
-        tiles.append(Tile(label="of the cap", value=share, change=f"{format_size(pick.device_bytes)} on the device"))
+        tiles.append(
+            Tile(
+                label="of the cap",
+                value=share,
+                change=f"{format_size(pick.device_bytes)} on the device",
+            )
+        )
     return tiles
 
 
 def _speed_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
-    return _against(pick.tokens_per_second or 0.0, None if baseline is None else baseline.tokens_per_second, ",.0f")
+    return _against(
+        pick.tokens_per_second or 0.0,
+        None if baseline is None else baseline.tokens_per_second,
+        ",.0f",
+    )
 
 
 def _measured_elsewhere(pick: TrialRecord) -> str:
@@ -97,7 +117,9 @@ def _measured_elsewhere(pick: TrialRecord) -> str:
 
 
 def _perplexity_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
-    return _against(pick.perplexity or 0.0, None if baseline is None else baseline.perplexity, ".2f")
+    return _against(
+        pick.perplexity or 0.0, None if baseline is None else baseline.perplexity, ".2f"
+    )
 
 
 def _source_of_perplexity(pick: TrialRecord) -> str:
@@ -125,7 +147,9 @@ def _nothing(result: StudyResult) -> Answer:
     else:
         needed = format_size(needed_bytes(closest))
         outcome = OUTCOME_WORDS[closest.outcome]
-        sentence = f"The closest miss needs {needed}, {outcome}: #{closest.number} {described(closest)}."
+        sentence = (
+            f"The closest miss needs {needed}, {outcome}: #{closest.number} {described(closest)}."
+        )
     return Answer(
         found=False,
         headline=no_answer(result),

@@ -1,7 +1,7 @@
 """The commands of a report: they repeat the study or one of its trials, and export a trial.
 
-Each is text for a shell, the files it needs written by it. No command names a database: whoever repeats a study keeps
-it in their own. Only what reads this very study says where it is.
+Each is text for a shell, the files it needs written by it. No command names a database: whoever
+repeats a study keeps it in their own. Only what reads this very study says where it is.
 """
 
 import json
@@ -25,7 +25,8 @@ from autotune.spec.workload import DEFAULT_LEARNING_RATES, DEFAULTS_BY_DEVICE, W
 from autotune.spec.workload_settings import OF_ONE_DATASET, option_of
 
 NUMBER, CONFIGURATION, TARGET = "\0number\0", "\0configuration\0", "\0target\0"
-"""Places in a template. No text of a user's can hold them: neither a path nor an escaped TOML string has a zero."""
+"""Places in a template. No text of a user's can hold them: neither a path nor an escaped TOML
+string has a zero."""
 
 _END = "END_OF_FILE"
 
@@ -43,7 +44,11 @@ def rerun_template(definition: StudyDefinition) -> str:
     about = f"Trial {{}} of study {definition.name}, and nothing else."
     text = space_text(space, about=about).replace("{}", NUMBER, 1)
     text += f'\n[[configurations]]\nname = "trial {NUMBER}"\n{CONFIGURATION}\n'
-    words = ["--fresh", *_device(definition), *options]  # measured again, also beside the study that has it
+    words = [
+        "--fresh",
+        *_device(definition),
+        *options,
+    ]  # measured again, also beside the study that has it
     command = f"autotune search --space {stem}.toml --name {stem} {shlex.join(words)}"
     return _shell([*files, (f"{stem}.toml", text)], command)
 
@@ -68,7 +73,8 @@ def search_command(definition: StudyDefinition, *, trials: int) -> str:
         files = [*files, (f"{name}.toml", space_text(replace(space, workload=own)))]
     words = ["autotune", "search", "--name", name, "--fresh"]
     words += ["--space", space.name if _is_shipped(space) else f"{name}.toml"]
-    # A written space has the scaled sizes already; without its scale they would pass for those of its published table.
+    # A written space has the scaled sizes already; without its scale they would pass for those of
+    # its published table.
     words += ["--scale", space.scale] if space.scale else []
     words += [*_device(definition), "--trials", str(max(1, trials))]
     words += ["--sampler", definition.sampler] if definition.sampler != DEFAULT_SAMPLER else []
@@ -79,7 +85,12 @@ def search_command(definition: StudyDefinition, *, trials: int) -> str:
 
 
 def reading_command(
-    command: str, study: str, *, storage: str, preferences: Preferences = DEFAULT_PREFERENCES, also: str = ""
+    command: str,
+    study: str,
+    *,
+    storage: str,
+    preferences: Preferences = DEFAULT_PREFERENCES,
+    also: str = "",
 ) -> str:
     """`autotune report tour --prefer smallest`: a command that looks at the study where it is kept."""
     usual = DEFAULT_PREFERENCES
@@ -87,18 +98,26 @@ def reading_command(
     words += ["--storage", storage] if storage != DEFAULT_STORAGE else []
     for name in ("speed", "perplexity"):
         share = getattr(preferences.tolerance, name)
-        words += ["--tolerance", f"{name}={share:g}"] if share != getattr(usual.tolerance, name) else []
+        words += (
+            ["--tolerance", f"{name}={share:g}"] if share != getattr(usual.tolerance, name) else []
+        )
     words += ["--prefer", preferences.prefer] if preferences.prefer != usual.prefer else []
     allowed = preferences.max_perplexity_increase
-    words += ["--max-perplexity-increase", f"{allowed:g}"] if allowed != usual.max_perplexity_increase else []
+    words += (
+        ["--max-perplexity-increase", f"{allowed:g}"]
+        if allowed != usual.max_perplexity_increase
+        else []
+    )
     return shlex.join(words) + also
 
 
 def export_template(study: str, *, storage: str) -> str:
-    return reading_command("export", study, storage=storage, also=f" --trial {NUMBER} --to {TARGET}")
+    return reading_command(
+        "export", study, storage=storage, also=f" --trial {NUMBER} --to {TARGET}"
+    )
 
 
-# -- parts -------------------------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------
 
 
 def _shell(files: list[tuple[str, str]], command: str) -> str:
@@ -119,7 +138,9 @@ def exact_size(size_bytes: int) -> str:
     return str(size_bytes)
 
 
-def _model(workload: Workload, *, stem: str) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:
+def _model(
+    workload: Workload, *, stem: str
+) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:
     """How a model that is no built-in one is named: settings of a space file, files to write, options."""
     if workload.script is not None:
         return {}, [], ["--script", workload.script]
@@ -151,7 +172,9 @@ def _workload_options(definition: StudyDefinition) -> list[str]:
         if name == "pretrained" or value == expected.get(name):
             continue
         if name == "learning_rates":
-            rates = [f"{one}={rate!r}" for one, rate in value.items() if rate != expected[name].get(one)]
+            rates = [
+                f"{one}={rate!r}" for one, rate in value.items() if rate != expected[name].get(one)
+            ]
             words += [word for rate in rates for word in (option_of(name), rate)]
         elif isinstance(value, bool):
             words.append(option_of(name) if value else option_of(name).replace("--", "--no-", 1))

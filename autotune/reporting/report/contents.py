@@ -85,7 +85,10 @@ def compute(
     preferences: Preferences = DEFAULT_PREFERENCES,
     targets: Mapping[str, str] | None = None,
 ) -> Report:
-    """`version`: of autotune. `preferences`: those the view was made with. `targets`: all, unless said."""
+    """`version`: of autotune.
+
+    `preferences`: those the view was made with. `targets`: all, unless said.
+    """
     result, definition = view.result, view.definition
     known = {name: target.title for name, target in TARGETS.items()}
     return Report(
@@ -124,7 +127,9 @@ def published_table(view: StudyView) -> PublishedTable | None:
     if reference is None:
         return None
     rows = published_rows.rows_beside(view)
-    notes = published_rows.notes(reference, rows, has_published_size=published_rows.has_published_size(view))
+    notes = published_rows.notes(
+        reference, rows, has_published_size=published_rows.has_published_size(view)
+    )
     return PublishedTable(
         heads=tuple(published_rows.heads(rows)),
         rows=tuple(map(tuple, published_rows.cells(rows))),
@@ -133,7 +138,9 @@ def published_table(view: StudyView) -> PublishedTable | None:
 
 
 def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
-    marks = ["pick"] if record is view.pick or (view.pick and view.pick.number == record.number) else []
+    marks = (
+        ["pick"] if record is view.pick or (view.pick and view.pick.number == record.number) else []
+    )
     marks += ["front"] if record.number in view.result.front else []
     marks += ["baseline"] if record.number == view.result.baseline else []
     marks += [OUTCOME_WORDS[record.outcome]] if record.outcome != "ok" else []
@@ -142,7 +149,9 @@ def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
         number=record.number,
         name=record.name or "",
         words=record.config.describe(),
-        memory=f"{format_size(predicted)} predicted" if predicted else _size(record.peak_memory_bytes),
+        memory=f"{format_size(predicted)} predicted"
+        if predicted
+        else _size(record.peak_memory_bytes),
         device=_size(record.device_bytes),
         speed=speed_words(record.tokens_per_second, record.tokens_per_second_spread) or "–",
         perplexity=perplexity_words(record) or "–",
@@ -165,6 +174,12 @@ def _commands(view: StudyView, *, preferences: Preferences, storage: str) -> tup
             purpose="Write this page from the study",
             text=reading("report", study, storage=storage, preferences=preferences),
         ),
-        Command(purpose="All numbers, for a program", text=reading("show", study, storage=storage, also=" --json")),
-        Command(purpose="All trials, for a spreadsheet", text=reading("show", study, storage=storage, also=" --csv")),
+        Command(
+            purpose="All numbers, for a program",
+            text=reading("show", study, storage=storage, also=" --json"),
+        ),
+        Command(
+            purpose="All trials, for a spreadsheet",
+            text=reading("show", study, storage=storage, also=" --csv"),
+        ),
     )

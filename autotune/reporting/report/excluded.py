@@ -45,7 +45,7 @@ def combinations(legal: LegalSpace) -> tuple[int, int | None]:
     return total, None if total > MOST_COMBINATIONS_COUNTED else legal.count()
 
 
-# -- before a trial ----------------------------------------------------------------------------------------------
+# -- before a trial --------------------------------------------------------------------------------
 
 
 def _never_asked(definition: StudyDefinition) -> Iterator[Group]:
@@ -58,7 +58,11 @@ def _never_asked(definition: StudyDefinition) -> Iterator[Group]:
     total, allowed = combinations(legal)
     lines = [*_broken_rules(legal), *map(_condition, legal.conditions)]
     if total and (allowed is None or allowed < total):
-        counted = f"{allowed:,} of {total:,} combinations of the values are left" if allowed is not None else ""
+        counted = (
+            f"{allowed:,} of {total:,} combinations of the values are left"
+            if allowed is not None
+            else ""
+        )
         why = f"Values that cannot be combined were never suggested{': ' if counted else ''}{counted}."
         yield _group("Cannot be combined", lines, why=why)
 
@@ -73,18 +77,24 @@ def _broken_rules(legal: LegalSpace) -> Iterator[str]:
         if broken := [choice for choice in chosen if rule.broken(choice, legal.at)]:
             why = rule.sentence(broken[0], legal.at)
             others = len(broken) - 1
-            yield why + (f" (and {others} more combination{'s' if others > 1 else ''} like it)" if others else "")
+            yield why + (
+                f" (and {others} more combination{'s' if others > 1 else ''} like it)"
+                if others
+                else ""
+            )
 
 
 def _condition(condition: Condition) -> str:
     sides = [
-        " and ".join(f"{field} is {' or '.join(map(str, values))}" for field, values in fields.items())
+        " and ".join(
+            f"{field} is {' or '.join(map(str, values))}" for field, values in fields.items()
+        )
         for fields in (condition.when, condition.then)
     ]
     return f"the search space says: where {sides[0]}, {sides[1]}"
 
 
-# -- in place of a trial -----------------------------------------------------------------------------------------
+# -- in place of a trial ---------------------------------------------------------------------------
 
 
 def _not_run(view: StudyView) -> Iterator[Group]:
@@ -114,7 +124,7 @@ def _same_program(view: StudyView) -> Iterator[str]:
             yield f"{forecast.config.describe()}: that of #{programs[forecast.plan].number}"
 
 
-# -- a trial that is no candidate --------------------------------------------------------------------------------
+# -- a trial that is no candidate ------------------------------------------------------------------
 
 _WHY: tuple[tuple[Outcome, str], ...] = (
     (
@@ -138,7 +148,9 @@ _WHY: tuple[tuple[Outcome, str], ...] = (
 def _failed(records: Sequence[TrialRecord]) -> Iterator[Group]:
     for outcome, why in _WHY:
         yield _with_outcome(records, outcome, why=why, words=_what_happened)
-    unchecked = [record for record in records if record.outcome == "ok" and record.parity == "not compared"]
+    unchecked = [
+        record for record in records if record.outcome == "ok" and record.parity == "not compared"
+    ]
     yield _group(
         "Counted without a comparison",
         [f"#{record.number} {described(record)}: {record.parity_message}" for record in unchecked],
@@ -153,9 +165,16 @@ def _what_happened(record: TrialRecord) -> str:
 
 
 def _with_outcome(
-    records: Sequence[TrialRecord], outcome: Outcome, *, why: str, words: Callable[[TrialRecord], str]
+    records: Sequence[TrialRecord],
+    outcome: Outcome,
+    *,
+    why: str,
+    words: Callable[[TrialRecord], str],
 ) -> Group:
-    title, ended = OUTCOME_WORDS[outcome], [record for record in records if record.outcome == outcome]
+    title, ended = (
+        OUTCOME_WORDS[outcome],
+        [record for record in records if record.outcome == outcome],
+    )
     lines = [
         f"#{record.number} {described(record)}" + (f": {said}" if (said := words(record)) else "")
         for record in ended[:LINES_SHOWN]
@@ -165,4 +184,9 @@ def _with_outcome(
 
 def _group(title: str, lines: Sequence[str], *, why: str, count: int | None = None) -> Group:
     """`count`: of all, where `lines` are the first only."""
-    return Group(title=title, count=len(lines) if count is None else count, why=why, lines=tuple(lines[:LINES_SHOWN]))
+    return Group(
+        title=title,
+        count=len(lines) if count is None else count,
+        why=why,
+        lines=tuple(lines[:LINES_SHOWN]),
+    )

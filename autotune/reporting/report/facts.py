@@ -35,14 +35,20 @@ def _of_model(workload: Workload) -> Iterator[tuple[str, str]]:
     yield "text", _text(workload)
     if workload.text_sha256:
         yield "hash of the tokens", workload.text_sha256
-    yield "held out", f"{workload.evaluation_sequences} sequences for the perplexity, of {_held_out(workload)}"
+    yield (
+        "held out",
+        f"{workload.evaluation_sequences} sequences for the perplexity, of {_held_out(workload)}",
+    )
     batch = f"{workload.global_batch} x {workload.sequence_length:,} = {workload.tokens_per_step:,} tokens"
     yield "a step", f"{batch}, {workload.packing}"
     yield "steps", _steps(workload)
     rates = ", ".join(f"{name} {rate:g}" for name, rate in workload.learning_rates.items())
     warmup = f"{workload.learning_rate_warmup_steps} steps of warm-up"
     yield "learning rates", f"{rates}; {workload.schedule} after {warmup}"
-    yield "gradient clipping", "none" if workload.gradient_clipping is None else f"{workload.gradient_clipping:g}"
+    yield (
+        "gradient clipping",
+        "none" if workload.gradient_clipping is None else f"{workload.gradient_clipping:g}",
+    )
     yield "seed", f"{workload.seed}, of weights and data order"
 
 
@@ -77,7 +83,10 @@ def _of_study(view: StudyView, preferences: Preferences) -> Iterator[tuple[str, 
     yield "search space", space.name + (f": {space.description}" if space.description else "")
     total, allowed = combinations(definition.legal_space())
     if total:
-        yield "its size", f"{total:,} combinations" + ("" if allowed is None else f", {allowed:,} of them legal")
+        yield (
+            "its size",
+            f"{total:,} combinations" + ("" if allowed is None else f", {allowed:,} of them legal"),
+        )
     yield "sampler", f"{definition.sampler}, seed {definition.seed}"
     yield "trials", outcome_counts(result.trials).partition(" trial")[0] + ", " + _trial_time(view)
     if view.begun_at:
@@ -97,4 +106,6 @@ def _trial_time(view: StudyView) -> str:
     trials = view.result.trials
     reused = sum(record.reused_from is not None for record in trials)
     from_earlier = f", {reused:,} of them from earlier studies" if reused else ""
-    return f"{format_duration(sum(record.seconds or 0.0 for record in trials))} in all{from_earlier}"
+    return (
+        f"{format_duration(sum(record.seconds or 0.0 for record in trials))} in all{from_earlier}"
+    )

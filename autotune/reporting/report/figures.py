@@ -119,7 +119,10 @@ def _memory(view: StudyView) -> ReportFigure:
             rows=tuple(
                 (
                     f"#{bar.number} {bar.words}",
-                    *(f"{bar.segments[name]:,.2f}" if name in bar.segments else "–" for name in categories),
+                    *(
+                        f"{bar.segments[name]:,.2f}" if name in bar.segments else "–"
+                        for name in categories
+                    ),
                     "–" if bar.measured_peak is None else f"{bar.measured_peak:,.2f}",
                 )
                 for bar in figure.bars
@@ -129,7 +132,10 @@ def _memory(view: StudyView) -> ReportFigure:
 
 
 def _by_size(bar: memory_at_peak.Bar) -> list[tuple[str, float]]:
-    return sorted(((name.replace("_", " "), size) for name, size in bar.segments.items()), key=lambda one: -one[1])
+    return sorted(
+        ((name.replace("_", " "), size) for name, size in bar.segments.items()),
+        key=lambda one: -one[1],
+    )
 
 
 def _ladder_cells(cells: ablation.Cells) -> tuple[str, ...]:
@@ -138,9 +144,13 @@ def _ladder_cells(cells: ablation.Cells) -> tuple[str, ...]:
 
 def _pareto_in_words(view: StudyView) -> str:
     result = view.result
-    measured = [record for record in result.trials if record.tokens_per_second and record.peak_memory_bytes]
+    measured = [
+        record for record in result.trials if record.tokens_per_second and record.peak_memory_bytes
+    ]
     memory = "Memory the device must have" if result.device.type == "cuda" else "Peak memory"
-    said = [f"{memory} against speed of {len(measured)} trials, with the cap of {format_size(result.cap_bytes)}"]
+    said = [
+        f"{memory} against speed of {len(measured)} trials, with the cap of {format_size(result.cap_bytes)}"
+    ]
     front = [result.trial(number) for number in result.front[:12]]
     if front:
         said.append("the front is " + ", ".join(map(_point, front)))

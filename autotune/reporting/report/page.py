@@ -1,7 +1,8 @@
 """A report as one HTML page that opens offline: everything is inside, and the page itself forbids any request.
 
-Texts of users go in through Jinja's escaping or as JSON without a single `<`; the browser is told to run our three
-scripts and no other, and to fetch nothing, so that even a text that got through could do nothing.
+Texts of users go in through Jinja's escaping or as JSON without a single `<`; the browser is told
+to run our three scripts and no other, and to fetch nothing, so that even a text that got through
+could do nothing.
 """
 
 import base64
@@ -50,7 +51,9 @@ def page(report: Report) -> str:
 
 def script_json(value: Any) -> str:
     """JSON that can stand inside of a script element: nothing in it ends the element or begins a comment."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).translate(_ESCAPES)
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).translate(
+        _ESCAPES
+    )
 
 
 def _ours(name: str) -> str:
@@ -78,8 +81,14 @@ def _sections(report: Report, others: Sequence[ReportFigure]) -> list[tuple[str,
 
 
 def _policy(scripts: Sequence[str], figures: Sequence[ReportFigure]) -> str:
-    """What a browser may do with the page. Only figures drawn by the graphics card compile code at run time."""
-    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts]
+    """What a browser may do with the page.
+
+    Only figures drawn by the graphics card compile code at run time.
+    """
+    hashes = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in scripts
+    ]
     evaluation = ["'unsafe-eval'"] if any(one.needs_graphics_card for one in figures) else []
     return "; ".join(
         (

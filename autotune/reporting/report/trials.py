@@ -59,14 +59,22 @@ _DIGITS = 7
 
 
 def trial_table(view: StudyView) -> dict[str, Any]:
-    """JSON-ready. A column is a list of values, or `values` and for each trial the index of its own."""
+    """JSON-ready.
+
+    A column is a list of values, or `values` and for each trial the index of its own.
+    """
     result = view.result
     records = result.trials
     return {
         "count": len(records),
         "plain": {name: [_short(getattr(record, name)) for record in records] for name in _PLAIN},
-        "repeating": {name: _indexed([getattr(record, name) for record in records]) for name in _REPEATING},
-        "config": {name: _indexed([getattr(record.config, name) for record in records]) for name in FIELD_ORDER},
+        "repeating": {
+            name: _indexed([getattr(record, name) for record in records]) for name in _REPEATING
+        },
+        "config": {
+            name: _indexed([getattr(record.config, name) for record in records])
+            for name in FIELD_ORDER
+        },
         "words": [record.config.describe() for record in records],
         "outcomes": dict(OUTCOME_WORDS),
         "front": list(result.front),

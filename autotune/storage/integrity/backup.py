@@ -26,7 +26,11 @@ def back_up(connection: Connection, database: Database) -> Path:
     `connection` holds the lock under which the migration runs.
     """
     source = database.file
-    name = source.stem if source else re.sub(r"[^\w.-]", "_", connection.engine.url.database or "studies")
+    name = (
+        source.stem
+        if source
+        else re.sub(r"[^\w.-]", "_", connection.engine.url.database or "studies")
+    )
     suffix = source.suffix if source else ".jsonl"
     target = (source.parent if source else RESULTS_FOLDER) / (
         f"{name}.before-{REVISION}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}{suffix}"

@@ -1,7 +1,9 @@
-"""Reads all of a studies database and says what is wrong with it. Changes nothing, and upgrades nothing.
+"""Reads all of a studies database and says what is wrong with it.
 
-Row by row where need be, so that one that is damaged hides no other; all as of one moment, so that a running search
-is no fault.
+Changes nothing, and upgrades nothing.
+
+Row by row where need be, so that one that is damaged hides no other; all as of one moment, so that
+a running search is no fault.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,15 @@ from autotune.storage.integrity.check_attempts import attempt_findings, running_
 from autotune.storage.integrity.findings import Checked, Finding, RunningTrial
 from autotune.storage.rows import definition_of, forecast_of, record_of
 from autotune.storage.schema import check_tables, revision_of, tables_of
-from autotune.storage.tables import ATTEMPTS, METADATA, PREDICTIONS, REVISION, SCHEMA_VERSION, STUDIES, TRIALS
+from autotune.storage.tables import (
+    ATTEMPTS,
+    METADATA,
+    PREDICTIONS,
+    REVISION,
+    SCHEMA_VERSION,
+    STUDIES,
+    TRIALS,
+)
 
 _ROWS_AT_A_TIME = 200
 
@@ -29,7 +39,10 @@ _OLDER = "nothing: the next other command copies the database and then upgrades 
 
 
 def check_database(database: Database, studies: Sequence[str] = ()) -> Checked:
-    """All studies, or those named. Raises UnknownStudy, and StorageUnavailable for what cannot even be opened."""
+    """All studies, or those named.
+
+    Raises UnknownStudy, and StorageUnavailable for what cannot even be opened.
+    """
     try:
         with database.snapshot() as connection:
             return _Check(connection, database.url).run(studies)
@@ -57,25 +70,38 @@ class _Check:
                 trials += self._study(study)
                 running += self._attempts(study) if revision == REVISION else []
         if unknown := [one for one in wanted if one not in names]:
-            raise UnknownStudy(f"there is no study {unknown[0]!r} in {self._url}", hint="see autotune studies")
-        return Checked(studies=tuple(names), trials=trials, findings=tuple(self._findings), running=tuple(running))
+            raise UnknownStudy(
+                f"there is no study {unknown[0]!r} in {self._url}", hint="see autotune studies"
+            )
+        return Checked(
+            studies=tuple(names),
+            trials=trials,
+            findings=tuple(self._findings),
+            running=tuple(running),
+        )
 
     def _find(self, where: str, what: str, to_do: str, *, is_fault: bool = True) -> None:
         self._findings.append(Finding(where=where, what=what, to_do=to_do, is_fault=is_fault))
 
-    # -- the database ------------------------------------------------------------------------------------------
+    # -- the database ------------------------------------------------------------------------------
 
     def _schema(self) -> str | None:
         """Raises StorageUnavailable for a later one, whose rows mean what is not known here."""
         revision = revision_of(self._connection)
         if not self._tables & set(METADATA.tables):
-            raise UnknownStudy(f"there are no studies in {self._url}", hint="begin one with: autotune search")
+            raise UnknownStudy(
+                f"there are no studies in {self._url}", hint="begin one with: autotune search"
+            )
         try:
             check_tables(self._tables, revision, self._url)
         except StorageUnavailable as error:
             if revision is not None and revision > REVISION:
                 raise
-            self._find("the database", error.message.removeprefix(f"the studies database {self._url} "), SAVE)
+            self._find(
+                "the database",
+                error.message.removeprefix(f"the studies database {self._url} "),
+                SAVE,
+            )
         else:
             if revision != REVISION:
                 older = f"is of an older autotune (schema {revision or 'of before 0001'}, now {REVISION})"
@@ -85,7 +111,11 @@ class _Check:
     def _integrity(self) -> None:
         for (found,) in self._connection.execute(text("PRAGMA integrity_check(20)")):
             if found != "ok":
-                self._find("the file", found.replace("\n", " ").removeprefix("*** in database main *** "), SAVE)
+                self._find(
+                    "the file",
+                    found.replace("\n", " ").removeprefix("*** in database main *** "),
+                    SAVE,
+                )
 
     def _rows_of_nothing(self) -> None:
         lost: dict[tuple[str, str], int] = {}
@@ -95,19 +125,27 @@ class _Check:
         for (table, parent), count in lost.items():
             self._find("the database", f"{table} has {count} rows of what is not in {parent}", SAVE)
 
-    # -- a study -----------------------------------------------------------------------------------------------
+    # -- a study -----------------------------------------------------------------------------------
 
     def _study(self, study: Any) -> int:
         """How many trials it has."""
         where = f"study {study.name!r}"
         if study.schema_version not in range(1, SCHEMA_VERSION + 1):
             to_do = "use the autotune version that wrote it"
-            self._find(where, f"has schema {study.schema_version}, this autotune reads {SCHEMA_VERSION}", to_do)
+            self._find(
+                where,
+                f"has schema {study.schema_version}, this autotune reads {SCHEMA_VERSION}",
+                to_do,
+            )
         with self._looking(where):
             definition_of(study).legal_space()
         numbers = list(self._trials(study, where))
         if numbers != list(range(len(numbers))):
-            self._find(where, f"has {len(numbers)} trials, and not those of all numbers up to the last", SAVE)
+            self._find(
+                where,
+                f"has {len(numbers)} trials, and not those of all numbers up to the last",
+                SAVE,
+            )
         predictions = select(PREDICTIONS.c.id).where(PREDICTIONS.c.study_id == study.id)
         for row in self._rows(PREDICTIONS, predictions):
             with self._looking(where):
@@ -124,7 +162,9 @@ class _Check:
                 what = "has a result without its date, or a date without a result"
                 self._find(f"{where}, trial {row.number}", what, SAVE)
             if getattr(row, "revision", 0) > getattr(study, "revision", 0):
-                self._find(f"{where}, trial {row.number}", "is younger than its study's last change", SAVE)
+                self._find(
+                    f"{where}, trial {row.number}", "is younger than its study's last change", SAVE
+                )
             yield row.number
 
     def _attempts(self, study: Any) -> list[RunningTrial]:
@@ -132,11 +172,13 @@ class _Check:
         if {ATTEMPTS.name, TRIALS.name} <= self._tables:
             where = f"study {study.name!r}"
             with self._looking(f"{where}, attempts"):
-                self._findings += attempt_findings(self._connection, study.id, where=where, to_do=SAVE)
+                self._findings += attempt_findings(
+                    self._connection, study.id, where=where, to_do=SAVE
+                )
                 running += running_trials(self._connection, study.id)
         return running
 
-    # -- rows --------------------------------------------------------------------------------------------------
+    # -- rows --------------------------------------------------------------------------------------
 
     def _rows(self, table: Table, ids: Select[Any]) -> Iterator[Any]:
         """Those of `ids`, as far as they can be read; each of the others is a finding."""
@@ -166,5 +208,9 @@ class _Check:
         try:
             yield
         except _DAMAGE as error:
-            said = error.message if isinstance(error, AutotuneError) else (str(error).splitlines() or ["damaged"])[0]
+            said = (
+                error.message
+                if isinstance(error, AutotuneError)
+                else (str(error).splitlines() or ["damaged"])[0]
+            )
             self._find(where, said, SAVE)

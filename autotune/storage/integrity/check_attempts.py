@@ -23,12 +23,16 @@ def running_trials(connection: Connection, study_id: int) -> list[RunningTrial]:
         .order_by(TRIALS.c.number)
     )
     return [
-        RunningTrial(study=row.name, number=row.number, worker=row.worker, is_expired=bool(row.expired))
+        RunningTrial(
+            study=row.name, number=row.number, worker=row.worker, is_expired=bool(row.expired)
+        )
         for row in connection.execute(query)
     ]
 
 
-def attempt_findings(connection: Connection, study_id: int, *, where: str, to_do: str) -> Iterator[Finding]:
+def attempt_findings(
+    connection: Connection, study_id: int, *, where: str, to_do: str
+) -> Iterator[Finding]:
     """`to_do`: about what is wrong."""
     query = (
         select(ATTEMPTS, TRIALS.c.number, TRIALS.c.finished_at.is_not(None).label("has_result"))
@@ -43,10 +47,13 @@ def attempt_findings(connection: Connection, study_id: int, *, where: str, to_do
             yield Finding(where=place, what=what, to_do=to_do)
         for one in attempts:
             if one.state == "late":
-                what = (
-                    f"the result of attempt {one.ordinal} came after it was given up ({one.cause}), and is kept aside"
+                what = f"the result of attempt {one.ordinal} came after it was given up ({one.cause}), and is kept aside"
+                yield Finding(
+                    where=place,
+                    what=what,
+                    to_do="nothing: that of another attempt counts",
+                    is_fault=False,
                 )
-                yield Finding(where=place, what=what, to_do="nothing: that of another attempt counts", is_fault=False)
 
 
 def _faults(attempts: Sequence[Any], *, has_result: bool) -> Iterator[str]:

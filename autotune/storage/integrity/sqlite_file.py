@@ -1,7 +1,8 @@
 """What a SQLite studies database must be before anything is read from it: ours, whole, and with all that belongs to it.
 
-SQLite itself opens an empty file, one of another program, one that ends too early and one whose write-ahead log was
-removed, and finds no fault. These looks are quick; all there is to find, `check.py` finds.
+SQLite itself opens an empty file, one of another program, one that ends too early and one whose
+write-ahead log was removed, and finds no fault. These looks are quick; all there is to find,
+`check.py` finds.
 """
 
 import os
@@ -25,7 +26,7 @@ _OPTUNA = "version_info"
 _WAY_OUT = f"{COPY_OF_FILE}, or name another with --storage"
 
 
-# -- the file ----------------------------------------------------------------------------------------------------
+# -- the file --------------------------------------------------------------------------------------
 
 
 def make_file(file: Path) -> None:
@@ -60,11 +61,13 @@ def refuse_damaged_file(file: Path, url: str) -> None:
     if not header:
         files = f"{file.name}, {file.name}-wal and {file.name}-shm"
         raise StorageUnavailable(
-            f"the studies database {url} is an empty file", hint=f"{_WAY_OUT}; to begin anew, remove {files}"
+            f"the studies database {url} is an empty file",
+            hint=f"{_WAY_OUT}; to begin anew, remove {files}",
         )
     if len(header) < 100:  # SQLite takes such a file for an empty one
         raise StorageUnavailable(
-            f"the studies database {url} is not a database: it has {len(header)} bytes", hint=_WAY_OUT
+            f"the studies database {url} is not a database: it has {len(header)} bytes",
+            hint=_WAY_OUT,
         )
     log = _beside(file, "-wal")
     if header.startswith(_MAGIC) and not _has_content(log):  # pages may be in it alone
@@ -80,7 +83,8 @@ def _refuse_truncated(file: Path, header: bytes, url: str) -> None:
     found_bytes = file.stat().st_size
     if found_bytes < expected_bytes:
         raise StorageUnavailable(
-            f"the studies database {url} is truncated: it has {found_bytes} of {expected_bytes} bytes", hint=_WAY_OUT
+            f"the studies database {url} is truncated: it has {found_bytes} of {expected_bytes} bytes",
+            hint=_WAY_OUT,
         )
 
 
@@ -95,7 +99,9 @@ def _refuse_without_its_log(file: Path, url: str) -> None:
     except FileNotFoundError:
         return
     frames, copied = (int.from_bytes(content[at : at + 4], sys.byteorder) for at in (16, 96))
-    is_now_there = _has_content(log) or not index.exists()  # another process opened or closed it meanwhile
+    is_now_there = (
+        _has_content(log) or not index.exists()
+    )  # another process opened or closed it meanwhile
     if len(content) == 100 and frames > copied and not is_now_there:
         raise StorageUnavailable(
             f"the write-ahead log {log} of the studies database is missing, and with it the last results",
@@ -114,7 +120,7 @@ def _has_content(file: Path) -> bool:
         return False
 
 
-# -- the tables --------------------------------------------------------------------------------------------------
+# -- the tables ------------------------------------------------------------------------------------
 
 
 def refuse_foreign_tables(connection: Connection, url: str) -> None:

@@ -7,6 +7,7 @@ from autotune.storage.tables import VERSION_TABLE
 context.configure(
     connection=context.config.attributes["connection"],
     version_table=VERSION_TABLE,
-    transactional_ddl=True,  # also on SQLite, which can; the whole upgrade is one transaction of the caller's
+    # also on SQLite, which can; the whole upgrade is one transaction of the caller's
+    transactional_ddl=True,
 )
 context.run_migrations()

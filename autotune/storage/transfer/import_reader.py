@@ -48,14 +48,20 @@ class Line:
     def studies(self) -> list[str]:
         """Of a header: the names of the studies. Raises InvalidInput."""
         names = self.content.get("studies")
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        if (
+            not isinstance(names, list)
+            or not names
+            or not all(isinstance(name, str) for name in names)
+        ):
             raise self.refused("it names no studies")
         for name in names:
             check_study_name(name)
         return names
 
     def refused(self, why: str) -> InvalidInput:
-        return InvalidInput(f"line {self.number} of {self.source} cannot be read: {why}", hint=_COPY_AGAIN)
+        return InvalidInput(
+            f"line {self.number} of {self.source} cannot be read: {why}", hint=_COPY_AGAIN
+        )
 
 
 def lines_of_file(file: BinaryIO, *, source: str) -> Iterator[Line]:
@@ -68,7 +74,9 @@ def lines_of_file(file: BinaryIO, *, source: str) -> Iterator[Line]:
         if line.kind == "end":
             _check_end(line, count=count, sha256=digest.hexdigest())
             if file.read(1):
-                raise InvalidInput(f"{source} was changed: something follows its last line", hint=_COPY_AGAIN)
+                raise InvalidInput(
+                    f"{source} was changed: something follows its last line", hint=_COPY_AGAIN
+                )
             return
         digest.update(text)
         count += 1
@@ -87,7 +95,9 @@ def _parsed(text: bytes, *, source: str, number: int) -> Line:
         if not text.endswith(b"\n") and len(text) < LONGEST_LINE_BYTES:
             raise _truncated(source, number - 1) from None
         why = str(error).partition(": line")[0]
-        raise InvalidInput(f"line {number} of {source} is no JSON: {why}", hint=_COPY_AGAIN) from None
+        raise InvalidInput(
+            f"line {number} of {source} is no JSON: {why}", hint=_COPY_AGAIN
+        ) from None
     if not isinstance(content, dict):
         if number == 1:
             raise _foreign(source)
@@ -115,7 +125,8 @@ def _check_end(line: Line, *, count: int, sha256: str) -> None:
         )
     if line.content.get("sha256") != sha256:
         raise InvalidInput(
-            f"{line.source} was changed: its lines are not those that its last line was made for", hint=_COPY_AGAIN
+            f"{line.source} was changed: its lines are not those that its last line was made for",
+            hint=_COPY_AGAIN,
         )
 
 
@@ -128,7 +139,10 @@ def _truncated(source: str, count: int) -> InvalidInput:
 
 
 class ArrivingStudy:
-    """One study of the file; its trials, predictions and attempts are read in this order. Raises InvalidInput."""
+    """One study of the file; its trials, predictions and attempts are read in this order.
+
+    Raises InvalidInput.
+    """
 
     def __init__(self, line: Line, lines: "_Lookahead") -> None:
         self._lines = lines
@@ -138,7 +152,9 @@ class ArrivingStudy:
             self._definition = definition_of(SimpleNamespace(**self.row))
 
     @staticmethod
-    def each_of(lines: Iterator[Line], *, names: Sequence[str], source: str) -> Iterator["ArrivingStudy"]:
+    def each_of(
+        lines: Iterator[Line], *, names: Sequence[str], source: str
+    ) -> Iterator["ArrivingStudy"]:
         """Those of the header, each to be read to its end before the next."""
         ahead = _Lookahead(lines)
         for name in names:
@@ -158,7 +174,9 @@ class ArrivingStudy:
             if values["number"] != number:
                 raise line.refused(f"it is trial {values['number']}, where {number} is next")
             if values["revision"] > self.row["revision"]:
-                raise line.refused(f"it has revision {values['revision']}, the study {self.row['revision']}")
+                raise line.refused(
+                    f"it has revision {values['revision']}, the study {self.row['revision']}"
+                )
             if (values["measurement"] is None) != (values["finished_at"] is None):
                 raise line.refused("it has a result without its date, or a date without a result")
             with _refusing(line):
@@ -195,7 +213,9 @@ class _Lookahead:
 
     def unexpected(self, expected: str, *, source: str) -> InvalidInput:
         if self.next is None:
-            return InvalidInput(f"{source} has not {expected}, which its first line names", hint=_COPY_AGAIN)
+            return InvalidInput(
+                f"{source} has not {expected}, which its first line names", hint=_COPY_AGAIN
+            )
         return self.next.refused(f"it is a {self.next.kind!r:.60} where {expected} is expected")
 
 

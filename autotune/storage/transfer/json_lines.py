@@ -1,7 +1,10 @@
-"""Rows of our tables as lines of JSON, and back. A line is an object with its `kind`; dates are in UTC.
+"""Rows of our tables as lines of JSON, and back.
 
-A file of them begins with a header, and then has for each study, in this order, a line `study`, its lines `trial`,
-`prediction` and `attempt`, and ends with a line that says how many they were and what they hash to.
+A line is an object with its `kind`; dates are in UTC.
+
+A file of them begins with a header, and then has for each study, in this order, a line `study`, its
+lines `trial`, `prediction` and `attempt`, and ends with a line that says how many they were and
+what they hash to.
 """
 
 import json
@@ -20,7 +23,12 @@ FORMAT = 1
 Kind = Literal["study", "trial", "prediction", "attempt"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-TABLES: Mapping[Kind, Table] = {"study": STUDIES, "trial": TRIALS, "prediction": PREDICTIONS, "attempt": ATTEMPTS}
+TABLES: Mapping[Kind, Table] = {
+    "study": STUDIES,
+    "trial": TRIALS,
+    "prediction": PREDICTIONS,
+    "attempt": ATTEMPTS,
+}
 
 _NOT_CARRIED = ("schema_version", "study_id", "trial_id")
 """What a row has in its own database only; an attempt's line has its trial's number instead."""
@@ -29,7 +37,11 @@ _NOT_CARRIED = ("schema_version", "study_id", "trial_id")
 def columns_of(kind: Kind) -> list[str]:
     """Those that a line has."""
     number_of_row = [] if kind == "attempt" else ["id"]
-    return [column.name for column in TABLES[kind].columns if column.name not in (*number_of_row, *_NOT_CARRIED)]
+    return [
+        column.name
+        for column in TABLES[kind].columns
+        if column.name not in (*number_of_row, *_NOT_CARRIED)
+    ]
 
 
 def line_of(kind: str, content: Mapping[str, Any]) -> bytes:
@@ -51,14 +63,20 @@ def _plain(value: Any) -> Any:
 def kept_value(kind: Kind, column: str, value: Any) -> Any:
     """As every database can hold it: SQLite does not mind texts that are too long."""
     longest = getattr(TABLES[kind].columns[column].type, "length", None)
-    return value if longest is None or not isinstance(value, str) else kept_text(value, longest=longest)
+    return (
+        value
+        if longest is None or not isinstance(value, str)
+        else kept_text(value, longest=longest)
+    )
 
 
 def values_of(kind: Kind, content: Mapping[str, Any]) -> dict[str, Any]:
     """The columns' values. Raises ValueError where some are missing, unknown or of another type."""
     expected = {*columns_of(kind), *(["trial"] if kind == "attempt" else []), "kind"}
     if odd := sorted(expected.symmetric_difference(content)):
-        raise ValueError(f"{'it has no' if odd[0] in expected else 'there is no'} {odd[0]!r:.60} in a {kind}")
+        raise ValueError(
+            f"{'it has no' if odd[0] in expected else 'there is no'} {odd[0]!r:.60} in a {kind}"
+        )
     if kind == "attempt" and type(content["trial"]) is not int:
         raise ValueError(f"trial is {content['trial']!r:.60}")
     return {name: _value(TABLES[kind].columns[name], content[name]) for name in columns_of(kind)}
@@ -84,4 +102,8 @@ def _is_too_large(column: Column[Any], value: Any) -> bool:
     if isinstance(value, str):
         return kept_text(value, longest=column.type.length) != value  # type: ignore[attr-defined]  # of a String
     largest = 2**63 if isinstance(column.type, BigInteger) else 2**31
-    return isinstance(value, int) and not isinstance(column.type, Float) and not -largest <= value < largest
+    return (
+        isinstance(value, int)
+        and not isinstance(column.type, Float)
+        and not -largest <= value < largest
+    )

@@ -20,11 +20,14 @@ from autotune.storage.transfer.json_lines import FORMAT, Kind, columns_of, kept_
 _ROWS_AT_A_TIME = 500
 
 
-# -- out ---------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 
 
 def exported(database: Database, studies: Sequence[str], *, version: str) -> Iterator[bytes]:
-    """The lines of `studies`, as they are at one moment. Raises UnknownStudy, and StorageUnavailable for damage."""
+    """The lines of `studies`, as they are at one moment.
+
+    Raises UnknownStudy, and StorageUnavailable for damage.
+    """
     digest, count = hashlib.sha256(), 0
     for line in _lines(database, studies, version=version):
         digest.update(line)
@@ -38,7 +41,9 @@ def _lines(database: Database, studies: Sequence[str], *, version: str) -> Itera
         rows = {row.name: row for row in connection.execute(select(STUDIES).order_by(STUDIES.c.id))}
         for name in studies:
             if name not in rows:
-                raise UnknownStudy(f"there is no study {name!r} in {database.url}", hint=_which(rows))
+                raise UnknownStudy(
+                    f"there is no study {name!r} in {database.url}", hint=_which(rows)
+                )
         yield line_of("studies", {"autotune": version, "format": FORMAT, "studies": list(studies)})
         for name in studies:
             refuse_other_schema(name, rows[name].schema_version, url=database.url)
@@ -54,16 +59,25 @@ def _lines_of_study(connection: Connection, study: Any) -> Iterator[bytes]:
     definition_of(study)
     yield _line("study", study)
     of_study = TRIALS.c.study_id == study.id
-    for number, row in enumerate(_rows(connection, select(TRIALS).where(of_study).order_by(TRIALS.c.number))):
+    for number, row in enumerate(
+        _rows(connection, select(TRIALS).where(of_study).order_by(TRIALS.c.number))
+    ):
         if row.number != number:
             raise DamagedRow(f"trial {number} of study {study.name!r} is missing")
         record_of(row, cap_bytes=study.cap_bytes)
         yield _line("trial", row)
-    for row in _rows(connection, select(PREDICTIONS).where(PREDICTIONS.c.study_id == study.id).order_by("fingerprint")):
+    for row in _rows(
+        connection,
+        select(PREDICTIONS).where(PREDICTIONS.c.study_id == study.id).order_by("fingerprint"),
+    ):
         forecast_of(row)
         yield _line("prediction", row)
-    attempts = select(ATTEMPTS, TRIALS.c.number.label("trial")).join(TRIALS, ATTEMPTS.c.trial_id == TRIALS.c.id)
-    for row in _rows(connection, attempts.where(of_study).order_by(TRIALS.c.number, ATTEMPTS.c.ordinal)):
+    attempts = select(ATTEMPTS, TRIALS.c.number.label("trial")).join(
+        TRIALS, ATTEMPTS.c.trial_id == TRIALS.c.id
+    )
+    for row in _rows(
+        connection, attempts.where(of_study).order_by(TRIALS.c.number, ATTEMPTS.c.ordinal)
+    ):
         yield _line("attempt", row)
 
 
@@ -73,10 +87,16 @@ def _rows(connection: Connection, query: Select[Any]) -> Iterator[Any]:
 
 def _line(kind: Kind, row: Any) -> bytes:
     trial = {"trial": row.trial} if kind == "attempt" else {}
-    return line_of(kind, {**trial, **{name: kept_value(kind, name, getattr(row, name)) for name in columns_of(kind)}})
+    return line_of(
+        kind,
+        {
+            **trial,
+            **{name: kept_value(kind, name, getattr(row, name)) for name in columns_of(kind)},
+        },
+    )
 
 
-# -- in ----------------------------------------------------------------------------------------------------------
+# -- in --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +113,13 @@ def check_file(file: BinaryIO, *, source: str) -> None:
         file.seek(0)
 
 
-def import_studies(database: Database, file: BinaryIO, *, source: str, name: str | None = None) -> Imported:
+def import_studies(
+    database: Database, file: BinaryIO, *, source: str, name: str | None = None
+) -> Imported:
     """Brings in the studies of a file that `exported` made; `name` is a new one, where the file has one study.
 
-    Raises InvalidInput for a file that is not whole, not as it was made or none of ours, and StudyMismatch for studies
-    that are there already; nothing is changed then.
+    Raises InvalidInput for a file that is not whole, not as it was made or none of ours, and
+    StudyMismatch for studies that are there already; nothing is changed then.
     """
     if name is not None:
         check_study_name(name)
@@ -111,7 +133,9 @@ def import_studies(database: Database, file: BinaryIO, *, source: str, name: str
         ) from None
 
 
-def _bring_in(connection: Connection, url: str, file: BinaryIO, *, source: str, name: str | None) -> Imported:
+def _bring_in(
+    connection: Connection, url: str, file: BinaryIO, *, source: str, name: str | None
+) -> Imported:
     lines = lines_of_file(file, source=source)
     header = next(lines)
     names = header.studies()
@@ -131,24 +155,43 @@ def _bring_in(connection: Connection, url: str, file: BinaryIO, *, source: str, 
 def _refuse_known(connection: Connection, url: str, names: Sequence[str]) -> None:
     known = set(connection.scalars(select(STUDIES.c.name)))
     if there := [one for one in names if one in known]:
-        way_out = "import it as another: --name NEW" if len(names) == 1 else "export them one by one, for --name NEW"
-        what = f"there is a study {there[0]!r}" if len(there) == 1 else f"there are studies {', '.join(there)}"
-        raise StudyMismatch(f"{what} in {url} already", hint=f"{way_out}; or name another database with --storage")
+        way_out = (
+            "import it as another: --name NEW"
+            if len(names) == 1
+            else "export them one by one, for --name NEW"
+        )
+        what = (
+            f"there is a study {there[0]!r}"
+            if len(there) == 1
+            else f"there are studies {', '.join(there)}"
+        )
+        raise StudyMismatch(
+            f"{what} in {url} already", hint=f"{way_out}; or name another database with --storage"
+        )
 
 
 class _Incoming:
     """Writes the rows of one study as they come, some at a time."""
 
-    def __init__(self, connection: Connection, study: ArrivingStudy, *, new_name: str | None) -> None:
+    def __init__(
+        self, connection: Connection, study: ArrivingStudy, *, new_name: str | None
+    ) -> None:
         self._connection, self._study, self._new_name = connection, study, new_name
 
     def take(self) -> int:
         """How many trials it has."""
         row = {**self._study.row, "schema_version": SCHEMA_VERSION}
         row["name"] = self._new_name or row["name"]
-        (study_id,) = self._connection.execute(insert(STUDIES).values(row)).inserted_primary_key or (None,)
-        self._insert(TRIALS, ({"study_id": study_id, **line.values} for line in self._study.trials()))
-        self._insert(PREDICTIONS, ({"study_id": study_id, **line.values} for line in self._study.predictions()))
+        (study_id,) = self._connection.execute(
+            insert(STUDIES).values(row)
+        ).inserted_primary_key or (None,)
+        self._insert(
+            TRIALS, ({"study_id": study_id, **line.values} for line in self._study.trials())
+        )
+        self._insert(
+            PREDICTIONS,
+            ({"study_id": study_id, **line.values} for line in self._study.predictions()),
+        )
         trials = select(TRIALS.c.number, TRIALS.c.id).where(TRIALS.c.study_id == study_id)
         ids = {row.number: row.id for row in self._connection.execute(trials)}
         self._insert(ATTEMPTS, (self._attempt(line, ids) for line in self._study.attempts()))

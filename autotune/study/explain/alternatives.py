@@ -7,7 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.analysis.variants import NOTHING, Explained, Pair, Variant, best_partner, named, techniques_without_effect
+from autotune.analysis.variants import (
+    NOTHING,
+    Explained,
+    Pair,
+    Variant,
+    best_partner,
+    named,
+    techniques_without_effect,
+)
 from autotune.spec.config import CHOICES, FIELD_ORDER, Circumstances, TrainingConfig, broken_rules
 from autotune.spec.prediction import Prediction
 from autotune.units import format_size
@@ -45,22 +53,32 @@ def wanted_variants(
         without = without_technique(config, technique, at)
         if without is not None:
             plain = getattr(without, technique)
-            variants.append(Variant(technique=technique, value=plain, config=without, is_removal=True))
-        values = _values(technique, config, prediction, global_batch=at.global_batch, unavailable=unavailable)
+            variants.append(
+                Variant(technique=technique, value=plain, config=without, is_removal=True)
+            )
+        values = _values(
+            technique, config, prediction, global_batch=at.global_batch, unavailable=unavailable
+        )
         reasons = {v: _why_not(config, technique, v, at, unavailable) for v in values}
         possible = [value for value, reason in reasons.items() if not reason]
         taken = [variant.config for variant in variants]
         changed = [(value, replace(config, **{technique: value})) for value in possible]
-        variants += [Variant(technique=technique, value=v, config=c) for v, c in changed if c not in taken]
+        variants += [
+            Variant(technique=technique, value=v, config=c) for v, c in changed if c not in taken
+        ]
         if reasons and not possible and without is None:
             impossible[technique] = next(iter(reasons.values()))
         if technique == "optimizer" and not values:
             state = format_size(prediction.bytes_by_category.get("optimizer_state", 0))
-            impossible[technique] = f"no other optimizer saves anything here: of the peak its state is {state}"
+            impossible[technique] = (
+                f"no other optimizer saves anything here: of the peak its state is {state}"
+            )
     return Wanted(variants=tuple(variants), impossible=impossible)
 
 
-def wanted_pairs(explained: Explained, variants: Sequence[Variant], *, unavailable: Unavailable) -> list[Pair]:
+def wanted_pairs(
+    explained: Explained, variants: Sequence[Variant], *, unavailable: Unavailable
+) -> list[Pair]:
     """What saves nothing alone, beside what saves most and trains the same numbers."""
     pairs = []
     for variant in techniques_without_effect(explained, variants):
@@ -73,7 +91,9 @@ def wanted_pairs(explained: Explained, variants: Sequence[Variant], *, unavailab
     return [*pairs, *_budget_beside_compilation(explained, variants, unavailable)]
 
 
-def without_technique(config: TrainingConfig, technique: str, at: Circumstances) -> TrainingConfig | None:
+def without_technique(
+    config: TrainingConfig, technique: str, at: Circumstances
+) -> TrainingConfig | None:
     """`config` as plain training has it in `technique`; None where it is so already, or where that is illegal."""
     plain = TrainingConfig(micro_batch_size=at.global_batch)
     if technique == "optimizer" or getattr(config, technique) == getattr(plain, technique):
@@ -86,17 +106,26 @@ def without_technique(config: TrainingConfig, technique: str, at: Circumstances)
 
 
 def _values(
-    technique: str, config: TrainingConfig, prediction: Prediction, *, global_batch: int, unavailable: Unavailable
+    technique: str,
+    config: TrainingConfig,
+    prediction: Prediction,
+    *,
+    global_batch: int,
+    unavailable: Unavailable,
 ) -> list[Any]:
     """The values worth a prediction, without that of `config`; plain values are removals."""
     current = getattr(config, technique)
     values: Sequence[Any] = CHOICES.get(technique, ())
-    if technique == "precision":  # tf32 keeps what fp32 keeps, fp16 and fp8 what bf16 keeps, stochastic what true
+    if (
+        technique == "precision"
+    ):  # tf32 keeps what fp32 keeps, fp16 and fp8 what bf16 keeps, stochastic what true
         values = ["bf16-mixed", "bf16-true"]
         values += ["fp16-mixed"] if "bf16-mixed" in unavailable.get(technique, {}) else []
     elif technique == "checkpointing":
         values = CHECKPOINTINGS_OF_A_COMPILED_MODEL if config.compile == "model" else CHECKPOINTINGS
-    elif technique == "optimizer_fusion" and config.compile == "model" and prediction.phase != "step":
+    elif (
+        technique == "optimizer_fusion" and config.compile == "model" and prediction.phase != "step"
+    ):
         values = ["backward"]  # the others change the step only
     elif technique == "attention":
         values = []  # torch's own choice keeps least wherever there is one
@@ -105,7 +134,10 @@ def _values(
     elif technique == "micro_batch_size":
         smaller = [size for size in range(current - 1, 0, -1) if global_batch % size == 0]
         values = list(dict.fromkeys([*smaller[:1], *smaller[-1:]]))
-    elif technique == "optimizer" and _at_most_by_optimizer(prediction) < NOTHING * prediction.peak_memory_bytes:
+    elif (
+        technique == "optimizer"
+        and _at_most_by_optimizer(prediction) < NOTHING * prediction.peak_memory_bytes
+    ):
         values = []
     return [value for value in values if value not in (current, "none", "full")]
 
@@ -117,7 +149,9 @@ def _at_most_by_optimizer(prediction: Prediction) -> int:
     return sizes.get("optimizer_state", 0) + (sizes.get("temporaries", 0) if is_updating else 0)
 
 
-def _why_not(config: TrainingConfig, technique: str, value: Any, at: Circumstances, unavailable: Unavailable) -> str:
+def _why_not(
+    config: TrainingConfig, technique: str, value: Any, at: Circumstances, unavailable: Unavailable
+) -> str:
     """Why `technique` cannot have `value` here; empty where it can."""
     if reason := unavailable.get(technique, {}).get(str(value)):
         return f"{named(technique, value)} does not work on this device: {reason}"
@@ -126,7 +160,7 @@ def _why_not(config: TrainingConfig, technique: str, value: Any, at: Circumstanc
     return broken[0] if broken else ""
 
 
-# -- pairs -------------------------------------------------------------------------------------------------------
+# -- pairs -----------------------------------------------------------------------------------------
 
 
 def _partner(explained: Explained, variants: Sequence[Variant], variant: Variant) -> Variant | None:
@@ -141,9 +175,17 @@ def _pair(explained: Explained, variant: Variant, partner: Variant) -> Pair:
     technique = variant.technique
     both = replace(partner.config, **{technique: variant.value})
     if not variant.is_removal:
-        return Pair(technique=technique, value=variant.value, partner=partner, alone=partner.config, together=both)
+        return Pair(
+            technique=technique,
+            value=variant.value,
+            partner=partner,
+            alone=partner.config,
+            together=both,
+        )
     value = getattr(explained.config, technique)
-    return Pair(technique=technique, value=value, partner=partner, alone=both, together=partner.config)
+    return Pair(
+        technique=technique, value=value, partner=partner, alone=both, together=partner.config
+    )
 
 
 def _budget_beside_compilation(
@@ -153,7 +195,10 @@ def _budget_beside_compilation(
     if str(SMALLEST_BUDGET) in unavailable.get("memory_budget", {}):
         return
     for partner in variants:
-        is_block = (partner.technique, partner.value) == ("compile", "block") and explained.config.compile == "none"
+        is_block = (partner.technique, partner.value) == (
+            "compile",
+            "block",
+        ) and explained.config.compile == "none"
         if is_block and partner.prediction is not None and explained.config.checkpointing == "none":
             yield Pair(
                 technique="memory_budget",

@@ -77,8 +77,12 @@ class _Predictions:
         missing = {c.fingerprint: c for c in configs if c.fingerprint not in self._made}
         wanted = len(self._made) + len(missing)
         # The longest first: a whole model compiles while many others are predicted.
-        ordered = sorted(missing.values(), key=lambda config: ("model", "block", "none").index(config.compile))
-        self._forecaster.forecast_all(ordered, on_each=lambda forecast: self._keep(forecast, wanted=wanted))
+        ordered = sorted(
+            missing.values(), key=lambda config: ("model", "block", "none").index(config.compile)
+        )
+        self._forecaster.forecast_all(
+            ordered, on_each=lambda forecast: self._keep(forecast, wanted=wanted)
+        )
 
     def filled_in(self, variant: Variant) -> Variant:
         forecast = self._made[variant.config.fingerprint]

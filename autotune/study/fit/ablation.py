@@ -17,12 +17,13 @@ class Rung:
 def ladder(base: TrainingConfig, *, accumulates: bool) -> Iterator[Rung]:
     """Each rung keeps what the ones before it changed, so that the last has all of them; all rungs are legal.
 
-    The order is that in which the peak wants them. Activations are the most of a plain training, so checkpointing is
-    first; then what is left of them and, on most devices, time, by mixed precision, which keeps fp32 weights and with
-    many layers can need more memory than it saves. With the activations gone the gradients stand out: the step in
-    backward frees each at once (not with accumulation, where it would be wrong). Then weights (bf16-true) and optimizer
-    state (adafactor in place of what keeps one or two numbers a parameter). Compiling blocks that are recomputed
-    anyway changes memory least and takes longest to predict: last.
+    The order is that in which the peak wants them. Activations are the most of a plain training, so
+    checkpointing is first; then what is left of them and, on most devices, time, by mixed
+    precision, which keeps fp32 weights and with many layers can need more memory than it saves.
+    With the activations gone the gradients stand out: the step in backward frees each at once (not
+    with accumulation, where it would be wrong). Then weights (bf16-true) and optimizer state
+    (adafactor in place of what keeps one or two numbers a parameter). Compiling blocks that are
+    recomputed anyway changes memory least and takes longest to predict: last.
     """
     yield Rung(name="plain fp32", config=base)
     steps: list[tuple[str, dict[str, Any]]] = [

@@ -16,11 +16,14 @@ from autotune.units import format_size
 
 _WARMUP_STEPS = 1
 _NO_LEARNING = 1e-9
-"""Learning rate: memory does not depend on it, and a model of any depth stays finite for the few steps."""
+"""Learning rate: memory does not depend on it, and a model of any depth stays finite for the few
+steps."""
 _FP32_BYTES = 4
 
 
-def why_not(prediction: Prediction, *, needed_bytes: int, device: DeviceInfo, host: DeviceInfo) -> str:
+def why_not(
+    prediction: Prediction, *, needed_bytes: int, device: DeviceInfo, host: DeviceInfo
+) -> str:
     """Why this machine cannot train what was predicted; empty if it can."""
     if needed_bytes > device.total_memory_bytes:
         total = format_size(device.total_memory_bytes)
@@ -41,7 +44,10 @@ def confirm(
     cap_bytes: int,
     folder: Path,
 ) -> Measurement:
-    """Trains the fewest steps that show the peak, in `folder`, with the cap enforced. Raises InvalidInput."""
+    """Trains the fewest steps that show the peak, in `folder`, with the cap enforced.
+
+    Raises InvalidInput.
+    """
     short = replace(
         workload,
         warmup_steps=_WARMUP_STEPS,

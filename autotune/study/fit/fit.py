@@ -45,8 +45,9 @@ Listener = Callable[[FitProgress], None]
 def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResult:
     """Leaves nothing behind. Raises InvalidInput.
 
-    Of a space it is the configuration with the largest value: every other one was predicted to be too large at the next
-    value, or at a smaller one, so that it cannot do better unless its memory shrinks while the value grows.
+    Of a space it is the configuration with the largest value: every other one was predicted to be
+    too large at the next value, or at a smaller one, so that it cannot do better unless its memory
+    shrinks while the value grows.
     """
 
     def note(sentence: str) -> None:
@@ -64,7 +65,9 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
             listener=listener,
         )
         devices = executor.devices()
-        device = device_there(request.device or device_type, devices, compute_capability=request.compute_capability)
+        device = device_there(
+            request.device or device_type, devices, compute_capability=request.compute_capability
+        )
         rows = search.ladder() if request.space is None else [search.best_of_space(device)]
         found = FitResult(
             varying=search.varying,
@@ -94,7 +97,7 @@ class _Search:
         self.varying = self.request.varying(self.device_type)
         self.context_bytes = self.request.context_bytes if self.device_type == "cuda" else 0
 
-    # -- which configurations ----------------------------------------------------------------------------------
+    # -- which configurations ----------------------------------------------------------------------
 
     def ladder(self) -> list[FitRow]:
         """A row a rung, or the one row of a configuration."""
@@ -106,7 +109,8 @@ class _Search:
     def best_of_space(self, device: DeviceInfo | None) -> FitRow:
         """In rounds: all at one value; of those that fit, the smallest grows; the others must fit at the value after.
 
-        Where none fits, the smallest shrinks instead. What cannot be predicted is left out, and counted.
+        Where none fits, the smallest shrinks instead. What cannot be predicted is left out, and
+        counted.
         """
         assert self.request.space is not None
         contenders = self._configurations(device)
@@ -116,7 +120,9 @@ class _Search:
         left_out = 0
         while contenders and value is not None:
             forecasts = self._forecast_all(contenders, value)
-            known = sorted((one for one in forecasts if one.prediction is not None), key=self._needed)
+            known = sorted(
+                (one for one in forecasts if one.prediction is not None), key=self._needed
+            )
             left_out += len(forecasts) - len(known)
             fitting = [one for one in known if self._needed(one) <= self.request.cap_bytes]
             if not known or (best is not None and best.value is not None and not fitting):
@@ -137,16 +143,22 @@ class _Search:
         """The space's legal ones; a micro batch that varies is none of its choices."""
         assert self.request.space is not None
         space, workload = self.request.space, self.varying.workload
-        unavailable = {} if device is None else self.executor.probe(device.device, space.choices())[1]
+        unavailable = (
+            {} if device is None else self.executor.probe(device.device, space.choices())[1]
+        )
         legal = bind_space(space, workload.circumstances, unavailable=unavailable)
         configs = [*legal.configurations(), *legal.named.values()]
         if self.varying.vary == "micro-batch":
-            configs = [replace(config, micro_batch_size=workload.global_batch) for config in configs]
+            configs = [
+                replace(config, micro_batch_size=workload.global_batch) for config in configs
+            ]
         return list({config.fingerprint: config for config in configs}.values())
 
-    # -- one configuration -------------------------------------------------------------------------------------
+    # -- one configuration -------------------------------------------------------------------------
 
-    def _row(self, technique: str, config: TrainingConfig, *, start: int) -> tuple[FitRow, int | None]:
+    def _row(
+        self, technique: str, config: TrainingConfig, *, start: int
+    ) -> tuple[FitRow, int | None]:
         """The row, and the next value: None where there is none or nothing is known."""
         predicted_before = len(self._predicted)
         values, end = self.varying.legal_values(config)
@@ -179,7 +191,7 @@ class _Search:
         reason = f"{self.varying.describe(found.successor)} may need {format_size(found.needs[found.successor])}"
         return reason if found.value is not None else f"does not fit: {reason}"
 
-    # -- predictions -------------------------------------------------------------------------------------------
+    # -- predictions -------------------------------------------------------------------------------
 
     def _forecast(self, workload: Workload, config: TrainingConfig) -> Forecast:
         self._predicted.add((workload.fingerprint, config.fingerprint))
@@ -191,11 +203,19 @@ class _Search:
 
         def note(forecast: Forecast) -> None:
             ended.append(forecast)
-            self._say(f"{len(ended)} of {len(new)} configurations predicted at {self.varying.describe(value)}")
+            self._say(
+                f"{len(ended)} of {len(new)} configurations predicted at {self.varying.describe(value)}"
+            )
 
-        workloads, chosen = zip(*(self.varying.at(value, config) for config in configs), strict=True)
+        workloads, chosen = zip(
+            *(self.varying.at(value, config) for config in configs), strict=True
+        )
         workload = workloads[0]
-        legal = [config for config in chosen if not broken_rules(config.to_dict(), workload.circumstances)]
+        legal = [
+            config
+            for config in chosen
+            if not broken_rules(config.to_dict(), workload.circumstances)
+        ]
         new = [c for c in legal if (workload.fingerprint, c.fingerprint) not in self._predicted]
         self._forecaster(workload).forecast_all(new, on_each=note)
         return [self._forecast(workload, config) for config in legal]
@@ -218,9 +238,11 @@ class _Search:
             raise PredictionImpossible(forecast.refusal)
         return forecast.prediction.upper_bound_bytes + self.context_bytes
 
-    # -- the real trial ----------------------------------------------------------------------------------------
+    # -- the real trial ----------------------------------------------------------------------------
 
-    def confirmed(self, found: FitResult, *, device: DeviceInfo | None, host: DeviceInfo, folder: Path) -> FitResult:
+    def confirmed(
+        self, found: FitResult, *, device: DeviceInfo | None, host: DeviceInfo, folder: Path
+    ) -> FitResult:
         """`found` with one real trial of its largest value, or with the reason why there is none."""
         best = found.best
         if best is None or best.value is None or best.prediction is None:
@@ -231,11 +253,15 @@ class _Search:
             name = self.request.device or self.device_type
             if self.request.compute_capability is not None:
                 name += f" of compute capability {self.request.compute_capability}"
-            return replace(found, not_confirmed=f"there is no device {name} here: these are predictions only")
+            return replace(
+                found, not_confirmed=f"there is no device {name} here: these are predictions only"
+            )
         needed = best.prediction.upper_bound_bytes + self.context_bytes
         if reason := why_not(best.prediction, needed_bytes=needed, device=device, host=host):
             return replace(found, not_confirmed=reason)
-        self._say(f"training {best.technique} with {self.varying.describe(best.value)} for a few steps")
+        self._say(
+            f"training {best.technique} with {self.varying.describe(best.value)} for a few steps"
+        )
         workload, config = self.varying.at(best.value, best.config)
         try:
             measurement = confirm(
@@ -248,7 +274,9 @@ class _Search:
             )
         except InvalidInput as error:  # a text too short for such sequences, or not to be had
             return replace(found, not_confirmed=error.message)
-        return replace(found, confirmed=Confirmation(row=best, device=device, measurement=measurement))
+        return replace(
+            found, confirmed=Confirmation(row=best, device=device, measurement=measurement)
+        )
 
     def _say_found(self, row: FitRow) -> None:
         value = "nothing" if row.value is None else self.varying.describe(row.value)

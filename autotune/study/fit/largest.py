@@ -1,14 +1,19 @@
-"""The largest value whose need stays under a cap, found with few looks at the need. Pure; knows nothing of models."""
+"""The largest value whose need stays under a cap, found with few looks at the need.
+
+Pure; knows nothing of models.
+"""
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 GROWTH = 16
-"""While nothing is known to be too large, a guess is at most so many times further along than what fits."""
+"""While nothing is known to be too large, a guess is at most so many times further along than what
+fits."""
 
 _SAFE_EVERY = 4
-"""Every fourth guess ignores the lines and halves (or doubles), so that no need, however bent, takes long."""
+"""Every fourth guess ignores the lines and halves (or doubles), so that no need, however bent,
+takes long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +28,21 @@ class Largest:
     """Of every value looked at."""
 
 
-def find_largest(need: Callable[[int], int], *, cap: int, values: Sequence[int], start: int) -> Largest:
+def find_largest(
+    need: Callable[[int], int], *, cap: int, values: Sequence[int], start: int
+) -> Largest:
     """The value of `values`, ascending, with a need of at most `cap` and a successor that is known to need more.
 
-    `need` is asked once a value. Where it grows with the value the answer is the largest that fits; where it does not,
-    the answer is still what it says it is. From `start` it goes to twice or half of it, and a line through the two
-    guesses where the cap is met: of a straight need four values are looked at, two of them small and quick to predict.
+    `need` is asked once a value. Where it grows with the value the answer is the largest that fits;
+    where it does not, the answer is still what it says it is. From `start` it goes to twice or half
+    of it, and a line through the two guesses where the cap is met: of a straight need four values
+    are looked at, two of them small and quick to predict.
     """
     needs: dict[int, int] = {}
-    below, above = -1, len(values)  # places of the largest value known to fit, and of the smallest known not to
+    below, above = (
+        -1,
+        len(values),
+    )  # places of the largest value known to fit, and of the smallest known not to
     place = max(0, bisect_right(values, start) - 1)
     while above - below > 1:
         needs[values[place]] = size = need(values[place])
@@ -44,7 +55,9 @@ def find_largest(need: Callable[[int], int], *, cap: int, values: Sequence[int],
     )
 
 
-def _next_place(needs: Mapping[int, int], *, cap: int, values: Sequence[int], below: int, above: int) -> int:
+def _next_place(
+    needs: Mapping[int, int], *, cap: int, values: Sequence[int], below: int, above: int
+) -> int:
     """A place between `below` and `above`, where there is one."""
     is_open = above == len(values)
     safe = min(2 * below + 1, above - 1) if is_open else (below + above) // 2

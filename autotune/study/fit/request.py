@@ -34,7 +34,8 @@ class FitRequest:
     """Fields of `TrainingConfig` that were said."""
     space: SearchSpace | None = None
     compute_capability: str | None = None
-    """Of the GPU that is meant; None: the one here, and where there is none the predictions assume one."""
+    """Of the GPU that is meant; None: the one here, and where there is none the predictions assume
+    one."""
     torch_version: str | None = None
     context_bytes: int = CUDA_CONTEXT_BYTES
     confirms: bool = True
@@ -49,7 +50,8 @@ class FitRequest:
             raise InvalidInput(f"{self.vary!r} cannot vary", hint=f"use one of {', '.join(VARY)}")
         if self.space is not None and self.configuration:
             raise InvalidInput(
-                "a space has configurations of its own", hint="leave --space or the configuration's options out"
+                "a space has configurations of its own",
+                hint="leave --space or the configuration's options out",
             )
         # Which device there is, and with it the defaults, is not known yet.
         on_some_device(meant, lambda device_type: self.base(self.varying(device_type)))
@@ -65,13 +67,17 @@ class FitRequest:
 
     def base(self, varying: Varying) -> TrainingConfig:
         """What the options say, on a plain fp32 training."""
-        config = TrainingConfig(**{"micro_batch_size": varying.workload.global_batch, **self.configuration})
+        config = TrainingConfig(
+            **{"micro_batch_size": varying.workload.global_batch, **self.configuration}
+        )
         check_legal(config, varying.workload.circumstances)
         return config
 
     def rungs(self, varying: Varying) -> list[Rung]:
         base = self.base(varying)
         if all(name in _BASE for name in self.configuration):
-            can_step_in_backward = not (varying.accumulates(base) or varying.workload.circumstances.clips_gradients)
+            can_step_in_backward = not (
+                varying.accumulates(base) or varying.workload.circumstances.clips_gradients
+            )
             return list(ladder(base, accumulates=not can_step_in_backward))
         return [Rung(name="as given", config=base)]

@@ -11,7 +11,10 @@ from autotune.study.fit.varying import Varying
 
 @dataclass(frozen=True, kw_only=True)
 class FitRow:
-    """The largest value of one configuration. What fits is the prediction's upper bound, with a GPU's context."""
+    """The largest value of one configuration.
+
+    What fits is the prediction's upper bound, with a GPU's context.
+    """
 
     technique: str
     config: TrainingConfig
@@ -89,7 +92,9 @@ class FitResult:
     @property
     def best(self) -> FitRow | None:
         """The largest value; of equals the first."""
-        return max((row for row in self.rows if row.value), key=lambda row: row.value or 0, default=None)
+        return max(
+            (row for row in self.rows if row.value), key=lambda row: row.value or 0, default=None
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -23,9 +23,9 @@ _FINE, _COARSE, _COARSE_FROM = 8, 64, 512
 class Varying:
     """One size of a workload let loose; all others stay as given.
 
-    width: the number of heads grows with it, their size stays, and so does a feed-forward width that was given.
-    micro-batch: the global batch is the micro batch itself (no accumulation), unless `keeps_global_batch`, where only
-    its divisors are legal.
+    width: the number of heads grows with it, their size stays, and so does a feed-forward width
+    that was given. micro-batch: the global batch is the micro batch itself (no accumulation),
+    unless `keeps_global_batch`, where only its divisors are legal.
     """
 
     vary: Vary
@@ -58,7 +58,9 @@ class Varying:
         end = bisect_left(values, True, key=lambda value: bool(self._refusal(value, config)))
         if not end:
             self._check(values[0], config)  # raises the reason
-        return values[:end], self._refusal(values[end], config) if end < len(values) else "not looked beyond"
+        return values[:end], self._refusal(values[end], config) if end < len(
+            values
+        ) else "not looked beyond"
 
     def _values_that_fill_products(self, config: TrainingConfig) -> Sequence[int]:
         """The values, for fp8 without those whose number of tokens it cannot multiply: there are legal ones between."""
@@ -85,7 +87,10 @@ class Varying:
     @property
     def _values(self) -> Sequence[int]:
         if self.vary == "seq-len":
-            return [*range(_FINE, _COARSE_FROM, _FINE), *range(_COARSE_FROM, _MOST * _COARSE, _COARSE)]
+            return [
+                *range(_FINE, _COARSE_FROM, _FINE),
+                *range(_COARSE_FROM, _MOST * _COARSE, _COARSE),
+            ]
         if self.vary == "width":
             return range(self._head_size, (_MOST + 1) * self._head_size, self._head_size)
         if self._is_divisor:
@@ -96,8 +101,14 @@ class Varying:
     def start(self, config: TrainingConfig) -> int:
         """The value given; of a global batch that stays, the whole, where alone there is no accumulation."""
         if self.vary == "micro-batch":
-            return self.workload.global_batch if self.keeps_global_batch else config.micro_batch_size
-        given = {"seq-len": self.workload.sequence_length, "layers": self.workload.layers, "width": self.workload.width}
+            return (
+                self.workload.global_batch if self.keeps_global_batch else config.micro_batch_size
+            )
+        given = {
+            "seq-len": self.workload.sequence_length,
+            "layers": self.workload.layers,
+            "width": self.workload.width,
+        }
         return given[self.vary]
 
     def at(self, value: int, config: TrainingConfig) -> tuple[Workload, TrainingConfig]:
@@ -111,7 +122,9 @@ class Varying:
                 return replace(self.workload, width=value, heads=value // self._head_size), config
             case "micro-batch":
                 batch = self.workload.global_batch if self.keeps_global_batch else value
-                return replace(self.workload, global_batch=batch), replace(config, micro_batch_size=value)
+                return replace(self.workload, global_batch=batch), replace(
+                    config, micro_batch_size=value
+                )
 
     def accumulates(self, config: TrainingConfig) -> bool:
         """Whether an optimizer step may be of several micro batches."""

@@ -1,7 +1,8 @@
 """A legal space as Optuna distributions, and configurations as Optuna parameters and back.
 
-Optuna refuses choices that change within a study. So a field whose legal values depend on the fields before it is
-asked under a name that carries the set: `memory_budget|1.0,0.5`. A field with one legal value is not asked.
+Optuna refuses choices that change within a study. So a field whose legal values depend on the
+fields before it is asked under a name that carries the set: `memory_budget|1.0,0.5`. A field with
+one legal value is not asked.
 """
 
 from collections.abc import Callable
@@ -21,11 +22,15 @@ def decide(legal: LegalSpace, choose: Chooser) -> TrainingConfig:
     chosen: dict[str, Any] = {}
     for field in FIELD_ORDER:
         values = legal.legal_values(field, chosen)
-        chosen[field] = values[0] if len(values) == 1 else choose(_parameter_name(legal, field, values), values)
+        chosen[field] = (
+            values[0] if len(values) == 1 else choose(_parameter_name(legal, field, values), values)
+        )
     return TrainingConfig(**chosen)
 
 
-def as_parameters(legal: LegalSpace, config: TrainingConfig) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
+def as_parameters(
+    legal: LegalSpace, config: TrainingConfig
+) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
     """The parameters and distributions Optuna would have asked to arrive at `config`, which must be in the space."""
     parameters: dict[str, Any] = {}
     distributions: dict[str, BaseDistribution] = {}
@@ -48,7 +53,9 @@ def decide_static(legal: LegalSpace, choose: Chooser) -> TrainingConfig:
 
     Where the choice is illegal after those before it, the first legal value takes its place.
     """
-    wanted = {field: choose(field, values) for field, values in legal.values.items() if len(values) > 1}
+    wanted = {
+        field: choose(field, values) for field, values in legal.values.items() if len(values) > 1
+    }
     return decide(legal, lambda name, values: _if_legal(wanted[name.partition("|")[0]], values))
 
 

@@ -1,10 +1,11 @@
 """Expected gain in hypervolume of trying a configuration whose memory and perplexity are known and whose speed is not.
 
-With memory and perplexity known the expectation has a closed form: the dominated volume is a stack of slices, one for
-each level of perplexity, and in each slice a staircase over memory; what a speed adds above a stair is the expected
-improvement of Jones et al. ("Efficient global optimization of expensive black-box functions", 1998). The hypervolume
-improvement as such: Emmerich, Giannakoglou and Naujoks, "Single- and multiobjective evolutionary optimization assisted
-by Gaussian random field metamodels", 2006.
+With memory and perplexity known the expectation has a closed form: the dominated volume is a stack
+of slices, one for each level of perplexity, and in each slice a staircase over memory; what a speed
+adds above a stair is the expected improvement of Jones et al. ("Efficient global optimization of
+expensive black-box functions", 1998). The hypervolume improvement as such: Emmerich, Giannakoglou
+and Naujoks, "Single- and multiobjective evolutionary optimization assisted by Gaussian random field
+metamodels", 2006.
 """
 
 import itertools
@@ -32,7 +33,9 @@ class Point:
 
 def not_dominated(points: Sequence[Point]) -> list[Point]:
     """Without those that another is as good as in everything; of equal ones the first stays."""
-    rows = numpy.array([(point.memory, point.speed, point.perplexity) for point in points]).reshape(len(points), 3)
+    rows = numpy.array([(point.memory, point.speed, point.perplexity) for point in points]).reshape(
+        len(points), 3
+    )
     return [points[place] for place in places_not_dominated(*rows.T)]
 
 
@@ -52,7 +55,9 @@ def hypervolume(points: Sequence[Point], *, reference: Point) -> float:
     total = 0.0
     for level in _levels(points, reference):
         stairs = _staircase(points, level.upper_end, reference)
-        total += level.height * float(((stairs.right - stairs.left) * (stairs.speed - reference.speed)).sum())
+        total += level.height * float(
+            ((stairs.right - stairs.left) * (stairs.speed - reference.speed)).sum()
+        )
     return total
 
 
@@ -69,12 +74,16 @@ def expected_gain(
     gain = numpy.zeros(len(memory))
     stairs_speeds = numpy.unique([reference.speed, *(point.speed for point in points)])
     improvements = _expected_improvement(speed_mean, speed_deviation, stairs_speeds)
-    for level in _levels([*points, *(_at(reference, p) for p in numpy.unique(perplexity))], reference):
+    for level in _levels(
+        [*points, *(_at(reference, p) for p in numpy.unique(perplexity))], reference
+    ):
         (there,) = numpy.nonzero(perplexity <= level.lower_end)
         stairs = _staircase(points, level.upper_end, reference)
         left = numpy.maximum(stairs.left[None, :], memory[there, None])
         width = numpy.clip(stairs.right[None, :] - left, 0.0, None)
-        improvement = improvements[numpy.ix_(there, numpy.searchsorted(stairs_speeds, stairs.speed))]
+        improvement = improvements[
+            numpy.ix_(there, numpy.searchsorted(stairs_speeds, stairs.speed))
+        ]
         gain[there] += level.height * (width * improvement).sum(axis=1)
     return gain
 
@@ -93,7 +102,10 @@ class _Level:
 
 def _levels(points: Sequence[Point], reference: Point) -> list[_Level]:
     ends = sorted({point.perplexity for point in points if point.perplexity < reference.perplexity})
-    return [_Level(lower_end=a, upper_end=b) for a, b in itertools.pairwise([*ends, reference.perplexity])]
+    return [
+        _Level(lower_end=a, upper_end=b)
+        for a, b in itertools.pairwise([*ends, reference.perplexity])
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +122,9 @@ def _staircase(points: Sequence[Point], below_perplexity: float, reference: Poin
     within = sorted(
         (point.memory, point.speed)
         for point in points
-        if point.perplexity < below_perplexity and point.memory < reference.memory and point.speed > reference.speed
+        if point.perplexity < below_perplexity
+        and point.memory < reference.memory
+        and point.speed > reference.speed
     )
     left, speed = [-math.inf], [reference.speed]
     for memory, best in within:
@@ -118,7 +132,11 @@ def _staircase(points: Sequence[Point], below_perplexity: float, reference: Poin
             left.append(memory)
             speed.append(best)
     left[0] = 0.0
-    return _Stairs(left=numpy.array(left), right=numpy.array([*left[1:], reference.memory]), speed=numpy.array(speed))
+    return _Stairs(
+        left=numpy.array(left),
+        right=numpy.array([*left[1:], reference.memory]),
+        speed=numpy.array(speed),
+    )
 
 
 def _at(reference: Point, perplexity: float) -> Point:
@@ -143,5 +161,7 @@ def normal_cdf(values: Array) -> Array:
     """numpy has no error function; the standard library's, value by value, wherever it can differ from 0 and 1."""
     result = numpy.where(values > 0.0, 1.0, 0.0)
     between = (values > -_SURELY_BELOW) & (values < _SURELY_ABOVE)
-    result[between] = 0.5 * numpy.array([*map(math.erfc, (-values[between] / math.sqrt(2)).tolist())])
+    result[between] = 0.5 * numpy.array(
+        [*map(math.erfc, (-values[between] / math.sqrt(2)).tolist())]
+    )
     return result

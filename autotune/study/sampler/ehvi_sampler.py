@@ -1,9 +1,10 @@
 """Which configuration to try next: the one whose expected gain in hypervolume is largest.
 
-Memory is known before training, from the prediction; perplexity belongs to a numerics class and is measured once.
-What is not predicted yet is expected from its like (`surrogate.py`), so that only promising configurations are ever
-predicted; speed is expected in the same way. The gain has a closed form (`ehvi.py`). What a trial will take is left
-out: over a recorded table (`studies/search_efficiency/`) gain for time found the front later than gain alone.
+Memory is known before training, from the prediction; perplexity belongs to a numerics class and is
+measured once. What is not predicted yet is expected from its like (`surrogate.py`), so that only
+promising configurations are ever predicted; speed is expected in the same way. The gain has a
+closed form (`ehvi.py`). What a trial will take is left out: over a recorded table
+(`studies/search_efficiency/`) gain for time found the front later than gain alone.
 """
 
 import math
@@ -28,11 +29,12 @@ MOST_CANDIDATES = 1000
 """Of a larger space so many are drawn anew for each choice, beside the neighbours of the best."""
 
 MANY_TRIALS, MOST_LOOKED_AT = 1000, 3000
-"""After so many trials no more than so many of a larger space are looked at for one choice, beside the neighbours of
-the best: a search that has converged would look at all of it each time."""
+"""After so many trials no more than so many of a larger space are looked at for one choice, beside
+the neighbours of the best: a search that has converged would look at all of it each time."""
 
 _SPEED_NOISES, _FAILURE_NOISE = (0.02, 0.05, 0.12), 0.1
-"""Standard deviations of what was measured: of the logarithm, and of 1 for a failure. Some machines are noisy."""
+"""Standard deviations of what was measured: of the logarithm, and of 1 for a failure. Some machines
+are noisy."""
 LEAST_CHANCE = 0.05
 """What fits the cap with a smaller probability, by its prediction, is not trained."""
 LEAST_CHANCE_OF_ITS_LIKE, ENOUGH_OF_ITS_LIKE = 0.005, 30
@@ -40,7 +42,8 @@ LEAST_CHANCE_OF_ITS_LIKE, ENOUGH_OF_ITS_LIKE = 0.005, 30
 SURE = 0.99
 """What fits with a larger probability, by its like, is trained without a prediction."""
 _OUT_OF_COMPETITION = 4.0
-"""What is so many times worse than the best does not stretch the scale on which the others are compared."""
+"""What is so many times worse than the best does not stretch the scale on which the others are
+compared."""
 CONVERGED_GAIN = 0.001
 """A search has converged once no trial is expected to add a thousandth to the hypervolume."""
 _NEARLY_AS_GOOD = 0.95
@@ -51,7 +54,8 @@ _NEARLY_AS_GOOD = 0.95
 class Choice:
     config: TrainingConfig
     relative_gain: float
-    """Expected growth of the hypervolume, relative to the hypervolume; infinite while nothing fits."""
+    """Expected growth of the hypervolume, relative to the hypervolume; infinite while nothing fits.
+    """
     surely_fits: bool
     """Whether its like leave no doubt that it fits: a prediction would change nothing."""
 
@@ -99,19 +103,29 @@ class Ranking:
         """The most promising configuration that is not `excluded`; None when none is left that may fit and gain."""
         draw = random.Random(seed)
         beyond = {config.fingerprint for config in excluded}
-        left = [place for fingerprint, place in self._all.places.items() if fingerprint not in beyond]
+        left = [
+            place for fingerprint, place in self._all.places.items() if fingerprint not in beyond
+        ]
         forecasts = list(forecasts)
         on_front = front_of(records)
         near = [place for record in on_front for place in self._one_change_away(record.config)]
         fingerprints = {self._all.configs[place].fingerprint for place in near}
-        relevance = Relevance(near=frozenset(fingerprints.union(record.config.fingerprint for record in on_front)))
+        relevance = Relevance(
+            near=frozenset(fingerprints.union(record.config.fingerprint for record in on_front))
+        )
         knowledge = Knowledge(
-            records, forecasts, cap_bytes=self._cap_bytes, points=[*map(_point, on_front)], relevance=relevance
+            records,
+            forecasts,
+            cap_bytes=self._cap_bytes,
+            points=[*map(_point, on_front)],
+            relevance=relevance,
         )
         best, looked_at = None, 0
         for places in self._batches(left, near, forecasts, draw=draw):
             choice = _best_of(self._candidates(places), knowledge, draw=draw)
-            best = max(filter(None, (best, choice)), key=lambda one: one.relative_gain, default=None)
+            best = max(
+                filter(None, (best, choice)), key=lambda one: one.relative_gain, default=None
+            )
             looked_at += len(places)
             is_enough = len(records) > MANY_TRIALS and looked_at >= MOST_LOOKED_AT
             if best is not None and (is_enough or best.relative_gain >= CONVERGED_GAIN):
@@ -126,27 +140,44 @@ class Ranking:
         *,
         draw: random.Random,
     ) -> Iterator[list[int]]:
-        """All of a small space at once. Of a large one first what is known best, with a sample; then the others."""
+        """All of a small space at once.
+
+        Of a large one first what is known best, with a sample; then the others.
+        """
         if len(left) <= MOST_CANDIDATES:
             yield left
             return
         among = set(left)
-        predicted = (self._all.places.get(forecast.config.fingerprint, -1) for forecast in forecasts)
+        predicted = (
+            self._all.places.get(forecast.config.fingerprint, -1) for forecast in forecasts
+        )
         known = [place for place in predicted if place in among]
         draw.shuffle(left)
-        first = [*known[-MOST_CANDIDATES:], *(place for place in near if place in among), *left[:MOST_CANDIDATES]]
+        first = [
+            *known[-MOST_CANDIDATES:],
+            *(place for place in near if place in among),
+            *left[:MOST_CANDIDATES],
+        ]
         yield list(dict.fromkeys(first))
         for start in range(MOST_CANDIDATES, len(left), MOST_CANDIDATES):
             yield left[start : start + MOST_CANDIDATES]
 
     def _candidates(self, places: Sequence[int]) -> Candidates:
-        return Candidates(configs=[self._all.configs[place] for place in places], traits=self._all.traits[places])
+        return Candidates(
+            configs=[self._all.configs[place] for place in places], traits=self._all.traits[places]
+        )
 
     def _one_change_away(self, config: TrainingConfig) -> list[int]:
         """Places of the legal ones."""
         if config.fingerprint not in self._neighbours:
-            changed = (replace(config, **{f: value}) for f, values in self._legal.values.items() for value in values)
-            places = (self._all.places.get(other.fingerprint) for other in changed if other != config)
+            changed = (
+                replace(config, **{f: value})
+                for f, values in self._legal.values.items()
+                for value in values
+            )
+            places = (
+                self._all.places.get(other.fingerprint) for other in changed if other != config
+            )
             self._neighbours[config.fingerprint] = [place for place in places if place is not None]
         return self._neighbours[config.fingerprint]
 
@@ -160,7 +191,9 @@ def front_of(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     return [feasible[place] for place in places_not_dominated(memory, speed, perplexity)]
 
 
-def _best_of(candidates: Candidates, knowledge: "Knowledge", *, draw: random.Random) -> Choice | None:
+def _best_of(
+    candidates: Candidates, knowledge: "Knowledge", *, draw: random.Random
+) -> Choice | None:
     """By expected gain; among near-equals the seed decides."""
     gains = knowledge.gains(candidates) if candidates.configs else numpy.zeros(0)
     if not (gains > 0).any():
@@ -191,7 +224,9 @@ class Knowledge:
         """The front, without any tolerance."""
         self._relevance = relevance
         self._memory = ExpectedMemory(records, forecasts, cap_bytes=cap_bytes, relevance=relevance)
-        self._timed = [r for r in records if r.tokens_per_second and math.isfinite(r.tokens_per_second)]
+        self._timed = [
+            r for r in records if r.tokens_per_second and math.isfinite(r.tokens_per_second)
+        ]
         self._perplexities = _perplexity_of_classes(records)
 
     def gains(self, candidates: Candidates) -> Array:
@@ -201,7 +236,9 @@ class Knowledge:
         least = numpy.where(memory.is_predicted, LEAST_CHANCE, like)
         fits = numpy.where(memory.chance < least, 0.0, memory.chance * self._works(candidates))
         if not self._timed or not self._perplexities:
-            return fits / memory.if_it_fits  # nothing is known of speed: what surely fits comes first
+            return (
+                fits / memory.if_it_fits
+            )  # nothing is known of speed: what surely fits comes first
         speed = self._speed.of(candidates.traits)
         mean = numpy.exp(speed.mean + speed.deviation**2 / 2)
         gains = expected_gain(
@@ -239,7 +276,9 @@ class Knowledge:
     @cached_property
     def _speed(self) -> Surrogate:
         """Of the logarithm of tokens per second."""
-        return self._fitted(self._timed, [math.log(r.tokens_per_second or 1.0) for r in self._timed], _SPEED_NOISES)
+        return self._fitted(
+            self._timed, [math.log(r.tokens_per_second or 1.0) for r in self._timed], _SPEED_NOISES
+        )
 
     def _works(self, candidates: Candidates) -> Array:
         """Probability that a candidate trains at all, judged by its like that crashed or computed something else."""
@@ -250,10 +289,15 @@ class Knowledge:
     @cached_property
     def _failure(self) -> Surrogate | None:
         """Of 1 for a failure and 0 else; None where nothing has failed."""
-        failed = [float(r.outcome in ("crashed", "timeout", "diverged", "parity_failed")) for r in self._records]
+        failed = [
+            float(r.outcome in ("crashed", "timeout", "diverged", "parity_failed"))
+            for r in self._records
+        ]
         return self._fitted(self._records, failed, (_FAILURE_NOISE,)) if any(failed) else None
 
-    def _fitted(self, records: Sequence[TrialRecord], values: Sequence[float], noises: Sequence[float]) -> Surrogate:
+    def _fitted(
+        self, records: Sequence[TrialRecord], values: Sequence[float], noises: Sequence[float]
+    ) -> Surrogate:
         places = self._relevance.places([record.config for record in records])
         seen = traits_of([records[place].config for place in places])
         return Surrogate(seen, [values[place] for place in places], noises=noises)

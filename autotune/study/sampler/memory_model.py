@@ -1,7 +1,7 @@
 """What a configuration will need: from its prediction where there is one, else from its like.
 
-A prediction is corrected by how far the study's own predictions were off; until there are any, its bounds say how far
-that can be.
+A prediction is corrected by how far the study's own predictions were off; until there are any, its
+bounds say how far that can be.
 """
 
 import math
@@ -50,7 +50,9 @@ class ExpectedMemory:
         cap_bytes: int,
         relevance: Relevance | None = None,
     ) -> None:
-        self.predictions = {f.config.fingerprint: f.prediction for f in forecasts if f.prediction is not None}
+        self.predictions = {
+            f.config.fingerprint: f.prediction for f in forecasts if f.prediction is not None
+        }
         """By fingerprint."""
         self.room_bytes = _room_bytes(records, cap_bytes=cap_bytes)
         """The largest peak that fits."""
@@ -98,10 +100,13 @@ class ExpectedMemory:
 def _room_bytes(records: Sequence[TrialRecord], *, cap_bytes: int) -> float:
     """The cap less the device's own share, its context; never less than what was seen to fit.
 
-    What the allocator keeps beside the tensors is not taken off: under a cap it gives most of that back.
+    What the allocator keeps beside the tensors is not taken off: under a cap it gives most of that
+    back.
     """
     contexts = [record.context_bytes for record in records if record.context_bytes]
-    fitted = max((record.peak_memory_bytes or 0 for record in records if record.feasible), default=0)
+    fitted = max(
+        (record.peak_memory_bytes or 0 for record in records if record.feasible), default=0
+    )
     return max(1.0, float(fitted), cap_bytes - (statistics.median(contexts) if contexts else 0.0))
 
 
@@ -121,9 +126,13 @@ def _known_peaks(
     for record in records:
         size = float(record.peak_memory_bytes or 0)
         if record.outcome == "out_of_memory":
-            refused_at = max(room_bytes, (record.peak_memory_bytes or 0) + (record.requested_bytes or 0))
+            refused_at = max(
+                room_bytes, (record.peak_memory_bytes or 0) + (record.requested_bytes or 0)
+            )
             predicted = predictions.get(record.config.fingerprint)
-            size = max(_MORE_THAN_REFUSED * refused_at, predicted.peak_memory_bytes if predicted else 0)
+            size = max(
+                _MORE_THAN_REFUSED * refused_at, predicted.peak_memory_bytes if predicted else 0
+            )
         if size:
             peaks[record.config.fingerprint] = record.config, size
     for forecast in forecasts:
@@ -145,7 +154,10 @@ class _PredictionErrors:
     """How far predictions were off in this study: the bounds of the first prediction, narrowed by what was measured."""
 
     def __init__(
-        self, peaks: Mapping[str, _Peak], predictions: Mapping[str, Prediction], records: Sequence[TrialRecord]
+        self,
+        peaks: Mapping[str, _Peak],
+        predictions: Mapping[str, Prediction],
+        records: Sequence[TrialRecord],
     ) -> None:
         seen: dict[str, list[float]] = defaultdict(list)
         for config in (record.config for record in records):
@@ -157,7 +169,11 @@ class _PredictionErrors:
     def of(self, config: TrainingConfig, prediction: Prediction) -> _Error:
         """Of a precision, as if one prediction had been seen to be off by half of what its bounds leave room for."""
         count, mean, squares = self._of_precision.get(config.precision, (0, 0.0, 0.0))
-        room = (prediction.upper_bound_bytes - prediction.lower_bound_bytes) / prediction.peak_memory_bytes / 4
+        room = (
+            (prediction.upper_bound_bytes - prediction.lower_bound_bytes)
+            / prediction.peak_memory_bytes
+            / 4
+        )
         variance = (room**2 + mean**2 + squares) / (count + 1)
         return _Error(mean=mean, deviation=max(_LEAST_DEVIATION, math.sqrt(variance)))
 

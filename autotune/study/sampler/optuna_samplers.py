@@ -1,8 +1,8 @@
 """Which configuration next: Optuna's samplers over the legal space, or its enumeration.
 
-The Optuna study lives in memory and is made of the study's own records, in the order of their results: there is one
-truth, the studies database, and what is suggested after so many results is the same whether the search was stopped,
-killed or run by several processes until then.
+The Optuna study lives in memory and is made of the study's own records, in the order of their
+results: there is one truth, the studies database, and what is suggested after so many results is
+the same whether the search was stopped, killed or run by several processes until then.
 """
 
 import hashlib
@@ -19,11 +19,17 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DIRECTIONS, TrialRecord
 from autotune.spec.search_space import LegalSpace
 from autotune.spec.study import Sampler, StudyDefinition
-from autotune.study.sampler.distributions import as_parameters, as_static_parameters, decide, decide_static
+from autotune.study.sampler.distributions import (
+    as_parameters,
+    as_static_parameters,
+    decide,
+    decide_static,
+)
 from autotune.study.sampler.optuna_values import Observation, Observer
 
 NSGA2_POPULATION = 10
-"""Optuna's 50 would leave a study of 30 trials at random search: nothing is bred before one generation is full."""
+"""Optuna's 50 would leave a study of 30 trials at random search: nothing is bred before one
+generation is full."""
 
 
 def _tpe(seed: int) -> BaseSampler:
@@ -39,21 +45,23 @@ def _gp(seed: int) -> BaseSampler:
 
 
 SAMPLER_FACTORIES: Mapping[Sampler, Callable[[int], BaseSampler]] = {
-    # ehvi chooses by itself (`ehvi_sampler.py`); Optuna only has a name for it where its trials are looked at.
+    # ehvi chooses by itself (`ehvi_sampler.py`); Optuna only has a name for it where its trials are
+    # looked at.
     "ehvi": lambda seed: RandomSampler(seed=seed),
     "tpe": _tpe,
     "gp": _gp,
     "nsga2": lambda seed: NSGAIISampler(seed=seed, population_size=NSGA2_POPULATION),
     "random": lambda seed: RandomSampler(seed=seed),
-    # Not Optuna's GridSampler: it knows no conditions and raises at its last point under ask and tell.
+    # Not Optuna's GridSampler: it knows no conditions and raises at its last point under ask and
+    # tell.
     "grid": lambda seed: RandomSampler(seed=seed),
 }
 _STATIC = ("gp",)
 """Samplers that see a fixed space only."""
 
 RESULTS_SEEN: Mapping[Sampler, int] = {"tpe": 500, "gp": 200, "nsga2": 200}
-"""How many results a sampler is told of at most, so that a suggestion takes no longer after 10,000 trials than after
-these; the others need none."""
+"""How many results a sampler is told of at most, so that a suggestion takes no longer after 10,000
+trials than after these; the others need none."""
 
 _GENERATION = "NSGAIISampler:generation"
 """Where Optuna's NSGA-II looks for the generation of a trial."""
@@ -69,7 +77,10 @@ def derived_seed(seed: int, *, told: int, repeat: int = 0) -> int:
 
 
 class OptunaStudy:
-    """The sampler's side of a study: results in, in their order; suggestions out. No type of Optuna's leaves it."""
+    """The sampler's side of a study: results in, in their order; suggestions out.
+
+    No type of Optuna's leaves it.
+    """
 
     def __init__(self, *, legal: LegalSpace, sampler: Sampler, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -109,7 +120,7 @@ class OptunaStudy:
         """Once: of a large space it takes seconds, and each keeps its fingerprint."""
         return list(self._legal.configurations())
 
-    # -- what the sampler sees ---------------------------------------------------------------------------------
+    # -- what the sampler sees ---------------------------------------------------------------------
 
     def _show_results(self) -> None:
         """Brings Optuna's study up to date; begins another one where the sampler would see too many results."""
@@ -119,7 +130,8 @@ class OptunaStudy:
             return
         first = _first_of_window(len(self._told), most=most)
         if first != self._first_shown:
-            # The front of all is that of the front before and what came since: no need to look at all again.
+            # The front of all is that of the front before and what came since: no need to look at
+            # all again.
             self._front = _front_of(self._told, [*self._front, *range(self._first_shown, first)])
             chosen = dict.fromkeys([*self._front[-most // 4 :], *range(first - 1, -1, -1)])
             self._study, self._first_shown, self._shown = _empty_study(), first, first
@@ -129,7 +141,9 @@ class OptunaStudy:
 
     def _add(self, results: Iterable[tuple[TrainingConfig, Observation]]) -> None:
         parametrized = as_static_parameters if self._sampler in _STATIC else as_parameters
-        count = sum(trial.state == TrialState.COMPLETE for trial in self._study.get_trials(deepcopy=False))
+        count = sum(
+            trial.state == TrialState.COMPLETE for trial in self._study.get_trials(deepcopy=False)
+        )
         for index, (config, observation) in enumerate(results, start=count):
             parameters, distributions = parametrized(self._legal, config)
             self._study.add_trial(
@@ -146,11 +160,13 @@ class OptunaStudy:
 def _settle_parents(study: optuna.Study) -> None:
     """Has NSGA-II choose the parents of every generation now, the eldest first.
 
-    It hands them out in one order when it chooses them and in another ever after: the suggestion would depend on
-    whether this process or an earlier one came to the generation first.
+    It hands them out in one order when it chooses them and in another ever after: the suggestion
+    would depend on whether this process or an earlier one came to the generation first.
     """
     if isinstance(study.sampler, NSGAIISampler):
-        results = sum(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
+        results = sum(
+            trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)
+        )
         for generation in range(1, results // NSGA2_POPULATION + 1):
             study.sampler.get_parent_population(study, generation)
 

@@ -1,8 +1,8 @@
 """What Optuna is told of a record: finite values of the three objectives and how far it is from feasible.
 
-A trial that did not fit is told as complete, with a positive constraint: as failed every sampler would ignore it and
-suggest its like again. The values told for what was not measured are for the sampler only; the record is what is
-shown.
+A trial that did not fit is told as complete, with a positive constraint: as failed every sampler
+would ignore it and suggest its like again. The values told for what was not measured are for the
+sampler only; the record is what is shown.
 """
 
 import math
@@ -13,7 +13,8 @@ from autotune.spec.result import TrialRecord
 MEMORY_CONSTRAINT = "device_memory"
 TRAINING_CONSTRAINT = "training"
 _BEYOND = 1.01
-"""A refused configuration would have needed at least what it held and asked for, and a little more."""
+"""A refused configuration would have needed at least what it held and asked for, and a little more.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +22,15 @@ class Observation:
     values: tuple[float, float, float]
     """Peak memory in bytes, tokens per second, perplexity: all finite."""
     constraints: dict[str, float]
-    """Feasible at or below zero; always the same keys in the same order, as Optuna's GP sampler pairs them."""
+    """Feasible at or below zero; always the same keys in the same order, as Optuna's GP sampler
+    pairs them."""
 
 
 class Observer:
     """Makes the observations of a study, one record after the other in the order of their results.
 
-    What was not measured is told as the worst seen until then; a model that has learned nothing has a perplexity of
-    `vocab_size`.
+    What was not measured is told as the worst seen until then; a model that has learned nothing has
+    a perplexity of `vocab_size`.
     """
 
     def __init__(self, *, cap_bytes: int, vocab_size: int) -> None:
@@ -39,12 +41,19 @@ class Observer:
     def observe(self, record: TrialRecord) -> Observation:
         speed = _finite(record.tokens_per_second, 1.0 if self._slowest is None else self._slowest)
         perplexity = _finite(
-            record.perplexity, float(self._vocab_size) if self._least_sure is None else self._least_sure
+            record.perplexity,
+            float(self._vocab_size) if self._least_sure is None else self._least_sure,
         )
         needed_bytes = _needed_bytes(record, self._cap_bytes)
         refused = record.outcome in ("out_of_memory", "predicted_over_cap")
         memory = needed_bytes if refused else float(record.peak_memory_bytes or needed_bytes)
-        trained = record.outcome in ("ok", "dominated", "over_cap", "out_of_memory", "predicted_over_cap")
+        trained = record.outcome in (
+            "ok",
+            "dominated",
+            "over_cap",
+            "out_of_memory",
+            "predicted_over_cap",
+        )
         self._take_down(record)
         constraints = {
             MEMORY_CONSTRAINT: needed_bytes / self._cap_bytes - 1,
@@ -56,7 +65,9 @@ class Observer:
         if (speed := record.tokens_per_second) is not None and math.isfinite(speed):
             self._slowest = speed if self._slowest is None else min(self._slowest, speed)
         if (perplexity := record.perplexity) is not None and math.isfinite(perplexity):
-            self._least_sure = perplexity if self._least_sure is None else max(self._least_sure, perplexity)
+            self._least_sure = (
+                perplexity if self._least_sure is None else max(self._least_sure, perplexity)
+            )
 
 
 def _needed_bytes(record: TrialRecord, cap_bytes: int) -> float:

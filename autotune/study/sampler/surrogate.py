@@ -1,9 +1,9 @@
 """What the trials so far say of the configurations not tried: a Gaussian process over techniques and pairs of them.
 
-The kernel is additive: a constant, one term a technique, one a pair of techniques (Duvenaud et al., "Additive Gaussian
-processes", NeurIPS 2011). Techniques multiply memory and time by a factor, so it is fitted to logarithms. Its scales
-are the most probable of a small grid, given the values seen. It may be asked many times: what does not depend on the
-question is worked out once.
+The kernel is additive: a constant, one term a technique, one a pair of techniques (Duvenaud et al.,
+"Additive Gaussian processes", NeurIPS 2011). Techniques multiply memory and time by a factor, so it
+is fitted to logarithms. Its scales are the most probable of a small grid, given the values seen. It
+may be asked many times: what does not depend on the question is worked out once.
 """
 
 import itertools
@@ -18,17 +18,20 @@ from autotune.spec.config import TrainingConfig
 from autotune.study.sampler.features import BUDGET, MICRO_BATCH, Array, traits_of
 
 MOST_SEEN, MOST_FOR_SCALES = 300, 100
-"""Of more values the first are used, in all and to find the scales: a fit's time grows with their third power. Who has
-more puts first what matters (`training_subset.py`)."""
+"""Of more values the first are used, in all and to find the scales: a fit's time grows with their
+third power. Who has more puts first what matters (`training_subset.py`)."""
 
 _TECHNIQUE_SCALES = (0.02, 0.06, 0.2, 0.6)
-"""Standard deviation of a technique's own effect, in natural logarithms: 0.2 is a fifth more or less."""
+"""Standard deviation of a technique's own effect, in natural logarithms: 0.2 is a fifth more or
+less."""
 _USUAL_SCALE, _SCALE_SPREAD = 0.2, 0.7
-"""A log-normal prior over the scales: a few trials that came out alike do not show that techniques have no effect."""
+"""A log-normal prior over the scales: a few trials that came out alike do not show that techniques
+have no effect."""
 _PAIR_SHARES = (0.1, 0.3, 0.6)
 """Standard deviation of what a pair does beyond its parts, relative to that of a technique."""
 _ORDERED_LENGTHS = {BUDGET: 0.3, MICRO_BATCH: 1.5}
-"""How far apart two values of an ordered technique still say something of each other; a micro batch's in doublings."""
+"""How far apart two values of an ordered technique still say something of each other; a micro
+batch's in doublings."""
 _JITTER = 1e-8
 
 
@@ -48,13 +51,17 @@ def believe(
     noises: Sequence[float],
 ) -> Belief:
     """What `logarithms`, measured of `seen` with the likeliest standard deviation of `noises`, say of `asked`."""
-    return Surrogate(traits_of(seen[:MOST_SEEN]), logarithms[:MOST_SEEN], noises=noises).of(traits_of(asked))
+    return Surrogate(traits_of(seen[:MOST_SEEN]), logarithms[:MOST_SEEN], noises=noises).of(
+        traits_of(asked)
+    )
 
 
 class Surrogate:
     """The process after so many values; configurations are rows of `traits_of`."""
 
-    def __init__(self, seen: Array, logarithms: Sequence[float], *, noises: Sequence[float]) -> None:
+    def __init__(
+        self, seen: Array, logarithms: Sequence[float], *, noises: Sequence[float]
+    ) -> None:
         values = numpy.array(logarithms[:MOST_SEEN], dtype=float)
         self._seen, self._noises = seen[:MOST_SEEN], noises
         self._center = float(values.mean())
@@ -84,9 +91,16 @@ class Surrogate:
         alike = _Alike.of(few, few, fields=fields)
         grid = itertools.product(_TECHNIQUE_SCALES, _PAIR_SHARES, self._noises)
         scales = [_Scales(technique=t, pair=t * share, noise=n) for t, share, n in grid]
-        best = max((_Fit(alike, self._residuals[: len(few)], scales=s) for s in scales), key=lambda f: f.log_posterior)
+        best = max(
+            (_Fit(alike, self._residuals[: len(few)], scales=s) for s in scales),
+            key=lambda f: f.log_posterior,
+        )
         if len(self._seen) > MOST_FOR_SCALES:
-            best = _Fit(_Alike.of(self._seen, self._seen, fields=fields), self._residuals, scales=best.scales)
+            best = _Fit(
+                _Alike.of(self._seen, self._seen, fields=fields),
+                self._residuals,
+                scales=best.scales,
+            )
         return best
 
 
@@ -113,7 +127,10 @@ class _Alike:
 
 
 def _closeness(ones: Array, others: Array, *, length: float) -> Array:
-    """[one, other]: 1 where values are the same, less the further apart they are. There are few values."""
+    """[one, other]: 1 where values are the same, less the further apart they are.
+
+    There are few values.
+    """
     mine, my_places = numpy.unique(ones, return_inverse=True)
     theirs, their_places = numpy.unique(others, return_inverse=True)
     apart = (mine[:, None] - theirs[None, :]) / length
@@ -136,11 +153,15 @@ class _Fit:
         self.scales = scales
         covariance = self._kernel(alike)
         self._prior_variance = float(covariance[0, 0])
-        self._root = numpy.linalg.cholesky(covariance + (scales.noise**2 + _JITTER) * numpy.eye(len(residuals)))
+        self._root = numpy.linalg.cholesky(
+            covariance + (scales.noise**2 + _JITTER) * numpy.eye(len(residuals))
+        )
         self._whitened = numpy.linalg.solve(self._root, residuals)
         log_determinant = 2 * float(numpy.log(numpy.diag(self._root)).sum())
         prior = (math.log(scales.technique / _USUAL_SCALE) / _SCALE_SPREAD) ** 2
-        self.log_posterior = -0.5 * (float(self._whitened @ self._whitened) + log_determinant + prior)
+        self.log_posterior = -0.5 * (
+            float(self._whitened @ self._whitened) + log_determinant + prior
+        )
 
     @cached_property
     def _weights(self) -> Array:
@@ -159,4 +180,6 @@ class _Fit:
         return numpy.asarray(numpy.sqrt(numpy.maximum(variance, 0.0)))
 
     def _kernel(self, alike: _Alike) -> Array:
-        return numpy.asarray(self.scales.technique**2 * (1 + alike.singles) + self.scales.pair**2 * alike.pairs)
+        return numpy.asarray(
+            self.scales.technique**2 * (1 + alike.singles) + self.scales.pair**2 * alike.pairs
+        )

@@ -1,8 +1,9 @@
 """Which of many trials the surrogate sees: those near the front, the latest, and of the others evenly spaced ones.
 
-A fit's time grows with the third power of what it sees, so a study of thousands shows it some hundreds. The expected
-gain is decided beside the front: by what differs from it in one technique. The latest are where the search is now, so
-that each result changes what follows. The others, from the whole of the study, keep each technique's own effect known.
+A fit's time grows with the third power of what it sees, so a study of thousands shows it some
+hundreds. The expected gain is decided beside the front: by what differs from it in one technique.
+The latest are where the search is now, so that each result changes what follows. The others, from
+the whole of the study, keep each technique's own effect known.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,11 @@ class Relevance:
         if len(seen) <= MOST_SEEN:
             return range(len(seen))
         backwards = range(len(seen) - 1, -1, -1)
-        taken = list(islice((place for place in backwards if seen[place].fingerprint in self.near), MOST_NEAR))
+        taken = list(
+            islice(
+                (place for place in backwards if seen[place].fingerprint in self.near), MOST_NEAR
+            )
+        )
         is_free = numpy.ones(len(seen), dtype=bool)
         is_free[taken] = False
         latest = numpy.flatnonzero(is_free)[-MOST_LATEST:]

@@ -1,8 +1,9 @@
 """A study as one of its workers sees and changes it: what is known, what this worker takes, and what becomes of it.
 
-Every attempt has an owner and a lease. A result goes to a synced file first and to the database then, which takes one
-result for a trial and refuses that of an attempt which was given up meanwhile. An attempt whose worker is dead, or
-whose lease has run out, is given up by whoever notices first.
+Every attempt has an owner and a lease. A result goes to a synced file first and to the database
+then, which takes one result for a trial and refuses that of an attempt which was given up
+meanwhile. An attempt whose worker is dead, or whose lease has run out, is given up by whoever
+notices first.
 """
 
 import time
@@ -37,9 +38,11 @@ from autotune.study.workers.retry import Patience
 WORKERS = "workers"
 
 _SECONDS_A_LOOK_COUNTS = RENEWAL_SECONDS
-"""At most, of the time since the look before: the database may have been away, and nobody could renew."""
+"""At most, of the time since the look before: the database may have been away, and nobody could
+renew."""
 _UNRENEWED_SECONDS, _UNRENEWED_SECONDS_WITHOUT_EXPIRY = 3 * RENEWAL_SECONDS, 2 * LEASE_SECONDS
-"""After which an attempt is given up: one that has expired, and one whose expiry a clock that was set back delays."""
+"""After which an attempt is given up: one that has expired, and one whose expiry a clock that was
+set back delays."""
 
 
 @dataclass(kw_only=True)
@@ -84,9 +87,11 @@ class SharedStudy:
         self.lost_too_often: set[int] = set()
         """Numbers of the trials that are left to a later search."""
         self.deadly: set[int] = set()
-        """Numbers of the trials at which more workers died than one is tried again: their turn comes last.
+        """Numbers of the trials at which more workers died than one is tried again: their turn
+        comes last.
 
-        What ends a whole container, as its host running out of memory does, leaves nobody to say that it was lost.
+        What ends a whole container, as its host running out of memory does, leaves nobody to say
+        that it was lost.
         """
 
     def __enter__(self) -> "SharedStudy":
@@ -116,7 +121,9 @@ class SharedStudy:
             else:
                 self.unfinished[record.number] = record
         losses = self._patiently(lambda: self._attempts.losses(self._study, self.unfinished))
-        self.lost_too_often = {number for number, (count, _) in losses.items() if count > MOST_RETRIES}
+        self.lost_too_often = {
+            number for number, (count, _) in losses.items() if count > MOST_RETRIES
+        }
         deaths = self._patiently(lambda: self._attempts.deaths(self._study, self.unfinished))
         for number, count in deaths.items():
             if count > MOST_RETRIES and number not in self.deadly:
@@ -124,9 +131,11 @@ class SharedStudy:
                 self._listener(ComesLast(number=number, deaths=count))
         return [record for record in changes.records if record.is_finished]
 
-    # -- this worker's attempt ---------------------------------------------------------------------------------
+    # -- this worker's attempt ---------------------------------------------------------------------
 
-    def claim(self, config: TrainingConfig, *, most_trials: int, name: str | None = None) -> Attempt | None:
+    def claim(
+        self, config: TrainingConfig, *, most_trials: int, name: str | None = None
+    ) -> Attempt | None:
         """Takes the trial; None where another worker was quicker, or there is nothing to be had."""
         attempt_id = new_attempt_id()
         self._open.add(attempt_id)
@@ -161,7 +170,10 @@ class SharedStudy:
         return self._lease is not None and self._lease.is_lost
 
     def keep(self, attempt: Attempt, finished: FinishedTrial) -> None:
-        """On disk and then in the database. Raises StorageAway; the result then waits on disk, unless that is full."""
+        """On disk and then in the database.
+
+        Raises StorageAway; the result then waits on disk, unless that is full.
+        """
         result = SpooledResult(
             attempt_id=attempt.id,
             number=attempt.number,
@@ -218,17 +230,21 @@ class SharedStudy:
         except StorageUnavailable:
             pass
 
-    # -- what others left --------------------------------------------------------------------------------------
+    # -- what others left --------------------------------------------------------------------------
 
     def _sweep(self) -> None:
         """Removes what dead workers left that nobody needs: locks without an attempt, results half written."""
         dead, half_written = self._identity.dead(), self._spool.half_written()
         running = self._patiently(self._running)
         self._identity.sweep(dead, but={one.worker for one in running})
-        self._spool.sweep(half_written - {one.id for one in running if not self._identity.is_dead(one.worker)})
+        self._spool.sweep(
+            half_written - {one.id for one in running if not self._identity.is_dead(one.worker)}
+        )
 
     def _finish(self, result: SpooledResult) -> Delivery:
-        delivery = self._attempts.finish(result.attempt_id, result.measurement, seconds=result.seconds)
+        delivery = self._attempts.finish(
+            result.attempt_id, result.measurement, seconds=result.seconds
+        )
         self._open.discard(result.attempt_id)
         return delivery
 
@@ -236,7 +252,9 @@ class SharedStudy:
         return self._attempts.running(self._study)
 
     def _deliver_waiting(self) -> None:
-        delivered = self._spool.deliver(lambda result: self._patiently(lambda: self._finish(result)))
+        delivered = self._spool.deliver(
+            lambda result: self._patiently(lambda: self._finish(result))
+        )
         for number, delivery in delivered.items():
             self._say_if_refused(number, delivery)
 
@@ -255,7 +273,9 @@ class SharedStudy:
             elif self._is_overdue(one):
                 self._end(one, "given_up", cause="its worker has not renewed its lease")
         still = self._patiently(self._running) if dead else running
-        for worker in dead - {one.worker for one in still}:  # it may have taken another before it died
+        for worker in dead - {
+            one.worker for one in still
+        }:  # it may have taken another before it died
             self._identity.forget(worker)
         self._watched = {one.id: self._watched[one.id] for one in still if one.id in self._watched}
         self.running = {one.number for one in still if one.worker != self._identity.name}
@@ -267,7 +287,8 @@ class SharedStudy:
     def _is_overdue(self, one: RunningAttempt) -> bool:
         """Whether its lease is over: by the database's clock, and by what this worker has seen itself.
 
-        A clock that is set forward ends no lease that is still renewed; one that is set back keeps none for ever.
+        A clock that is set forward ends no lease that is still renewed; one that is set back keeps
+        none for ever.
         """
         if one.worker == self._identity.name:
             return False

@@ -10,7 +10,9 @@ from autotune.storage.attempts import Attempts
 class LeaseKeeper:
     """Use as a context manager round the work on an attempt."""
 
-    def __init__(self, attempts: Attempts, attempt_id: str, *, renewal_seconds: float = RENEWAL_SECONDS) -> None:
+    def __init__(
+        self, attempts: Attempts, attempt_id: str, *, renewal_seconds: float = RENEWAL_SECONDS
+    ) -> None:
         self._attempts, self._attempt_id = attempts, attempt_id
         self._renewal_seconds = renewal_seconds
         self._ended = threading.Event()
@@ -28,7 +30,9 @@ class LeaseKeeper:
     def _keep(self) -> None:
         while not self._ended.wait(self._renewal_seconds):
             try:
-                self.is_lost = not self._attempts.renew(self._attempt_id) and not self._ended.is_set()
+                self.is_lost = (
+                    not self._attempts.renew(self._attempt_id) and not self._ended.is_set()
+                )
             except StorageUnavailable:
                 continue  # away; the lease may run out, and the result is then refused or not
             if self.is_lost:

@@ -1,9 +1,11 @@
 """Who a worker is, and whether another one still lives.
 
-A worker holds a lock on a file of its own for as long as its process lives; the kernel lets go of it however the
-process ends. On the same machine that tells the dead from the slow at once; of a worker elsewhere only its lease does.
+A worker holds a lock on a file of its own for as long as its process lives; the kernel lets go of
+it however the process ends. On the same machine that tells the dead from the slow at once; of a
+worker elsewhere only its lease does.
 
-The names of other workers come from the database, which others may write to: one that is not like ours names no file.
+The names of other workers come from the database, which others may write to: one that is not like
+ours names no file.
 """
 
 import fcntl
@@ -20,7 +22,8 @@ _ROOM_BYTES = 2**16
 
 
 _NAME = re.compile(r".*:[0-9]+:(?P<id>[0-9a-f]{12})", re.ASCII | re.DOTALL)
-"""`host:17:0123456789ab`; the last part names the worker's lock file, and nothing else is to become part of a path."""
+"""`host:17:0123456789ab`; the last part names the worker's lock file, and nothing else is to become
+part of a path."""
 
 
 class WorkerIdentity:
@@ -59,7 +62,9 @@ class WorkerIdentity:
 
     def dead(self) -> set[Path]:
         """Lock files of the workers of this machine that have ended without a word."""
-        return {file for file in self._folder.glob("*.lock") if file != self._file and is_free(file)}
+        return {
+            file for file in self._folder.glob("*.lock") if file != self._file and is_free(file)
+        }
 
     def sweep(self, dead: set[Path], *, but: Iterable[str]) -> None:
         """Removes these lock files, `but` not those of workers that something is left of."""
@@ -94,8 +99,9 @@ def is_free(file: Path) -> bool:
 def is_dead(folder: Path, worker: str) -> bool:
     """Whether a worker of another process ran on this machine and has ended.
 
-    Of other machines nothing is said: not every file system that they share has locks that reach from one to another.
-    Nor of a name that is not like a worker's: only its lease says whether it still lives.
+    Of other machines nothing is said: not every file system that they share has locks that reach
+    from one to another. Nor of a name that is not like a worker's: only its lease says whether it
+    still lives.
     """
     file = _lock_file(folder, worker)
     return file is not None and worker.startswith(f"{_host()}:") and file.exists() and is_free(file)

@@ -1,7 +1,8 @@
 """Finished results on their way to the database: each a synced file until the database has it.
 
-Whoever works on the study next, on this machine, delivers what a dead worker left. A result is delivered once: the
-database knows the attempt it belongs to (`storage/attempts.py`), and the file goes when it has it.
+Whoever works on the study next, on this machine, delivers what a dead worker left. A result is
+delivered once: the database knows the attempt it belongs to (`storage/attempts.py`), and the file
+goes when it has it.
 """
 
 import json
@@ -54,14 +55,19 @@ class Spool:
         reached("result spooled")
 
     def settle(self, attempt_id: str, delivery: Delivery) -> None:
-        """Removes the result, which the database has. What it does not know, it renames: the file is all there is."""
+        """Removes the result, which the database has.
+
+        What it does not know, it renames: the file is all there is.
+        """
         file = self._file(attempt_id)
         if delivery == "unknown":
             _put_aside(file, _UNKNOWN)
         file.unlink(missing_ok=True)
 
     def waiting(self) -> Iterator[SpooledResult]:
-        """The results that are whole, oldest first. What cannot be read is renamed, so that it is seen and kept.
+        """The results that are whole, oldest first.
+
+        What cannot be read is renamed, so that it is seen and kept.
 
         Another worker may be delivering the same ones: a file that goes meanwhile is delivered.
         """
@@ -77,12 +83,15 @@ class Spool:
 
     def left_over(self) -> list[Path]:
         """Files that no database took: unreadable, or of an attempt that it does not know."""
-        return sorted(file for suffix in (_UNREADABLE, _UNKNOWN) for file in self._folder.glob(f"*{suffix}"))
+        return sorted(
+            file for suffix in (_UNREADABLE, _UNKNOWN) for file in self._folder.glob(f"*{suffix}")
+        )
 
     def deliver(self, finish: Callable[[SpooledResult], Delivery]) -> dict[int, Delivery]:
         """Hands every waiting result to `finish` and removes its file: {number of the trial: what became of it}.
 
-        That of an attempt the database does not know, as one brought back from a copy, is renamed and stays.
+        That of an attempt the database does not know, as one brought back from a copy, is renamed
+        and stays.
         """
         delivered: dict[int, Delivery] = {}
         for result in self.waiting():

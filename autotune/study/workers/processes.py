@@ -1,6 +1,7 @@
 """The other processes of a search with `--workers`: each joins the study as a search of its own would.
 
-They are told what to do on stdin, and stop as on SIGTERM when it closes: none outlives the search that began them.
+They are told what to do on stdin, and stop as on SIGTERM when it closes: none outlives the search
+that began them.
 """
 
 import json
@@ -22,7 +23,17 @@ from autotune.study.request import SearchRequest
 
 _SECONDS_TO_END = 10.0
 
-_NOT_FOR_WORKERS = ("space", "scale", "cap_bytes", "sampler", "seed", "workload", "fresh", "trials", "preferences")
+_NOT_FOR_WORKERS = (
+    "space",
+    "scale",
+    "cap_bytes",
+    "sampler",
+    "seed",
+    "workload",
+    "fresh",
+    "trials",
+    "preferences",
+)
 """What the study was begun with is in the database; how its result is seen is the search's own."""
 
 
@@ -43,7 +54,9 @@ class Workers:
         check_stop: Callable[[], None],
     ) -> None:
         self._request = replace(request, name=name, workers=1)
-        self._devices = [devices[number % len(devices)].device for number in range(1, request.workers)]
+        self._devices = [
+            devices[number % len(devices)].device for number in range(1, request.workers)
+        ]
         self._log_folder = log_folder
         self._listener, self._check_stop = listener, check_stop
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -54,10 +67,15 @@ class Workers:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
-            while kind is None and any(process.poll() is None for process in self._processes.values()):
+            while kind is None and any(
+                process.poll() is None for process in self._processes.values()
+            ):
                 self._check_stop()  # they finish what they have begun
                 time.sleep(POLL_SECONDS)
         finally:
@@ -75,7 +93,11 @@ class Workers:
                 process.kill()
                 exit_code = process.wait()
             if exit_code not in (0, Stopped.exit_code):
-                self._listener(WorkerEnded(number=number, exit_code=exit_code, log_file=str(self._log_file(number))))
+                self._listener(
+                    WorkerEnded(
+                        number=number, exit_code=exit_code, log_file=str(self._log_file(number))
+                    )
+                )
 
     def _start(self, number: int, device: str) -> "subprocess.Popen[bytes]":
         self._log_folder.mkdir(parents=True, exist_ok=True)
@@ -85,11 +107,14 @@ class Workers:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C at the terminal reaches the search, which ends them
+                # Ctrl-C at the terminal reaches the search, which ends them
+                start_new_session=True,
                 env=python_environment(),
             )
         assert process.stdin is not None
-        process.stdin.write(json.dumps(_told(replace(self._request, device=device))).encode() + b"\n")
+        process.stdin.write(
+            json.dumps(_told(replace(self._request, device=device))).encode() + b"\n"
+        )
         process.stdin.flush()
         return process
 
@@ -99,4 +124,6 @@ class Workers:
 
 def _told(request: SearchRequest) -> dict[str, Any]:
     """The fields of the request that a worker needs."""
-    return {f.name: getattr(request, f.name) for f in fields(request) if f.name not in _NOT_FOR_WORKERS}
+    return {
+        f.name: getattr(request, f.name) for f in fields(request) if f.name not in _NOT_FOR_WORKERS
+    }

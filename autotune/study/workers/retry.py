@@ -20,7 +20,8 @@ T = TypeVar("T")
 class Patience:
     """Calls what uses the database. Every call must be one that does no harm when it is repeated.
 
-    Raises StorageAway after `limit_seconds` without success, and what `check_stop` raises meanwhile.
+    Raises StorageAway after `limit_seconds` without success, and what `check_stop` raises
+    meanwhile.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Patience:
                         hint="; ".join(filter(None, (error.hint, _WAITS))),
                     ) from None
                 if not is_away:
-                    self._listener(WaitingForStorage(message=error.message, limit_seconds=self._limit_seconds))
+                    self._listener(
+                        WaitingForStorage(message=error.message, limit_seconds=self._limit_seconds)
+                    )
                 is_away = True
                 self._pause(min(pause, self._limit_seconds - seconds))
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -4,9 +4,9 @@
     model, optimizer = autotune.apply(model, optimizer)
     autotune.report(tokens=tokens_in_the_step, loss=loss)     # after each optimizer step
 
-In a trial of `autotune search --script` they do what the trial needs. Run by itself the script trains as it would
-without them, or with the configuration in the JSON file that AUTOTUNE_CONFIG names. A loop that is not searched
-applies a configuration it has read:
+In a trial of `autotune search --script` they do what the trial needs. Run by itself the script
+trains as it would without them, or with the configuration in the JSON file that AUTOTUNE_CONFIG
+names. A loop that is not searched applies a configuration it has read:
 
     config = autotune.load_config("autotune_config.json")     # what `autotune export --to pytorch` has written
     model, optimizer = autotune.apply(model, optimizer, config=config)
@@ -37,7 +37,9 @@ class Run(Protocol):
     @property
     def config(self) -> TrainingConfig: ...
 
-    def apply(self, model: "nn.Module", optimizer: "Optimizer") -> "tuple[nn.Module, Optimizer]": ...
+    def apply(
+        self, model: "nn.Module", optimizer: "Optimizer"
+    ) -> "tuple[nn.Module, Optimizer]": ...
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None: ...
 
@@ -52,14 +54,21 @@ def begin(run: Run) -> None:
 
 
 def current_config(*, global_batch: int = 1) -> TrainingConfig:
-    """The configuration to train with; a plain fp32 training where nothing else is asked for. Raises InvalidInput.
+    """The configuration to train with; a plain fp32 training where nothing else is asked for.
 
-    `global_batch` is the script's own number of sequences in an optimizer step: run by itself, it takes them at once.
+    Raises InvalidInput.
+
+    `global_batch` is the script's own number of sequences in an optimizer step: run by itself, it
+    takes them at once.
     """
     if _running:
         return _running[0].config
     file = os.environ.get(CONFIG_VARIABLE)
-    return load_config(file, global_batch=global_batch) if file else TrainingConfig(micro_batch_size=global_batch)
+    return (
+        load_config(file, global_batch=global_batch)
+        if file
+        else TrainingConfig(micro_batch_size=global_batch)
+    )
 
 
 @overload
@@ -77,12 +86,14 @@ def apply(
 ) -> "nn.Module | tuple[nn.Module, Optimizer]":
     """The model and the optimizer to train with in the place of those given, which have taken no step yet.
 
-    `apply(model, optimizer)` applies what the search asks for, or the file that AUTOTUNE_CONFIG names;
-    `apply(model, optimizer, config=config)` the given configuration. `apply(model, config)` gives the model alone,
-    and cannot change how the optimizer updates: it warns where the configuration does.
+    `apply(model, optimizer)` applies what the search asks for, or the file that AUTOTUNE_CONFIG
+    names; `apply(model, optimizer, config=config)` the given configuration. `apply(model, config)`
+    gives the model alone, and cannot change how the optimizer updates: it warns where the
+    configuration does.
 
-    To be called when the model is on its device; learning rate schedules belong on the optimizer that is returned.
-    Raises IllegalConfiguration for a technique that the model or the optimizer cannot take.
+    To be called when the model is on its device; learning rate schedules belong on the optimizer
+    that is returned. Raises IllegalConfiguration for a technique that the model or the optimizer
+    cannot take.
     """
     if isinstance(optimizer, TrainingConfig):
         optimizer, config = None, optimizer
@@ -148,8 +159,8 @@ _CLASSES: Mapping[str, str] = {
 def report(*, tokens: int, loss: Any, evaluation_loss: Any = None) -> None:
     """Says that an optimizer step is done: its tokens, and its mean token loss in nats, a number or a tensor.
 
-    `evaluation_loss` is the same on text that is not trained on, where the script has just evaluated. A trial ends
-    with the report of its last step.
+    `evaluation_loss` is the same on text that is not trained on, where the script has just
+    evaluated. A trial ends with the report of its last step.
     """
     if _running:
         _running[0].report(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
@@ -165,7 +176,10 @@ def load_config(file: str | Path, *, global_batch: int = 1) -> TrainingConfig:
         if isinstance(content, dict) and isinstance(content.get("config"), dict):
             content = content["config"]
         if not isinstance(content, dict):
-            raise InvalidInput(f"{file} holds no configuration", hint='write for example {"precision": "bf16-mixed"}')
+            raise InvalidInput(
+                f"{file} holds no configuration",
+                hint='write for example {"precision": "bf16-mixed"}',
+            )
         return TrainingConfig(**{"micro_batch_size": global_batch, **content})
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}", hint=_HOW_TO_NAME) from None

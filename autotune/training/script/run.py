@@ -30,7 +30,10 @@ from autotune.training.script.interface import begin
 
 
 class ScriptEnd(BaseException):
-    """Leaves the script; no handler of its own for exceptions stops it. `why`: the error that ends it, if one does."""
+    """Leaves the script; no handler of its own for exceptions stops it.
+
+    `why`: the error that ends it, if one does.
+    """
 
     def __init__(self, why: Exception | None = None) -> None:
         super().__init__()
@@ -76,13 +79,19 @@ class WatchedRun:
 
     def __init__(self, request: TrainingRequest, *, progress: Progress) -> None:
         self.config, self._progress = request.config, progress
-        self._request, self._workload, self._device = request, request.workload, torch.device(request.device)
+        self._request, self._workload, self._device = (
+            request,
+            request.workload,
+            torch.device(request.device),
+        )
         self.parity: ParityWatch | None = None
         self._watched_step = ExitStack()
         if self.config.optimizer_fusion == "backward":
             _end_where_gradients_are_clipped()
 
-    def apply_and_watch(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def apply_and_watch(
+        self, model: nn.Module, optimizer: Optimizer
+    ) -> tuple[nn.Module, Optimizer]:
         """Applies the configuration; from here on steps are watched."""
         # Before techniques wrap the model's parts.
         self.parity = ParityWatch(
@@ -106,7 +115,10 @@ class WatchedRun:
             self._watched_step.enter_context(self.parity.step())
 
     def note(self, loss: float, *, tokens: int) -> None:
-        """Takes the loss of the earliest step whose loss it has not had. The device has finished that step."""
+        """Takes the loss of the earliest step whose loss it has not had.
+
+        The device has finished that step.
+        """
         self._progress("step")
         if self.parity is None:
             return
@@ -119,7 +131,8 @@ class WatchedRun:
 def _end_where_gradients_are_clipped() -> None:
     """Ends a script at its first call of torch's clipping, which would find no gradients and change nothing.
 
-    To be called before the script imports the functions. A limit of infinity only asks for the norm.
+    To be called before the script imports the functions. A limit of infinity only asks for the
+    norm.
     """
 
     def guarded(clip: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,7 +180,9 @@ class _ScriptTrace(WatchedRun):
             raise ScriptEnd
 
 
-def trace_script(request: TrainingRequest, *, dropout: bool, progress: Progress = unwatched) -> ParityTrace:
+def trace_script(
+    request: TrainingRequest, *, dropout: bool, progress: Progress = unwatched
+) -> ParityTrace:
     """The script's first steps, to compare with those of another configuration; without `dropout` in evaluation mode.
 
     Raises whatever the script raises.
@@ -182,6 +197,9 @@ def trace_script(request: TrainingRequest, *, dropout: bool, progress: Progress 
     before_the_device(request.config)
     seed_everything(request.workload.seed)
     begin(trial)
-    if not run_script(request.workload, expected_sha256=request.workload.model_sha256) or trial.parity is None:
+    if (
+        not run_script(request.workload, expected_sha256=request.workload.model_sha256)
+        or trial.parity is None
+    ):
         raise RuntimeError(f"the script ended before {PARITY_STEPS} steps")
     return trial.parity.trace()

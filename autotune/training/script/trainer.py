@@ -1,13 +1,14 @@
 """A user's training script as a trial: run in this process, measured from its reports.
 
-The script keeps its loop. Its first `warmup_steps` reports warm up, the next ones bound the steps whose memory is
-measured, the others are timed; with the report of the workload's last step the script is ended. On a CPU it is ended
-after a few timed steps where its perplexity is shared; on CUDA its own evaluation may set the peak of the device, so
-that it goes on to the end.
+The script keeps its loop. Its first `warmup_steps` reports warm up, the next ones bound the steps
+whose memory is measured, the others are timed; with the report of the workload's last step the
+script is ended. On a CPU it is ended after a few timed steps where its perplexity is shared; on
+CUDA its own evaluation may set the peak of the device, so that it goes on to the end.
 
-Evaluation belongs to the script, too. The perplexity is that of the evaluation loss that it reports with its last step.
-Where there is none, or the model was put in evaluation mode last before that step's update, it is that of the last
-training losses, and its source says so. A script that evaluates without `model.eval()` is taken at its word.
+Evaluation belongs to the script, too. The perplexity is that of the evaluation loss that it reports
+with its last step. Where there is none, or the model was put in evaluation mode last before that
+step's update, it is that of the last training losses, and its source says so. A script that
+evaluates without `model.eval()` is taken at its word.
 """
 
 import functools
@@ -35,7 +36,13 @@ from autotune.techniques import before_the_device
 from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
 from autotune.techniques.user_training import missing_in_own
 from autotune.training.script.interface import begin
-from autotune.training.script.run import ScriptEnd, WatchedRun, choose_device, run_script, seed_everything
+from autotune.training.script.run import (
+    ScriptEnd,
+    WatchedRun,
+    choose_device,
+    run_script,
+    seed_everything,
+)
 from autotune.training.speed import StepEnd, TimedStep, copied_to_host, make_clock, measured_speed
 from autotune.training.step import Diverged
 from autotune.training.trainer import LARGEST_LOSS
@@ -128,7 +135,9 @@ class _Report:
 class _ScriptTrial(WatchedRun):
     """One configuration, put to the test by the script's own steps."""
 
-    def __init__(self, request: TrainingRequest, device: torch.device, *, progress: Progress) -> None:
+    def __init__(
+        self, request: TrainingRequest, device: torch.device, *, progress: Progress
+    ) -> None:
         super().__init__(request, progress=progress)
         self._steps: list[_Step] = []
         self._has_ended = False
@@ -159,7 +168,7 @@ class _ScriptTrial(WatchedRun):
         """Of steps that the device may not have finished."""
         self._read_seconds = 0.0
 
-    # -- what the script calls ---------------------------------------------------------------------------------
+    # -- what the script calls ---------------------------------------------------------------------
 
     def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         self._model, self._optimizer = self.apply_and_watch(model, optimizer)
@@ -182,7 +191,10 @@ class _ScriptTrial(WatchedRun):
             raise ScriptEnd(error) from None
 
     def _take(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
-        """Takes the report of one step. Raises ScriptEnd with the last one, and what ends the trial as an error."""
+        """Takes the report of one step.
+
+        Raises ScriptEnd with the last one, and what ends the trial as an error.
+        """
         self._unfinished.append(self._report_of_step(tokens, loss, evaluation_loss))
         self.watch_next_step()
         self._progress("step")
@@ -209,8 +221,9 @@ class _ScriptTrial(WatchedRun):
     def _most_unfinished(self) -> int:
         """How many steps the script may go on without their having ended: one among the timed steps on CUDA.
 
-        A device that is waited for after each step is idle until the next one's first kernel arrives. With offloaded
-        activations it is waited for all the same: their memory of the host would be pinned once more for a step ahead.
+        A device that is waited for after each step is idle until the next one's first kernel
+        arrives. With offloaded activations it is waited for all the same: their memory of the host
+        would be pinned once more for a step ahead.
         """
         is_timed = self._workload.warmup_steps + MEMORY_STEPS < self._reports < self._last_step
         is_waited_for = self._device.type == "cpu" or self.config.activation_offload != "none"
@@ -229,7 +242,9 @@ class _ScriptTrial(WatchedRun):
         if self._request.rivals and len(timed) == SETTLED_STEPS:
             speed = statistics.median(step.tokens / step.seconds for step in timed)
             peak_bytes = self._meter.reading().peak_memory_bytes
-            self._rival = beaten_by(self._request.rivals, peak_memory_bytes=peak_bytes, tokens_per_second=speed)
+            self._rival = beaten_by(
+                self._request.rivals, peak_memory_bytes=peak_bytes, tokens_per_second=speed
+            )
         return self._rival is not None
 
     def _end(self) -> None:
@@ -240,8 +255,13 @@ class _ScriptTrial(WatchedRun):
         wait = self._clock.step_ended(loss)
         self._reports += 1
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-            raise ScriptEnd(ValueError(f"autotune.report got tokens={tokens!r}, which is no number of tokens"))
-        read_before, self._read_seconds = self._read_seconds, 0.0 if self.parity is None else self.parity.seconds
+            raise ScriptEnd(
+                ValueError(f"autotune.report got tokens={tokens!r}, which is no number of tokens")
+            )
+        read_before, self._read_seconds = (
+            self._read_seconds,
+            0.0 if self.parity is None else self.parity.seconds,
+        )
         return _Report(
             number=self._reports,
             tokens=tokens,
@@ -266,9 +286,12 @@ class _ScriptTrial(WatchedRun):
 
     @property
     def _is_over_cap(self) -> bool:
-        return self._request.enforce_cap and self._meter.reading().device_bytes > self._request.cap_bytes
+        return (
+            self._request.enforce_cap
+            and self._meter.reading().device_bytes > self._request.cap_bytes
+        )
 
-    # -- the result --------------------------------------------------------------------------------------------
+    # -- the result --------------------------------------------------------------------------------
 
     def premature(self) -> Measurement:
         done = self._reports
@@ -284,7 +307,10 @@ class _ScriptTrial(WatchedRun):
         outcome: Outcome = "ok"
         message = ""
         if memory.device_bytes > cap_bytes:
-            outcome, message = "over_cap", f"needs {format_size(memory.device_bytes)} of {format_size(cap_bytes)}"
+            outcome, message = (
+                "over_cap",
+                f"needs {format_size(memory.device_bytes)} of {format_size(cap_bytes)}",
+            )
         elif self._rival is not None:
             outcome = "dominated"
             message = f"trial {self._rival.number} trains the same faster in no more memory"
@@ -311,7 +337,9 @@ class _ScriptTrial(WatchedRun):
         return {
             "parameters": resident_bytes(self._model.parameters()),
             "buffers": resident_bytes(self._model.buffers()),
-            "optimizer_state": resident_bytes(value for value in state if isinstance(value, torch.Tensor)),
+            "optimizer_state": resident_bytes(
+                value for value in state if isinstance(value, torch.Tensor)
+            ),
             **offloaded_bytes(self.config),
         }
 
@@ -348,7 +376,8 @@ class _ScriptTrial(WatchedRun):
 def _watch_mode(model: nn.Module, note: Callable[[bool], None]) -> None:
     """Tells `note` of every `model.train()` and `model.eval()`.
 
-    By the method of all modules: the model itself, which the script may copy, save and compile, stays as it is.
+    By the method of all modules: the model itself, which the script may copy, save and compile,
+    stays as it is.
     """
     set_mode = nn.Module.train
 

@@ -35,7 +35,13 @@ def _compared(place: Place, scale: str, repeat: int) -> Mapping[str, Any]:
     """A search with a trial of each configuration, and after it the loop of each."""
     place.needs_cuda()
     name = f"{scale}-{repeat}"
-    words = [*space("by_hand", place, scale=scale), "--full-trainings", "--no-predict", "--trials", MORE_THAN_THERE_ARE]
+    words = [
+        *space("by_hand", place, scale=scale),
+        "--full-trainings",
+        "--no-predict",
+        "--trials",
+        MORE_THAN_THERE_ARE,
+    ]
     study = search(name, *words, place=place)
     folder = place.folder / "work" / "results" / name / "prepared"
     if not folder.is_dir():
@@ -44,11 +50,27 @@ def _compared(place: Place, scale: str, repeat: int) -> Mapping[str, Any]:
     for trial in trials_of(study):
         if trial["outcome"] != "ok" or not trial["name"] or trial["name"] == "baseline":
             continue
-        words = [json.dumps(study["workload"]), json.dumps(trial["config"]), str(folder), place.settings.device]
+        words = [
+            json.dumps(study["workload"]),
+            json.dumps(trial["config"]),
+            str(folder),
+            place.settings.device,
+        ]
         loop = program(
-            "by_hand.py", *words, BLOCKS[place.settings.rehearse], place=place, log_name=f"loop-{name}", seconds=SECONDS
+            "by_hand.py",
+            *words,
+            BLOCKS[place.settings.rehearse],
+            place=place,
+            log_name=f"loop-{name}",
+            seconds=SECONDS,
         )
-        wanted = ("name", "peak_memory_bytes", "tokens_per_second", "tokens_per_second_spread", "final_loss")
+        wanted = (
+            "name",
+            "peak_memory_bytes",
+            "tokens_per_second",
+            "tokens_per_second_spread",
+            "final_loss",
+        )
         compared.append({"trial": {key: trial[key] for key in wanted}, "by_hand": loop})
     tokens = study["workload"]["global_batch"] * study["workload"]["sequence_length"]
     return {"tokens_per_step": tokens, "compared": compared}
@@ -61,9 +83,14 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
         for pair in result["compared"]:
             trial, loop = pair["trial"], pair["by_hand"]
             step_ms = 1000 * result["tokens_per_step"] / trial["tokens_per_second"]
-            ratios = {way: trial["tokens_per_second"] / speed for way, speed in loop["tokens_per_second"].items()}
+            ratios = {
+                way: trial["tokens_per_second"] / speed
+                for way, speed in loop["tokens_per_second"].items()
+            }
             more = trial["peak_memory_bytes"] - loop["peak_memory_bytes"]
-            found.setdefault((item.rpartition("-")[0], trial["name"]), []).append((step_ms, ratios, more))
+            found.setdefault((item.rpartition("-")[0], trial["name"]), []).append(
+                (step_ms, ratios, more)
+            )
     for (scale, name), repeats in found.items():
         step_ms = statistics.median(step for step, _, _ in repeats)
         for way in repeats[0][1]:
@@ -75,4 +102,10 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
         yield f"{scale}, {name}: peak of the trial {', '.join(f'{more:+,}' for _, _, more in repeats)} bytes more"
 
 
-PART = Part(name="loop", minutes=9.0, about="a hand-written loop compared with trials", items=items, summary=summary)
+PART = Part(
+    name="loop",
+    minutes=9.0,
+    about="a hand-written loop compared with trials",
+    items=items,
+    summary=summary,
+)

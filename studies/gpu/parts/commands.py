@@ -60,7 +60,10 @@ def items(settings: Settings) -> list[Item]:
         Item(name="two-searches", work=_two_searches, least_seconds=75.0),
         Item(name="search-workers", work=_with_workers, least_seconds=60.0),
         Item(name="fit", work=_fit, least_seconds=60.0),
-        *(Item(name=f"export-{target}", work=partial(_export, target=target)) for target in TARGETS),
+        *(
+            Item(name=f"export-{target}", work=partial(_export, target=target))
+            for target in TARGETS
+        ),
         *(Item(name=name, work=partial(_command, words=words)) for name, words in COMMANDS.items()),
     ]
 
@@ -88,18 +91,43 @@ def _with_seeds(place: Place) -> Mapping[str, Any]:
 
 def _with_workers(place: Place) -> Mapping[str, Any]:
     """Two workers on one device take turns."""
-    return _told(search(f"{STUDY}-workers", *_short(place), "--workers", "2", "--no-predict", place=place))
+    return _told(
+        search(f"{STUDY}-workers", *_short(place), "--workers", "2", "--no-predict", place=place)
+    )
 
 
 def _of_script(place: Place) -> Mapping[str, Any]:
-    words = ["--script", str(ROOT / "studies" / "your_script" / "train.py"), "--global-batch", "16", "--steps", "40"]
-    return _told(search(f"{STUDY}-script", "--space", "quick", *words, "--trials", "5", place=place))
+    words = [
+        "--script",
+        str(ROOT / "studies" / "your_script" / "train.py"),
+        "--global-batch",
+        "16",
+        "--steps",
+        "40",
+    ]
+    return _told(
+        search(f"{STUDY}-script", "--space", "quick", *words, "--trials", "5", place=place)
+    )
 
 
 def _two_searches(place: Place) -> Mapping[str, Any]:
     """Two at once on one device take turns: no trial of one runs beside one of the other."""
-    words = ["search", "--fresh", "--json", "--quiet", "--no-predict", "--device", place.settings.device]
-    words += [*_short(place), "--storage", STORAGE, "--time-budget", f"{place.clock.left() - 30:.0f}s"]
+    words = [
+        "search",
+        "--fresh",
+        "--json",
+        "--quiet",
+        "--no-predict",
+        "--device",
+        place.settings.device,
+    ]
+    words += [
+        *_short(place),
+        "--storage",
+        STORAGE,
+        "--time-budget",
+        f"{place.clock.left() - 30:.0f}s",
+    ]
     log = (place.folder / "logs" / "two-searches.log").open("ab")
     processes = [
         subprocess.Popen(
@@ -123,7 +151,10 @@ def _two_searches(place: Place) -> Mapping[str, Any]:
         log.close()
     if any(process.returncode for process in processes):
         raise CommandFailed(f"they ended with {[process.returncode for process in processes]}")
-    return {f"search {number}": _told(json.loads(output)) for number, output in enumerate(outputs, start=1)}
+    return {
+        f"search {number}": _told(json.loads(output))
+        for number, output in enumerate(outputs, start=1)
+    }
 
 
 def _fit(place: Place) -> Mapping[str, Any]:
@@ -136,7 +167,9 @@ def _fit(place: Place) -> Mapping[str, Any]:
 
 
 def _export(place: Place, target: str) -> Mapping[str, Any]:
-    return _command(place, ["export", STUDY, "--to", target, "-o", f"exports/{target}", "--storage", STORAGE])
+    return _command(
+        place, ["export", STUDY, "--to", target, "-o", f"exports/{target}", "--storage", STORAGE]
+    )
 
 
 def _command(place: Place, words: Sequence[str], *, seconds: float = SECONDS) -> Mapping[str, Any]:
@@ -147,7 +180,15 @@ def _command(place: Place, words: Sequence[str], *, seconds: float = SECONDS) ->
 
 def _told(study: Mapping[str, Any]) -> dict[str, Any]:
     trials = trials_of(study)
-    kept = ("name", "outcome", "message", "peak_memory_bytes", "context_bytes", "tokens_per_second", "perplexity")
+    kept = (
+        "name",
+        "outcome",
+        "message",
+        "peak_memory_bytes",
+        "context_bytes",
+        "tokens_per_second",
+        "perplexity",
+    )
     return {
         "trials": [{key: trial[key] for key in (*kept, "parity")} for trial in trials],
         "pick": study["pick"],
@@ -163,10 +204,16 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
             searches = found.values() if "trials" not in found else [found]
             for one in searches:
                 outcomes = [trial["outcome"] for trial in one["trials"]]
-                counts = ", ".join(f"{outcomes.count(each)} {each}" for each in sorted(set(outcomes)))
+                counts = ", ".join(
+                    f"{outcomes.count(each)} {each}" for each in sorted(set(outcomes))
+                )
                 yield f"{item}: {counts}; pick {one['pick']}, front {one['front']}"
 
 
 PART = Part(
-    name="commands", minutes=9.0, about="every command, and searches of every kind", items=items, summary=summary
+    name="commands",
+    minutes=9.0,
+    about="every command, and searches of every kind",
+    items=items,
+    summary=summary,
 )

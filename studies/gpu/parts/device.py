@@ -30,11 +30,15 @@ def _fact(place: Place, name: str) -> Mapping[str, Any]:
     if name != "forks":
         place.needs_cuda()
     size = ["--small"] if place.settings.rehearse else []
-    return program("facts.py", name, place.settings.device, *size, place=place, log_name=name, seconds=120.0)
+    return program(
+        "facts.py", name, place.settings.device, *size, place=place, log_name=name, seconds=120.0
+    )
 
 
 def _doctor(place: Place) -> Mapping[str, Any]:
-    ended = autotune("doctor", "--device", place.settings.device, place=place, log_name="doctor", seconds=120.0)
+    ended = autotune(
+        "doctor", "--device", place.settings.device, place=place, log_name="doctor", seconds=120.0
+    )
     return {"lines": ended.output.splitlines()}
 
 
@@ -42,7 +46,10 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
     yield from results.get("doctor", {}).get("lines", ())
     nvml = results.get("nvml", {})
     if nvml:
-        mine = {name: nvml.get(name) for name in ("available", "driver", "mig", "compute_mode", "processes")}
+        mine = {
+            name: nvml.get(name)
+            for name in ("available", "driver", "mig", "compute_mode", "processes")
+        }
         yield f"NVML: {', '.join(f'{name} {value}' for name, value in mine.items())}"
     for name in ("context", "workspaces", "outside"):
         for what, found in results.get(name, {}).items():
@@ -58,7 +65,10 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
 def _short(found: Any) -> str:
     """Bytes in MiB."""
     if isinstance(found, Mapping):
-        return ", ".join(f"{name.removesuffix('_bytes')} {_short_number(name, value)}" for name, value in found.items())
+        return ", ".join(
+            f"{name.removesuffix('_bytes')} {_short_number(name, value)}"
+            for name, value in found.items()
+        )
     return str(found)
 
 
@@ -66,8 +76,13 @@ def _short_number(name: str, value: Any) -> str:
     if name.endswith("_bytes") and isinstance(value, int):
         return f"{value / MIB:.3f} MiB"
     if name.endswith("_bytes") and isinstance(value, list):
-        return "/".join(f"{one / MIB:.3f}" if isinstance(one, int) else str(one) for one in value) + " MiB"
+        return (
+            "/".join(f"{one / MIB:.3f}" if isinstance(one, int) else str(one) for one in value)
+            + " MiB"
+        )
     return str(value)
 
 
-PART = Part(name="device", minutes=3.0, about="what the device is, and forks", items=items, summary=summary)
+PART = Part(
+    name="device", minutes=3.0, about="what the device is, and forks", items=items, summary=summary
+)

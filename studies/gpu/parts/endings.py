@@ -14,7 +14,16 @@ from typing import Any
 
 import used_memory
 from items import Item, Missing, Part, Place, Settings, TimeIsUp
-from processes import MORE_THAN_THERE_ARE, PROGRAMS, STORAGE, CommandFailed, environment, run, space, trials_of
+from processes import (
+    MORE_THAN_THERE_ARE,
+    PROGRAMS,
+    STORAGE,
+    CommandFailed,
+    environment,
+    run,
+    space,
+    trials_of,
+)
 
 MIB = 2**20
 GROWN_BYTES = {True: 100 * MIB, False: 2**30}
@@ -29,19 +38,30 @@ SETTLED_SECONDS = 1.0
 STEP_TIME_LIMIT = "8s"
 WAYS = ("sleeps", "never-ending kernels", "out of memory", "illegal access", "kills itself")
 """Of `programs/ends_badly.py`."""
-SIGNALS = {"search-killed": signal.SIGKILL, "search-terminated": signal.SIGTERM, "search-interrupted": signal.SIGINT}
+SIGNALS = {
+    "search-killed": signal.SIGKILL,
+    "search-terminated": signal.SIGTERM,
+    "search-interrupted": signal.SIGINT,
+}
 
 
 def items(settings: Settings) -> list[Item]:
-    killed = [Item(name=name, work=partial(_signalled, name=name), least_seconds=60.0) for name in SIGNALS]
+    killed = [
+        Item(name=name, work=partial(_signalled, name=name), least_seconds=60.0) for name in SIGNALS
+    ]
     trial = Item(name="trial-killed", work=_trial_killed, least_seconds=75.0)
     scripts = [
-        Item(name=f"script-{way.replace(' ', '-')}", work=partial(_script, way=way), least_seconds=60.0) for way in WAYS
+        Item(
+            name=f"script-{way.replace(' ', '-')}",
+            work=partial(_script, way=way),
+            least_seconds=60.0,
+        )
+        for way in WAYS
     ]
     return [killed[0], scripts[0], scripts[1], trial, *killed[1:], *scripts[2:]]
 
 
-# -- what the device holds --------------------------------------------------------------------------------------------
+# -- what the device holds -------------------------------------------------------------------------
 
 
 def used_bytes(device: str) -> int:
@@ -55,7 +75,9 @@ def used_bytes(device: str) -> int:
 def wait_until_back(device: str, before: int) -> dict[str, Any]:
     """How long it takes until the device holds what it held before, and what it holds then."""
     began = time.monotonic()
-    while (used := used_bytes(device)) > before + BACK_BYTES and time.monotonic() - began < BACK_SECONDS:
+    while (
+        used := used_bytes(device)
+    ) > before + BACK_BYTES and time.monotonic() - began < BACK_SECONDS:
         time.sleep(LOOK_SECONDS)
     return {
         "used_before_bytes": before,
@@ -65,16 +87,23 @@ def wait_until_back(device: str, before: int) -> dict[str, Any]:
     }
 
 
-def wait_until_trained(name: str, before: int, *, place: Place, process: "subprocess.Popen[bytes]") -> int:
-    """What the device holds once a trial of study `name` is at its steps. Raises CommandFailed where none begins.
+def wait_until_trained(
+    name: str, before: int, *, place: Place, process: "subprocess.Popen[bytes]"
+) -> int:
+    """What the device holds once a trial of study `name` is at its steps.
 
-    A probe of the device and the first steps that trials are compared with hold memory earlier: only a trial has a log.
+    Raises CommandFailed where none begins.
+
+    A probe of the device and the first steps that trials are compared with hold memory earlier:
+    only a trial has a log.
     """
     grown = GROWN_BYTES[place.settings.rehearse]
     began = time.monotonic()
     while time.monotonic() - began < min(START_SECONDS, place.clock.left()):
         if process.poll() is not None:
-            raise CommandFailed(f"the search ended with {process.returncode} before a trial held {grown} bytes")
+            raise CommandFailed(
+                f"the search ended with {process.returncode} before a trial held {grown} bytes"
+            )
         has_begun = any((place.folder / "work").glob(f"*/{name}/logs/trial-*.log"))
         if has_begun and used_bytes(place.settings.device) >= before + grown:
             time.sleep(SETTLED_SECONDS)
@@ -84,14 +113,30 @@ def wait_until_trained(name: str, before: int, *, place: Place, process: "subpro
     raise CommandFailed(f"no trial held {grown} bytes within {START_SECONDS:.0f} s")
 
 
-# -- searches that are ended ------------------------------------------------------------------------------------------
+# -- searches that are ended -----------------------------------------------------------------------
 
 
 @contextmanager
 def searching(place: Place, name: str) -> Iterator["subprocess.Popen[bytes]"]:
     """A search with a long trial, in a session of its own; ended with the block."""
-    words = ["search", "--name", name, "--device", place.settings.device, "--fresh", "--json", "--no-predict"]
-    words += [*space("plain", place), "--storage", STORAGE, "--trials", MORE_THAN_THERE_ARE, "--quiet"]
+    words = [
+        "search",
+        "--name",
+        name,
+        "--device",
+        place.settings.device,
+        "--fresh",
+        "--json",
+        "--no-predict",
+    ]
+    words += [
+        *space("plain", place),
+        "--storage",
+        STORAGE,
+        "--trials",
+        MORE_THAN_THERE_ARE,
+        "--quiet",
+    ]
     log_file = place.folder / "logs" / f"{name}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as log:
@@ -125,7 +170,13 @@ def _signalled(place: Place, name: str) -> Mapping[str, Any]:
         process.wait(timeout=BACK_SECONDS)
         ended = round(time.monotonic() - began, 2)
     code = process.returncode
-    return {"signal": SIGNALS[name].name, "held_bytes": held - before, "code": code, "seconds": ended, **back}
+    return {
+        "signal": SIGNALS[name].name,
+        "held_bytes": held - before,
+        "code": code,
+        "seconds": ended,
+        **back,
+    }
 
 
 def _trial_killed(place: Place) -> Mapping[str, Any]:
@@ -144,7 +195,9 @@ def _trial_killed(place: Place) -> Mapping[str, Any]:
             lowest = min(lowest, used_bytes(device))
         seconds = round(time.monotonic() - began, 2)
         try:
-            again = wait_until_trained("trial-killed", before, place=place, process=process) - before
+            again = (
+                wait_until_trained("trial-killed", before, place=place, process=process) - before
+            )
         except CommandFailed as error:
             again = f"not: {error}"
         process.send_signal(signal.SIGTERM)
@@ -167,14 +220,16 @@ def trials_under(search: int) -> list[int]:
         if folder.name.isdigit():
             with suppress(OSError, ValueError):
                 words = (folder / "cmdline").read_bytes()
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(folder.name)] = int(
+                    (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                )
                 if b"autotune.execution.server.fork_server" in words:
                     servers.add(int(folder.name))
     mine = {pid for pid in servers if parents[pid] == search}
     return [pid for pid in servers if parents[pid] in mine]
 
 
-# -- scripts that end badly -------------------------------------------------------------------------------------------
+# -- scripts that end badly ------------------------------------------------------------------------
 
 
 def _script(place: Place, way: str) -> Mapping[str, Any]:
@@ -182,8 +237,25 @@ def _script(place: Place, way: str) -> Mapping[str, Any]:
     place.needs_cuda()
     before = used_bytes(place.settings.device)
     name = f"script-{way.replace(' ', '-')}"
-    words = ["search", "--script", str(PROGRAMS / "ends_badly.py"), "--global-batch", "8", "--steps", "12"]
-    words += ["--space", str(script_space(place)), "--trials", "1", "--no-predict", "--fresh", "--json", "--quiet"]
+    words = [
+        "search",
+        "--script",
+        str(PROGRAMS / "ends_badly.py"),
+        "--global-batch",
+        "8",
+        "--steps",
+        "12",
+    ]
+    words += [
+        "--space",
+        str(script_space(place)),
+        "--trials",
+        "1",
+        "--no-predict",
+        "--fresh",
+        "--json",
+        "--quiet",
+    ]
     words += ["--name", name, "--device", place.settings.device, "--storage", STORAGE]
     words += ["--step-time-limit", STEP_TIME_LIMIT]
     command = [sys.executable, "-m", "autotune", *words]
@@ -196,7 +268,13 @@ def _script(place: Place, way: str) -> Mapping[str, Any]:
     trials = trials_of(ended_study(ended.output))
     outcomes = [{key: trial[key] for key in ("outcome", "message", "seconds")} for trial in trials]
     # A trial that the machine ended again and again ends the search itself; its message says so.
-    return {"code": ended.code, "seconds": seconds, "trials": outcomes, "said": ended.log[-600:], **back}
+    return {
+        "code": ended.code,
+        "seconds": seconds,
+        "trials": outcomes,
+        "said": ended.log[-600:],
+        **back,
+    }
 
 
 def ended_study(output: str) -> Mapping[str, Any]:
@@ -208,7 +286,9 @@ def ended_study(output: str) -> Mapping[str, Any]:
 
 def script_space(place: Place) -> Path:
     file = place.folder / "script.toml"
-    file.write_text('description = "one trial"\n[[configurations]]\nname = "foreach"\noptimizer_fusion = "foreach"\n')
+    file.write_text(
+        'description = "one trial"\n[[configurations]]\nname = "foreach"\noptimizer_fusion = "foreach"\n'
+    )
     return file
 
 
@@ -222,8 +302,16 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
         said = "memory is back" if found["is_back"] else "MEMORY IS NOT BACK"
         ended = f"; tried again: {found['trained_again']}" if "trained_again" in found else ""
         ended += f"; the search ended with {found['code']}" if "code" in found else ""
-        outcomes = "".join(f"; {trial['outcome']}: {trial['message'][:100]}" for trial in found.get("trials", ()))
+        outcomes = "".join(
+            f"; {trial['outcome']}: {trial['message'][:100]}" for trial in found.get("trials", ())
+        )
         yield f"{item}: {said} after {found['seconds_until_back']} s; {', '.join(numbers)}{ended}{outcomes}"
 
 
-PART = Part(name="endings", minutes=9.0, about="kills and hangs, with memory given back", items=items, summary=summary)
+PART = Part(
+    name="endings",
+    minutes=9.0,
+    about="kills and hangs, with memory given back",
+    items=items,
+    summary=summary,
+)

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from items import Item, Missing, Part, Place, Settings, TimeIsUp, kept_of
-from processes import MORE_THAN_THERE_ARE, autotune, item_name, names_in, program, search, space, trials_of
+from processes import (
+    MORE_THAN_THERE_ARE,
+    autotune,
+    item_name,
+    names_in,
+    program,
+    search,
+    space,
+    trials_of,
+)
 
 from parts import techniques
 
@@ -26,7 +35,13 @@ def items(settings: Settings) -> list[Item]:
 
 
 def _study(place: Place) -> Mapping[str, Any]:
-    words = [*space("exported", place), "--full-trainings", "--no-predict", "--trials", MORE_THAN_THERE_ARE]
+    words = [
+        *space("exported", place),
+        "--full-trainings",
+        "--no-predict",
+        "--trials",
+        MORE_THAN_THERE_ARE,
+    ]
     return search(STUDY, *words, place=place)
 
 
@@ -41,20 +56,38 @@ def _script(study: str, configuration: str, *, repeats: int) -> Item:
 def _compared(place: Place, *, study: str, configuration: str, repeats: int) -> Mapping[str, Any]:
     place.needs_cuda()
     folder, kept = _study_of(place, study)
-    trial = next((trial for trial in trials_of(kept["result"]) if trial["name"] == configuration), None)
+    trial = next(
+        (trial for trial in trials_of(kept["result"]) if trial["name"] == configuration), None
+    )
     if trial is None and kept["state"] == "cut":
         raise TimeIsUp  # its study goes on first
     if trial is None or trial["outcome"] != "ok":
-        raise Missing("no trial that ended ok" if trial is None else f"its trial ended as {trial['outcome']}")
+        raise Missing(
+            "no trial that ended ok" if trial is None else f"its trial ended as {trial['outcome']}"
+        )
     name = item_name(configuration)
     files = place.folder / "scripts" / study / name
     storage = f"sqlite:///{folder / 'results.db'}"
-    words = ["export", study, "--to", "pytorch", "--trial", str(trial["number"]), "-o", str(files), "--json"]
-    written = autotune(*words, "--storage", storage, place=place, log_name=f"export-{name}", seconds=60.0)
+    words = [
+        "export",
+        study,
+        "--to",
+        "pytorch",
+        "--trial",
+        str(trial["number"]),
+        "-o",
+        str(files),
+        "--json",
+    ]
+    written = autotune(
+        *words, "--storage", storage, place=place, log_name=f"export-{name}", seconds=60.0
+    )
     export = json.loads(written.output)
     prepared = folder / "work" / "results" / study / "prepared"
     tokens = [str(prepared)] if prepared.is_dir() else []
-    variables = dict(word.split("=", 1) for word in shlex.split(export["command"]) if word.startswith("PYTORCH_"))
+    variables = dict(
+        word.split("=", 1) for word in shlex.split(export["command"]) if word.startswith("PYTORCH_")
+    )
     runs = [
         program(
             "exported_script.py",
@@ -67,7 +100,13 @@ def _compared(place: Place, *, study: str, configuration: str, repeats: int) -> 
         )
         for _ in range(repeats)
     ]
-    measured = ("peak_memory_bytes", "tokens_per_second", "tokens_per_second_spread", "final_loss", "perplexity")
+    measured = (
+        "peak_memory_bytes",
+        "tokens_per_second",
+        "tokens_per_second_spread",
+        "final_loss",
+        "perplexity",
+    )
     return {
         "configuration": configuration,
         "refusals": export["refusals"],
@@ -92,8 +131,12 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
         yield "configuration | bytes more at the peak than the trial | speed, script / trial | last loss | perplexity"
     for result in compared:
         trial, runs = result["trial"], result["script"]
-        more = ", ".join(f"{run['peak_memory_bytes'] - trial['peak_memory_bytes']:+,}" for run in runs)
-        speed = ", ".join(f"{run['tokens_per_second'] / trial['tokens_per_second']:.3f}" for run in runs)
+        more = ", ".join(
+            f"{run['peak_memory_bytes'] - trial['peak_memory_bytes']:+,}" for run in runs
+        )
+        speed = ", ".join(
+            f"{run['tokens_per_second'] / trial['tokens_per_second']:.3f}" for run in runs
+        )
         loss = ", ".join(f"{run['losses'][-1]:.6g}" for run in runs)
         perplexity = ", ".join(f"{run['perplexity']:.4f}" for run in runs)
         yield (
@@ -107,5 +150,9 @@ def _said(value: float | None) -> str:
 
 
 PART = Part(
-    name="export", minutes=3.5, about="exported scripts compared with their trials", items=items, summary=summary
+    name="export",
+    minutes=3.5,
+    about="exported scripts compared with their trials",
+    items=items,
+    summary=summary,
 )

@@ -27,7 +27,11 @@ def items(settings: Settings) -> list[Item]:
 
 def files() -> list[Path]:
     """Those that have a test for a GPU: the others need not be imported."""
-    found = [file for file in sorted(TESTS.rglob("test_*.py")) if "mark.gpu" in file.read_text(encoding="utf-8")]
+    found = [
+        file
+        for file in sorted(TESTS.rglob("test_*.py"))
+        if "mark.gpu" in file.read_text(encoding="utf-8")
+    ]
     return [file for file in found if STAND_IN not in file.parts]
 
 
@@ -42,7 +46,9 @@ def _run_tests(place: Place) -> Mapping[str, Any]:
         ended = _run_pytest(place, kept)
         result = result_of(kept)
         if not result["tests"]:
-            raise CommandFailed(f"pytest ended with {ended.code}: {ended.output[-2000:]} {ended.log}")
+            raise CommandFailed(
+                f"pytest ended with {ended.code}: {ended.output[-2000:]} {ended.log}"
+            )
         if not result["open"]:
             return result
         has_time = place.clock.left() > LEAST_SECONDS
@@ -53,7 +59,17 @@ def _run_tests(place: Place) -> Mapping[str, Any]:
 
 def _run_pytest(place: Place, kept: Path) -> Ended:
     until = time.time() + place.clock.left() - LATEST_TEST_SECONDS
-    words = [sys.executable, "-m", "pytest", "-m", "gpu and not slow", "-p", "kept_tests", "-p", "no:cacheprovider"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu and not slow",
+        "-p",
+        "kept_tests",
+        "-p",
+        "no:cacheprovider",
+    ]
     words += [
         "--continue-on-collection-errors",
         f"--rootdir={ROOT}",
@@ -62,7 +78,9 @@ def _run_pytest(place: Place, kept: Path) -> Ended:
         *map(str, files()),
     ]
     extra = {"KEPT_TESTS_FILE": str(kept), "KEPT_TESTS_UNTIL": str(until)}
-    ended = run(words, place=place, log_name="pytest", folder=ROOT, extra=extra, paths=[HERE, PROGRAMS])
+    ended = run(
+        words, place=place, log_name="pytest", folder=ROOT, extra=extra, paths=[HERE, PROGRAMS]
+    )
     (place.folder / "logs" / "pytest-output.log").write_text(ended.output)
     return ended
 
@@ -92,4 +110,10 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
             yield f"{line['outcome']}: {test}: {last[0][:200]}"
 
 
-PART = Part(name="tests", minutes=6.0, about="tests that need a GPU, not the slow ones", items=items, summary=summary)
+PART = Part(
+    name="tests",
+    minutes=6.0,
+    about="tests that need a GPU, not the slow ones",
+    items=items,
+    summary=summary,
+)

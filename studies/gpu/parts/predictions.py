@@ -16,13 +16,23 @@ MIB = 2**20
 def items(settings: Settings) -> list[Item]:
     made = []
     for size in SIZES:
-        made.append(Item(name=f"measured-{size}", work=partial(_measured, size=size), least_seconds=60.0))
-        made.append(Item(name=f"predicted-{size}", work=partial(_predicted, size=size), least_seconds=45.0))
+        made.append(
+            Item(name=f"measured-{size}", work=partial(_measured, size=size), least_seconds=60.0)
+        )
+        made.append(
+            Item(name=f"predicted-{size}", work=partial(_predicted, size=size), least_seconds=45.0)
+        )
     return made
 
 
 def _measured(place: Place, size: str) -> Mapping[str, Any]:
-    words = [*space(f"predicted_{size}", place), "--full-trainings", "--no-predict", "--trials", MORE_THAN_THERE_ARE]
+    words = [
+        *space(f"predicted_{size}", place),
+        "--full-trainings",
+        "--no-predict",
+        "--trials",
+        MORE_THAN_THERE_ARE,
+    ]
     return search(f"measured-{size}", *words, place=place)
 
 
@@ -30,7 +40,15 @@ def _predicted(place: Place, size: str) -> Mapping[str, Any]:
     kind = "cuda" if place.settings.is_cuda else "cpu"
     words = ["predict", *space(f"predicted_{size}", place), "--device", kind, "--json", "--quiet"]
     found = json.loads(autotune(*words, place=place, log_name=f"predict-{size}").output)
-    wanted = ("name", "config", "refusal", "peak_memory_bytes", "phase", "notes", "bytes_by_category")
+    wanted = (
+        "name",
+        "config",
+        "refusal",
+        "peak_memory_bytes",
+        "phase",
+        "notes",
+        "bytes_by_category",
+    )
     return {"predictions": [{key: one.get(key) for key in wanted} for one in found["predictions"]]}
 
 
@@ -44,7 +62,12 @@ def pairs(results: Mapping[str, Mapping[str, Any]], size: str) -> Iterator[dict[
         predicted = predictions.get(json.dumps(trial["config"], sort_keys=True))
         if predicted and trial["peak_memory_bytes"]:
             ratio = predicted / trial["peak_memory_bytes"]
-            yield {"trial": trial, "predicted": predicted, "measured": trial["peak_memory_bytes"], "ratio": ratio}
+            yield {
+                "trial": trial,
+                "predicted": predicted,
+                "measured": trial["peak_memory_bytes"],
+                "ratio": ratio,
+            }
 
 
 def group_of(config: Mapping[str, Any]) -> str:

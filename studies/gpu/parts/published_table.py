@@ -21,7 +21,8 @@ LATEST_SECONDS = {"tiny": 45.0, "small": 60.0, "full": 150.0}
 def items(settings: Settings) -> list[Item]:
     scales = ("tiny",) if settings.rehearse else ("small", "full")
     return [
-        Item(name=scale, work=partial(_rows, scale=scale), least_seconds=2 * LATEST_SECONDS[scale]) for scale in scales
+        Item(name=scale, work=partial(_rows, scale=scale), least_seconds=2 * LATEST_SECONDS[scale])
+        for scale in scales
     ]
 
 
@@ -29,7 +30,16 @@ def _rows(place: Place, scale: str) -> Mapping[str, Any]:
     minutes = max(0.1, (place.clock.left() - LATEST_SECONDS[scale]) / 60)
     folder = place.folder / scale
     trials = "12" if place.settings.rehearse else str(TRIALS)
-    words = ["--scale", scale, "--dataset", "python-docs", "--trials", trials, "--minutes", f"{minutes:.2f}"]
+    words = [
+        "--scale",
+        scale,
+        "--dataset",
+        "python-docs",
+        "--trials",
+        trials,
+        "--minutes",
+        f"{minutes:.2f}",
+    ]
     command = [sys.executable, str(RUN), *words, "--out", str(folder)]
     seconds = place.clock.left() - GRACE_SECONDS - SHOW_SECONDS
     ended = run(command, place=place, log_name=scale, seconds=seconds)

@@ -30,7 +30,13 @@ def items(settings: Settings) -> list[Item]:
 
 
 def _every_technique(place: Place) -> Mapping[str, Any]:
-    words = [*space("every_technique", place), "--full-trainings", "--no-predict", "--trials", MORE_THAN_THERE_ARE]
+    words = [
+        *space("every_technique", place),
+        "--full-trainings",
+        "--no-predict",
+        "--trials",
+        MORE_THAN_THERE_ARE,
+    ]
     return search("every-technique", *words, place=place)
 
 
@@ -79,7 +85,11 @@ def _number(value: float | None, unit: float, *, digits: int = 1) -> str:
 def _differences(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
     """For each precision the largest of all seeds: what its tolerances must allow."""
     for precision in PRECISIONS:
-        found = [result for item, result in results.items() if item.startswith(f"first-steps-{precision}-seed-")]
+        found = [
+            result
+            for item, result in results.items()
+            if item.startswith(f"first-steps-{precision}-seed-")
+        ]
         pairs = [pair for result in found for pair in result["pairs"]]
         against = [pair for pair in pairs if "against" not in pair["what"] and "loss" in pair]
         exact = [pair for pair in pairs if "against" in pair["what"] and "loss" in pair]
@@ -97,5 +107,9 @@ def _differences(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
 
 
 PART = Part(
-    name="techniques", minutes=8.0, about="every technique once, to its end, with parity", items=items, summary=summary
+    name="techniques",
+    minutes=8.0,
+    about="every technique once, to its end, with parity",
+    items=items,
+    summary=summary,
 )

@@ -1,8 +1,9 @@
 """A hand-written training loop on a GPU, timed in three ways: by_hand.py SETTINGS CHOICES FOLDER DEVICE BLOCK.
 
-The loop is that of `studies/plain_loop/compare.py`. Blocks of BLOCK steps take turns, until the steps of the workload
-are over: each step between two synchronisations, as a stopwatch is used; steps between CUDA events whose loss is read
-each time, as people log it; and steps between events whose losses are read after the block. Prints one JSON object.
+The loop is that of `studies/plain_loop/compare.py`. Blocks of BLOCK steps take turns, until the
+steps of the workload are over: each step between two synchronisations, as a stopwatch is used;
+steps between CUDA events whose loss is read each time, as people log it; and steps between events
+whose losses are read after the block. Prints one JSON object.
 """
 
 import itertools
@@ -69,14 +70,18 @@ def main() -> None:
             timed[way] += measure(numbers)
             start = numbers.stop
     speeds = {
-        way: statistics.median(tokens / s for s in seconds if s) for way, seconds in timed.items() if any(seconds)
+        way: statistics.median(tokens / s for s in seconds if s)
+        for way, seconds in timed.items()
+        if any(seconds)
     }
     print(
         json.dumps(
             {
                 "peak_memory_bytes": peak,
                 "tokens_per_second": speeds,
-                "step_seconds": {way: [round(s, 6) for s in seconds] for way, seconds in timed.items()},
+                "step_seconds": {
+                    way: [round(s, 6) for s in seconds] for way, seconds in timed.items()
+                },
                 "losses": losses,
             }
         )

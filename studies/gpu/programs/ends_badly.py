@@ -35,7 +35,9 @@ def main() -> None:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)]
-    model = torch.nn.Sequential(torch.nn.Embedding(256, WIDTH), *layers, torch.nn.Linear(WIDTH, 256)).to(device)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(256, WIDTH), *layers, torch.nn.Linear(WIDTH, 256)
+    ).to(device)
     model, optimizer = autotune.apply(model, torch.optim.AdamW(model.parameters()))
     for step in range(STEPS):
         if step == BAD_STEP:

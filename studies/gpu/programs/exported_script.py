@@ -1,7 +1,7 @@
 """Trains with the `train.py` that an export wrote into the current folder: `exported_script.py [TOKENS]`.
 
-As many steps as its trial took; the peak is read over two of them as a trial's is, those after are timed. TOKENS: the
-folder with the study's tokens. Prints one JSON object.
+As many steps as its trial took; the peak is read over two of them as a trial's is, those after are
+timed. TOKENS: the folder with the study's tokens. Prints one JSON object.
 """
 
 import json
@@ -22,13 +22,17 @@ def main() -> None:
     tokens = sys.argv[1] if len(sys.argv) > 1 else None
     text, held_out = train.read_text(tokens, train.TEXT)
     training = train.Training()
-    order = train.training_order(sequences=len(text), global_batch=train.GLOBAL_BATCH, seed=train.SEED)
+    order = train.training_order(
+        sequences=len(text), global_batch=train.GLOBAL_BATCH, seed=train.SEED
+    )
 
     def step(number: int) -> tuple[float, float]:
         batch = text.batch(next(order))
         torch.cuda.synchronize()
         began = time.perf_counter()
-        loss = train.train_step(training, batch, rate=train.learning_rate(number, steps=train.STEPS))
+        loss = train.train_step(
+            training, batch, rate=train.learning_rate(number, steps=train.STEPS)
+        )
         torch.cuda.synchronize()
         return loss, time.perf_counter() - began
 
@@ -43,7 +47,9 @@ def main() -> None:
         json.dumps(
             {
                 "peak_memory_bytes": peak,
-                "tokens_per_second": statistics.median(tokens_per_step / seconds for _, seconds in timed),
+                "tokens_per_second": statistics.median(
+                    tokens_per_step / seconds for _, seconds in timed
+                ),
                 "step_seconds": [seconds for _, seconds in timed],
                 "losses": [loss for loss, _ in [*first, *timed]],
                 "perplexity": math.exp(train.evaluate(training.model, held_out)),

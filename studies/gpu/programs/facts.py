@@ -2,8 +2,9 @@
 
     python studies/gpu/programs/facts.py NAME cuda:0 [--small]
 
-Torch is imported once; each measurement is then made in a process forked from it, which is as a trial is started: what
-a measurement takes of the device is gone with it, and one that crashes is one result.
+Torch is imported once; each measurement is then made in a process forked from it, which is as a
+trial is started: what a measurement takes of the device is gone with it, and one that crashes is
+one result.
 """
 
 import json
@@ -24,8 +25,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from used_memory import nvml_handle, used_bytes
 
-PACKAGES = ("torch", "triton", "numpy", "optuna", "datasets", "transformers", "torchao", "nvidia-ml-py", "autotune")
-VARIABLES = ("CUDA", "PYTORCH", "NVIDIA", "TRITON", "TORCH", "CUBLAS", "CUDNN", "OMP_", "LD_LIBRARY", "AUTOTUNE")
+PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "optuna",
+    "datasets",
+    "transformers",
+    "torchao",
+    "nvidia-ml-py",
+    "autotune",
+)
+VARIABLES = (
+    "CUDA",
+    "PYTORCH",
+    "NVIDIA",
+    "TRITON",
+    "TORCH",
+    "CUBLAS",
+    "CUDNN",
+    "OMP_",
+    "LD_LIBRARY",
+    "AUTOTUNE",
+)
 FORK_SECONDS = 60
 
 
@@ -52,7 +74,7 @@ def in_fork(work: Callable[[], Any]) -> Any:
     return {"failed": f"the process ended with {os.waitstatus_to_exitcode(status)}"}
 
 
-# -- the machine ------------------------------------------------------------------------------------------------------
+# -- the machine -----------------------------------------------------------------------------------
 
 
 def machine(device: str, **_: Any) -> dict[str, Any]:
@@ -60,7 +82,10 @@ def machine(device: str, **_: Any) -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+        },
         "system": platform.platform(),
         "processor": _processor(),
         "processors": os.cpu_count(),
@@ -68,9 +93,13 @@ def machine(device: str, **_: Any) -> dict[str, Any]:
         "memory_limit": _text("/sys/fs/cgroup/memory.max"),
         "shared_memory_bytes": _free("/dev/shm"),
         "disk_bytes": _free("."),
-        "compilers": {name: shutil.which(name) for name in ("cc", "gcc", "g++", "clang", "nvcc", "nvidia-smi")},
+        "compilers": {
+            name: shutil.which(name) for name in ("cc", "gcc", "g++", "clang", "nvcc", "nvidia-smi")
+        },
         "python_headers": (Path(sysconfig.get_paths()["include"]) / "Python.h").exists(),
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
+        "environment": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)
+        },
         "device": _named(device),
     }
 
@@ -137,15 +166,21 @@ def nvml(device: str, **_: Any) -> dict[str, Any]:
         "used_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle()).used,
         "free_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle()).free,
         "total_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle()).total,
-        "reserved_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle(), version=pynvml.nvmlMemory_v2).reserved,
+        "reserved_bytes": lambda: (
+            pynvml.nvmlDeviceGetMemoryInfo(handle(), version=pynvml.nvmlMemory_v2).reserved
+        ),
         "compute_mode": lambda: pynvml.nvmlDeviceGetComputeMode(handle()),
         "mig": lambda: pynvml.nvmlDeviceGetMigMode(handle()),
         "persistence": lambda: pynvml.nvmlDeviceGetPersistenceMode(handle()),
         "ecc": lambda: pynvml.nvmlDeviceGetEccMode(handle()),
         "power_limit_milliwatts": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle()),
         "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle(), pynvml.NVML_CLOCK_SM),
-        "most_sm_clock_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle(), pynvml.NVML_CLOCK_SM),
-        "temperature": lambda: pynvml.nvmlDeviceGetTemperature(handle(), pynvml.NVML_TEMPERATURE_GPU),
+        "most_sm_clock_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(
+            handle(), pynvml.NVML_CLOCK_SM
+        ),
+        "temperature": lambda: pynvml.nvmlDeviceGetTemperature(
+            handle(), pynvml.NVML_TEMPERATURE_GPU
+        ),
         "utilization_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle()).gpu,
         "processes": lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle())),
     }
@@ -183,7 +218,7 @@ def properties(device: str, **_: Any) -> dict[str, Any]:
     return dict(found)
 
 
-# -- memory outside the allocator -------------------------------------------------------------------------------------
+# -- memory outside the allocator ------------------------------------------------------------------
 
 
 def context(device: str, **_: Any) -> dict[str, Any]:
@@ -228,9 +263,14 @@ def outside(device: str, *, small: bool) -> dict[str, Any]:
         }
 
     width = 64 if small else 1024
-    found = {name: in_fork(lambda work=work: after(work)) for name, work in kernels(device, width).items()}
+    found = {
+        name: in_fork(lambda work=work: after(work))
+        for name, work in kernels(device, width).items()
+    }
     expandable = "expandable_segments:True"
-    found["expandable segments"] = in_fork(lambda: after(lambda torch: torch.empty(2**25, device=device), expandable))
+    found["expandable segments"] = in_fork(
+        lambda: after(lambda torch: torch.empty(2**25, device=device), expandable)
+    )
     return found
 
 
@@ -240,7 +280,9 @@ def kernels(device: str, width: int) -> dict[str, Callable[[Any], None]]:
     def product(dtype: str, *, tf32: bool = False) -> Callable[[Any], None]:
         def work(torch: Any) -> None:
             torch.backends.cuda.matmul.allow_tf32 = tf32
-            x = torch.ones(width, width, device=device, dtype=getattr(torch, dtype), requires_grad=True)
+            x = torch.ones(
+                width, width, device=device, dtype=getattr(torch, dtype), requires_grad=True
+            )
             (x @ x).sum().backward()
 
         return work
@@ -267,8 +309,12 @@ def kernels(device: str, width: int) -> dict[str, Callable[[Any], None]]:
 
     def model(torch: Any, compiled: bool = False) -> None:
         parts = torch.nn
-        block = parts.Sequential(parts.Linear(width, 4 * width), parts.GELU(), parts.Linear(4 * width, width))
-        block = parts.Sequential(parts.Embedding(256, width), parts.LayerNorm(width), block, parts.Linear(width, 256))
+        block = parts.Sequential(
+            parts.Linear(width, 4 * width), parts.GELU(), parts.Linear(4 * width, width)
+        )
+        block = parts.Sequential(
+            parts.Embedding(256, width), parts.LayerNorm(width), block, parts.Linear(width, 256)
+        )
         block = block.to(device)
         call = torch.compile(block) if compiled else block
         tokens = torch.zeros(64, dtype=torch.long, device=device)
@@ -287,7 +333,10 @@ def kernels(device: str, width: int) -> dict[str, Callable[[Any], None]]:
         "product bf16": product("bfloat16"),
         "product fp16": product("float16"),
         "product fp8": fp8,
-        **{f"attention {name}": attention(name) for name in ("auto", "flash", "efficient", "cudnn", "math")},
+        **{
+            f"attention {name}": attention(name)
+            for name in ("auto", "flash", "efficient", "cudnn", "math")
+        },
         "optimizer loop": optimizer(foreach=False),
         "optimizer foreach": optimizer(foreach=True),
         "optimizer kernel": optimizer(fused=True),
@@ -297,7 +346,7 @@ def kernels(device: str, width: int) -> dict[str, Callable[[Any], None]]:
     }
 
 
-# -- forks ------------------------------------------------------------------------------------------------------------
+# -- forks -----------------------------------------------------------------------------------------
 
 
 def forks(device: str, **_: Any) -> dict[str, Any]:
@@ -306,10 +355,15 @@ def forks(device: str, **_: Any) -> dict[str, Any]:
 
     from autotune.execution.server.client import TrialServer
 
-    with TemporaryDirectory() as folder, TrialServer(log_file=Path(folder) / "server.log") as server:
+    with (
+        TemporaryDirectory() as folder,
+        TrialServer(log_file=Path(folder) / "server.log") as server,
+    ):
 
         def check(number: int) -> str:
-            future = server.submit("check_device", {"device": device}, log_file=Path(folder) / f"{number}.log")
+            future = server.submit(
+                "check_device", {"device": device}, log_file=Path(folder) / f"{number}.log"
+            )
             try:
                 return f"works, {future.result(timeout=FORK_SECONDS).seconds:.2f} s"
             except Exception as error:
@@ -320,8 +374,14 @@ def forks(device: str, **_: Any) -> dict[str, Any]:
         pid = server.pid
         opened = [os.path.realpath(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
         maps = Path(f"/proc/{pid}/maps").read_text()
-        libraries = {line.split("/")[-1] for line in maps.splitlines() if "libcuda.so" in line or "libnvidia-" in line}
-        found["devices that the server holds open"] = sorted({name for name in opened if "/dev/nvidia" in name})
+        libraries = {
+            line.split("/")[-1]
+            for line in maps.splitlines()
+            if "libcuda.so" in line or "libnvidia-" in line
+        }
+        found["devices that the server holds open"] = sorted(
+            {name for name in opened if "/dev/nvidia" in name}
+        )
         found["driver libraries in the server"] = sorted(libraries)
         is_refused = any("re-initialize" in words for words in trials)
         found["clean"] = not is_refused and not found["devices that the server holds open"]
@@ -334,12 +394,15 @@ def _is_on_device(pid: int, device: str) -> bool | str:
     import pynvml
 
     try:
-        return pid in [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(device))]
+        return pid in [
+            process.pid
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(device))
+        ]
     except Exception as error:  # no GPU, or a container whose process numbers are its own
         return f"not known: {error}"
 
 
-# -- inside the allocator ---------------------------------------------------------------------------------------------
+# -- inside the allocator --------------------------------------------------------------------------
 
 
 def workspaces(device: str, **_: Any) -> dict[str, Any]:
@@ -375,18 +438,23 @@ def workspaces(device: str, **_: Any) -> dict[str, Any]:
         return found
 
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    found = {name: in_fork(lambda dtype=dtype: look(dtype, False)) for name, dtype in dtypes.items()}
+    found = {
+        name: in_fork(lambda dtype=dtype: look(dtype, False)) for name, dtype in dtypes.items()
+    }
     found["tf32"] = in_fork(lambda: look(torch.float32, True))
     return found
 
 
 CHOICES = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable", -1: "error"}
 SHAPES = ((16, 12, 1024, 64), (4, 16, 768, 128), (2, 32, 4096, 128), (8, 8, 512, 64))
-"""Sequences, heads, tokens, size of a head: the default model on CUDA, the published table's, a long and a short."""
+"""Sequences, heads, tokens, size of a head: the default model on CUDA, the published table's, a
+long and a short."""
 SMALL_SHAPES = ((2, 2, 64, 32), (1, 2, 128, 64))
 
 
-def attend(torch: Any, device: str, backend: str, dtype: str, shape: Sequence[int], *, mask: bool = False) -> Any:
+def attend(
+    torch: Any, device: str, backend: str, dtype: str, shape: Sequence[int], *, mask: bool = False
+) -> Any:
     """The output of scaled_dot_product_attention on new tensors that want gradients; causal, or with a mask."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -396,7 +464,10 @@ def attend(torch: Any, device: str, backend: str, dtype: str, shape: Sequence[in
         "cudnn": SDPBackend.CUDNN_ATTENTION,
         "math": SDPBackend.MATH,
     }
-    tensors = [torch.ones(*shape, device=device, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3)]
+    tensors = [
+        torch.ones(*shape, device=device, dtype=getattr(torch, dtype), requires_grad=True)
+        for _ in range(3)
+    ]
     bias = None
     if mask:
         bias = torch.zeros(1, 1, shape[2], shape[2], device=device, dtype=getattr(torch, dtype))
@@ -429,25 +500,35 @@ def attention_choice(device: str, *, small: bool) -> dict[str, Any]:
         with profile(activities=[ProfilerActivity.CUDA]) as recorded:
             attend(torch, device, "auto", dtype, shape).sum().backward()
             torch.cuda.synchronize()
-        return sorted({event.name[:120] for event in recorded.events() if "attn" in event.name or "mha" in event.name})
+        return sorted(
+            {
+                event.name[:120]
+                for event in recorded.events()
+                if "attn" in event.name or "mha" in event.name
+            }
+        )
 
     dtypes = ("float32", "bfloat16", "float16")
     chosen = {dtype: in_fork(lambda dtype=dtype: look(dtype)) for dtype in dtypes}
-    ran = {f"{dtype}, kernels that ran": in_fork(lambda dtype=dtype: names(dtype)) for dtype in dtypes}
+    ran = {
+        f"{dtype}, kernels that ran": in_fork(lambda dtype=dtype: names(dtype)) for dtype in dtypes
+    }
     return {**chosen, **ran}
 
 
 def attention_memory(device: str, *, small: bool) -> dict[str, Any]:
     """What each kernel takes of the allocator beyond its tensors, in forward and in backward.
 
-    `kept`: beyond the output after forward; `forward`, `backward`: peaks beyond what stood before the call, the
-    output and the gradients included; `output`: bytes of one of these tensors.
+    `kept`: beyond the output after forward; `forward`, `backward`: peaks beyond what stood before
+    the call, the output and the gradients included; `output`: bytes of one of these tensors.
     """
     import torch
 
     def look(backend: str, dtype: str, shape: Sequence[int], mask: bool) -> dict[str, Any]:
         small_shape = (1, 2, 64, shape[3])
-        attend(torch, device, backend, dtype, small_shape, mask=mask).sum().backward()  # libraries' first calls
+        attend(
+            torch, device, backend, dtype, small_shape, mask=mask
+        ).sum().backward()  # libraries' first calls
         output = attend(torch, device, backend, dtype, shape, mask=mask)
         size = output.untyped_storage().nbytes()
         output.backward(torch.ones_like(output))
@@ -501,7 +582,8 @@ FACTS: Mapping[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    # As in the process that trials are forked from: asking whether there is a GPU must not make a context here.
+    # As in the process that trials are forked from: asking whether there is a GPU must not make a
+    # context here.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     name, device, *flags = sys.argv[1:]
     if name != "nvml":

@@ -2,9 +2,10 @@
 
     python studies/gpu/programs/traces.py cuda:0 SEED PRECISION UNTIL [--small]
 
-What the parity gate of a search compares, for one seed and precision: largest relative difference of the losses of
-three steps and of a block's gradient at the first. Also how far the plain training is from that in fp32. No
-configuration is begun after UNTIL, seconds since 1970. Prints one JSON object: {"pairs": [...], "open": [...]}.
+What the parity gate of a search compares, for one seed and precision: largest relative difference
+of the losses of three steps and of a block's gradient at the first. Also how far the plain training
+is from that in fp32. No configuration is begun after UNTIL, seconds since 1970. Prints one JSON
+object: {"pairs": [...], "open": [...]}.
 """
 
 import json
@@ -24,8 +25,21 @@ from autotune.spec.workload import make_workload
 from autotune.study.parity_gate import plain_form
 
 GLOBAL_BATCH = 8
-SIZES = {"layers": 8, "width": 512, "heads": 8, "sequence_length": 512, "global_batch": GLOBAL_BATCH}
-SMALL_SIZES = {"layers": 2, "width": 64, "heads": 4, "sequence_length": 64, "global_batch": GLOBAL_BATCH, "steps": 10}
+SIZES = {
+    "layers": 8,
+    "width": 512,
+    "heads": 8,
+    "sequence_length": 512,
+    "global_batch": GLOBAL_BATCH,
+}
+SMALL_SIZES = {
+    "layers": 2,
+    "width": 64,
+    "heads": 4,
+    "sequence_length": 64,
+    "global_batch": GLOBAL_BATCH,
+    "steps": 10,
+}
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},
     {"micro_batch_size": 2},
@@ -69,7 +83,9 @@ def main() -> None:
         executor.prepare(definition.workload, folder / PREPARED)
 
         def trace(config: TrainingConfig) -> ParityTrace | str:
-            return executor.trace(definition, config, dropout=True, study_folder=folder, time_limit_seconds=SECONDS)
+            return executor.trace(
+                definition, config, dropout=True, study_folder=folder, time_limit_seconds=SECONDS
+            )
 
         plain = trace(plain_form(TrainingConfig(precision=precision), micro_batch_size=1))
         exact = trace(plain_form(TrainingConfig(), micro_batch_size=1))
@@ -77,14 +93,20 @@ def main() -> None:
         for variant in SMALL_VARIANTS if is_small else VARIANTS:
             if (precision, variant.get("optimizer_fusion")) in ILLEGAL:
                 continue
-            config = TrainingConfig(**{"precision": precision, "micro_batch_size": GLOBAL_BATCH, **variant})
+            config = TrainingConfig(
+                **{"precision": precision, "micro_batch_size": GLOBAL_BATCH, **variant}
+            )
             if time.time() > float(until):
                 left_open.append(config.describe())
                 continue
             began = time.monotonic()
             found = difference(trace(config), plain)
-            pairs.append({"what": config.describe(), "seconds": round(time.monotonic() - began, 1), **found})
-    print(json.dumps({"seed": int(seed), "precision": precision, "pairs": pairs, "open": left_open}))
+            pairs.append(
+                {"what": config.describe(), "seconds": round(time.monotonic() - began, 1), **found}
+            )
+    print(
+        json.dumps({"seed": int(seed), "precision": precision, "pairs": pairs, "open": left_open})
+    )
 
 
 def difference(trace: ParityTrace | str, reference: ParityTrace | str) -> dict[str, Any]:
@@ -94,11 +116,16 @@ def difference(trace: ParityTrace | str, reference: ParityTrace | str) -> dict[s
             return {"failure": one}
     assert isinstance(trace, ParityTrace)
     assert isinstance(reference, ParityTrace)
-    losses = [abs(mine - its) / abs(its) if its else 0.0 for mine, its in zip(trace.losses, reference.losses)]  # noqa: B905
+    losses = [
+        abs(mine - its) / abs(its) if its else 0.0
+        for mine, its in zip(trace.losses, reference.losses)  # noqa: B905
+    ]
     blocks = set(trace.gradient_norms) & set(reference.gradient_norms)
     return {
         "loss": max(losses, default=0.0),
-        "gradient": max((trace.gradient_difference(reference, block) for block in blocks), default=0.0),
+        "gradient": max(
+            (trace.gradient_difference(reference, block) for block in blocks), default=0.0
+        ),
         "losses": list(trace.losses),
     }
 

@@ -64,7 +64,7 @@ def test_the_cpu_is_identified():
     assert identify("cpu").device == "cpu"
 
 
-# -- in a process of its own -------------------------------------------------------------------------------------
+# -- in a process of its own -----------------------------------------------------------------------
 
 
 def test_a_fork_returns_what_its_function_returns():

@@ -64,7 +64,9 @@ def run(server, tmp_path):
     def submit(what, *, limits=LONG, task="train", by=server, **payload):
         file = tmp_path / "train.py"
         what = textwrap.indent(textwrap.dedent(what), " " * 8).strip()
-        file.write_text(textwrap.dedent(SCRIPT).replace("WHAT", what).replace("LEFT", str(tmp_path / "left")))
+        file.write_text(
+            textwrap.dedent(SCRIPT).replace("WHAT", what).replace("LEFT", str(tmp_path / "left"))
+        )
         workload = make_workload("cpu", {"script": str(file), "global_batch": 4, "steps": 12})
         payload |= {
             "workload": workload.to_dict(),
@@ -108,12 +110,13 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-# -- limits ------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 def test_a_training_longer_than_a_step_may_be_goes_on_as_long_as_steps_end(run):
     assert (
-        outcome_of(run("time.sleep(0.2)", limits=dataclasses.replace(LONG, step_seconds=1.5))) == "ok"
+        outcome_of(run("time.sleep(0.2)", limits=dataclasses.replace(LONG, step_seconds=1.5)))
+        == "ok"
     )  # eleven such steps
 
 
@@ -139,14 +142,21 @@ def test_a_trial_that_writes_more_to_its_log_than_a_disk_has_room_for_is_a_crash
     """A log of two GiB, most of it a hole that takes no room."""
     flood = "os.truncate(1, 2**31) or time.sleep(3600)"
     measurement = Measurement(**run(flood).result(WAIT_SECONDS).result)
-    assert (measurement.outcome, measurement.message.partition(" to ")[0]) == ("crashed", "wrote more than 1.00 GiB")
+    assert (measurement.outcome, measurement.message.partition(" to ")[0]) == (
+        "crashed",
+        "wrote more than 1.00 GiB",
+    )
 
 
-# -- ends --------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_trial_that_ignores_the_signal_is_interrupted_all_the_same(run, server, tmp_path):
-    future = run("signal.signal(signal.SIGTERM, signal.SIG_IGN); leave_a_child_behind(); time.sleep(3600)")
+def test_a_cancelled_trial_that_ignores_the_signal_is_interrupted_all_the_same(
+    run, server, tmp_path
+):
+    future = run(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); leave_a_child_behind(); time.sleep(3600)"
+    )
     left = child_left_by(tmp_path)
     server.cancel(future)
     assert outcome_of(future) == "interrupted"
@@ -155,7 +165,9 @@ def test_a_cancelled_trial_that_ignores_the_signal_is_interrupted_all_the_same(r
 
 def test_a_trial_that_cleans_up_when_told_to_end_has_its_time(run, server, tmp_path):
     file = tmp_path / "cleaned"
-    clean = f"signal.signal(15, lambda *_: (time.sleep(0.2), open({str(file)!r}, 'w'), os._exit(0)))"
+    clean = (
+        f"signal.signal(15, lambda *_: (time.sleep(0.2), open({str(file)!r}, 'w'), os._exit(0)))"
+    )
     future = run(f"{clean}; leave_a_child_behind(); time.sleep(3600)")
     child_left_by(tmp_path)
     server.cancel(future)
@@ -172,7 +184,9 @@ def test_what_a_killed_trial_left_behind_is_ended_before_its_loss_is_known(run, 
     assert is_gone(left)
 
 
-def test_what_a_finished_trial_left_behind_is_ended_and_another_trials_is_not(run, server, tmp_path):
+def test_what_a_finished_trial_left_behind_is_ended_and_another_trials_is_not(
+    run, server, tmp_path
+):
     other = run("leave_a_child_behind(); time.sleep(3600)")
     kept = child_left_by(tmp_path)
     finished = run("leave_a_child_behind()")
@@ -185,7 +199,9 @@ def test_what_a_finished_trial_left_behind_is_ended_and_another_trials_is_not(ru
 
 def test_a_process_of_anybody_may_have_a_name_in_any_encoding():
     named = "import sys; open('/proc/self/comm', 'wb').write(b'caf\\xe9 \\xd0)'); print(flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", named], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", named], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         process.stdout.readline()
         assert b"\xd0" in Path(f"/proc/{process.pid}/stat").read_bytes()
         assert process.pid in descendants(os.getpid())
@@ -194,7 +210,10 @@ def test_a_process_of_anybody_may_have_a_name_in_any_encoding():
 @pytest.mark.slow
 def test_a_closing_server_takes_along_what_ignores_it_and_has_left_its_session(run, tmp_path):
     with TrialServer(log_file=tmp_path / "server.log") as closing:
-        future = run("signal.signal(15, signal.SIG_IGN); leave_a_child_behind(); time.sleep(3600)", by=closing)
+        future = run(
+            "signal.signal(15, signal.SIG_IGN); leave_a_child_behind(); time.sleep(3600)",
+            by=closing,
+        )
         left = child_left_by(tmp_path)
     assert is_gone(left)
     assert outcome_of(future) == "interrupted"

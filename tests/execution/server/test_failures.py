@@ -15,7 +15,9 @@ CPU_REFUSAL = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
     "16777216 bytes. Error code 12 (Cannot allocate memory)"
 )
-CUDA_REFUSAL = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.64 GiB"
+CUDA_REFUSAL = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.64 GiB"
+)
 
 
 REFUSAL_WITHOUT_NVML = (
@@ -32,15 +34,27 @@ HOST, DEVICE = "the host ran out of memory", "out of device memory"
         pytest.param(RuntimeError("std::bad_alloc"), HOST, id="bad_alloc"),
         pytest.param(MemoryError(), HOST, id="python"),
         pytest.param(OSError(12, "Cannot allocate memory"), HOST, id="fork"),
-        pytest.param(RuntimeError("unable to mmap 8 bytes: Cannot allocate memory (12)"), HOST, id="mmap"),
+        pytest.param(
+            RuntimeError("unable to mmap 8 bytes: Cannot allocate memory (12)"), HOST, id="mmap"
+        ),
         pytest.param(torch.OutOfMemoryError(CUDA_REFUSAL), DEVICE, id="cuda"),
-        pytest.param(RuntimeError(f"wrapped: OutOfMemoryError: {CUDA_REFUSAL}"), DEVICE, id="wrapped"),
+        pytest.param(
+            RuntimeError(f"wrapped: OutOfMemoryError: {CUDA_REFUSAL}"), DEVICE, id="wrapped"
+        ),
         pytest.param(RuntimeError("CUDA error: out of memory"), DEVICE, id="driver"),
-        pytest.param(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `c`"), DEVICE, id="cublas"),
+        pytest.param(
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `c`"),
+            DEVICE,
+            id="cublas",
+        ),
         pytest.param(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), DEVICE, id="cudnn"),
         pytest.param(RuntimeError("Triton Error [CUDA]: out of memory"), DEVICE, id="triton"),
         pytest.param(RuntimeError(REFUSAL_WITHOUT_NVML), DEVICE, id="where NVML fails"),
-        pytest.param(torch.OutOfMemoryError("the CUDA context alone needs 0.6 GiB of the cap"), DEVICE, id="context"),
+        pytest.param(
+            torch.OutOfMemoryError("the CUDA context alone needs 0.6 GiB of the cap"),
+            DEVICE,
+            id="context",
+        ),
     ],
 )
 def test_running_out_of_memory_is_recognised_and_whose(error, whose):
@@ -60,8 +74,18 @@ def test_memory_pinned_for_the_device_is_the_hosts():
     [
         (RuntimeError(CPU_REFUSAL), "cpu", 16777216, f"{HOST}: 16.00 MiB more asked for"),
         (RuntimeError(CPU_REFUSAL), "cuda", None, f"{HOST}: 16.00 MiB more asked for"),
-        (torch.OutOfMemoryError(CUDA_REFUSAL), "cuda", int(2.5 * 2**30), f"{DEVICE}: 2.50 GiB more asked for"),
-        (MemoryError("Unable to allocate 2.00 TiB for an array"), "cpu", 2**41, f"{HOST}: 2.00 TiB more asked for"),
+        (
+            torch.OutOfMemoryError(CUDA_REFUSAL),
+            "cuda",
+            int(2.5 * 2**30),
+            f"{DEVICE}: 2.50 GiB more asked for",
+        ),
+        (
+            MemoryError("Unable to allocate 2.00 TiB for an array"),
+            "cpu",
+            2**41,
+            f"{HOST}: 2.00 TiB more asked for",
+        ),
         (RuntimeError("std::bad_alloc"), "cpu", None, HOST),
     ],
     ids=["cpu", "cpu beside a device", "cuda", "numpy", "unsaid"],
@@ -74,7 +98,11 @@ def test_the_refused_request_is_read_from_the_message_and_counts_on_its_own_devi
 
 
 @pytest.mark.parametrize(
-    "text", ["DataLoader worker (pid 7) is killed by signal: Killed. ", "A child process terminated abruptly"]
+    "text",
+    [
+        "DataLoader worker (pid 7) is killed by signal: Killed. ",
+        "A child process terminated abruptly",
+    ],
 )
 def test_a_process_of_the_trials_own_that_the_kernel_killed_for_memory_is_out_of_memory(text):
     error = RuntimeError(text)
@@ -106,20 +134,27 @@ def test_any_other_error_is_a_crash_with_its_name_and_first_line():
 
 
 def test_a_signal_is_a_crash_that_names_it(tmp_path):
-    measurement = measurement_of_exit(-11, log_file=tmp_path / "none.log", host_killed_for_memory=False)
+    measurement = measurement_of_exit(
+        -11, log_file=tmp_path / "none.log", host_killed_for_memory=False
+    )
     assert measurement.outcome == "crashed"
     assert "SIGSEGV" in measurement.message
 
 
 def test_a_kill_by_the_kernel_for_memory_is_out_of_memory(tmp_path):
-    measurement = measurement_of_exit(-9, log_file=tmp_path / "none.log", host_killed_for_memory=True)
+    measurement = measurement_of_exit(
+        -9, log_file=tmp_path / "none.log", host_killed_for_memory=True
+    )
     assert measurement.outcome == "out_of_memory"
 
 
 def test_openmp_without_memory_for_threads_is_out_of_memory(tmp_path):
     log = tmp_path / "trial.log"
     log.write_text("libgomp: Thread creation failed: Resource temporarily unavailable\n")
-    assert measurement_of_exit(1, log_file=log, host_killed_for_memory=False).outcome == "out_of_memory"
+    assert (
+        measurement_of_exit(1, log_file=log, host_killed_for_memory=False).outcome
+        == "out_of_memory"
+    )
 
 
 def test_an_exit_code_without_a_result_is_a_crash_that_names_the_log(tmp_path):
@@ -135,10 +170,13 @@ def test_the_log_of_a_trial_that_wrote_without_end_is_not_read_whole(tmp_path):
         file.truncate(2**40)  # takes no room
         file.seek(2**40)
         file.write(b"libgomp: Thread creation failed: Resource temporarily unavailable\n")
-    assert measurement_of_exit(1, log_file=log, host_killed_for_memory=False).outcome == "out_of_memory"
+    assert (
+        measurement_of_exit(1, log_file=log, host_killed_for_memory=False).outcome
+        == "out_of_memory"
+    )
 
 
-# -- what is not the configuration's -----------------------------------------------------------------------------
+# -- what is not the configuration's ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -209,10 +247,15 @@ def test_a_full_disk_and_a_killed_worker_are_no_result_of_the_configuration(erro
 
 
 def test_a_file_that_a_script_misses_is_its_own_fault():
-    assert _of(FileNotFoundError(2, "No such file or directory", "my.txt"), device_type="cpu").outcome == "crashed"
+    assert (
+        _of(FileNotFoundError(2, "No such file or directory", "my.txt"), device_type="cpu").outcome
+        == "crashed"
+    )
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1]
+)
 def test_a_signal_that_somebody_sent_is_no_result_of_the_configuration(number, tmp_path):
     with pytest.raises(TrialLost, match=number.name):
         measurement_of_exit(-number, log_file=tmp_path / "none.log", host_killed_for_memory=False)
@@ -220,11 +263,13 @@ def test_a_signal_that_somebody_sent_is_no_result_of_the_configuration(number, t
 
 @pytest.mark.parametrize("number", [6, 7, 4, 8, 5, 31, 13, 40])
 def test_a_signal_that_a_program_earns_is_a_crash(number, tmp_path):
-    exit_of = measurement_of_exit(-number, log_file=tmp_path / "none.log", host_killed_for_memory=False)
+    exit_of = measurement_of_exit(
+        -number, log_file=tmp_path / "none.log", host_killed_for_memory=False
+    )
     assert exit_of.outcome == "crashed"
 
 
-# -- how often the kernel has killed for memory ------------------------------------------------------------------
+# -- how often the kernel has killed for memory ----------------------------------------------------
 
 
 def _kernel(folder, *, group, events=None, vmstat=None):
@@ -236,7 +281,9 @@ def _kernel(folder, *, group, events=None, vmstat=None):
         (proc / "vmstat").write_text(f"pgfault 12\noom_kill {vmstat}\n")
     if events is not None:
         (groups / "box").mkdir(parents=True)
-        (groups / "box" / "memory.events").write_text(f"low 0\noom 4\noom_kill {events}\noom_group_kill 9\n")
+        (groups / "box" / "memory.events").write_text(
+            f"low 0\noom 4\noom_kill {events}\noom_group_kill 9\n"
+        )
     return host_memory_kills(proc=proc, groups=groups)
 
 

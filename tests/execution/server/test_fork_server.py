@@ -41,7 +41,15 @@ def doomed_server(tmp_path):
 def train(server, workload, prepared, tmp_path):
     """train(steps=..., ...) is the future of a training in a process of its own."""
 
-    def submit(*, time_limit_seconds=None, cap_bytes=2**40, workload=workload, by=server, folder=prepared, **choices):
+    def submit(
+        *,
+        time_limit_seconds=None,
+        cap_bytes=2**40,
+        workload=workload,
+        by=server,
+        folder=prepared,
+        **choices,
+    ):
         config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **choices})
         payload = {
             "workload": workload.to_dict(),
@@ -52,7 +60,9 @@ def train(server, workload, prepared, tmp_path):
             "requested_at": time.monotonic(),
         }
         limits = (
-            None if time_limit_seconds is None else time_limits(time_limit_seconds, step_seconds=time_limit_seconds)
+            None
+            if time_limit_seconds is None
+            else time_limits(time_limit_seconds, step_seconds=time_limit_seconds)
         )
         return by.submit("train", payload, log_file=tmp_path / "trial.log", limits=limits)
 
@@ -128,11 +138,15 @@ def test_over_the_cap_is_an_outcome_with_the_peak(train):
 
 
 def test_a_trial_past_its_time_limit_is_ended(train, workload):
-    measurement = Measurement(**train(workload=endless(workload), time_limit_seconds=2).result(WAIT_SECONDS).result)
+    measurement = Measurement(
+        **train(workload=endless(workload), time_limit_seconds=2).result(WAIT_SECONDS).result
+    )
     assert measurement.outcome == "timeout"
 
 
-def test_a_trial_killed_from_outside_says_nothing_of_its_configuration_and_the_next_one_runs(server, train, workload):
+def test_a_trial_killed_from_outside_says_nothing_of_its_configuration_and_the_next_one_runs(
+    server, train, workload
+):
     for number in (signal.SIGKILL, signal.SIGTERM):
         future = train(workload=endless(workload))
         os.kill(pid_of_trial(server), number)
@@ -166,7 +180,9 @@ def test_a_loss_that_is_no_number_is_diverged(train, workload):
     import dataclasses
 
     hopeless = dataclasses.replace(workload, learning_rates={**workload.learning_rates, "sgd": 1e6})
-    measurement = Measurement(**train(workload=hopeless, optimizer="sgd").result(WAIT_SECONDS).result)
+    measurement = Measurement(
+        **train(workload=hopeless, optimizer="sgd").result(WAIT_SECONDS).result
+    )
     assert measurement.outcome == "diverged"
 
 
@@ -176,9 +192,13 @@ def test_more_memory_than_the_host_has_is_out_of_memory(server, workload, prepar
 
     from autotune.execution.server.tasks import prepare
 
-    huge = dataclasses.replace(workload, vocab_size=2**22, width=8, heads=1, layers=1, global_batch=512)
+    huge = dataclasses.replace(
+        workload, vocab_size=2**22, width=8, heads=1, layers=1, global_batch=512
+    )
     folder = tmp_path / "huge"
-    prepare(workload=dataclasses.replace(huge, evaluation_sequences=1).to_dict(), folder=str(folder))
+    prepare(
+        workload=dataclasses.replace(huge, evaluation_sequences=1).to_dict(), folder=str(folder)
+    )
     payload = {
         "workload": huge.to_dict(),
         "config": TrainingConfig(micro_batch_size=512).to_dict(),
@@ -187,14 +207,18 @@ def test_more_memory_than_the_host_has_is_out_of_memory(server, workload, prepar
         "cap_bytes": 2**50,
         "requested_at": time.monotonic(),
     }
-    future = server.submit("train", payload, log_file=tmp_path / "trial.log", limit_host_memory=True)
+    future = server.submit(
+        "train", payload, log_file=tmp_path / "trial.log", limit_host_memory=True
+    )
     measurement = Measurement(**future.result(WAIT_SECONDS).result)
     assert measurement.outcome == "out_of_memory"
     assert measurement.requested_bytes == 512 * 32 * 2**22 * 4
 
 
 def test_a_task_that_refuses_its_input_raises_it_here(server, tmp_path):
-    future = server.submit("probe", {"device": "cuda:99", "choices": {}}, log_file=tmp_path / "probe.log")
+    future = server.submit(
+        "probe", {"device": "cuda:99", "choices": {}}, log_file=tmp_path / "probe.log"
+    )
     with pytest.raises(InvalidInput, match="cuda:99"):
         future.result(WAIT_SECONDS)
 
@@ -232,7 +256,7 @@ def test_a_request_to_a_server_that_has_ended_fails_at_once(doomed_server, train
         train(by=doomed_server).result(WAIT_SECONDS)
 
 
-# -- trials that another process has disturbed -------------------------------------------------------------------
+# -- trials that another process has disturbed -----------------------------------------------------
 
 DISTURBED = """
     from pathlib import Path
@@ -258,7 +282,9 @@ def disturbed_server(tmp_path_factory):
     from autotune.execution.server.client import TrialServer
 
     command = (sys.executable, "-c", textwrap.dedent(DISTURBED))
-    with TrialServer(log_file=tmp_path_factory.mktemp("disturbed") / "server.log", command=command) as trial_server:
+    with TrialServer(
+        log_file=tmp_path_factory.mktemp("disturbed") / "server.log", command=command
+    ) as trial_server:
         yield trial_server
 
 
@@ -267,7 +293,11 @@ def measure(disturbed_server, tmp_path):
     """measure(disturbed=2) is the future of the task; the file `attempts` gets a letter for each attempt."""
 
     def submit(*, disturbed):
-        payload = {"folder": str(tmp_path), "disturbed": disturbed, "requested_at": time.monotonic()}
+        payload = {
+            "folder": str(tmp_path),
+            "disturbed": disturbed,
+            "requested_at": time.monotonic(),
+        }
         return disturbed_server.submit("measure", payload, log_file=tmp_path / "trial.log")
 
     return submit
@@ -310,20 +340,30 @@ def test_a_server_that_cannot_fork_for_cuda_says_so(tmp_path):
     command = (sys.executable, "-c", textwrap.dedent(program))
     with TrialServer(log_file=tmp_path / "server.log", command=command) as server:
         future = server.submit("devices", {}, log_file=tmp_path / "devices.log")
-        with pytest.raises(TrialServerLost, match="CUDA was initialized while modules were imported"):
+        with pytest.raises(
+            TrialServerLost, match="CUDA was initialized while modules were imported"
+        ):
             future.result(WAIT_SECONDS)
 
 
-SERVER = "import runpy; runpy.run_module('autotune.execution.server.fork_server', run_name='__main__')"
+SERVER = (
+    "import runpy; runpy.run_module('autotune.execution.server.fork_server', run_name='__main__')"
+)
 
 
 def test_what_an_interpreter_says_before_the_server_begins_is_no_reply(tmp_path):
     """As a line in sitecustomize or a .pth file does."""
     from autotune.execution.server.client import TrialServer
 
-    command = (sys.executable, "-c", f"print('hello', flush=True); print('[1]', flush=True); {SERVER}")
+    command = (
+        sys.executable,
+        "-c",
+        f"print('hello', flush=True); print('[1]', flush=True); {SERVER}",
+    )
     with TrialServer(log_file=tmp_path / "server.log", command=command) as chatty:
-        devices = chatty.submit("devices", {}, log_file=tmp_path / "devices.log").result(WAIT_SECONDS)
+        devices = chatty.submit("devices", {}, log_file=tmp_path / "devices.log").result(
+            WAIT_SECONDS
+        )
     assert devices.result[-1]["device"] == "cpu"
 
 
@@ -331,7 +371,9 @@ def test_half_a_reply_of_a_server_that_was_killed_leaves_nobody_waiting(tmp_path
     from autotune.execution.server.client import TrialServer
 
     half = "import sys; sys.stdin.readline(); print('{\"id\": 1, \"resu', end='', flush=True)"
-    with TrialServer(log_file=tmp_path / "server.log", command=(sys.executable, "-c", half)) as killed:
+    with TrialServer(
+        log_file=tmp_path / "server.log", command=(sys.executable, "-c", half)
+    ) as killed:
         future = killed.submit("devices", {}, log_file=tmp_path / "devices.log")
         with pytest.raises(TrialServerLost):
             future.result(WAIT_SECONDS)
@@ -346,8 +388,13 @@ def test_requests_and_replies_larger_than_the_pipes_pass_each_other(tmp_path):
             request = json.loads(line)
             print(json.dumps({"id": request["id"], "result": "x" * 100_000, "error": None, "seconds": 0.0}), flush=True)
     """
-    with TrialServer(log_file=tmp_path / "server.log", command=(sys.executable, "-c", textwrap.dedent(echo))) as server:
-        futures = [server.submit("any", {"x": "y" * 100_000}, log_file=tmp_path / "any.log") for _ in range(30)]
+    with TrialServer(
+        log_file=tmp_path / "server.log", command=(sys.executable, "-c", textwrap.dedent(echo))
+    ) as server:
+        futures = [
+            server.submit("any", {"x": "y" * 100_000}, log_file=tmp_path / "any.log")
+            for _ in range(30)
+        ]
         assert {len(future.result(WAIT_SECONDS).result) for future in futures} == {100_000}
 
 
@@ -400,13 +447,17 @@ def test_the_server_stays_free_of_cuda(server, tmp_path):
     """A forked child could not use CUDA if its parent had; and the GPU must not carry the server's context."""
     result = (
         server.submit(
-            "probe", {"device": "cuda:0", "choices": {"precision": ["fp32"]}}, log_file=tmp_path / "probe.log"
+            "probe",
+            {"device": "cuda:0", "choices": {"precision": ["fp32"]}},
+            log_file=tmp_path / "probe.log",
         )
         .result(300)
         .result
     )
     assert result["device"]["device"] == "cuda:0"
-    assert "nvidia" not in "".join(os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir())
+    assert "nvidia" not in "".join(
+        os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir()
+    )
 
 
 @pytest.mark.gpu
@@ -421,8 +472,15 @@ def test_importing_touches_nothing_where_nvml_does_not_say_how_many_devices_ther
             os._exit(torch.cuda._is_in_bad_fork())
         raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "MIG-0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    assert subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment).returncode == 0
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "MIG-0",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    assert (
+        subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment).returncode
+        == 0
+    )
 
 
 def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module(tmp_path, monkeypatch):
@@ -432,5 +490,9 @@ def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module(tmp_path, m
     for name in ("json", "torch", "datasets"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
     with TrialServer(log_file=tmp_path / "server.log") as server:
-        devices = server.submit("devices", {}, log_file=tmp_path / "devices.log").result(WAIT_SECONDS).result
+        devices = (
+            server.submit("devices", {}, log_file=tmp_path / "devices.log")
+            .result(WAIT_SECONDS)
+            .result
+        )
     assert devices[-1]["device"] == "cpu"

@@ -33,7 +33,8 @@ def seen(tmp_path_factory):
         for future in futures.values():
             future.result()
         return {
-            hang.kind: run.seen(hang, future, limit_seconds=SECONDS[hang.limit]) for hang, future in futures.items()
+            hang.kind: run.seen(hang, future, limit_seconds=SECONDS[hang.limit])
+            for hang, future in futures.items()
         }
 
 

@@ -9,9 +9,13 @@ from autotune.spec.workload import make_workload
 
 
 def prepared_of(folder, **settings):
-    workload = make_workload("cpu", {"layers": 1, "width": 16, "heads": 1, "sequence_length": 16, **settings})
+    workload = make_workload(
+        "cpu", {"layers": 1, "width": 16, "heads": 1, "sequence_length": 16, **settings}
+    )
     made = prepare(workload=workload.to_dict(), folder=str(folder))
-    return dataclasses.replace(workload, text_sha256=made["text_sha256"], model_sha256=made["model_sha256"])
+    return dataclasses.replace(
+        workload, text_sha256=made["text_sha256"], model_sha256=made["model_sha256"]
+    )
 
 
 def test_prepared_files_are_told_from_those_of_another_text(tmp_path):
@@ -28,6 +32,8 @@ def test_two_workers_may_draw_the_weights_of_a_seed_at_once(tmp_path):
     workload = dataclasses.replace(prepared_of(tmp_path / "prepared"), seed=1)
     seeds = tmp_path / "prepared-seed-1"
     for _ in range(2):  # the second as one that looked before the first was there
-        prepare_seed(workload=workload.to_dict(), prepared=str(tmp_path / "prepared"), folder=str(seeds))
+        prepare_seed(
+            workload=workload.to_dict(), prepared=str(tmp_path / "prepared"), folder=str(seeds)
+        )
     assert (seeds / "weights.pt").is_file()
     assert sorted(os.listdir(tmp_path)) == ["prepared", "prepared-seed-1"]

@@ -23,7 +23,12 @@ LIMITS = TimeLimits(trial_seconds=100.0, compile_seconds=50.0, step_seconds=20.0
 def request_to_train(workload, prepared):
     config = TrainingConfig(micro_batch_size=workload.global_batch)
     return TrainingRequest(
-        workload=workload, config=config, folder=prepared, device="cpu", cap_bytes=2**40, requested_at=time.monotonic()
+        workload=workload,
+        config=config,
+        folder=prepared,
+        device="cpu",
+        cap_bytes=2**40,
+        requested_at=time.monotonic(),
     )
 
 
@@ -41,7 +46,13 @@ def pipe():
 @pytest.fixture
 def child(tmp_path):
     return ChildProcess(
-        id=1, task="train", pid=0, pipe=-1, log_file=tmp_path / "trial.log", limits=LIMITS, host_memory_kills=0
+        id=1,
+        task="train",
+        pid=0,
+        pipe=-1,
+        log_file=tmp_path / "trial.log",
+        limits=LIMITS,
+        host_memory_kills=0,
     )
 
 
@@ -93,7 +104,7 @@ def test_what_is_compiled_before_the_first_step_belongs_to_the_start(pipe):
     assert said(pipe) == []
 
 
-# -- the server's side -------------------------------------------------------------------------------------------
+# -- the server's side -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -160,22 +171,31 @@ def test_a_line_without_end_does_not_fill_the_servers_memory(child):
     assert len(child._unfinished) <= 2**26
 
 
-# -- the limits --------------------------------------------------------------------------------------------------
+# -- the limits ------------------------------------------------------------------------------------
 
 
 def test_compilation_has_half_and_a_step_a_fifth_of_a_trials_time():
-    assert time_limits(600.0) == TimeLimits(trial_seconds=600.0, compile_seconds=300.0, step_seconds=120.0)
+    assert time_limits(600.0) == TimeLimits(
+        trial_seconds=600.0, compile_seconds=300.0, step_seconds=120.0
+    )
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), 1e12, True, "10m", None])
 @pytest.mark.parametrize("limit", ["trial", "compile", "step"])
 def test_what_is_no_duration_is_no_limit(limit, seconds):
-    limits = {"trial_seconds": 600.0, "compile_seconds": 600.0, "step_seconds": 600.0, f"{limit}_seconds": seconds}
+    limits = {
+        "trial_seconds": 600.0,
+        "compile_seconds": 600.0,
+        "step_seconds": 600.0,
+        f"{limit}_seconds": seconds,
+    }
     with pytest.raises(InvalidInput, match="time limit"):
         TimeLimits(**limits)
 
 
 @pytest.mark.parametrize("limit", ["compile", "step"])
 def test_a_limit_longer_than_the_whole_trials_is_refused(limit):
-    with pytest.raises(InvalidInput, match=f"{limit} time limit of 601 s is longer than the whole trial"):
+    with pytest.raises(
+        InvalidInput, match=f"{limit} time limit of 601 s is longer than the whole trial"
+    ):
         time_limits(600.0, **{f"{limit}_seconds": 601.0})

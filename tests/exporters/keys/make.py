@@ -1,8 +1,9 @@
 """Writes the key tables of the exports that no test can load by the trainer itself: `python make.py TARGET`.
 
-Run it with the Python of an environment that has the trainer; it needs nothing of autotune. A table has, for every key
-that an export may write, the types and the values it can have, and its default, as the package itself says:
-`{"package": "torchtitan 0.3.0", "keys": {"training.max_norm": {"types": ["float", "int"], "default": 1.0}, ...}}`.
+Run it with the Python of an environment that has the trainer; it needs nothing of autotune. A table
+has, for every key that an export may write, the types and the values it can have, and its default,
+as the package itself says: `{"package": "torchtitan 0.3.0", "keys": {"training.max_norm": {"types":
+["float", "int"], "default": 1.0}, ...}}`.
 
     pip install torchtitan==0.3.0 triton     python make.py torchtitan_0_3
     pip install torchtitan==0.2.2 triton     python make.py torchtitan_0_2
@@ -60,7 +61,9 @@ def collect(annotation, found):
 def plain(value):
     if isinstance(value, float) and math.isinf(value):
         return "inf"
-    return value if isinstance(value, str | int | float | bool | list | dict | None) else repr(value)
+    return (
+        value if isinstance(value, str | int | float | bool | list | dict | None) else repr(value)
+    )
 
 
 def of_dataclass(value, prefix="", only=None):
@@ -78,9 +81,15 @@ def of_dataclass(value, prefix="", only=None):
 
 
 TITAN = [
-    *(f"training.{name}" for name in ("local_batch_size", "global_batch_size", "seq_len", "steps", "max_norm")),
+    *(
+        f"training.{name}"
+        for name in ("local_batch_size", "global_batch_size", "seq_len", "steps", "max_norm")
+    ),
     *(f"training.{name}" for name in ("dtype", "mixed_precision_param")),
-    *(f"lr_scheduler.{name}" for name in ("warmup_steps", "total_steps", "decay_ratio", "decay_type", "min_lr_factor")),
+    *(
+        f"lr_scheduler.{name}"
+        for name in ("warmup_steps", "total_steps", "decay_ratio", "decay_type", "min_lr_factor")
+    ),
     "compile.enable",
     "compile.components",
     "optimizer.implementation",
@@ -98,7 +107,14 @@ def torchtitan_0_3():
     from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
     start = llama3_debugmodel()
-    configs = (ChunkedLossWrapper, CrossEntropyLoss, Float8LinearConverter, FullAC, MemoryBudgetAC, SelectiveAC)
+    configs = (
+        ChunkedLossWrapper,
+        CrossEntropyLoss,
+        Float8LinearConverter,
+        FullAC,
+        MemoryBudgetAC,
+        SelectiveAC,
+    )
     calls = {f"{one.__name__}.Config": of_config(one.Config) for one in configs}
     adamw = dict(start.optimizer.param_groups[0].optimizer_kwargs)
     calls["default_adamw"] = {name: entry(type(value), value) for name, value in adamw.items()}
@@ -111,20 +127,31 @@ def torchtitan_0_3():
     assert callable(default_adamw)
     assert callable(decoder_vocab_size)
     whole = {
-        "activation_checkpoint": [*("FullAC.Config", "MemoryBudgetAC.Config", "SelectiveAC.Config"), None],
+        "activation_checkpoint": [
+            *("FullAC.Config", "MemoryBudgetAC.Config", "SelectiveAC.Config"),
+            None,
+        ],
         "loss": ["ChunkedLossWrapper.Config", "CrossEntropyLoss.Config"],
         "optimizer": ["default_adamw"],
         "model_spec": ["model_registry"],
     }
     assert set(whole) <= {field.name for field in dataclasses.fields(start)}
     keys = of_dataclass(start, only=[*TITAN, "training.disable_cuda_graphs"])
-    return {"package": f"torchtitan {version('torchtitan')}", "keys": keys, "calls": calls, "objects": whole}
+    return {
+        "package": f"torchtitan {version('torchtitan')}",
+        "keys": keys,
+        "calls": calls,
+        "objects": whole,
+    }
 
 
 def of_config(config):
     hints = typing.get_type_hints(config)
     made = config()
-    return {field.name: entry(hints[field.name], getattr(made, field.name)) for field in dataclasses.fields(config)}
+    return {
+        field.name: entry(hints[field.name], getattr(made, field.name))
+        for field in dataclasses.fields(config)
+    }
 
 
 def torchtitan_0_2():
@@ -137,7 +164,10 @@ def torchtitan_0_2():
         *(f"model.{name}" for name in ("name", "flavor", "converters")),
         *(f"optimizer.{name}" for name in ("name", "lr", "beta1", "beta2", "eps", "weight_decay")),
         "optimizer.early_step_in_backward",
-        *(f"activation_checkpoint.{name}" for name in ("mode", "selective_ac_option", "memory_budget")),
+        *(
+            f"activation_checkpoint.{name}"
+            for name in ("mode", "selective_ac_option", "memory_budget")
+        ),
         "experimental.custom_import",
         "quantize.linear.float8.filter_fqns",
         "quantize.linear.float8.recipe_name",
@@ -172,14 +202,19 @@ def axolotl():
     from transformers.training_args import OptimizerNames
 
     keys = of_pydantic(AxolotlInputConfig, AXOLOTL)
-    keys["optimizer"]["values"] = sorted({one.value for one in (*OptimizerNames, *CustomSupportedOptimizers)})
+    keys["optimizer"]["values"] = sorted(
+        {one.value for one in (*OptimizerNames, *CustomSupportedOptimizers)}
+    )
     keys["lr_scheduler"]["values"] = sorted(one.value for one in SchedulerType)
     keys["attn_implementation"]["values"] = sorted(CANONICAL_ATTN_IMPLS)
     inner = {
         "datasets": of_pydantic(SFTDataset, ["path", "name", "split", "ds_type", "type", "field"]),
         "fp8_config": of_pydantic(FP8Config, ["recipe"]),
-        "selective_checkpointing": of_pydantic(SelectiveCheckpointingConfig, ["save", "save_sliding_window"]),
-        # transformers' own: `GradientCheckpointingLayer`, `PreTrainedModel.gradient_checkpointing_enable`.
+        "selective_checkpointing": of_pydantic(
+            SelectiveCheckpointingConfig, ["save", "save_sliding_window"]
+        ),
+        # transformers' own: `GradientCheckpointingLayer`,
+        # `PreTrainedModel.gradient_checkpointing_enable`.
         "gradient_checkpointing_kwargs": {
             "use_reentrant": {"types": ["bool"], "default": None},
             "every_n_layers": {"types": ["int"], "default": None},
@@ -196,7 +231,10 @@ def axolotl():
 
 
 def of_pydantic(model, names):
-    return {name: entry(model.model_fields[name].annotation, default_of(model.model_fields[name])) for name in names}
+    return {
+        name: entry(model.model_fields[name].annotation, default_of(model.model_fields[name]))
+        for name in names
+    }
 
 
 def default_of(field):
@@ -205,6 +243,10 @@ def default_of(field):
 
 if __name__ == "__main__":
     target = sys.argv[1]
-    table = {"torchtitan_0_3": torchtitan_0_3, "torchtitan_0_2": torchtitan_0_2, "axolotl": axolotl}[target]()
+    table = {
+        "torchtitan_0_3": torchtitan_0_3,
+        "torchtitan_0_2": torchtitan_0_2,
+        "axolotl": axolotl,
+    }[target]()
     (HERE / f"{target}.json").write_text(json.dumps(table, indent=1) + "\n")
     print(f"{target}: {len(table['keys'])} keys of {table['package']}")

@@ -49,7 +49,12 @@ def precision(environment, process, dynamo):
 def scope(dynamo):
     if dynamo.backend == "NO":
         return "none"
-    if (dynamo.backend, dynamo.mode, dynamo.dynamic, dynamo.fullgraph) != ("INDUCTOR", "default", False, False):
+    if (dynamo.backend, dynamo.mode, dynamo.dynamic, dynamo.fullgraph) != (
+        "INDUCTOR",
+        "default",
+        False,
+        False,
+    ):
         return f"another compiler: {dynamo}"
     return "block" if dynamo.use_regional_compilation else "model"
 
@@ -71,7 +76,9 @@ def launched(command, text):
         asked = [str(path) if word == FILE else word for word in words[start + 2 :]]
         arguments, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(asked))
         assert defaults.distributed_type == "NO"
-        assert not any((arguments.use_deepspeed, arguments.use_fsdp, arguments.multi_gpu, arguments.tpu))
+        assert not any(
+            (arguments.use_deepspeed, arguments.use_fsdp, arguments.multi_gpu, arguments.tpu)
+        )
         _, environment = prepare_simple_launcher_cmd_env(arguments)
         with mock.patch.dict(os.environ, environment):
             dynamo = TorchDynamoPlugin()

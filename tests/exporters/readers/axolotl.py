@@ -37,7 +37,11 @@ def read(export, version):
     assert process["allocator"] == "default", "axolotl's own choice, or the environment's"
     optimizer, fusion = OPTIMIZERS[values["optimizer"]]
     if optimizer.startswith("adamw"):
-        assert (values["adam_beta1"], values["adam_beta2"], values["adam_epsilon"]) == (0.9, 0.999, 1e-8)
+        assert (values["adam_beta1"], values["adam_beta2"], values["adam_epsilon"]) == (
+            0.9,
+            0.999,
+            1e-8,
+        )
     return {
         "precision": _precision(values),
         "optimizer": optimizer,
@@ -46,7 +50,9 @@ def read(export, version):
         "compile": "model" if values["torch_compile"] else "none",
         "memory_budget": process["memory_budget"],
         "optimizer_fusion": fusion,
-        "allocator": "default" if environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:False"} else "expandable",
+        "allocator": "default"
+        if environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
+        else "expandable",
         "attention": process["attention"],
         "loss": "full",
         "activation_offload": "none",
@@ -62,7 +68,9 @@ def read(export, version):
         "global_batch": values["micro_batch_size"] * values["gradient_accumulation_steps"],
         "sequence_length": values["sequence_len"],
         # What is not said is transformers' 1.0.
-        "gradient_clipping": {None: 1.0, 0.0: None}.get(values["max_grad_norm"], values["max_grad_norm"]),
+        "gradient_clipping": {None: 1.0, 0.0: None}.get(
+            values["max_grad_norm"], values["max_grad_norm"]
+        ),
         "seed": values["seed"],
     }
 

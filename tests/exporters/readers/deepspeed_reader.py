@@ -21,7 +21,11 @@ STEPS = 20
 def read(export, version):
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     config = parsed(export.files[FILE])
-    process = process_settings(export) if script_of(export.command) == launch.FILE else process_settings_of_nothing()
+    process = (
+        process_settings(export)
+        if script_of(export.command) == launch.FILE
+        else process_settings_of_nothing()
+    )
     return {
         **{name: process[name] for name in launch.SETTINGS_IT_MAKES},
         "precision": precision(config, process),
@@ -51,7 +55,10 @@ def parsed(text):
 
     config = deepspeed.runtime.config.DeepSpeedConfig(json.loads(text))
     assert config.zero_config.stage == 0
-    assert config.gradient_accumulation_steps * config.train_micro_batch_size_per_gpu == config.train_batch_size
+    assert (
+        config.gradient_accumulation_steps * config.train_micro_batch_size_per_gpu
+        == config.train_batch_size
+    )
     return config
 
 
@@ -59,7 +66,9 @@ def precision(config, process):
     if config.bfloat16_config.enabled or config.float16_config.enabled:
         return "16-bit weights with a float32 copy"
     if config.torch_autocast_enabled:
-        return {torch.bfloat16: "bf16-mixed", torch.float16: "fp16-mixed"}[config.torch_autocast_dtype]
+        return {torch.bfloat16: "bf16-mixed", torch.float16: "fp16-mixed"}[
+            config.torch_autocast_dtype
+        ]
     return "tf32" if process["tf32"] else "fp32"
 
 
@@ -72,7 +81,11 @@ def optimization(text):
     return {
         "optimizer": OPTIMIZERS[parsed(text).optimizer_name],
         "weight_decay": defaults["weight_decay"],
-        "optimizer_fusion": {(False, False): "none", (True, False): "foreach", (False, True): "kernel"}[flags],
+        "optimizer_fusion": {
+            (False, False): "none",
+            (True, False): "foreach",
+            (False, True): "kernel",
+        }[flags],
         **schedule_of(rates(text)),
     }
 
@@ -85,7 +98,9 @@ def made_optimizer(config):
     if config.optimizer_name == "adamw":
         assert settings.pop("torch_adam")
         return torch.optim.AdamW([torch.nn.Parameter(torch.ones(2, 2))], **settings)
-    return getattr(torch.optim, config.optimizer_name)([torch.nn.Parameter(torch.ones(2, 2))], **settings)
+    return getattr(torch.optim, config.optimizer_name)(
+        [torch.nn.Parameter(torch.ones(2, 2))], **settings
+    )
 
 
 @functools.cache

@@ -58,7 +58,10 @@ def read(export, version):
     assert written["resume_from_checkpoint"] is False
     assert blocks["lr_scheduler"] == {"lr_scheduler": None}
     values = {**defaults(table["later"]), **written}
-    assert (values["torch_compile_backend"], values["torch_compile_mode"]) == ("inductor", "default")
+    assert (values["torch_compile_backend"], values["torch_compile_mode"]) == (
+        "inductor",
+        "default",
+    )
     return {
         **_numbers(values, blocks),
         **_optimizer(blocks["optimizer"]["optimizer"], values),
@@ -89,10 +92,15 @@ def _yaml(lines):
 
 def _numbers(values, blocks):
     collator = blocks["datacollator"]["data_collator"]
-    assert (collator["padding"], collator["truncation"], collator["tokenizer"]) == ("max_length", True, "its own")
+    assert (collator["padding"], collator["truncation"], collator["tokenizer"]) == (
+        "max_length",
+        True,
+        "its own",
+    )
     return {
         "micro_batch_size": values["per_device_train_batch_size"],
-        "global_batch": values["per_device_train_batch_size"] * values["gradient_accumulation_steps"],
+        "global_batch": values["per_device_train_batch_size"]
+        * values["gradient_accumulation_steps"],
         "sequence_length": collator["max_length"],
         "steps": values["max_steps"],
         "seed": values["seed"],
@@ -111,12 +119,18 @@ def _optimizer(said, values):
     made_by = said.pop("made by")
     name, settings = OPTIMIZERS[made_by]
     flags = {flag: said.pop(flag) for flag in FLAGS.get(made_by, ())}
-    found = {"optimizer": name, "learning_rate": said.pop("lr"), "weight_decay": said.pop("weight_decay")}
+    found = {
+        "optimizer": name,
+        "learning_rate": said.pop("lr"),
+        "weight_decay": said.pop("weight_decay"),
+    }
     assert said == settings
     fusion = "foreach" if flags.get("foreach") else "kernel" if flags.get("fused") else "none"
     if values["fuse_optim_with_backward"]:
         assert fusion == "none"
-        assert (values["gradient_accumulation_steps"], values["max_grad_norm"]) == (1, None), "forgather asserts it"
+        assert (values["gradient_accumulation_steps"], values["max_grad_norm"]) == (1, None), (
+            "forgather asserts it"
+        )
         fusion = "backward"
     return {**found, "optimizer_fusion": fusion}
 
@@ -131,7 +145,12 @@ def _techniques(values):
         ("float32", "highest", "bf16", "tensorwise"): "fp8, the head as well",
     }
     mixed = None if values["mixed_precision"] == "no" else values["mixed_precision"]
-    kinds = (values["default_dtype"], values["float32_matmul_precision"], mixed, values["fp8_recipe"])
+    kinds = (
+        values["default_dtype"],
+        values["float32_matmul_precision"],
+        mixed,
+        values["fp8_recipe"],
+    )
     return {
         "precision": precision[kinds],
         "checkpointing": "block" if values["gradient_checkpointing"] else "none",
@@ -145,6 +164,8 @@ def _techniques(values):
 
 
 def _allocator(export):
-    settings = [word for word in shlex.split(export.command) if word.startswith("PYTORCH_ALLOC_CONF=")]
+    settings = [
+        word for word in shlex.split(export.command) if word.startswith("PYTORCH_ALLOC_CONF=")
+    ]
     assert settings in ([], ["PYTORCH_ALLOC_CONF=expandable_segments:True"])
     return "expandable" if settings else "default"

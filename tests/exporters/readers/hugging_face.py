@@ -1,6 +1,7 @@
 """What transformers' Trainer and trl's SFTTrainer do with an export: the files are loaded by them, then watched.
 
-Settings are taken from the parsed arguments, the trainer that was made and one pass through a model of four layers.
+Settings are taken from the parsed arguments, the trainer that was made and one pass through a model
+of four layers.
 """
 
 import contextlib
@@ -55,8 +56,13 @@ def batch(sequences=2, length=16):
 @contextlib.contextmanager
 def imported(code):
     """The exported module, and the process as it was before afterwards."""
-    precision, budget = torch.get_float32_matmul_precision(), torch._functorch.config.activation_memory_budget
-    switches = {flag: getattr(torch.backends.cuda, f"{flag}_sdp_enabled")() for flag in SWITCHES.values()}
+    precision, budget = (
+        torch.get_float32_matmul_precision(),
+        torch._functorch.config.activation_memory_budget,
+    )
+    switches = {
+        flag: getattr(torch.backends.cuda, f"{flag}_sdp_enabled")() for flag in SWITCHES.values()
+    }
     environment, mask = dict(os.environ), AttentionMaskInterface()["sdpa"]
     file = Path(FOLDER) / f"exported_{uuid.uuid4().hex}.py"
     file.write_text(code)
@@ -79,20 +85,28 @@ def imported(code):
 
 def parse_json(text, **changes):
     """As HfArgumentParser does for a script; on a CPU, which refuses tf32."""
-    content = {**json.loads(text), "use_cpu": True, "output_dir": FOLDER, "report_to": "none", **changes}
+    content = {
+        **json.loads(text),
+        "use_cpu": True,
+        "output_dir": FOLDER,
+        "report_to": "none",
+        **changes,
+    }
     if content["tf32"]:
         content["tf32"] = False
     return HfArgumentParser(TrainingArguments).parse_dict(content, allow_extra_keys=False)[0]
 
 
-# -- what arguments say -----------------------------------------------------------------------------------------------
+# -- what arguments say ----------------------------------------------------------------------------
 
 
 def workload_settings(args):
     """Of a parsed TrainingArguments; `use_cpu` gives one device."""
     return {
         "micro_batch_size": args.per_device_train_batch_size,
-        "global_batch": args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        "global_batch": args.per_device_train_batch_size
+        * args.gradient_accumulation_steps
+        * args.world_size,
         "steps": args.max_steps,
         "learning_rate": args.learning_rate,
         "weight_decay": args.weight_decay,
@@ -117,7 +131,7 @@ def autocast_by_arguments(args, weights):
     return "bf16-true" if weights == torch.bfloat16 else "fp32"
 
 
-# -- what a model does ------------------------------------------------------------------------------------------------
+# -- what a model does -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -146,9 +160,14 @@ def checkpointing_of(model, modules, begin):
     """By what runs again in the backward pass: attention and feed-forward of which layers, in how many calls."""
     runs = {}
     handles = [
-        part.register_forward_hook(lambda _m, _i, _o, key=(index, name): runs.update({key: runs.get(key, 0) + 1}))
+        part.register_forward_hook(
+            lambda _m, _i, _o, key=(index, name): runs.update({key: runs.get(key, 0) + 1})
+        )
         for index, layer in enumerate(model.model.layers)
-        for name, part in (("attention", layer.self_attn.q_proj), ("feed-forward", layer.mlp.gate_proj))
+        for name, part in (
+            ("attention", layer.self_attn.q_proj),
+            ("feed-forward", layer.mlp.gate_proj),
+        )
     ]
     model.train()
     with counted_checkpoints(*modules) as calls:
@@ -158,8 +177,14 @@ def checkpointing_of(model, modules, begin):
         loss.backward()
     for handle in handles:
         handle.remove()
-    again = {name: [i for i in range(LAYERS) if runs[i, name] == 2] for name in ("attention", "feed-forward")}
-    keeps = any(options.get("context_fn") not in (None, torch.utils.checkpoint.noop_context_fn) for options in made)
+    again = {
+        name: [i for i in range(LAYERS) if runs[i, name] == 2]
+        for name in ("attention", "feed-forward")
+    }
+    keeps = any(
+        options.get("context_fn") not in (None, torch.utils.checkpoint.noop_context_fn)
+        for options in made
+    )
     return _name(again["attention"], again["feed-forward"], calls=len(made), keeps_some=keeps)
 
 
@@ -170,7 +195,12 @@ def _name(attention, feed_forward, *, calls, keeps_some):
     assert attention == feed_forward
     if keeps_some:
         return "selective" if attention == everything else f"selective of {attention}"
-    by_layers = {(): "none", (0,): "every-4", (0, 2): "every-2", (0, 1, 2, 3): "block" if calls == LAYERS else "sqrt"}
+    by_layers = {
+        (): "none",
+        (0,): "every-4",
+        (0, 2): "every-2",
+        (0, 1, 2, 3): "block" if calls == LAYERS else "sqrt",
+    }
     return by_layers[tuple(attention)]
 
 
@@ -178,7 +208,9 @@ def compile_of(model):
     if model._compiled_call_impl is not None:
         return "model"
     compiled = {layer._compiled_call_impl is not None for layer in model.model.layers}
-    return {frozenset({True}): "block", frozenset({False}): "none"}.get(frozenset(compiled), "some blocks")
+    return {frozenset({True}): "block", frozenset({False}): "none"}.get(
+        frozenset(compiled), "some blocks"
+    )
 
 
 def uncompiled(model):
@@ -188,5 +220,9 @@ def uncompiled(model):
 
 
 def attention_of_process():
-    on = [name for name, flag in SWITCHES.items() if getattr(torch.backends.cuda, f"{flag}_sdp_enabled")()]
+    on = [
+        name
+        for name, flag in SWITCHES.items()
+        if getattr(torch.backends.cuda, f"{flag}_sdp_enabled")()
+    ]
     return "auto" if len(on) == len(SWITCHES) else on[0] if len(on) == 1 else on

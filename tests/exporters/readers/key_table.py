@@ -16,7 +16,9 @@ def check(key, value, known):
     types = known[key]["types"]
     assert "Any" in types or type(value).__name__ in types, f"{key} = {value!r} is none of {types}"
     for one in value if isinstance(value, list) and "values" in known[key] else [value]:
-        assert one in known[key].get("values", [one]), f"{key} = {one!r} is none of {known[key]['values']}"
+        assert one in known[key].get("values", [one]), (
+            f"{key} = {one!r} is none of {known[key]['values']}"
+        )
 
 
 def defaults(known):

@@ -15,7 +15,10 @@ ALLOCATOR = "PYTORCH_ALLOC_CONF"
 @contextmanager
 def settings_undone():
     """Afterwards this process has the matmul precision, budget, kernels and allocator that it had before."""
-    precision, budget = torch.get_float32_matmul_precision(), torch._functorch.config.activation_memory_budget
+    precision, budget = (
+        torch.get_float32_matmul_precision(),
+        torch._functorch.config.activation_memory_budget,
+    )
     try:
         yield
     finally:
@@ -28,7 +31,11 @@ def settings_undone():
 
 def settings_of_this_process():
     """memory_budget, attention, allocator and whether products use TF32."""
-    on = [kernel for kernel, flag in SWITCHES.items() if getattr(torch.backends.cuda, f"{flag}_sdp_enabled")()]
+    on = [
+        kernel
+        for kernel, flag in SWITCHES.items()
+        if getattr(torch.backends.cuda, f"{flag}_sdp_enabled")()
+    ]
     return {
         "memory_budget": float(torch._functorch.config.activation_memory_budget),
         "attention": on[0] if len(on) == 1 else "auto",

@@ -14,7 +14,12 @@ from autotune.exporters.lightning_cli import FILE
 from autotune.exporters.shipped import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
 from readers.rates import schedule_of
 
-PRECISIONS = {"32-true": "fp32", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true", "16-mixed": "fp16-mixed"}
+PRECISIONS = {
+    "32-true": "fp32",
+    "bf16-mixed": "bf16-mixed",
+    "bf16-true": "bf16-true",
+    "16-mixed": "fp16-mixed",
+}
 OPTIMIZERS = {
     "AdamW": "adamw",
     "Adafactor": "adafactor",
@@ -33,7 +38,9 @@ def read(export, version):
     assert export.files[BLOCKS] == shipped_text(BLOCKS)
     return {
         **read_file(export.files[FILE]),
-        "allocator": "expandable" if "PYTORCH_ALLOC_CONF=expandable_segments:True" in words[:-5] else "default",
+        "allocator": "expandable"
+        if "PYTORCH_ALLOC_CONF=expandable_segments:True" in words[:-5]
+        else "default",
         "loss": "full",
         "activation_offload": "none",
     }
@@ -42,7 +49,11 @@ def read(export, version):
 @functools.cache
 def read_file(text):
     parts = parse(text)
-    trainer, callback, optimizer = parts["trainer"], parts["callback"], made_optimizer(parts["optimizer"])
+    trainer, callback, optimizer = (
+        parts["trainer"],
+        parts["callback"],
+        made_optimizer(parts["optimizer"]),
+    )
     defaults = optimizer.defaults
     flags = (bool(defaults.get("foreach")), bool(defaults.get("fused")))
     name = OPTIMIZERS[type(optimizer).__name__]
@@ -51,7 +62,11 @@ def read_file(text):
         "precision": precision(trainer["precision"], callback),
         "optimizer": name,
         "weight_decay": weight_decay_of(optimizer),
-        "optimizer_fusion": {(False, False): "none", (True, False): "foreach", (False, True): "kernel"}[flags],
+        "optimizer_fusion": {
+            (False, False): "none",
+            (True, False): "foreach",
+            (False, True): "kernel",
+        }[flags],
         "checkpointing": callback.checkpointing,
         "compile": callback.compile,
         "memory_budget": callback.memory_budget,

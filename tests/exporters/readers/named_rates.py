@@ -22,14 +22,21 @@ def schedule_named(name, *, warmup, steps, keywords):
         settings = {"steps": steps, "schedule": schedule, "learning_rate_warmup_steps": warmup}
         wanted = trial_rates(make_workload("cpu", {**settings, "learning_rates": {"adamw": 1.0}}))
         if wanted[warmup:] == pytest.approx(rates[warmup:]):
-            return {"schedule": schedule, "learning_rate_warmup_steps": f"{warmup}, from a rate of 0"}
+            return {
+                "schedule": schedule,
+                "learning_rate_warmup_steps": f"{warmup}, from a rate of 0",
+            }
     return {"schedule": f"none of ours: {rates}"}
 
 
 @functools.cache
 def _rates(name, warmup, steps, keywords):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    words = {"num_warmup_steps": warmup, "num_training_steps": steps, "scheduler_specific_kwargs": json.loads(keywords)}
+    words = {
+        "num_warmup_steps": warmup,
+        "num_training_steps": steps,
+        "scheduler_specific_kwargs": json.loads(keywords),
+    }
     scheduler = transformers.get_scheduler(name, optimizer, **words)
     rates = []
     for _ in range(steps):

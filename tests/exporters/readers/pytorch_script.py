@@ -37,7 +37,9 @@ class Observer(nn.Module):
 
     def forward(self, tokens, labels):
         device = tokens.device.type
-        self.autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        self.autocast = (
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        )
         self.is_offloaded = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         return self.weight.sum()
 
@@ -60,8 +62,12 @@ def read(export, version):
             "micro_batch_size": script.MICRO_BATCH,
             "loss": "chunked" if "chunked" in training.model.token_loss.__name__ else "full",
             "activation_offload": "cpu" if observer.is_offloaded else "none",
-            "learning_rate": script.learning_rate(script.LEARNING_RATE_WARMUP_STEPS, steps=script.STEPS),
-            "weight_decay": inner.defaults.get("weight_decay", getattr(script, "WEIGHT_DECAY", None)),
+            "learning_rate": script.learning_rate(
+                script.LEARNING_RATE_WARMUP_STEPS, steps=script.STEPS
+            ),
+            "weight_decay": inner.defaults.get(
+                "weight_decay", getattr(script, "WEIGHT_DECAY", None)
+            ),
             "schedule": _schedule(script),
             "learning_rate_warmup_steps": _warmup(script),
             "steps": script.STEPS,
@@ -85,7 +91,11 @@ def _precision(training, observer, optimizer):
     if any(type(module).__name__ == "Float8Linear" for module in training.model.modules()):
         return "fp8"
     if next(training.model.parameters()).dtype == torch.bfloat16:
-        return "bf16-stochastic" if type(optimizer).__name__ == "StochasticallyRounded" else "bf16-true"
+        return (
+            "bf16-stochastic"
+            if type(optimizer).__name__ == "StochasticallyRounded"
+            else "bf16-true"
+        )
     if observer.autocast is not None:
         return {torch.bfloat16: "bf16-mixed", torch.float16: "fp16-mixed"}[observer.autocast]
     return "tf32" if torch.get_float32_matmul_precision() == "high" else "fp32"

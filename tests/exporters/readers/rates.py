@@ -29,7 +29,11 @@ def _schedule_of(rates):
     rate = max(rates)
     for schedule in ("constant", "cosine"):
         for warmup in range(1, len(rates)):
-            settings = {"schedule": schedule, "learning_rate_warmup_steps": warmup, "learning_rates": {"adamw": rate}}
+            settings = {
+                "schedule": schedule,
+                "learning_rate_warmup_steps": warmup,
+                "learning_rates": {"adamw": rate},
+            }
             workload = make_workload("cpu", {"steps": len(rates), **settings})
             if trial_rates(workload) == pytest.approx(rates):
                 return {

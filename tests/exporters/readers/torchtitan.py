@@ -61,7 +61,9 @@ def _read_module(export, tokens):
 def _assignments(text, table):
     """({key: value}, {key: (name of what is called, {argument: value})}) of `autotune()`; nothing else may be there."""
     tree = ast.parse(text)
-    imported = {name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    imported = {
+        name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names
+    }
     (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef))
     assert function.name == "autotune"
     first, *assigned, last = function.body
@@ -130,7 +132,11 @@ def _read_toml(export, tokens):
     for key, value in written.items():
         check(key, value, known)
     values = {**defaults(known), **written}
-    assert (values["optimizer.beta1"], values["optimizer.beta2"], values["optimizer.eps"]) == (0.9, 0.999, 1e-8)
+    assert (values["optimizer.beta1"], values["optimizer.beta2"], values["optimizer.eps"]) == (
+        0.9,
+        0.999,
+        1e-8,
+    )
     fusion = IMPLEMENTATIONS[values["optimizer.implementation"]]
     mode = values["activation_checkpoint.mode"]
     return {
@@ -141,7 +147,9 @@ def _read_toml(export, tokens):
         "weight_decay": values["optimizer.weight_decay"],
         "optimizer_fusion": "backward" if values["optimizer.early_step_in_backward"] else fusion,
         "checkpointing": _checkpointing(mode, values["activation_checkpoint.selective_ac_option"]),
-        "memory_budget": values["activation_checkpoint.memory_budget"] if mode == "memory_budget" else 1.0,
+        "memory_budget": values["activation_checkpoint.memory_budget"]
+        if mode == "memory_budget"
+        else 1.0,
         "attention": _kernels(export, values["experimental.custom_import"]),
         "loss": "full",
     }
@@ -196,7 +204,9 @@ def _common(values):
     schedules = {(0.0, "linear", 0.0): "constant", (None, "cosine", 0.1): "cosine"}
     words = ("decay_ratio", "decay_type", "min_lr_factor")
     steps, warmup = values["training.steps"], values["lr_scheduler.warmup_steps"]
-    assert values["lr_scheduler.total_steps"] == max(steps, warmup), "torchtitan would cut the warm-up"
+    assert values["lr_scheduler.total_steps"] == max(steps, warmup), (
+        "torchtitan would cut the warm-up"
+    )
     assert values["compile.components"] == ["model"], "a trial does not compile the loss"
     clipping = values["training.max_norm"]
     return {

@@ -20,7 +20,12 @@ from readers.hugging_face import (
     workload_settings,
 )
 
-_OPTIMIZERS = {"AdamW": "adamw", "SGD": "sgd", "Adafactor": "adafactor", "AdafactorFixedRate": "adafactor-fixed-rate"}
+_OPTIMIZERS = {
+    "AdamW": "adamw",
+    "SGD": "sgd",
+    "Adafactor": "adafactor",
+    "AdafactorFixedRate": "adafactor-fixed-rate",
+}
 _OPTIMIZERS["AdamW8bit"] = "adamw-8bit"
 
 
@@ -36,7 +41,9 @@ def _read(code):
         of_process = {
             "memory_budget": float(torch._functorch.config.activation_memory_budget),
             "attention": attention_of_process(),
-            "allocator": "expandable" if "expandable" in os.environ.get("PYTORCH_ALLOC_CONF", "") else "default",
+            "allocator": "expandable"
+            if "expandable" in os.environ.get("PYTORCH_ALLOC_CONF", "")
+            else "default",
         }
         assert module.model_kwargs()["attn_implementation"] == "sdpa"
         for flag in SWITCHES.values():  # a CPU has not all of these kernels
@@ -48,7 +55,9 @@ def _read_trainer(module):
     args = module.training_arguments(FOLDER, use_cpu=True, report_to="none")
     trainer = module.AutotuneTrainer(model=tiny_llama(), args=args)
     return {
-        "sequence_length": len(module.sequences(["a text " * 50], lambda text: [1] * len(text))[0]["input_ids"]),
+        "sequence_length": len(
+            module.sequences(["a text " * 50], lambda text: [1] * len(text))[0]["input_ids"]
+        ),
         **workload_settings(args),
         **optimizer_of(trainer.create_optimizer()),
         **rates_of(trainer),
@@ -108,7 +117,11 @@ def precision_of(module, trainer):
 
 def loss_of(model):
     tokens = torch.ones(1, 8, dtype=torch.int64)
-    converted = [part for part in model.modules() if hasattr(part, "config") and hasattr(part.config, "emulate")]
+    converted = [
+        part
+        for part in model.modules()
+        if hasattr(part, "config") and hasattr(part.config, "emulate")
+    ]
     for part in converted:  # a CPU multiplies no fp8
         object.__setattr__(part.config, "emulate", True)
     with torch.no_grad():
@@ -125,7 +138,9 @@ def checkpointing_by_trainer(trainer, module):
         if args.gradient_checkpointing:
             options = dict(args.gradient_checkpointing_kwargs)
             every = options.pop("every_n_layers", 1)
-            model.activation_checkpointing_enable(every_n_layers=every, activation_checkpointing_kwargs=options)
+            model.activation_checkpointing_enable(
+                every_n_layers=every, activation_checkpointing_kwargs=options
+            )
 
     named = [each for each in (module, transformers.modeling_utils) if hasattr(each, "checkpoint")]
     return checkpointing_of(model, named, begin)

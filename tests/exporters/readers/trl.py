@@ -13,13 +13,25 @@ import yaml
 from transformers import Trainer
 from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
 
-from readers.hugging_face import FOLDER, autocast_by_arguments, checkpointing_of, tiny_llama, workload_settings
+from readers.hugging_face import (
+    FOLDER,
+    autocast_by_arguments,
+    checkpointing_of,
+    tiny_llama,
+    workload_settings,
+)
 from readers.launcher import process_settings
 
 
 def parse(text, **changes):
     """(script arguments, SFTConfig, ModelConfig, datasets) on a CPU, which refuses tf32; fails on unknown keys."""
-    content = {**yaml.safe_load(text), "use_cpu": True, "report_to": "none", "output_dir": FOLDER, **changes}
+    content = {
+        **yaml.safe_load(text),
+        "use_cpu": True,
+        "report_to": "none",
+        "output_dir": FOLDER,
+        **changes,
+    }
     content["tf32"] = False
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sft.yaml"
@@ -57,7 +69,12 @@ def _read(text, is_tf32):
 def optimizer_by_arguments(args):
     """By what transformers makes of them, where nothing said means torch's own choice on CUDA."""
     kind, settings = Trainer.get_optimizer_cls_and_kwargs(args)
-    known = {"AdamW": "adamw", "SGD": "sgd", "AdamW8bit": "adamw-8bit", "Adafactor": "adafactor-fixed-rate"}
+    known = {
+        "AdamW": "adamw",
+        "SGD": "sgd",
+        "AdamW8bit": "adamw-8bit",
+        "Adafactor": "adafactor-fixed-rate",
+    }
     assert kind.__module__.partition(".")[0] in ("torch", "torchao", "transformers")
     assert settings.get("momentum", 0.9) == 0.9
     assert settings.get("betas", (0.9, 0.999)) == (0.9, 0.999)
@@ -76,6 +93,8 @@ def checkpointing_by_arguments(args, model):
         if args.gradient_checkpointing:
             options = dict(args.gradient_checkpointing_kwargs)
             every = options.pop("every_n_layers", 1)
-            model.activation_checkpointing_enable(every_n_layers=every, activation_checkpointing_kwargs=options)
+            model.activation_checkpointing_enable(
+                every_n_layers=every, activation_checkpointing_kwargs=options
+            )
 
     return checkpointing_of(model, [transformers.modeling_utils], begin)

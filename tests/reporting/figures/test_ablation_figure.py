@@ -17,13 +17,21 @@ def rows(view):
 
 def test_a_row_says_what_a_technique_buys_alone():
     alone, _, _ = rows(ladder_view())["checkpointing block"]
-    assert (alone.memory, alone.memory_share, alone.speed) == ("200.0 MiB less", "50 % less", "-20 %")
+    assert (alone.memory, alone.memory_share, alone.speed) == (
+        "200.0 MiB less",
+        "50 % less",
+        "-20 %",
+    )
     assert (alone.perplexity, alone.source) == ("0 %", "#1 against #0")
 
 
 def test_a_row_says_what_it_buys_on_top_of_the_others():
     _, on_top, _ = rows(ladder_view())["precision bf16-mixed"]
-    assert (on_top.memory, on_top.speed, on_top.perplexity) == ("100.0 MiB less", "+50 %", "+5.00 %")
+    assert (on_top.memory, on_top.speed, on_top.perplexity) == (
+        "100.0 MiB less",
+        "+50 %",
+        "+5.00 %",
+    )
 
 
 def test_a_row_says_the_median_and_range_over_pairs_and_how_many():
@@ -33,14 +41,18 @@ def test_a_row_says_the_median_and_range_over_pairs_and_how_many():
 
 def test_a_spread_stands_beside_its_speed():
     trials = [
-        dataclasses.replace(trial, tokens_per_second_spread=0.1 * trial.tokens_per_second) for trial in four_trials()
+        dataclasses.replace(trial, tokens_per_second_spread=0.1 * trial.tokens_per_second)
+        for trial in four_trials()
     ]
     alone, _, _ = rows(ladder_view(trials))["checkpointing block"]
     assert alone.speed == "-20 ± 11 %"
 
 
 def test_a_predicted_saving_is_called_so():
-    trials = [record(0, outcome="predicted_over_cap", memory=None, speed=None, config=BASELINE), four_trials()[1]]
+    trials = [
+        record(0, outcome="predicted_over_cap", memory=None, speed=None, config=BASELINE),
+        four_trials()[1],
+    ]
     view = ladder_view(trials, front=(1,), pick=None)
     predicted_baseline = dataclasses.replace(
         view.result.trials[0], predicted_peak_memory_bytes=800 * MIB, perplexity=None
@@ -58,7 +70,11 @@ def test_a_predicted_saving_is_called_so():
 def test_what_was_not_tried_says_so():
     trials = [trial for trial in four_trials() if trial.number in (0, 3)]
     alone, on_top, pairs = compute(ladder_view(trials, front=(3,))).rows[0].cells
-    assert [cells.source for cells in (alone, on_top, pairs)] == ["not tried", "not tried", "no pair"]
+    assert [cells.source for cells in (alone, on_top, pairs)] == [
+        "not tried",
+        "not tried",
+        "no pair",
+    ]
 
 
 def test_the_bars_are_percent_alone_on_top_and_over_pairs():
@@ -68,14 +84,18 @@ def test_the_bars_are_percent_alone_on_top_and_over_pairs():
 
 
 def test_the_range_over_pairs_is_an_error_bar():
-    pairs = next(trace for trace in draw(compute(ladder_view())).data if trace.name == "over all pairs")
+    pairs = next(
+        trace for trace in draw(compute(ladder_view())).data if trace.name == "over all pairs"
+    )
     assert (pairs.error_x.array[1], pairs.error_x.arrayminus[1]) == pytest.approx((5.0, 5.0))
 
 
 def test_predicted_bars_are_hatched():
     trials = [dataclasses.replace(trial, peak_memory_bytes=None) for trial in four_trials()]
     for number, trial in enumerate(four_trials()):
-        trials[number] = dataclasses.replace(trials[number], predicted_peak_memory_bytes=trial.peak_memory_bytes)
+        trials[number] = dataclasses.replace(
+            trials[number], predicted_peak_memory_bytes=trial.peak_memory_bytes
+        )
     alone = draw(compute(ladder_view(trials))).data[0]
     assert alone.marker.pattern.shape == ("/", "/")
 

@@ -17,14 +17,24 @@ def view(study, *, speed=1000.0, baseline=400, workload=None, **changes):
         record(0, memory=baseline * MIB, outcome="over_cap", config=BASELINE),
         record(1, memory=100 * MIB, speed=speed, config=BLOCK, tokens_per_second_spread=50.0),
     ]
-    settings = {"front": (1,), "pick": Pick(number=1, reason="the fastest"), "baseline": 0, **changes}
+    settings = {
+        "front": (1,),
+        "pick": Pick(number=1, reason="the fastest"),
+        "baseline": 0,
+        **changes,
+    }
     made = {} if workload is None else {"workload": make_workload("cpu", workload)}
     return study_view(study_result(trials, study=study, **settings), **made)
 
 
 def test_each_study_has_its_pick_and_what_it_saves():
     one, other = compute([view("one"), view("other", speed=2000.0, baseline=200)]).sides
-    assert (one.pick, one.peak_memory_bytes, one.tokens_per_second, one.saved_share) == (1, 100 * MIB, 1000.0, 0.75)
+    assert (one.pick, one.peak_memory_bytes, one.tokens_per_second, one.saved_share) == (
+        1,
+        100 * MIB,
+        1000.0,
+        0.75,
+    )
     assert (other.tokens_per_second, other.saved_share) == (2000.0, 0.5)
 
 
@@ -48,17 +58,24 @@ def test_different_workloads_are_said_to_be_incomparable():
 
 def test_of_settings_that_are_tables_only_what_differs_is_said():
     compared = compute([view("one"), view("other", workload={"learning_rates": {"sgd": 0.5}})])
-    assert compared.differences == (f"The workloads differ, so {INCOMPARABLE}: learning rates sgd 0.1 / 0.5.",)
+    assert compared.differences == (
+        f"The workloads differ, so {INCOMPARABLE}: learning rates sgd 0.1 / 0.5.",
+    )
 
 
 def test_what_one_workload_has_not_is_none():
-    compared = compute([view("one"), view("other", workload={"gradient_clipping": 1.0, "text_sha256": "a" * 64})])
+    compared = compute(
+        [view("one"), view("other", workload={"gradient_clipping": 1.0, "text_sha256": "a" * 64})]
+    )
     (sentence,) = compared.differences
     assert "text none / aaaaaaaaaaaa…, gradient clipping none / 1.0" in sentence
 
 
 def test_a_perplexity_of_another_trial_is_marked():
-    trials = [record(0, config=BASELINE), record(1, config=BLOCK, perplexity_source="shared with trial 0")]
+    trials = [
+        record(0, config=BASELINE),
+        record(1, config=BLOCK, perplexity_source="shared with trial 0"),
+    ]
     found = {"front": (1,), "pick": Pick(number=1, reason="the fastest"), "baseline": 0}
     side = compute([study_view(study_result(trials, study="one", **found)), view("other")]).sides[0]
     assert side.perplexity_words == "=10.00"
@@ -76,7 +93,9 @@ def test_one_study_is_no_comparison(names):
 
 
 def test_a_side_is_json():
-    assert json.loads(json.dumps(compute([view("one"), view("other")]).sides[0].to_dict()))["front"] == [1]
+    assert json.loads(json.dumps(compute([view("one"), view("other")]).sides[0].to_dict()))[
+        "front"
+    ] == [1]
 
 
 def traces(*views, name):
@@ -96,7 +115,9 @@ def test_a_line_goes_through_what_is_fastest_so_far():
         record(number, memory=(number + 1) * 10 * MIB, speed=speed, perplexity=20.0 - number)
         for number, speed in enumerate([1000.0, 800.0, 1500.0])
     ]
-    both = [study_view(study_result(trials, study=name, front=(0, 1, 2))) for name in ("one", "other")]
+    both = [
+        study_view(study_result(trials, study=name, front=(0, 1, 2))) for name in ("one", "other")
+    ]
     line = traces(*both, name="line of one")[0]
     assert (line.x, line.y) == ((10.0, 20.0, 30.0), (1000.0, 1000.0, 1500.0))
 
@@ -108,7 +129,9 @@ def test_each_pick_is_a_star_where_it_was_measured():
 
 @pytest.mark.parametrize(("cap_bytes", "lines"), [(256 * MIB, 1), (512 * MIB, 2)])
 def test_one_cap_is_one_line_and_two_are_two(cap_bytes, lines):
-    assert len(draw(compute([view("one"), view("other", cap_bytes=cap_bytes)])).layout.shapes) == lines
+    assert (
+        len(draw(compute([view("one"), view("other", cap_bytes=cap_bytes)])).layout.shapes) == lines
+    )
 
 
 def test_hostile_names_are_no_markup():

@@ -16,13 +16,19 @@ from autotune.reporting.figures import FIGURES, FigureOptions, figure_kind
 from autotune.spec.result import Pick
 
 OPTIONS = FigureOptions(prediction=prediction())
-WITH_OPTIONS = {"pareto": {"three_d": True}, "parallel": {"feasible": True}, "memory": {"trials": (2,)}}
+WITH_OPTIONS = {
+    "pareto": {"three_d": True},
+    "parallel": {"feasible": True},
+    "memory": {"trials": (2,)},
+}
 BLACKISH = ("#000", "black", "#111", "#202124", "rgb(0,0,0)")
 
 
 @pytest.fixture(scope="module")
 def view():
-    return ladder_view(many_trials(), front=(1, 3), pick=Pick(number=3, reason="the smallest"), baseline=0)
+    return ladder_view(
+        many_trials(), front=(1, 3), pick=Pick(number=3, reason="the smallest"), baseline=0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +83,16 @@ def test_a_figure_takes_only_options_that_there_are():
 FAILED, EMPTY = failures_only(), study_view(study_result(study="empty"))
 PICTURES_OF_FAILURES = ("pareto", "ladder")
 """A ladder says of each technique that it failed; the other figures have nothing to show."""
-NOTHING_TO_SHOW = [(name, FAILED) for name in FIGURES if name not in (*PICTURES_OF_FAILURES, "memory")]
+NOTHING_TO_SHOW = [
+    (name, FAILED) for name in FIGURES if name not in (*PICTURES_OF_FAILURES, "memory")
+]
 """Memory has the one peak that was measured."""
 NOTHING_TO_SHOW += [(name, EMPTY) for name in FIGURES if name != "pareto"]
 
 
-@pytest.mark.parametrize(("name", "study"), NOTHING_TO_SHOW, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "study"), NOTHING_TO_SHOW, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_a_study_with_nothing_to_show_is_answered_in_a_sentence_that_names_it(name, study):
     with pytest.raises(InvalidInput) as caught:
         FIGURES[name].draw(study, FigureOptions())

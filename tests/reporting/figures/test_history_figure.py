@@ -12,15 +12,22 @@ REFERENCE = (200.0 * MIB, 1 / 100, 20.0)
 
 def at(number, *, memory, slowness, perplexity):
     """A feasible trial at these shares of the reference."""
-    return record(number, memory=round(memory * 200 * MIB), speed=100 / slowness, perplexity=20.0 * perplexity)
+    return record(
+        number, memory=round(memory * 200 * MIB), speed=100 / slowness, perplexity=20.0 * perplexity
+    )
 
 
 def test_the_volume_of_one_trial_is_that_of_its_box():
-    assert hypervolumes([at(0, memory=0.5, slowness=0.5, perplexity=0.5)], REFERENCE) == pytest.approx((0.125,))
+    assert hypervolumes(
+        [at(0, memory=0.5, slowness=0.5, perplexity=0.5)], REFERENCE
+    ) == pytest.approx((0.125,))
 
 
 def test_what_two_trials_share_counts_once():
-    trials = [at(0, memory=0.5, slowness=0.25, perplexity=0.5), at(1, memory=0.25, slowness=0.5, perplexity=0.5)]
+    trials = [
+        at(0, memory=0.5, slowness=0.25, perplexity=0.5),
+        at(1, memory=0.25, slowness=0.5, perplexity=0.5),
+    ]
     # 0.5 x 0.75 x 0.5 each; they share 0.5 x 0.5 x 0.5.
     assert hypervolumes(trials, REFERENCE) == pytest.approx((0.1875, 0.25))
 
@@ -56,24 +63,35 @@ def test_the_best_so_far_is_of_feasible_trials_only():
 
 def test_time_is_that_of_the_trials_one_after_the_other():
     figure = compute(ladder_view())
-    assert (figure.time_unit, [60 * moment for moment in figure.moments]) == ("minutes", [10.0, 30.0, 60.0, 100.0])
+    assert (figure.time_unit, [60 * moment for moment in figure.moments]) == (
+        "minutes",
+        [10.0, 30.0, 60.0, 100.0],
+    )
 
 
 def test_the_note_states_the_reference():
     note = compute(ladder_view()).note
-    assert all(words in note for words in ("256.0 MiB (the cap)", "727 tokens/s", "perplexity 23.1 (10 % behind the"))
+    assert all(
+        words in note
+        for words in ("256.0 MiB (the cap)", "727 tokens/s", "perplexity 23.1 (10 % behind the")
+    )
 
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_study_of_one_perplexity_has_a_volume(number):
-    records = [record(place, memory=100 * MIB, speed=1000.0 + place, perplexity=20.0) for place in range(number)]
+    records = [
+        record(place, memory=100 * MIB, speed=1000.0 + place, perplexity=20.0)
+        for place in range(number)
+    ]
     volumes = compute(study_view(study_result(records))).courses[-1].values
     assert all(volume > 0 for volume in volumes)
 
 
 def test_each_quantity_is_drawn_over_trials_and_over_time():
     drawing = draw(compute(ladder_view()))
-    assert [trace.name for trace in drawing.data][::2] == [trace.name for trace in drawing.data][1::2]
+    assert [trace.name for trace in drawing.data][::2] == [trace.name for trace in drawing.data][
+        1::2
+    ]
     assert drawing.data[0].x == (0, 1, 3)
     assert drawing.data[0].y == drawing.data[1].y == (None, 200.0, 100.0)
 
@@ -84,11 +102,16 @@ def test_a_quantity_that_stays_as_it_is_is_not_magnified():
 
 
 def test_a_line_is_drawn_by_its_corners_and_ends():
-    records = [record(number, memory=(100 if number < 500 else 50) * MIB, speed=1000.0) for number in range(1000)]
+    records = [
+        record(number, memory=(100 if number < 500 else 50) * MIB, speed=1000.0)
+        for number in range(1000)
+    ]
     line = draw(compute(study_view(study_result(records)))).data[0]
     assert (line.x, line.y) == ((0, 500, 999), (100.0, 50.0, 50.0))
 
 
 def test_without_a_feasible_trial_there_is_one_sentence():
-    with pytest.raises(InvalidInput, match="none of the 2 trials of study 'all failed' is feasible"):
+    with pytest.raises(
+        InvalidInput, match="none of the 2 trials of study 'all failed' is feasible"
+    ):
         compute(failures_only())

@@ -15,7 +15,9 @@ def figure():
 
 
 @pytest.mark.parametrize(
-    ("objective", "decides"), [(0, "checkpointing"), (1, "micro_batch_size"), (2, "precision")], ids=str
+    ("objective", "decides"),
+    [(0, "checkpointing"), (1, "micro_batch_size"), (2, "precision")],
+    ids=str,
 )
 def test_what_decides_an_objective_has_the_largest_share(objective, decides, figure):
     shares = figure.objectives[objective].shares
@@ -29,7 +31,10 @@ def test_what_techniques_decide_alone_adds_up_to_no_more_than_all(figure):
 def test_what_only_two_techniques_together_decide_is_the_share_of_neither():
     trials = [
         dataclasses.replace(
-            trial, perplexity=20.0 if (trial.config.precision == "fp32") == (trial.config.loss == "full") else 30.0
+            trial,
+            perplexity=20.0
+            if (trial.config.precision == "fp32") == (trial.config.loss == "full")
+            else 30.0,
         )
         for trial in many_trials()
     ]
@@ -59,7 +64,9 @@ def test_an_objective_that_is_the_same_in_all_trials_is_said_to_be():
 
 
 def test_too_few_trials_are_refused_with_how_many_are_needed():
-    with pytest.raises(InvalidInput, match=f"at least {FEWEST_TRIALS} trials with a measured memory") as caught:
+    with pytest.raises(
+        InvalidInput, match=f"at least {FEWEST_TRIALS} trials with a measured memory"
+    ) as caught:
         compute(ladder_view(many_trials()[: FEWEST_TRIALS - 1]))
     assert "autotune search --name study" in caught.value.hint
 

@@ -21,15 +21,28 @@ def prediction(*, workspace=0):
         module="blocks.0",
         operator="aten.mm",
         bytes_by_category=sizes | {"workspace": workspace},
-        holders=(Holder(category="activations", module="<b>", operator="aten.mm", count=3, size_bytes=6 * MIB),),
+        holders=(
+            Holder(
+                category="activations",
+                module="<b>",
+                operator="aten.mm",
+                count=3,
+                size_bytes=6 * MIB,
+            ),
+        ),
         timeline=Timeline(
-            events=(-1, 4, 9), bytes_by_category=layers, phases=(("forward", 0, 5), ("backward", 5, 10)), peak_event=4
+            events=(-1, 4, 9),
+            bytes_by_category=layers,
+            phases=(("forward", 0, 5), ("backward", 5, 10)),
+            peak_event=4,
         ),
     )
 
 
 def figure(**fields):
-    return memory_timeline.compute(prediction(**fields), title="t", about="a", answer="b", cap_bytes=10 * MIB)
+    return memory_timeline.compute(
+        prediction(**fields), title="t", about="a", answer="b", cap_bytes=10 * MIB
+    )
 
 
 def test_only_categories_with_bytes_are_drawn():
@@ -38,7 +51,11 @@ def test_only_categories_with_bytes_are_drawn():
 
 def test_sizes_are_in_the_unit_that_suits_the_peak():
     drawn = figure()
-    assert (drawn.unit, drawn.peak, dict(drawn.layers)["activations"]) == ("MiB", 8.0, (0.0, 6.0, 1.0))
+    assert (drawn.unit, drawn.peak, dict(drawn.layers)["activations"]) == (
+        "MiB",
+        8.0,
+        (0.0, 6.0, 1.0),
+    )
 
 
 def test_workspaces_stand_under_the_whole_step():
@@ -59,7 +76,9 @@ def test_the_peak_is_marked_where_it_is():
 
 
 def test_the_cap_has_its_unit():
-    assert any(note.text == "cap 10 MiB" for note in memory_timeline.draw(figure()).layout.annotations)
+    assert any(
+        note.text == "cap 10 MiB" for note in memory_timeline.draw(figure()).layout.annotations
+    )
 
 
 def test_the_page_opens_offline_and_escapes_names():

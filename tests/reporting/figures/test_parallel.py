@@ -9,12 +9,20 @@ from autotune.reporting.figures.parallel import MOST_LINES, compute, draw
 
 
 def test_only_techniques_that_differ_are_axes():
-    assert [axis.title for axis in compute(ladder_view()).techniques] == ["precision", "checkpointing"]
+    assert [axis.title for axis in compute(ladder_view()).techniques] == [
+        "precision",
+        "checkpointing",
+    ]
 
 
 def test_a_trial_crosses_an_axis_at_its_own_value():
     checkpointing = compute(ladder_view()).techniques[1]
-    assert [checkpointing.ticks[int(place)] for place in checkpointing.values] == ["none", "block", "none", "block"]
+    assert [checkpointing.ticks[int(place)] for place in checkpointing.values] == [
+        "none",
+        "block",
+        "none",
+        "block",
+    ]
 
 
 def test_only_feasible_trials_on_request():
@@ -41,7 +49,9 @@ def test_the_longest_value_of_the_first_axis_has_room():
         *many_trials(2),
         record(2, config=config(precision="bf16-stochastic")),
     ]
-    assert draw(compute(ladder_view(trials, front=(), pick=None))).layout.margin.l > 7 * len("bf16-stochastic")
+    assert draw(compute(ladder_view(trials, front=(), pick=None))).layout.margin.l > 7 * len(
+        "bf16-stochastic"
+    )
 
 
 def test_a_phone_scrolls_the_figure_instead_of_squeezing_it():

@@ -14,16 +14,25 @@ from autotune.reporting.style import note_of
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Pick
 
-BASELINE = record(0, memory=300 * MIB, speed=900.0, perplexity=10.0, outcome="over_cap", message="too large")
+BASELINE = record(
+    0, memory=300 * MIB, speed=900.0, perplexity=10.0, outcome="over_cap", message="too large"
+)
 SMALL = record(1, memory=100 * MIB, speed=1000.0, perplexity=10.0, tokens_per_second_spread=12.0)
-FAST = record(2, memory=200 * MIB, speed=2000.0, perplexity=10.0, name="bf16 & more", peak_phase="backward")
+FAST = record(
+    2, memory=200 * MIB, speed=2000.0, perplexity=10.0, name="bf16 & more", peak_phase="backward"
+)
 DOMINATED = record(3, memory=220 * MIB, speed=1100.0, perplexity=10.0)
 FAILED = out_of_memory(4, config=TrainingConfig(compile="model"))
 
 
 def view(**changes):
     trials = (BASELINE, SMALL, FAST, DOMINATED, FAILED)
-    settings = {"front": (1, 2), "pick": Pick(number=2, reason="the fastest"), "baseline": 0, "study": "a study"}
+    settings = {
+        "front": (1, 2),
+        "pick": Pick(number=2, reason="the fastest"),
+        "baseline": 0,
+        "study": "a study",
+    }
     return study_view(study_result(trials, **{**settings, **changes}))
 
 
@@ -41,14 +50,18 @@ def hostile_view():
         record(1, name=HOSTILE, outcome="over_cap", message=HOSTILE),
         out_of_memory(2, name=HOSTILE, message=HOSTILE),
     ]
-    return study_view(study_result(trials, study=HOSTILE, front=(0,), pick=Pick(number=0, reason=HOSTILE), baseline=0))
+    return study_view(
+        study_result(
+            trials, study=HOSTILE, front=(0,), pick=Pick(number=0, reason=HOSTILE), baseline=0
+        )
+    )
 
 
 def trace(drawing, name):
     return next(trace for trace in drawing.data if trace.name == name)
 
 
-# -- compute -----------------------------------------------------------------------------------------------------
+# -- compute ---------------------------------------------------------------------------------------
 
 
 def test_every_trial_with_numbers_is_a_mark():
@@ -61,7 +74,12 @@ def test_the_note_counts_the_trials_that_are_no_mark():
 
 @pytest.mark.parametrize(
     ("cap_bytes", "unit", "cap"),
-    [(256 * MIB, "MiB", 256.0), (512 * 1024, "KiB", 512.0), (512, "KiB", 0.5), (4096 * MIB, "MiB", 4096.0)],
+    [
+        (256 * MIB, "MiB", 256.0),
+        (512 * 1024, "KiB", 512.0),
+        (512, "KiB", 0.5),
+        (4096 * MIB, "MiB", 4096.0),
+    ],
 )
 def test_the_unit_suits_the_cap_and_the_largest_trial(cap_bytes, unit, cap):
     figure = compute(view(cap_bytes=cap_bytes))
@@ -73,7 +91,9 @@ def test_a_mark_stands_where_the_device_memory_is_on_a_gpu():
     assert compute(view_of(trial, device="cuda:0")).marks[0].x == 150.0
 
 
-@pytest.mark.parametrize(("device", "words"), [("cpu", "peak memory"), ("cuda:1", "memory the device must have")])
+@pytest.mark.parametrize(
+    ("device", "words"), [("cpu", "peak memory"), ("cuda:1", "memory the device must have")]
+)
 def test_the_axis_says_which_memory_it_shows(device, words):
     assert compute(view(device=device)).x.title == f"{words}, MiB"
 
@@ -122,7 +142,13 @@ def test_a_hover_text_holds_every_technique(field):
 
 @pytest.mark.parametrize(
     "words",
-    ["#2 bf16 &amp; more", "200.0 MiB, in backward", "tokens/s: 2,000", "perplexity: 10.000", "33 % less memory"],
+    [
+        "#2 bf16 &amp; more",
+        "200.0 MiB, in backward",
+        "tokens/s: 2,000",
+        "perplexity: 10.000",
+        "33 % less memory",
+    ],
 )
 def test_a_hover_text_holds_what_was_measured(words):
     assert words in mark(2).hover
@@ -137,7 +163,7 @@ def test_a_study_without_a_trial_is_an_empty_picture():
     assert draw(compute(view_of())).layout.xaxis.range[1] > 0
 
 
-# -- draw --------------------------------------------------------------------------------------------------------
+# -- draw ------------------------------------------------------------------------------------------
 
 
 def test_the_pick_is_drawn_where_it_was_measured():
@@ -175,7 +201,9 @@ def test_a_trial_over_the_cap_has_no_colour_of_its_own():
 
 
 def test_groups_differ_in_shape_too():
-    symbols = [trace.marker.symbol for trace in draw(compute(view())).data if trace.showlegend is None]
+    symbols = [
+        trace.marker.symbol for trace in draw(compute(view())).data if trace.showlegend is None
+    ]
     assert len(set(symbols)) == len(symbols)
 
 

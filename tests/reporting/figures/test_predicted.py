@@ -11,13 +11,24 @@ EAGER, COMPILED = config(), config(compile="block", precision="bf16-mixed")
 
 
 def view():
-    trials = [record(0, memory=101 * MIB, config=EAGER), record(1, memory=260 * MIB, config=COMPILED)]
-    return study_view(study_result(trials), [(EAGER, predicted(peak=100 * MIB)), (COMPILED, predicted(peak=200 * MIB))])
+    trials = [
+        record(0, memory=101 * MIB, config=EAGER),
+        record(1, memory=260 * MIB, config=COMPILED),
+    ]
+    return study_view(
+        study_result(trials),
+        [(EAGER, predicted(peak=100 * MIB)), (COMPILED, predicted(peak=200 * MIB))],
+    )
 
 
 def test_a_point_has_its_prediction_measurement_and_bounds():
     point = compute(view()).points[0]
-    assert (point.predicted, point.measured, point.lower, point.upper) == (100.0, 101.0, 90.0, 110.0)
+    assert (point.predicted, point.measured, point.lower, point.upper) == (
+        100.0,
+        101.0,
+        90.0,
+        110.0,
+    )
 
 
 def test_a_point_outside_its_bounds_is_known_and_counted():
@@ -29,7 +40,10 @@ def test_a_point_outside_its_bounds_is_known_and_counted():
 def test_a_trial_without_a_prediction_is_no_point():
     trials = [*view().result.trials, record(2, config=config(loss="chunked"))]
     both = [(EAGER, predicted()), (COMPILED, predicted())]
-    assert [point.number for point in compute(study_view(study_result(trials), both)).points] == [0, 1]
+    assert [point.number for point in compute(study_view(study_result(trials), both)).points] == [
+        0,
+        1,
+    ]
 
 
 def test_groups_that_err_in_their_own_way_have_their_own_marks():
@@ -49,7 +63,11 @@ def test_a_hover_text_says_what_the_lower_panel_shows():
 
 
 def test_the_bounds_are_a_band():
-    edges = [trace for trace in draw(compute(view())).data if trace.name == "bounds, eager fp32" and trace.yaxis == "y"]
+    edges = [
+        trace
+        for trace in draw(compute(view())).data
+        if trace.name == "bounds, eager fp32" and trace.yaxis == "y"
+    ]
     assert [trace.y for trace in edges] == [(90.0,), (110.0,)]
     assert edges[1].fill == "tonexty"
 

@@ -46,7 +46,7 @@ def findings(file, *, faults=True):
     return [f"{one.where}: {one.what}" for one in found if one.is_fault is faults]
 
 
-# -- whole -------------------------------------------------------------------------------------------------------
+# -- whole -----------------------------------------------------------------------------------------
 
 
 def test_a_study_with_one_of_everything_is_whole(store_url):
@@ -57,7 +57,9 @@ def test_a_study_with_one_of_everything_is_whole(store_url):
 
 def test_a_late_result_is_said_and_is_no_fault(file):
     (said,) = findings(file, faults=False)
-    assert said.startswith("study 'by-hand', trial 2: the result of attempt 1 came after it was given up (because)")
+    assert said.startswith(
+        "study 'by-hand', trial 2: the result of attempt 1 came after it was given up (because)"
+    )
 
 
 def test_looking_changes_no_file(file):
@@ -97,7 +99,7 @@ def test_only_the_studies_that_were_named_are_looked_at(file):
     assert check_studies(f"sqlite:///{file}", ["other"]).studies == ("other",)
 
 
-# -- the database ------------------------------------------------------------------------------------------------
+# -- the database ----------------------------------------------------------------------------------
 
 RUNNING = "FROM autotune_attempts WHERE state = 'running'"
 THE_BASELINES = "WHERE state = 'finished' AND trial_id = 1"
@@ -106,33 +108,90 @@ THE_BASELINES = "WHERE state = 'finished' AND trial_id = 1"
 @pytest.mark.parametrize(
     ("statement", "found"),
     [
-        ("DELETE FROM autotune_studies", "autotune_trials has 6 rows of what is not in autotune_studies"),
-        ("DELETE FROM autotune_trials WHERE number = 1", "autotune_attempts has 2 rows of what is not in"),
-        ("DELETE FROM autotune_trials WHERE number = 1", "study 'by-hand': has 5 trials, and not those of all"),
+        (
+            "DELETE FROM autotune_studies",
+            "autotune_trials has 6 rows of what is not in autotune_studies",
+        ),
+        (
+            "DELETE FROM autotune_trials WHERE number = 1",
+            "autotune_attempts has 2 rows of what is not in",
+        ),
+        (
+            "DELETE FROM autotune_trials WHERE number = 1",
+            "study 'by-hand': has 5 trials, and not those of all",
+        ),
         ("UPDATE autotune_trials SET number = 77 WHERE number = 3", "and not those of all numbers"),
-        ("DELETE FROM autotune_attempts WHERE ordinal = 1 AND trial_id = 2", "trial 1: has attempts 2, and not"),
-        ("DELETE FROM autotune_attempts WHERE ordinal = 2 AND trial_id = 2", "trial 1: has 0 finished attempts and a"),
-        (f"UPDATE autotune_attempts SET trial_id = 4, ordinal = 2 {THE_BASELINES}", "1 finished attempts and no"),
-        ("UPDATE autotune_attempts SET state = 'finished' WHERE trial_id = 2", "trial 1: has 2 finished attempts"),
-        ("UPDATE autotune_attempts SET state = 'idle' WHERE trial_id = 5", "trial 4: has an attempt that is idle"),
-        ("UPDATE autotune_attempts SET trial_id = 1, ordinal = 2 WHERE state = 'running'", "attempts and a result"),
-        ("UPDATE autotune_attempts SET measurement = '[]' WHERE state = 'late'", "late result of attempt 1 cannot"),
-        ("UPDATE autotune_trials SET finished_at = NULL WHERE number = 0", "has a result without its date"),
-        ("UPDATE autotune_trials SET revision = 999 WHERE number = 0", "younger than its study's last change"),
-        ("UPDATE autotune_trials SET fingerprint = 'abcdefabcdef' WHERE number = 0", "not abcdefabcdef"),
+        (
+            "DELETE FROM autotune_attempts WHERE ordinal = 1 AND trial_id = 2",
+            "trial 1: has attempts 2, and not",
+        ),
+        (
+            "DELETE FROM autotune_attempts WHERE ordinal = 2 AND trial_id = 2",
+            "trial 1: has 0 finished attempts and a",
+        ),
+        (
+            f"UPDATE autotune_attempts SET trial_id = 4, ordinal = 2 {THE_BASELINES}",
+            "1 finished attempts and no",
+        ),
+        (
+            "UPDATE autotune_attempts SET state = 'finished' WHERE trial_id = 2",
+            "trial 1: has 2 finished attempts",
+        ),
+        (
+            "UPDATE autotune_attempts SET state = 'idle' WHERE trial_id = 5",
+            "trial 4: has an attempt that is idle",
+        ),
+        (
+            "UPDATE autotune_attempts SET trial_id = 1, ordinal = 2 WHERE state = 'running'",
+            "attempts and a result",
+        ),
+        (
+            "UPDATE autotune_attempts SET measurement = '[]' WHERE state = 'late'",
+            "late result of attempt 1 cannot",
+        ),
+        (
+            "UPDATE autotune_trials SET finished_at = NULL WHERE number = 0",
+            "has a result without its date",
+        ),
+        (
+            "UPDATE autotune_trials SET revision = 999 WHERE number = 0",
+            "younger than its study's last change",
+        ),
+        (
+            "UPDATE autotune_trials SET fingerprint = 'abcdefabcdef' WHERE number = 0",
+            "not abcdefabcdef",
+        ),
         ("UPDATE autotune_trials SET config = '{\"a\"' WHERE number = 0", "autotune_trials, row 1"),
         ("UPDATE autotune_trials SET config = '[]' WHERE number = 0", "trial 0"),
-        ("UPDATE autotune_trials SET measurement = '{}' WHERE number = 0", "it has no 'perplexity'"),
-        ("UPDATE autotune_trials SET started_at = 'noon' WHERE number = 0", "autotune_trials, row 1"),
-        ("UPDATE autotune_predictions SET prediction = '{}' WHERE id = 1", "study 'by-hand': prediction"),
-        ("UPDATE autotune_studies SET space = '{}'", "study 'by-hand' cannot be read: it has no 'name'"),
+        (
+            "UPDATE autotune_trials SET measurement = '{}' WHERE number = 0",
+            "it has no 'perplexity'",
+        ),
+        (
+            "UPDATE autotune_trials SET started_at = 'noon' WHERE number = 0",
+            "autotune_trials, row 1",
+        ),
+        (
+            "UPDATE autotune_predictions SET prediction = '{}' WHERE id = 1",
+            "study 'by-hand': prediction",
+        ),
+        (
+            "UPDATE autotune_studies SET space = '{}'",
+            "study 'by-hand' cannot be read: it has no 'name'",
+        ),
         ("UPDATE autotune_studies SET sampler = 'guess'", "sampler is 'guess'"),
         ("UPDATE autotune_studies SET schema_version = 99", "has schema 99, this autotune reads 2"),
-        ("DROP TABLE autotune_predictions", "the database: has lost its table autotune_predictions"),
+        (
+            "DROP TABLE autotune_predictions",
+            "the database: has lost its table autotune_predictions",
+        ),
         ("DROP TABLE autotune_attempts", "the database: has lost its table autotune_attempts"),
         ("DROP TABLE autotune_trials", "the database: has lost its table autotune_trials"),
         ("DROP TABLE autotune_studies", "the database: has lost its table autotune_studies"),
-        ("DROP TABLE autotune_alembic_version", "the database: has lost its table autotune_alembic_version"),
+        (
+            "DROP TABLE autotune_alembic_version",
+            "the database: has lost its table autotune_alembic_version",
+        ),
     ],
 )
 def test_what_was_changed_by_hand_is_found(file, statement, found):
@@ -163,11 +222,13 @@ def test_a_trial_that_two_workers_are_at_is_found(file):
 def test_damage_is_found_on_postgresql_too(postgres_url):
     write_whole_study(postgres_url)
     with open_store(postgres_url) as store, store._database.writing() as connection:
-        connection.execute(update(ATTEMPTS).where(ATTEMPTS.c.state == "finished").values(state="given_up"))
+        connection.execute(
+            update(ATTEMPTS).where(ATTEMPTS.c.state == "finished").values(state="given_up")
+        )
     assert check_studies(postgres_url).faults == 4
 
 
-# -- beside it ---------------------------------------------------------------------------------------------------
+# -- beside it -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -177,7 +238,9 @@ def work(file):
 
 def running_trial(file):
     """What is said of trial 5, which is running."""
-    return [line.partition(", and ")[2] for line in findings(file, faults=False) if "trial 5" in line]
+    return [
+        line.partition(", and ")[2] for line in findings(file, faults=False) if "trial 5" in line
+    ]
 
 
 def test_a_running_trial_whose_worker_lives_is_nothing_to_say(file, work):
@@ -204,7 +267,9 @@ def test_a_running_trial_whose_lease_is_over_is_said(file):
 def waiting(work):
     spool = Spool(work / SPOOL)
     for letter in "ab":
-        spool.put(SpooledResult(attempt_id=letter * 32, number=0, measurement=measured(), seconds=1.0))
+        spool.put(
+            SpooledResult(attempt_id=letter * 32, number=0, measurement=measured(), seconds=1.0)
+        )
 
 
 def test_results_that_wait_are_said_with_who_delivers_them_and_still_wait(file, work):
@@ -229,7 +294,7 @@ def test_a_result_that_no_database_took_is_said(file, work):
     assert len([line for line in findings(file, faults=False) if ".unknown" in line]) == 2
 
 
-# -- the command -------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -249,20 +314,28 @@ def test_a_damaged_database_ends_with_an_error_after_what_was_found(run, file):
     code, out, said = run("check", "by-hand")
     assert code == 2
     assert "trial 0" in out.splitlines()[0]
-    assert said.splitlines()[0] == "error: the studies database sqlite:///autotune.db has a fault (1 study, 6 trials)"
+    assert (
+        said.splitlines()[0]
+        == "error: the studies database sqlite:///autotune.db has a fault (1 study, 6 trials)"
+    )
     assert said.splitlines()[1].startswith("hint: ")
 
 
 def test_the_storage_may_be_said_before_the_command(file, monkeypatch, capsys):
     monkeypatch.chdir("/")
-    code, out, _ = run_command(monkeypatch, capsys, "studies", "--storage", f"sqlite:///{file}", "check")
+    code, out, _ = run_command(
+        monkeypatch, capsys, "studies", "--storage", f"sqlite:///{file}", "check"
+    )
     assert (code, out.splitlines()[-1]) == (0, "1 study, 6 trials: whole")
 
 
 def test_a_file_is_exported_whole_and_comes_back(run, file):
     assert run("export", "by-hand", "--out", "there/study.jsonl")[0] == 0
     assert [path.name for path in (file.parent / "there").iterdir()] == ["study.jsonl"]
-    assert run("import", "there/study.jsonl", "--name", "again")[:2] == (0, "imported again: 6 trials\n")
+    assert run("import", "there/study.jsonl", "--name", "again")[:2] == (
+        0,
+        "imported again: 6 trials\n",
+    )
 
 
 def test_without_a_file_the_lines_go_to_stdout(run, file):

@@ -1,6 +1,7 @@
 """Databases that are not as they were written: every command says one clear sentence, or is not concerned.
 
-What a command prints of a damaged database is what it prints of the whole one: nothing else is ever loaded in silence.
+What a command prints of a damaged database is what it prints of the whole one: nothing else is ever
+loaded in silence.
 """
 
 import re
@@ -92,12 +93,15 @@ def set_json(column, value, *, table="trials", where="id = 1"):
 
 
 def set_field(column, field, value, *, table="trials", where="id = 1"):
-    return by_hand(f"UPDATE autotune_{table} SET {column} = json_set({column}, '$.{field}', {value}) WHERE {where}")
+    return by_hand(
+        f"UPDATE autotune_{table} SET {column} = json_set({column}, '$.{field}', {value}) WHERE {where}"
+    )
 
 
 ALL = tuple(COMMANDS)
 SOME = ("show", "export")
-"""Of a row that cannot be read; the others read it as `show` does, and test_check.py has what a check says."""
+"""Of a row that cannot be read; the others read it as `show` does, and test_check.py has what a
+check says."""
 
 CASES = {
     "empty": (replaced(b""), ALL, "is an empty file"),
@@ -112,25 +116,56 @@ CASES = {
     "the header alone is SQLite's": (replaced(b"SQLite format 3\0" + b"\xff" * 9000), ALL, ""),
     "of another program": (of_another_program, ALL, ""),
     "its log is missing": (without_its_log, ALL, "is missing, and with it the last results"),
-    "a later schema": (by_hand("UPDATE autotune_alembic_version SET version_num = '0099'"), ALL, "has schema 0099"),
-    "a strange schema": (by_hand("UPDATE autotune_alembic_version SET version_num = 'x'"), ALL, "has schema x"),
+    "a later schema": (
+        by_hand("UPDATE autotune_alembic_version SET version_num = '0099'"),
+        ALL,
+        "has schema 0099",
+    ),
+    "a strange schema": (
+        by_hand("UPDATE autotune_alembic_version SET version_num = 'x'"),
+        ALL,
+        "has schema x",
+    ),
     "an older schema than it has": (
         by_hand("UPDATE autotune_alembic_version SET version_num = '0001'"),
         ALL,
         "later schema than 0001",
     ),
     "no schema": (by_hand("DELETE FROM autotune_alembic_version"), ALL, "later schema than none"),
-    "a later study": (by_hand("UPDATE autotune_studies SET schema_version = 3"), ALL, "has schema 3"),
-    "no version table": (by_hand("DROP TABLE autotune_alembic_version"), ALL, "autotune_alembic_version"),
+    "a later study": (
+        by_hand("UPDATE autotune_studies SET schema_version = 3"),
+        ALL,
+        "has schema 3",
+    ),
+    "no version table": (
+        by_hand("DROP TABLE autotune_alembic_version"),
+        ALL,
+        "autotune_alembic_version",
+    ),
     "no studies table": (by_hand("DROP TABLE autotune_studies"), ALL, "autotune_studies"),
     "no trials table": (by_hand("DROP TABLE autotune_trials"), ALL, "autotune_trials"),
     "no attempts table": (by_hand("DROP TABLE autotune_attempts"), ALL, "autotune_attempts"),
-    "no predictions table": (by_hand("DROP TABLE autotune_predictions"), ALL, "autotune_predictions"),
+    "no predictions table": (
+        by_hand("DROP TABLE autotune_predictions"),
+        ALL,
+        "autotune_predictions",
+    ),
     "a column less": (by_hand("ALTER TABLE autotune_trials DROP COLUMN seconds"), ALL, "seconds"),
-    "no studies": (by_hand("DELETE FROM autotune_studies"), ALL, "of what is not in autotune_studies"),
-    "a trial less": (by_hand("DELETE FROM autotune_trials WHERE number = 1"), ALL, "autotune_attempts"),
+    "no studies": (
+        by_hand("DELETE FROM autotune_studies"),
+        ALL,
+        "of what is not in autotune_studies",
+    ),
+    "a trial less": (
+        by_hand("DELETE FROM autotune_trials WHERE number = 1"),
+        ALL,
+        "autotune_attempts",
+    ),
     "a trial and its attempts less": (
-        by_hand("DELETE FROM autotune_attempts WHERE trial_id = 2", "DELETE FROM autotune_trials WHERE id = 2"),
+        by_hand(
+            "DELETE FROM autotune_attempts WHERE trial_id = 2",
+            "DELETE FROM autotune_trials WHERE id = 2",
+        ),
         ALL,
         "",
     ),
@@ -142,24 +177,48 @@ CASES = {
     "measurement: no JSON": (set_json("measurement", "nonsense"), SOME, ""),
     "measurement: a number": (set_json("measurement", "3"), SOME, "trial 0"),
     "measurement: nothing in it": (set_json("measurement", "{}"), SOME, "perplexity"),
-    "measurement: unknown outcome": (set_field("measurement", "outcome", "'splendid'"), SOME, "outcome is 'splendid'"),
+    "measurement: unknown outcome": (
+        set_field("measurement", "outcome", "'splendid'"),
+        SOME,
+        "outcome is 'splendid'",
+    ),
     "measurement: a text for a size": (
         set_field("measurement", "peak_memory_bytes", "'much'"),
         SOME,
         "peak_memory_bytes is 'much'",
     ),
-    "measurement: a list for a speed": (set_field("measurement", "tokens_per_second", "json('[1]')"), SOME, "[1]"),
+    "measurement: a list for a speed": (
+        set_field("measurement", "tokens_per_second", "json('[1]')"),
+        SOME,
+        "[1]",
+    ),
     "measurement: unknown field": (set_field("measurement", "colour", "'red'"), SOME, "colour"),
     "measurement: bytes that are no text": (
         by_hand("UPDATE autotune_trials SET measurement = CAST(x'fffefd' AS TEXT) WHERE id = 1"),
         SOME,
         "",
     ),
-    "number: a text": (by_hand("UPDATE autotune_trials SET number = 'first' WHERE id = 1"), SOME, ""),
-    "seconds: a text": (by_hand("UPDATE autotune_trials SET seconds = 'long' WHERE id = 1"), SOME, "seconds is 'long'"),
-    "finished_at: a word": (by_hand("UPDATE autotune_trials SET finished_at = 'noon' WHERE id = 1"), SOME, "noon"),
+    "number: a text": (
+        by_hand("UPDATE autotune_trials SET number = 'first' WHERE id = 1"),
+        SOME,
+        "",
+    ),
+    "seconds: a text": (
+        by_hand("UPDATE autotune_trials SET seconds = 'long' WHERE id = 1"),
+        SOME,
+        "seconds is 'long'",
+    ),
+    "finished_at: a word": (
+        by_hand("UPDATE autotune_trials SET finished_at = 'noon' WHERE id = 1"),
+        SOME,
+        "noon",
+    ),
     "workload: no JSON": (set_json("workload", "{", table="studies"), SOME, ""),
-    "workload: impossible": (set_field("workload", "layers", "-1", table="studies"), SOME, "layers"),
+    "workload: impossible": (
+        set_field("workload", "layers", "-1", table="studies"),
+        SOME,
+        "layers",
+    ),
     "space: a list": (set_json("space", "[]", table="studies"), SOME, "study 'by-hand'"),
     "device: nothing in it": (set_json("device", "{}", table="studies"), SOME, "study 'by-hand'"),
     "device: a number for a note": (
@@ -167,12 +226,24 @@ CASES = {
         SOME,
         "notes is (1,)",
     ),
-    "device: a list for a name": (set_field("device", "name", "json('[]')", table="studies"), SOME, "name is []"),
+    "device: a list for a name": (
+        set_field("device", "name", "json('[]')", table="studies"),
+        SOME,
+        "name is []",
+    ),
     "cap: a word": (by_hand("UPDATE autotune_studies SET cap_bytes = 'much'"), SOME, ""),
-    "trials wanted: a word": (by_hand("UPDATE autotune_studies SET trials_wanted = 'all'"), SOME, "'all'"),
+    "trials wanted: a word": (
+        by_hand("UPDATE autotune_studies SET trials_wanted = 'all'"),
+        SOME,
+        "'all'",
+    ),
     "begun: a word": (by_hand("UPDATE autotune_studies SET created_at = 'today'"), SOME, "today"),
     "prediction: no JSON": (set_json("prediction", "{", table="predictions"), ALL, ""),
-    "prediction: nothing in it": (set_json("prediction", "{}", table="predictions"), ("export", "check"), "prediction"),
+    "prediction: nothing in it": (
+        set_json("prediction", "{}", table="predictions"),
+        ("export", "check"),
+        "prediction",
+    ),
     "prediction: another": (
         set_field("config", "precision", "'bf16-true'", table="predictions"),
         ("export", "check"),
@@ -181,8 +252,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("damage", "command"), [(one, command) for one in CASES for command in CASES[one][1]])
-def test_damage_is_refused_with_a_sentence_that_names_the_file_and_the_way_out(file, run, damage, command):
+@pytest.mark.parametrize(
+    ("damage", "command"), [(one, command) for one in CASES for command in CASES[one][1]]
+)
+def test_damage_is_refused_with_a_sentence_that_names_the_file_and_the_way_out(
+    file, run, damage, command
+):
     change, _, named = CASES[damage]
     change(file)
     code, out, said = run(command)
@@ -192,16 +267,24 @@ def test_damage_is_refused_with_a_sentence_that_names_the_file_and_the_way_out(f
     if command != "check" and named:
         assert named in lines[0]
     if out:
-        assert command in ("check", "export")  # what was found; lines without an end, which no import takes
+        assert command in (
+            "check",
+            "export",
+        )  # what was found; lines without an end, which no import takes
         assert '"kind": "end"' not in out
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/any/project", "..", ".waiting-1", "a b"])
 def test_a_study_whose_name_could_not_be_that_of_a_folder_is_refused(file, name):
     by_hand(f"UPDATE autotune_studies SET name = '{name}'")(file)
-    with open_store(f"sqlite:///{file}", create=False) as store, pytest.raises(StorageUnavailable) as refused:
+    with (
+        open_store(f"sqlite:///{file}", create=False) as store,
+        pytest.raises(StorageUnavailable) as refused,
+    ):
         store.definition(name)
-    assert f"study {name!r} cannot be read: {name!r} cannot be a study's name" in refused.value.message
+    assert (
+        f"study {name!r} cannot be read: {name!r} cannot be a study's name" in refused.value.message
+    )
 
 
 def test_a_trial_whose_number_is_a_path_is_not_taken(file):
@@ -211,7 +294,9 @@ def test_a_trial_whose_number_is_a_path_is_not_taken(file):
         by_hand("DELETE FROM autotune_attempts WHERE state = 'running'")(file)
         which = f"fingerprint = '{config(6).fingerprint}'"
         by_hand(f"UPDATE autotune_trials SET number = '../../outside' WHERE {which}")(file)
-        with pytest.raises(StorageUnavailable, match=re.escape("trial '../../outside' has no number")):
+        with pytest.raises(
+            StorageUnavailable, match=re.escape("trial '../../outside' has no number")
+        ):
             keep(store, config(6))
 
 
@@ -239,9 +324,13 @@ def seen_or_refused(file, see=seen):
 PAGES = range(1, 17)
 
 
-@pytest.mark.parametrize("content", [bytes(PAGE_BYTES), b"\xa5" * PAGE_BYTES], ids=["zeros", "garbage"])
+@pytest.mark.parametrize(
+    "content", [bytes(PAGE_BYTES), b"\xa5" * PAGE_BYTES], ids=["zeros", "garbage"]
+)
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_that_was_overwritten_is_refused_or_held_nothing_that_is_read(file, said_of_the_whole, page, content):
+def test_a_page_that_was_overwritten_is_refused_or_held_nothing_that_is_read(
+    file, said_of_the_whole, page, content
+):
     text = file.read_bytes()
     assert len(text) > page * PAGE_BYTES
     file.write_bytes(text[: page * PAGE_BYTES] + content + text[(page + 1) * PAGE_BYTES :])
@@ -256,12 +345,16 @@ def test_a_page_that_was_overwritten_is_refused_or_held_nothing_that_is_read(fil
 @pytest.mark.parametrize("page", PAGES[::3])
 def test_a_page_of_zeros_is_found_by_a_check(file, page):
     text = file.read_bytes()
-    file.write_bytes(text[: page * PAGE_BYTES] + bytes(PAGE_BYTES) + text[(page + 1) * PAGE_BYTES :])
+    file.write_bytes(
+        text[: page * PAGE_BYTES] + bytes(PAGE_BYTES) + text[(page + 1) * PAGE_BYTES :]
+    )
     found = seen_or_refused(file, lambda file: check_studies(f"sqlite:///{file}").faults)
     assert file.name in found.message if isinstance(found, AutotuneError) else found > 0
 
 
-def test_the_log_of_another_database_is_refused_or_changes_nothing(file, tmp_path, said_of_the_whole):
+def test_the_log_of_another_database_is_refused_or_changes_nothing(
+    file, tmp_path, said_of_the_whole
+):
     """SQLite does not tell whose log it is; its pages are taken for those of the file."""
     other = tmp_path / "other" / "other.db"
     with open_store(f"sqlite:///{other}") as store:
@@ -313,7 +406,9 @@ def test_the_log_of_a_removed_database_is_not_read_into_a_new_one(tmp_path):
         shutil.copy(f"{file}-wal", tmp_path / "kept")  # as after a kill
     file.unlink()
     shutil.copy(tmp_path / "kept", f"{file}-wal")
-    with pytest.raises(StorageUnavailable, match=r"is not there, but its write-ahead log .* is") as raised:
+    with pytest.raises(
+        StorageUnavailable, match=r"is not there, but its write-ahead log .* is"
+    ) as raised:
         open_store(url).__enter__()
     assert f"remove {file}-wal" in raised.value.hint
 
@@ -323,11 +418,21 @@ def test_a_database_behind_a_link_is_the_one_it_leads_to(tmp_path):
     with open_store(f"sqlite:///{tmp_path}/real.db") as store:
         store.create_study(definition(), trials_wanted=3)
         assert check_studies(f"sqlite:///{tmp_path}/link.db").studies == ("by-hand",)
-    assert place_of_work(f"sqlite:///{tmp_path}/link.db") == place_of_work(f"sqlite:///{tmp_path}/real.db")
+    assert place_of_work(f"sqlite:///{tmp_path}/link.db") == place_of_work(
+        f"sqlite:///{tmp_path}/real.db"
+    )
 
 
 def test_databases_whose_names_differ_have_work_folders_of_their_own():
-    assert len({place_of_work(f"sqlite:///studies/{name}") for name in ("a", "a.sqlite", "a.sqlite3", "b.db")}) == 4
+    assert (
+        len(
+            {
+                place_of_work(f"sqlite:///studies/{name}")
+                for name in ("a", "a.sqlite", "a.sqlite3", "b.db")
+            }
+        )
+        == 4
+    )
 
 
 def test_a_file_that_changes_while_it_is_read_as_nobodys_is_looked_at_again(file):

@@ -57,14 +57,21 @@ def several(other, lines):
     return other
 
 
-# -- out ---------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 
 
 def test_every_row_of_a_study_is_a_line(store_url):
     write_whole_study(store_url)
     with open_store(store_url) as store:
         kinds = [json.loads(line)["kind"] for line in exported(store)]
-    assert kinds == ["studies", "study", *["trial"] * TRIALS, *["prediction"] * 4, *["attempt"] * 8, "end"]
+    assert kinds == [
+        "studies",
+        "study",
+        *["trial"] * TRIALS,
+        *["prediction"] * 4,
+        *["attempt"] * 8,
+        "end",
+    ]
 
 
 def test_only_the_studies_that_were_named_come_out(several):
@@ -100,7 +107,7 @@ def test_a_number_that_is_not_finite_comes_out_as_null(other):
     assert trial["measurement"]["perplexity"] is None
 
 
-# -- there and back ----------------------------------------------------------------------------------------------
+# -- there and back --------------------------------------------------------------------------------
 
 
 def test_what_was_imported_comes_out_as_it_went_in(store_url, lines):
@@ -128,7 +135,10 @@ def test_results_keep_the_order_in_which_they_came(lines, other, tmp_path):
     bring_in(other, lines)
     with open_store(f"sqlite:///{tmp_path}/again.db") as again:
         bring_in(again, exported(other))
-        numbers = [[one.number for one in store.changes("by-hand", since=-1).records] for store in (other, again)]
+        numbers = [
+            [one.number for one in store.changes("by-hand", since=-1).records]
+            for store in (other, again)
+        ]
     assert numbers[0] == numbers[1] != sorted(numbers[0])
 
 
@@ -149,7 +159,7 @@ def test_a_study_can_be_brought_in_beside_itself_under_another_name(store_url, l
         assert store.trials("copy") == store.trials("by-hand")
 
 
-# -- refused -----------------------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
 
 
 def refusal(store, lines, **options):
@@ -182,7 +192,9 @@ def test_a_new_name_is_for_a_file_with_one_study(several, tmp_path):
 @pytest.mark.parametrize("kept", range(15))
 def test_a_file_that_ends_early_is_refused_with_the_last_line_it_has(other, lines, kept):
     message = refusal(other, lines[:kept])
-    assert message == ("x.jsonl is empty" if kept == 0 else f"x.jsonl is truncated: it ends after line {kept}")
+    assert message == (
+        "x.jsonl is empty" if kept == 0 else f"x.jsonl is truncated: it ends after line {kept}"
+    )
 
 
 @pytest.mark.parametrize("kept_bytes", [5000, 6001, -2, -60])
@@ -196,14 +208,19 @@ def test_every_changed_digit_is_noticed(other, lines):
         at = next((at for at in range(len(line) - 1, 0, -1) if line[at : at + 1].isdigit()), None)
         if at is not None:
             digit = str((int(line[at : at + 1]) + 1) % 10).encode()
-            refusal(other, [*lines[:place], line[:at] + digit + line[at + 1 :], *lines[place + 1 :]])
+            refusal(
+                other, [*lines[:place], line[:at] + digit + line[at + 1 :], *lines[place + 1 :]]
+            )
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         (lambda x: [x[0], *x[2:]], "line 2 of x.jsonl"),
-        (lambda x: [*x[:4], *x[5:]], "line 5 of x.jsonl cannot be read: it is trial 3, where 2 is next"),
+        (
+            lambda x: [*x[:4], *x[5:]],
+            "line 5 of x.jsonl cannot be read: it is trial 3, where 2 is next",
+        ),
         (lambda x: [*x[:3], b"nonsense\n", *x[3:]], "line 4 of x.jsonl is no JSON"),
         (lambda x: [*x[:3], b"\xff\xfe\n", *x[3:]], "line 4 of x.jsonl is no JSON"),
         (lambda x: [*x[:3], b"[]\n", *x[3:]], "line 4 of x.jsonl is no JSON object"),
@@ -247,7 +264,9 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(other, lines, change, n
         (12, {"kind": "wish"}, "line 13"),
     ],
 )
-def test_content_that_none_of_ours_could_be_is_refused_with_its_line(other, lines, place, values, named):
+def test_content_that_none_of_ours_could_be_is_refused_with_its_line(
+    other, lines, place, values, named
+):
     """Also where the last line fits it."""
     body = [changed(line, **values) if at == place else line for at, line in enumerate(lines[:-1])]
     assert named in refusal(other, signed(body))

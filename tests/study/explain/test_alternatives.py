@@ -31,12 +31,17 @@ def prediction(peak=100, **sizes):
 
 def wanted(config=PLAIN, *, unavailable=None, **sizes):
     return wanted_variants(
-        config, prediction(**sizes), at=Circumstances(global_batch=BATCH), unavailable=unavailable or {}
+        config,
+        prediction(**sizes),
+        at=Circumstances(global_batch=BATCH),
+        unavailable=unavailable or {},
     )
 
 
 def values(found, technique):
-    return [one.value for one in found.variants if one.technique == technique and not one.is_removal]
+    return [
+        one.value for one in found.variants if one.technique == technique and not one.is_removal
+    ]
 
 
 CONFIGS = [
@@ -44,14 +49,24 @@ CONFIGS = [
     replace(PLAIN, micro_batch_size=2, precision="tf32"),
     replace(PLAIN, optimizer_fusion="backward", checkpointing="block"),
     replace(PLAIN, compile="model", memory_budget=0.05, optimizer="adafactor-fixed-rate"),
-    replace(PLAIN, precision="fp16-mixed", checkpointing="sqrt", optimizer_fusion="kernel", optimizer="sgd"),
+    replace(
+        PLAIN,
+        precision="fp16-mixed",
+        checkpointing="sqrt",
+        optimizer_fusion="kernel",
+        optimizer="sgd",
+    ),
 ]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=TrainingConfig.describe)
 def test_every_variant_is_legal_and_another_configuration(config):
     found = [one.config for one in wanted(config).variants]
-    assert [c for c in found if broken_rules(c.to_dict(), Circumstances(global_batch=BATCH)) or c == config] == []
+    assert [
+        c
+        for c in found
+        if broken_rules(c.to_dict(), Circumstances(global_batch=BATCH)) or c == config
+    ] == []
     assert len(set(found)) == len(found)
 
 
@@ -71,7 +86,9 @@ def test_there_are_a_handful_a_technique_and_none_of_the_allocator(config):
 
 
 def test_every_technique_in_use_is_taken_out_once():
-    config = replace(PLAIN, checkpointing="block", optimizer_fusion="backward", precision="bf16-mixed")
+    config = replace(
+        PLAIN, checkpointing="block", optimizer_fusion="backward", precision="bf16-mixed"
+    )
     removed = [one.technique for one in wanted(config).variants if one.is_removal]
     assert removed == ["precision", "checkpointing", "optimizer_fusion"]
 
@@ -103,14 +120,20 @@ def test_optimizers_are_left_alone_where_their_state_is_nothing_at_the_peak():
 
 
 def test_a_compiled_model_is_compiled_again_only_a_few_times():
-    found = wanted(replace(PLAIN, compile="model", memory_budget=0.05, optimizer_fusion="backward"), optimizer_state=0)
+    found = wanted(
+        replace(PLAIN, compile="model", memory_budget=0.05, optimizer_fusion="backward"),
+        optimizer_state=0,
+    )
     assert sum(one.config.compile == "model" for one in found.variants) <= 8
 
 
-# -- pairs -------------------------------------------------------------------------------------------------------
+# -- pairs -----------------------------------------------------------------------------------------
 
 CHECKPOINTING = Variant(
-    technique="checkpointing", value="block", config=replace(PLAIN, checkpointing="block"), prediction=prediction(60)
+    technique="checkpointing",
+    value="block",
+    config=replace(PLAIN, checkpointing="block"),
+    prediction=prediction(60),
 )
 FUSION = Variant(
     technique="optimizer_fusion",
@@ -119,7 +142,10 @@ FUSION = Variant(
     prediction=prediction(100),
 )
 BY_BLOCK = Variant(
-    technique="compile", value="block", config=replace(PLAIN, compile="block"), prediction=prediction(90)
+    technique="compile",
+    value="block",
+    config=replace(PLAIN, compile="block"),
+    prediction=prediction(90),
 )
 
 
@@ -139,7 +165,11 @@ def test_what_saves_nothing_is_tried_beside_what_saves_most():
 def test_what_is_in_use_and_saves_nothing_is_taken_out_beside_what_saves_most():
     config = FUSION.config
     without = Variant(
-        technique="optimizer_fusion", value="none", config=PLAIN, is_removal=True, prediction=prediction()
+        technique="optimizer_fusion",
+        value="none",
+        config=PLAIN,
+        is_removal=True,
+        prediction=prediction(),
     )
     both = replace(config, checkpointing="block")
     (pair,) = pairs([without, replace(CHECKPOINTING, config=both)], config=config)
@@ -148,7 +178,10 @@ def test_what_is_in_use_and_saves_nothing_is_taken_out_beside_what_saves_most():
 
 def test_a_pair_is_legal():
     fewer = Variant(
-        technique="micro_batch_size", value=4, config=replace(PLAIN, micro_batch_size=4), prediction=prediction(50)
+        technique="micro_batch_size",
+        value=4,
+        config=replace(PLAIN, micro_batch_size=4),
+        prediction=prediction(50),
     )
     assert pairs([fewer, FUSION]) == []
 

@@ -34,7 +34,7 @@ def varying(vary, workload=None, **options):
     return Varying(vary=vary, workload=workload or make_workload("cpu"), **options)
 
 
-# -- values ------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("vary", VARY)
@@ -75,13 +75,19 @@ def test_fp8_is_tried_only_with_micro_batches_whose_tokens_it_can_multiply():
     assert varying("seq-len").legal_values(config)[0][:3] == [16, 32, 48]
     short = make_workload("cpu", {"sequence_length": 24})
     assert varying("micro-batch", short).legal_values(config)[0][:3] == [2, 4, 6]
-    assert varying("micro-batch", short, keeps_global_batch=True).legal_values(config)[0] == [2, 4, 8]
+    assert varying("micro-batch", short, keeps_global_batch=True).legal_values(config)[0] == [
+        2,
+        4,
+        8,
+    ]
 
 
 def test_fp8_with_no_micro_batch_that_it_can_multiply_gets_the_reason():
     odd = make_workload("cpu", {"sequence_length": 15, "global_batch": 8})
     with pytest.raises(InvalidInput, match="number of tokens is a multiple of 16"):
-        varying("micro-batch", odd, keeps_global_batch=True).legal_values(TrainingConfig(precision="fp8"))
+        varying("micro-batch", odd, keeps_global_batch=True).legal_values(
+            TrainingConfig(precision="fp8")
+        )
 
 
 def test_sequences_end_with_the_positions_of_the_model(llama):
@@ -99,7 +105,7 @@ def test_the_width_of_a_model_from_a_file_does_not(llama):
         varying("width", llama)
 
 
-# -- the ladder --------------------------------------------------------------------------------------------------
+# -- the ladder ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
@@ -112,7 +118,10 @@ def test_every_rung_is_legal(optimizer, micro_batch_size):
 
 @pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
 def test_a_rung_changes_one_technique(optimizer):
-    configs = [rung.config.to_dict() for rung in ladder(TrainingConfig(optimizer=optimizer), accumulates=False)]
+    configs = [
+        rung.config.to_dict()
+        for rung in ladder(TrainingConfig(optimizer=optimizer), accumulates=False)
+    ]
     for before, after in pairwise(configs):
         assert sum(before[field] != after[field] for field in before) == 1
 
@@ -122,7 +131,7 @@ def test_accumulation_leaves_the_step_in_backward_out():
     assert fusions == {"none"}
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------
+# -- what is asked ---------------------------------------------------------------------------------
 
 
 def rungs(**configuration):

@@ -16,7 +16,10 @@ def growing_needs(draw):
     steps = draw(st.lists(st.tuples(st.integers(1, MOST), SIZES), max_size=4))
     values = range(1, draw(st.integers(1, MOST)) + 1)
     return [
-        offset + slope * value + int(curve * value**2) + sum(height for where, height in steps if value >= where)
+        offset
+        + slope * value
+        + int(curve * value**2)
+        + sum(height for where, height in steps if value >= where)
         for value in values
     ]
 

@@ -52,7 +52,9 @@ def test_parameters_lead_back_to_their_configuration(legal):
 
 def test_different_configurations_have_different_parameters(legal):
     configs = list(legal.configurations())
-    assert len({tuple(as_parameters(legal, config)[0].items()) for config in configs}) == len(configs)
+    assert len({tuple(as_parameters(legal, config)[0].items()) for config in configs}) == len(
+        configs
+    )
 
 
 def test_one_parameter_name_has_one_distribution_in_the_whole_space(legal):
@@ -71,7 +73,10 @@ def test_every_parameter_is_a_choice_of_its_distribution(legal):
 
 def test_what_has_one_legal_value_is_not_asked(legal):
     for config in legal.configurations():
-        assert all(len(distribution.choices) > 1 for distribution in as_parameters(legal, config)[1].values())
+        assert all(
+            len(distribution.choices) > 1
+            for distribution in as_parameters(legal, config)[1].values()
+        )
 
 
 def test_a_set_that_depends_on_earlier_choices_is_in_the_name(legal):
@@ -81,7 +86,9 @@ def test_a_set_that_depends_on_earlier_choices_is_in_the_name(legal):
     for name, distribution in distributions.items():
         field, _, listed = name.partition("|")
         assert listed == (
-            "" if distribution.choices == legal.values[field] else ",".join(map(str, distribution.choices))
+            ""
+            if distribution.choices == legal.values[field]
+            else ",".join(map(str, distribution.choices))
         )
 
 
@@ -99,7 +106,9 @@ def test_optuna_accepts_every_configuration_in_one_study(legal):
     study = optuna.create_study()
     for config in legal.configurations():
         parameters, distributions = as_parameters(legal, config)
-        study.add_trial(optuna.trial.create_trial(params=parameters, distributions=distributions, value=0.0))
+        study.add_trial(
+            optuna.trial.create_trial(params=parameters, distributions=distributions, value=0.0)
+        )
     assert len(study.trials) == len(list(legal.configurations()))
 
 
@@ -107,11 +116,15 @@ def test_what_optuna_is_asked_is_what_it_is_told(legal):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(20):
         trial = study.ask()
-        config = decide(legal, lambda name, values, trial=trial: trial.suggest_categorical(name, values))
+        config = decide(
+            legal, lambda name, values, trial=trial: trial.suggest_categorical(name, values)
+        )
         assert (trial.params, trial.distributions) == as_parameters(legal, config)
 
 
 def test_a_parameter_is_a_fixed_choice_and_never_a_range(legal):
     distributions = as_parameters(legal, next(legal.configurations()))[1]
     assert distributions
-    assert all(isinstance(distribution, CategoricalDistribution) for distribution in distributions.values())
+    assert all(
+        isinstance(distribution, CategoricalDistribution) for distribution in distributions.values()
+    )

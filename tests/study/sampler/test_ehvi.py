@@ -10,13 +10,17 @@ from autotune.study.sampler.ehvi import Point, expected_gain, hypervolume, not_d
 
 REFERENCE = Point(memory=10.0, speed=1.0, perplexity=6.0)
 _NUMBERS = st.floats(0.5, 12.0).map(lambda value: round(value, 1))
-_POINTS = st.builds(lambda m, s, p: Point(memory=m, speed=s, perplexity=p), _NUMBERS, _NUMBERS, _NUMBERS)
+_POINTS = st.builds(
+    lambda m, s, p: Point(memory=m, speed=s, perplexity=p), _NUMBERS, _NUMBERS, _NUMBERS
+)
 
 
 def optunas(points):
     rows = [(point.memory, -point.speed, point.perplexity) for point in points]
     inside = [row for row in rows if row[0] <= 10.0 and row[1] <= -1.0 and row[2] <= 6.0]
-    return compute_hypervolume(numpy.array(inside), numpy.array([10.0, -1.0, 6.0])) if inside else 0.0
+    return (
+        compute_hypervolume(numpy.array(inside), numpy.array([10.0, -1.0, 6.0])) if inside else 0.0
+    )
 
 
 def gain_of(points, candidate, *, deviation):
@@ -48,7 +52,10 @@ def test_the_expected_gain_is_the_mean_of_the_gains_over_the_speeds_it_may_have(
     points = [Point(memory=3, speed=4, perplexity=3), Point(memory=6, speed=7, perplexity=2)]
     candidate = Point(memory=4, speed=5, perplexity=2.5)
     quantiles = numpy.random.default_rng(0).normal(candidate.speed, 2.0, size=4000)
-    gains = [gain_of(points, Point(memory=4, speed=speed, perplexity=2.5), deviation=0.0) for speed in quantiles]
+    gains = [
+        gain_of(points, Point(memory=4, speed=speed, perplexity=2.5), deviation=0.0)
+        for speed in quantiles
+    ]
     assert gain_of(points, candidate, deviation=2.0) == pytest.approx(numpy.mean(gains), rel=0.03)
 
 

@@ -17,7 +17,9 @@ BASELINE = TrainingConfig(micro_batch_size=8, optimizer_fusion="foreach")
 
 def choose(records, forecasts=(), *, cap_bytes=CAP_BYTES, excluded=()):
     tried = {one.config for one in records}
-    return Ranking(LEGAL, cap_bytes=cap_bytes).choose(records, forecasts, excluded={*tried, *excluded}, seed=1)
+    return Ranking(LEGAL, cap_bytes=cap_bytes).choose(
+        records, forecasts, excluded={*tried, *excluded}, seed=1
+    )
 
 
 def test_what_was_tried_is_not_chosen_again():
@@ -33,19 +35,30 @@ def test_nothing_is_chosen_where_nothing_is_left():
 def test_nothing_is_chosen_where_all_that_is_left_is_predicted_far_over_the_cap():
     large = {"peak_memory_bytes": 2 * CAP_BYTES}
     forecasts = [forecast(config, **large, uncertainty=0.05) for config in ALL]
-    assert choose([record(BASELINE, outcome="over_cap", device_bytes=2 * CAP_BYTES, **large)], forecasts) is None
+    assert (
+        choose(
+            [record(BASELINE, outcome="over_cap", device_bytes=2 * CAP_BYTES, **large)], forecasts
+        )
+        is None
+    )
 
 
 def test_of_two_alike_the_one_predicted_to_need_less_is_chosen():
     small, large = [c for c in ALL if c.micro_batch_size == 8 and c.compile == "block"][:2]
-    forecasts = [forecast(small, peak_memory_bytes=10 * MIB), forecast(large, peak_memory_bytes=60 * MIB)]
+    forecasts = [
+        forecast(small, peak_memory_bytes=10 * MIB),
+        forecast(large, peak_memory_bytes=60 * MIB),
+    ]
     choice = choose([record(BASELINE)], forecasts, excluded={*ALL} - {small, large})
     assert choice.config == small
 
 
 def test_before_anything_was_timed_what_surely_fits_is_chosen():
     fits, hardly = ALL[3:5]
-    forecasts = [forecast(fits, peak_memory_bytes=10 * MIB), forecast(hardly, peak_memory_bytes=63 * MIB)]
+    forecasts = [
+        forecast(fits, peak_memory_bytes=10 * MIB),
+        forecast(hardly, peak_memory_bytes=63 * MIB),
+    ]
     refused = record(
         BASELINE,
         outcome="out_of_memory",
@@ -61,7 +74,9 @@ def test_before_anything_was_timed_what_surely_fits_is_chosen():
 def test_a_front_that_nothing_can_improve_leaves_hardly_any_gain():
     memory, speed = {"none": 40 * MIB, "block": 20 * MIB}, {"none": 1000.0, "block": 500.0}
     records = [
-        record(c, peak_memory_bytes=memory[c.checkpointing], tokens_per_second=speed[c.checkpointing])
+        record(
+            c, peak_memory_bytes=memory[c.checkpointing], tokens_per_second=speed[c.checkpointing]
+        )
         for c in ALL
         if c.micro_batch_size != 4
     ]
@@ -92,11 +107,14 @@ def test_a_technique_that_crashes_every_trial_is_avoided():
 def test_the_same_knowledge_and_seed_choose_the_same(seed):
     records = [record(BASELINE)]
     chosen = {
-        Ranking(LEGAL, cap_bytes=CAP_BYTES).choose(records, (), excluded=set(), seed=seed).config for _ in range(3)
+        Ranking(LEGAL, cap_bytes=CAP_BYTES).choose(records, (), excluded=set(), seed=seed).config
+        for _ in range(3)
     }
     assert len(chosen) == 1
 
 
 def test_the_gain_is_infinite_while_nothing_fits():
-    over = record(BASELINE, outcome="over_cap", peak_memory_bytes=2 * CAP_BYTES, device_bytes=2 * CAP_BYTES)
+    over = record(
+        BASELINE, outcome="over_cap", peak_memory_bytes=2 * CAP_BYTES, device_bytes=2 * CAP_BYTES
+    )
     assert math.isinf(choose([over]).relative_gain)

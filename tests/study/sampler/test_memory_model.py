@@ -9,7 +9,12 @@ from autotune.study.sampler.memory_model import ExpectedMemory
 PLAIN = TrainingConfig(micro_batch_size=8)
 CHECKPOINTED = TrainingConfig(micro_batch_size=8, checkpointing="block")
 NARROW = TrainingConfig(micro_batch_size=4)
-NOT_MEASURED = {"peak_memory_bytes": None, "device_bytes": None, "tokens_per_second": None, "perplexity": None}
+NOT_MEASURED = {
+    "peak_memory_bytes": None,
+    "device_bytes": None,
+    "tokens_per_second": None,
+    "perplexity": None,
+}
 
 
 def need(config, *, records=(), forecasts=(), cap_bytes=CAP_BYTES):
@@ -17,7 +22,12 @@ def need(config, *, records=(), forecasts=(), cap_bytes=CAP_BYTES):
 
 
 def test_a_prediction_far_below_the_cap_surely_fits():
-    assert need(PLAIN, forecasts=[forecast(PLAIN, peak_memory_bytes=30 * MIB, uncertainty=0.1)]).chance[0] > 0.99
+    assert (
+        need(
+            PLAIN, forecasts=[forecast(PLAIN, peak_memory_bytes=30 * MIB, uncertainty=0.1)]
+        ).chance[0]
+        > 0.99
+    )
 
 
 def test_a_prediction_right_at_the_cap_is_a_toss():
@@ -33,20 +43,32 @@ def test_a_study_whose_predictions_were_right_trusts_those_close_to_the_cap():
 
 
 def test_predictions_that_were_too_low_are_corrected():
-    low = [forecast(config, peak_memory_bytes=30 * MIB, uncertainty=0.1) for config in (PLAIN, NARROW)]
+    low = [
+        forecast(config, peak_memory_bytes=30 * MIB, uncertainty=0.1) for config in (PLAIN, NARROW)
+    ]
     corrected = need(NARROW, records=[record(PLAIN, peak_memory_bytes=40 * MIB)] * 9, forecasts=low)
     assert corrected.if_it_fits[0] == pytest.approx(40 * MIB, rel=0.05)
 
 
 def test_running_out_of_memory_makes_its_like_less_likely_to_fit():
-    fits = [forecast(config, peak_memory_bytes=int(0.9 * CAP_BYTES), uncertainty=0.1) for config in (PLAIN, NARROW)]
+    fits = [
+        forecast(config, peak_memory_bytes=int(0.9 * CAP_BYTES), uncertainty=0.1)
+        for config in (PLAIN, NARROW)
+    ]
     refused = record(PLAIN, outcome="out_of_memory", **NOT_MEASURED)
-    assert need(NARROW, records=[refused] * 3, forecasts=fits).chance[0] < need(NARROW, forecasts=fits).chance[0] - 0.2
+    assert (
+        need(NARROW, records=[refused] * 3, forecasts=fits).chance[0]
+        < need(NARROW, forecasts=fits).chance[0] - 0.2
+    )
 
 
 def test_the_context_of_the_device_is_taken_off_the_cap():
-    with_context = record(PLAIN, peak_memory_bytes=40 * MIB, device_bytes=50 * MIB, context_bytes=10 * MIB)
-    assert ExpectedMemory([with_context], [], cap_bytes=CAP_BYTES).room_bytes == CAP_BYTES - 10 * MIB
+    with_context = record(
+        PLAIN, peak_memory_bytes=40 * MIB, device_bytes=50 * MIB, context_bytes=10 * MIB
+    )
+    assert (
+        ExpectedMemory([with_context], [], cap_bytes=CAP_BYTES).room_bytes == CAP_BYTES - 10 * MIB
+    )
 
 
 def test_what_the_allocator_kept_beside_the_tensors_is_not_taken_off():

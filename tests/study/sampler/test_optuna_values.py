@@ -40,13 +40,15 @@ def is_feasible(observation):
     return all(constraint <= 0 for constraint in observation.constraints.values())
 
 
-# -- whatever the trial ------------------------------------------------------------------------------------------
+# -- whatever the trial ----------------------------------------------------------------------------
 
 
 @given(RECORDS, st.lists(RECORDS, max_size=4))
 def test_every_number_told_is_finite(one, earlier):
     observation = told(one, earlier)
-    assert all(math.isfinite(number) for number in (*observation.values, *observation.constraints.values()))
+    assert all(
+        math.isfinite(number) for number in (*observation.values, *observation.constraints.values())
+    )
 
 
 @given(RECORDS)
@@ -65,11 +67,15 @@ def test_a_trial_that_failed_for_another_reason_than_memory_is_not_feasible(one)
     assert not is_feasible(told(one))
 
 
-# -- what was measured -------------------------------------------------------------------------------------------
+# -- what was measured -----------------------------------------------------------------------------
 
 
 def test_what_was_measured_is_told_as_it_is():
-    assert told(record(0, memory=50 * MIB, speed=1234.5, perplexity=9.5)).values == (50.0 * MIB, 1234.5, 9.5)
+    assert told(record(0, memory=50 * MIB, speed=1234.5, perplexity=9.5)).values == (
+        50.0 * MIB,
+        1234.5,
+        9.5,
+    )
 
 
 @pytest.mark.parametrize("device_bytes", [1, CAP // 2, CAP])
@@ -92,7 +98,7 @@ def test_a_trial_over_the_cap_did_train():
     assert told(record(0, outcome="over_cap")).constraints[TRAINING_CONSTRAINT] == 0.0
 
 
-# -- what did not fit --------------------------------------------------------------------------------------------
+# -- what did not fit ------------------------------------------------------------------------------
 
 EVERY_REFUSAL = pytest.mark.parametrize("outcome", ["out_of_memory", "predicted_over_cap"])
 
@@ -100,14 +106,18 @@ EVERY_REFUSAL = pytest.mark.parametrize("outcome", ["out_of_memory", "predicted_
 @EVERY_REFUSAL
 @pytest.mark.parametrize("peak", [None, CAP // 2, CAP - 1])
 def test_what_did_not_fit_is_never_feasible(outcome, peak):
-    refused = record(0, outcome=outcome, memory=peak, device_bytes=None, speed=None, perplexity=None)
+    refused = record(
+        0, outcome=outcome, memory=peak, device_bytes=None, speed=None, perplexity=None
+    )
     assert told(refused).constraints[MEMORY_CONSTRAINT] > 0
 
 
 @EVERY_REFUSAL
 @pytest.mark.parametrize("peak", [None, CAP // 2, CAP - 1])
 def test_what_did_not_fit_is_told_more_memory_than_the_cap(outcome, peak):
-    refused = record(0, outcome=outcome, memory=peak, device_bytes=None, speed=None, perplexity=None)
+    refused = record(
+        0, outcome=outcome, memory=peak, device_bytes=None, speed=None, perplexity=None
+    )
     assert told(refused).values[0] > CAP
 
 
@@ -126,12 +136,13 @@ def test_the_largest_of_what_is_known_says_how_far_over(known):
 
 def test_a_larger_refused_request_is_further_over():
     small, large = (
-        told(out_of_memory(0, memory=CAP, device_bytes=None, requested_bytes=asked)) for asked in (MIB, 50 * MIB)
+        told(out_of_memory(0, memory=CAP, device_bytes=None, requested_bytes=asked))
+        for asked in (MIB, 50 * MIB)
     )
     assert small.constraints[MEMORY_CONSTRAINT] < large.constraints[MEMORY_CONSTRAINT]
 
 
-# -- what was not measured ---------------------------------------------------------------------------------------
+# -- what was not measured -------------------------------------------------------------------------
 
 
 def test_what_was_not_measured_is_told_as_the_worst_seen():

@@ -19,7 +19,9 @@ _FACTORS = {
 
 def value(config):
     """Techniques that multiply, as they do where none gets in another's way."""
-    return math.log(math.prod(f for (field, choice), f in _FACTORS.items() if getattr(config, field) == choice))
+    return math.log(
+        math.prod(f for (field, choice), f in _FACTORS.items() if getattr(config, field) == choice)
+    )
 
 
 def configs():
@@ -32,10 +34,18 @@ def configs():
 
 
 def test_factors_seen_apart_are_expected_together():
-    unseen = TrainingConfig(checkpointing="block", precision="bf16-mixed", optimizer_fusion="kernel")
+    unseen = TrainingConfig(
+        checkpointing="block", precision="bf16-mixed", optimizer_fusion="kernel"
+    )
     plain_checkpointing = TrainingConfig(checkpointing="block", optimizer_fusion="foreach")
-    seen = [config for config in configs() if config.checkpointing == "none" or config == plain_checkpointing]
-    belief = believe([unseen], seen=seen, logarithms=[value(config) for config in seen], noises=(0.01,))
+    seen = [
+        config
+        for config in configs()
+        if config.checkpointing == "none" or config == plain_checkpointing
+    ]
+    belief = believe(
+        [unseen], seen=seen, logarithms=[value(config) for config in seen], noises=(0.01,)
+    )
     assert belief.mean[0] == pytest.approx(value(unseen), abs=0.1)
 
 
@@ -49,7 +59,9 @@ def test_what_shares_less_with_the_trials_is_less_sure():
     seen = [TrainingConfig(), TrainingConfig(checkpointing="block")]
     near, far = (
         TrainingConfig(optimizer_fusion="kernel"),
-        TrainingConfig(optimizer_fusion="kernel", precision="bf16-true", compile="model", loss="chunked"),
+        TrainingConfig(
+            optimizer_fusion="kernel", precision="bf16-true", compile="model", loss="chunked"
+        ),
     )
     belief = believe([*seen, near, far], seen=seen, logarithms=[0.0, -0.5], noises=(0.01,))
     assert list(numpy.argsort(belief.deviation)[2:]) == [2, 3]
@@ -76,5 +88,7 @@ def test_scattered_values_are_believed_less_than_smooth_ones():
     smooth = [value(config) for config in seen]
     scattered = [one + draw.gauss(0.0, 0.2) for one in smooth]
     noises = (0.01, 0.1)
-    of_smooth, of_scattered = (believe(seen, seen=seen, logarithms=v, noises=noises) for v in (smooth, scattered))
+    of_smooth, of_scattered = (
+        believe(seen, seen=seen, logarithms=v, noises=noises) for v in (smooth, scattered)
+    )
     assert of_scattered.deviation.mean() > 2 * of_smooth.deviation.mean()

@@ -72,7 +72,11 @@ class Machines:
 
     def states(self):
         with self.store._database.reading() as connection:
-            return list(connection.scalars(select(ATTEMPTS.c.state).order_by(ATTEMPTS.c.trial_id, ATTEMPTS.c.ordinal)))
+            return list(
+                connection.scalars(
+                    select(ATTEMPTS.c.state).order_by(ATTEMPTS.c.trial_id, ATTEMPTS.c.ordinal)
+                )
+            )
 
     def results(self):
         return [one.tokens_per_second for one in self.store.trials("by-hand") if one.is_finished]
@@ -89,7 +93,7 @@ def finished(speed=1000.0):
     return FinishedTrial(measurement=measured(tokens_per_second=speed), seconds=1.0)
 
 
-# -- whose a trial is --------------------------------------------------------------------------------------------
+# -- whose a trial is ------------------------------------------------------------------------------
 
 
 def test_a_trial_goes_to_one_worker(machines):
@@ -123,7 +127,7 @@ def test_what_has_no_result_is_known_as_unfinished_until_it_has(machines):
     assert (before, list(two.unfinished)) == ([0], [])
 
 
-# -- when it is taken from a worker ------------------------------------------------------------------------------
+# -- when it is taken from a worker ----------------------------------------------------------------
 
 
 def test_the_attempt_of_a_worker_that_has_ended_here_is_given_up_at_once(machines):
@@ -148,7 +152,9 @@ def test_no_file_goes_for_a_row_that_calls_a_worker_by_its_path(machines, worker
     assert worker_called_as_a_file.exists()
 
 
-def test_of_a_worker_that_a_row_calls_by_a_path_only_the_lease_says_whether_it_lives(machines, worker_called_as_a_file):
+def test_of_a_worker_that_a_row_calls_by_a_path_only_the_lease_says_whether_it_lives(
+    machines, worker_called_as_a_file
+):
     worker = machines.worker()
     before = machines.states()
     machines.expire()
@@ -191,7 +197,9 @@ def test_a_clock_set_back_keeps_nothing_for_a_worker_that_does_not_renew(machine
 
 
 @pytest.mark.parametrize("machine", ["here", "elsewhere"])
-def test_a_database_that_was_away_for_longer_than_a_lease_takes_nothing_from_a_worker_that_lives(machines, machine):
+def test_a_database_that_was_away_for_longer_than_a_lease_takes_nothing_from_a_worker_that_lives(
+    machines, machine
+):
     """Nobody could renew meanwhile; who is first to see the database again must leave the others the time to."""
     mine, other = machines.worker(), machines.worker(machine)
     attempt = machines.claim(other)
@@ -225,12 +233,14 @@ def test_a_worker_learns_that_its_attempt_was_given_up(machines):
     assert lease.is_lost
 
 
-# -- what becomes of a result ------------------------------------------------------------------------------------
+# -- what becomes of a result ----------------------------------------------------------------------
 
 
 def test_what_a_dead_worker_left_in_the_spool_is_its_result(machines):
     attempt = machines.dead_worker_with_an_attempt()
-    result = SpooledResult(attempt_id=attempt.id, number=0, measurement=measured(tokens_per_second=7.0), seconds=1.0)
+    result = SpooledResult(
+        attempt_id=attempt.id, number=0, measurement=measured(tokens_per_second=7.0), seconds=1.0
+    )
     Spool(machines.folder() / SPOOL).put(result)
     machines.worker()
     assert (machines.results(), machines.states()) == ([7.0], ["finished"])
@@ -245,7 +255,9 @@ def test_a_late_result_is_refused_said_and_kept_aside(machines):
     here.keep(machines.claim(here), finished(1.0))
     elsewhere.keep(late, finished(2.0))
     assert (machines.results(), machines.states()) == ([1.0], ["late", "finished"])
-    assert [event for event in machines.events if isinstance(event, ResultRefused)] == [ResultRefused(number=0)]
+    assert [event for event in machines.events if isinstance(event, ResultRefused)] == [
+        ResultRefused(number=0)
+    ]
     with machines.store._database.reading() as connection:
         kept = connection.scalar(select(ATTEMPTS.c.measurement).where(ATTEMPTS.c.id == late.id))
     assert kept == asdict(measured(tokens_per_second=2.0))
@@ -280,12 +292,16 @@ def test_a_result_that_the_database_does_not_take_waits_on_disk(machines, locked
     assert [one.number for one in Spool(machines.folder() / SPOOL).waiting()] == [0]
 
 
-def test_where_neither_database_nor_disk_take_a_result_it_says_that_it_will_be_measured_again(machines, locked):
+def test_where_neither_database_nor_disk_take_a_result_it_says_that_it_will_be_measured_again(
+    machines, locked
+):
     worker = machines.worker()
     attempt = machines.claim(worker)
     locked()
     (machines.folder() / SPOOL).write_text("a file where the folder would be")
-    with pytest.raises(StorageAway, match=r"trial 0 could not be written to .* will be measured again"):
+    with pytest.raises(
+        StorageAway, match=r"trial 0 could not be written to .* will be measured again"
+    ):
         worker.keep(attempt, finished())
 
 
@@ -300,7 +316,7 @@ def test_what_could_not_be_given_back_is_given_up_by_the_next_worker_at_once(mac
     assert machines.states() == ["given_up"]
 
 
-# -- losses ------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def lose(machines, worker, times):
@@ -327,7 +343,7 @@ def test_who_joins_others_at_work_forgives_nothing(machines):
     assert machines.claim(machines.worker()) is None
 
 
-# -- what workers leave ------------------------------------------------------------------------------------------
+# -- what workers leave ----------------------------------------------------------------------------
 
 
 def test_workers_leave_no_lock_files(machines):

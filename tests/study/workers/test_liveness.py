@@ -27,7 +27,9 @@ def me(tmp_path):
 @pytest.fixture
 def other(tmp_path):
     """A worker in a process of its own, and its name."""
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
         yield process, process.stdout.readline().strip()
         process.kill()
 
@@ -71,12 +73,18 @@ def test_a_worker_that_leaves_an_attempt_is_seen_to_be_dead(me, tmp_path):
     assert me.is_dead(other.name)
 
 
-def test_locks_of_the_dead_are_swept_but_not_of_those_that_left_something_nor_of_the_living(me, tmp_path):
+def test_locks_of_the_dead_are_swept_but_not_of_those_that_left_something_nor_of_the_living(
+    me, tmp_path
+):
     gone, left, alive = (WorkerIdentity(tmp_path) for _ in range(3))
     for one in (gone, left):
         one.close(leaves_attempts=True)
     me.sweep(me.dead(), but={left.name})
-    assert (me.is_dead(gone.name), me.is_dead(left.name), me.is_dead(alive.name)) == (False, True, False)
+    assert (me.is_dead(gone.name), me.is_dead(left.name), me.is_dead(alive.name)) == (
+        False,
+        True,
+        False,
+    )
     assert len(list(tmp_path.iterdir())) == 3
     alive.close()
 
@@ -108,7 +116,12 @@ def no_worker(request, me, tmp_path):
     project.mkdir()
     name = request.param.format(host=me.name.split(":")[0], folder=project)
     ending = name.rpartition(":")[2]
-    files = [project / "poetry.lock", tmp_path / "poetry.lock", tmp_path.parent / "poetry.lock", tmp_path / ".lock"]
+    files = [
+        project / "poetry.lock",
+        tmp_path / "poetry.lock",
+        tmp_path.parent / "poetry.lock",
+        tmp_path / ".lock",
+    ]
     files += [tmp_path / f"{ending}.lock"] if "/" not in ending else []
     for file in files:
         file.touch()

@@ -14,7 +14,9 @@ from autotune.study.workers.outbox import Spool, SpooledResult
 
 
 def result(number=0, *, attempt_id="a" * 32, **changes):
-    return SpooledResult(attempt_id=attempt_id, number=number, measurement=measured(**changes), seconds=2.5)
+    return SpooledResult(
+        attempt_id=attempt_id, number=number, measurement=measured(**changes), seconds=2.5
+    )
 
 
 @pytest.fixture
@@ -66,7 +68,13 @@ def test_a_result_whose_attempt_the_database_does_not_know_is_kept_aside(spool):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"attempt_id": "x"}', '{"attempt_id": "x", "number": 0, "measurement": 3, "seconds": 1}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"attempt_id": "x"}',
+        '{"attempt_id": "x", "number": 0, "measurement": 3, "seconds": 1}',
+    ],
 )
 def test_a_file_that_is_no_result_is_kept_aside_and_hides_no_other(spool, tmp_path, content):
     spool.put(result())
@@ -110,7 +118,9 @@ def test_a_result_is_there_after_a_sigkill_right_after_it_was_put(tmp_path):
     )
     paths = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[2])))
     ended = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "spool")], env={**os.environ, "PYTHONPATH": paths}, check=False
+        [sys.executable, "-c", program, str(tmp_path / "spool")],
+        env={**os.environ, "PYTHONPATH": paths},
+        check=False,
     )
     assert ended.returncode == -signal.SIGKILL
     assert list(Spool(tmp_path / "spool").waiting()) == [result()]

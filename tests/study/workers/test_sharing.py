@@ -46,7 +46,9 @@ def folder(tmp_path_factory):
 
 
 def search(name, **options):
-    return autotune.search(name=name, space="four.toml", max_mem="1GiB", trials=4, sampler="grid", **options)
+    return autotune.search(
+        name=name, space="four.toml", max_mem="1GiB", trials=4, sampler="grid", **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +111,11 @@ def test_another_precision_is_represented_by_none_of_ours():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"perplexity_source": "shared with trial 3"}, {"parity": "not compared"}, {"perplexity": None}],
+    [
+        {"perplexity_source": "shared with trial 3"},
+        {"parity": "not compared"},
+        {"perplexity": None},
+    ],
     ids=["shared itself", "not compared", "not measured"],
 )
 def test_a_trial_whose_perplexity_is_not_its_own_represents_nothing(changes):

@@ -22,7 +22,9 @@ def _create_studies() -> None:
         sa.Column("id", sa.Integer, primary_key=True),
         sa.Column("schema_version", sa.Integer, nullable=False),
         sa.Column("name", sa.String(100), nullable=False, unique=True),
-        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False),
+        sa.Column(
+            "created_at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False
+        ),
         sa.Column("workload", sa.JSON, nullable=False),
         sa.Column("space", sa.JSON, nullable=False),
         sa.Column("device", sa.JSON, nullable=False),
@@ -35,14 +37,21 @@ def _create_studies() -> None:
     op.create_table(
         "autotune_trials",
         sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column("study_id", sa.Integer, sa.ForeignKey("autotune_studies.id", ondelete="CASCADE"), nullable=False),
+        sa.Column(
+            "study_id",
+            sa.Integer,
+            sa.ForeignKey("autotune_studies.id", ondelete="CASCADE"),
+            nullable=False,
+        ),
         sa.Column("number", sa.Integer, nullable=False),
         sa.Column("fingerprint", sa.String(12), nullable=False),
         sa.Column("name", sa.String(200)),
         sa.Column("config", sa.JSON, nullable=False),
         sa.Column("measurement", sa.JSON(none_as_null=True)),
         sa.Column("seconds", sa.Float),
-        sa.Column("started_at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False),
+        sa.Column(
+            "started_at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False
+        ),
         sa.Column("finished_at", sa.DateTime(timezone=True)),
         sa.UniqueConstraint("study_id", "number"),
         sa.UniqueConstraint("study_id", "fingerprint"),
@@ -53,7 +62,12 @@ def _create_predictions() -> None:
     op.create_table(
         "autotune_predictions",
         sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column("study_id", sa.Integer, sa.ForeignKey("autotune_studies.id", ondelete="CASCADE"), nullable=False),
+        sa.Column(
+            "study_id",
+            sa.Integer,
+            sa.ForeignKey("autotune_studies.id", ondelete="CASCADE"),
+            nullable=False,
+        ),
         sa.Column("fingerprint", sa.String(12), nullable=False),
         sa.Column("config", sa.JSON, nullable=False),
         sa.Column("prediction", sa.JSON(none_as_null=True)),
