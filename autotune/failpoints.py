@@ -1,6 +1,6 @@
 """Named places between two durable steps, where a test may end the process as a power cut would.
 
-`AUTOTUNE_CRASH_POINT="result spooled"` kills the process with SIGKILL when it comes there, `"result
+`AUTOTUNE_FAILPOINT="result spooled"` kills the process with SIGKILL when it comes there, `"result
 spooled:3"` when it comes there the third time. Each is a moment at which a result must be neither
 lost nor counted twice.
 """
@@ -9,7 +9,7 @@ import os
 import signal
 from collections import Counter
 
-CRASH_POINTS = (
+FAILPOINTS = (
     "schema backed up",
     "schema upgraded, not committed",
     "files prepared",
@@ -30,11 +30,11 @@ CRASH_POINTS = (
     "attempt given back",
 )
 
-_VARIABLE = "AUTOTUNE_CRASH_POINT"
+_VARIABLE = "AUTOTUNE_FAILPOINT"
 _visits: Counter[str] = Counter()
 
 
-def reached(point: str) -> None:
+def failpoint(point: str) -> None:
     """Ends the process here if that was asked for."""
     if _VARIABLE in os.environ:
         _visits[point] += 1

@@ -66,7 +66,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
+class AblationStep:
     """One value of a technique, in the place of its plain value."""
 
     technique: str
@@ -85,7 +85,7 @@ def ladder(
     pick: TrialRecord | None,
     predicted_peak: PredictedPeak,
     at: Circumstances,
-) -> tuple[Rung, ...]:
+) -> tuple[AblationStep, ...]:
     """A rung for every value that was tried and is not that of `plain`, the baseline's configuration."""
     known, measured = _Known(records, predicted_peak), _Measured(records)
     tried: dict[str, list[Any]] = {
@@ -100,7 +100,7 @@ def ladder(
         return not broken_rules(config.to_dict(), at)
 
     return tuple(
-        Rung(
+        AblationStep(
             technique=technique,
             value=value,
             plain=getattr(plain, technique),

@@ -89,7 +89,7 @@ def pareto_front(records: Iterable[TrialRecord], *, tolerance: Tolerance) -> tup
     return tuple(kept)
 
 
-class Rivals:
+class TrialIndex:
     """The feasible trials of a study, fastest first, to hold any number of trials against."""
 
     def __init__(self, records: Iterable[TrialRecord]) -> None:

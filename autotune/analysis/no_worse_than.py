@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.front import Rivals, Tolerance
+from autotune.analysis.front import Tolerance, TrialIndex
 from autotune.errors import InvalidInput
 from autotune.spec.result import StudyResult, TrialRecord
 
@@ -86,7 +86,7 @@ class _Search:
 
     def __init__(self, other: StudyResult, *, factor: float, tolerance: Tolerance) -> None:
         self._factor, self._tolerance = factor, tolerance
-        self._rivals = Rivals(other.trials)
+        self._pruning_bounds = TrialIndex(other.trials)
         self._there = {one.config: one for one in reversed(other.trials) if one.feasible}
         self._front = frozenset(other.front)
 
@@ -94,7 +94,9 @@ class _Search:
         there = self._there.get(trial.config)
         compared, factor = (trial, self._factor) if there is None else (there, 1.0)
         best: TrialRecord | None = None
-        for one in self._rivals.no_worse(compared, tolerance=self._tolerance, speed_factor=factor):
+        for one in self._pruning_bounds.no_worse(
+            compared, tolerance=self._tolerance, speed_factor=factor
+        ):
             if one.config != trial.config:
                 best = one
                 break

@@ -43,7 +43,7 @@ class OwnRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class ComparedRow:
     """One row. Shares and ratios are of the control row of the same table."""
 
     name: str
@@ -111,14 +111,14 @@ def is_of_published_size(space: SearchSpace, workload: Workload) -> bool:
     )
 
 
-def beside_reference(
+def compare_with_published(
     reference: Reference, own: Callable[[str], OwnRow], *, has_published_size: bool
-) -> tuple[Beside, ...]:
+) -> tuple[ComparedRow, ...]:
     """Every row of the table, in its order, beside what `own` knows of the row of that name."""
     known = {name: own(name) for name in reference.rows}
     control, published_control = known[reference.control].figures, reference.rows[reference.control]
     return tuple(
-        Beside(
+        ComparedRow(
             name=name,
             own=known[name],
             published=published,

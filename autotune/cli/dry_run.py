@@ -2,7 +2,7 @@
 
 from rich.text import Text
 
-from autotune.cli.live import make_display, taken_over_line
+from autotune.cli.live import make_display, reused_line
 from autotune.cli.tables import make_console
 from autotune.study.dry_run import plan
 from autotune.study.request import SearchRequest
@@ -23,7 +23,7 @@ def print_plan(request: SearchRequest, *, quiet: bool) -> None:
     for field, values in legal.values.items():
         if len(values) > 1:
             say(f"  {field}: {', '.join(map(str, values))}")
-    for line in legal.left_out:
+    for line in legal.excluded:
         say(f"Left out  {line}")
     say(
         f"Cap       {format_size(definition.cap_bytes)} on {definition.device.device} ({definition.device.name})"
@@ -32,7 +32,7 @@ def print_plan(request: SearchRequest, *, quiet: bool) -> None:
         say(f"Warning   {definition.device.device}: {definition.device.others}")
     for note in definition.device.notes:
         say(f"Note      {note}")
-    if line := taken_over_line(planned.taken_over):
+    if line := reused_line(planned.reused):
         say(line)
     say(f"First     {planned.trials_wanted} trials wanted; the first are")
     for name, config in planned.first[: planned.trials_wanted]:

@@ -56,10 +56,10 @@ def headline(opened: StudyOpened) -> str:
 
 
 def left_out_line(opened: StudyOpened) -> str:
-    return f"Left out: {'; '.join(opened.legal.left_out)}" if opened.legal.left_out else ""
+    return f"Left out: {'; '.join(opened.legal.excluded)}" if opened.legal.excluded else ""
 
 
-def taken_over_line(counts: Mapping[str, int]) -> str:
+def reused_line(counts: Mapping[str, int]) -> str:
     """`Taken over  12 results: 9 of study a, 3 of study b; --fresh measures them anew`; empty where there are none."""
     if not counts:
         return ""
@@ -90,7 +90,7 @@ class PlainDisplay:
                 self._say(headline(event))
                 if line := left_out_line(event):
                     self._say(line)
-                if line := taken_over_line(event.taken_over):
+                if line := reused_line(event.reused):
                     self._say(line)
                 if event.definition.device.others:
                     self._say(

@@ -9,7 +9,7 @@ from autotune.cli.tables import speed
 from autotune.execution.device_slots import waiting_words
 from autotune.reporting.outcomes import outcome_counts
 from autotune.spec.result import TrialRecord
-from autotune.study.eta import seconds_left
+from autotune.study.eta import eta_seconds
 from autotune.study.events import (
     AttemptLost,
     Comparing,
@@ -85,10 +85,10 @@ class Progress:
     def wanted(self) -> int:
         return self.opened.trials_wanted if self.opened else 0
 
-    def seconds_left(self) -> float | None:
+    def eta_seconds(self) -> float | None:
         """By the pace of the latest trials, and never beyond the time budget; None before the first trial ended."""
         now = time.monotonic()
-        left = seconds_left(self._ended_at, now=now, trials_left=self.wanted - len(self.records))
+        left = eta_seconds(self._ended_at, now=now, trials_left=self.wanted - len(self.records))
         if left is None or self._budget_seconds is None:
             return left
         return min(left, max(0.0, self._budget_seconds - (now - self._ended_at[0])))
@@ -104,7 +104,7 @@ class Progress:
         return f"best so far #{record.number}: {size}, {speed(record)} tokens/s, perplexity {record.perplexity:.2f}"
 
     def status(self) -> str:
-        left = self.seconds_left()
+        left = self.eta_seconds()
         parts = [f"{len(self.records)}/{self.wanted}", outcome_counts(self.records)]
         about = "at most" if self._until_converged else "about"
         return "  ".join([*parts, f"{about} {format_duration(left)} left"] if left else parts)

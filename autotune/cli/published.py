@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.analysis.published_comparison import (
     LEFT_OUT,
-    Beside,
+    ComparedRow,
     OwnRow,
-    beside_reference,
+    compare_with_published,
     is_of_published_size,
     reference_of,
 )
@@ -34,7 +34,7 @@ class ReferenceAnswer:
     """A published table with the rows of one study, or of predictions, beside it."""
 
     reference: Reference
-    rows: tuple[Beside, ...]
+    rows: tuple[ComparedRow, ...]
     about: str
     has_published_size: bool
     facts: Mapping[str, Any]
@@ -60,7 +60,7 @@ def of_study(view: "StudyView") -> ReferenceAnswer:
     torch = result.device.versions.get("torch", "?")
     return ReferenceAnswer(
         reference=reference_of(view.definition.space, what=f"study {result.study!r}"),
-        rows=published_rows.rows_beside(view),
+        rows=published_rows.compared_rows(view),
         about=f"Study {result.study}: {result.workload.describe()}, {result.workload.steps} steps, "
         f"on {result.device.name}, torch {torch}",
         has_published_size=published_rows.has_published_size(view),
@@ -89,7 +89,7 @@ def of_forecasts(
     has_published_size = is_of_published_size(space, workload)
     return ReferenceAnswer(
         reference=reference,
-        rows=beside_reference(reference, own, has_published_size=has_published_size),
+        rows=compare_with_published(reference, own, has_published_size=has_published_size),
         about=f"Predicted: {about}",
         has_published_size=has_published_size,
         facts={"predicted": about, "workload": workload.to_dict()},

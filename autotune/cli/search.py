@@ -271,7 +271,7 @@ def continue_command(study: str, request: "SearchRequest", *, trials: int | None
     """The command that goes on with a study; a password in its URL is left for the reader to fill in."""
     from autotune.storage.error_translation import shown_url
     from autotune.study.request import DEFAULT_TIME_LIMIT_SECONDS
-    from autotune.study.workers.retry import DEFAULT_PATIENCE_SECONDS
+    from autotune.study.workers.retry import DEFAULT_DATABASE_WAIT_SECONDS
 
     storage = request.storage
     words = ["autotune", "search", "--name", study]
@@ -285,7 +285,7 @@ def continue_command(study: str, request: "SearchRequest", *, trials: int | None
     words += ["--workers", str(request.workers)] if request.workers > 1 else []
     if request.trials_per_device > 1:
         words += ["--trials-per-device", str(request.trials_per_device)]
-    if request.database_wait_seconds != DEFAULT_PATIENCE_SECONDS:
+    if request.database_wait_seconds != DEFAULT_DATABASE_WAIT_SECONDS:
         words += ["--database-wait", f"{request.database_wait_seconds:g}s"]
     words += ["--seeds", str(request.perplexity_seeds)] if request.perplexity_seeds > 1 else []
     words += ["--trial-time-limit", f"{limit:g}s"] if limit != DEFAULT_TIME_LIMIT_SECONDS else []

@@ -44,7 +44,7 @@ LOCK_FOLDER_VARIABLE = "AUTOTUNE_LOCK_FOLDER"
 _Taken = TypeVar("_Taken")
 
 
-class DeviceTurns:
+class DeviceSlots:
     """Turns on one device, of `places` trials at a time.
 
     `folder` is for lock files in the place of the locks that all users share. `node` is the
@@ -82,20 +82,20 @@ class DeviceTurns:
         return len(self._places)
 
     @contextmanager
-    def turn(self, pause: Callable[[], None]) -> Iterator[str]:
+    def slot(self, pause: Callable[[], None]) -> Iterator[str]:
         """Waits for a place, calling `pause` between two looks, and holds it.
 
         The value says what the place's trials hold (`execution/server/client.py`).
         """
         with ExitStack() as held:
-            turns = [f"{place}.turn" for place in self._places]
-            self._awaited = [*turns, "line"]
+            slots = [f"{place}.turn" for place in self._places]
+            self._awaited = [*slots, "line"]
             # Who waits stands in line: the one that has just ended does not take every turn.
             line = _wait_for(lambda: self._locks.take("line"), pause)
             held.callback(line.release)
-            self._awaited = turns
-            place, turn = _wait_for(self._take_place, pause)
-            held.callback(turn.release)
+            self._awaited = slots
+            place, slot = _wait_for(self._take_place, pause)
+            held.callback(slot.release)
             self._awaited = []
             if self._node is not None:
                 self._hold_node(self._node, held, pause)
@@ -115,9 +115,9 @@ class DeviceTurns:
 
     def _take_place(self) -> "tuple[int, _Held] | None":
         for place in self._places:
-            turn = self._locks.take(f"{place}.turn")
-            if turn is not None:
-                return place, turn
+            slot = self._locks.take(f"{place}.turn")
+            if slot is not None:
+                return place, slot
         return None
 
     def _hold_node(self, node: Path, held: ExitStack, pause: Callable[[], None]) -> None:
@@ -141,7 +141,7 @@ def _wait_for(take: Callable[[], _Taken | None], pause: Callable[[], None]) -> _
 def waiting_words(device: str, holder: str) -> str:
     """Returns the sentence, without its point, that says for whom a turn is waited for.
 
-    `holder` is as from `DeviceTurns.holder`: empty where nobody knows who has the turn.
+    `holder` is as from `DeviceSlots.holder`: empty where nobody knows who has the turn.
     """
     return f"waiting for {device}, where another trial has its turn" + (
         f" ({holder})" if holder else ""
@@ -177,7 +177,7 @@ def device_node(device: DeviceInfo) -> Path | None:
     return _checked_node(Path(f"/dev/nvidia{minor}"), minor)
 
 
-def reach_of_turns(device: DeviceInfo) -> str:
+def reach_of_slots(device: DeviceInfo) -> str:
     """Says in words whose trials take turns on the device."""
     if folder := os.environ.get(LOCK_FOLDER_VARIABLE):
         return f"searches whose {LOCK_FOLDER_VARIABLE} is {folder}, and no others"

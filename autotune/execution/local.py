@@ -11,7 +11,7 @@ from autotune.execution.server.client import SERVER_COMMAND, Reply
 from autotune.execution.server.limits import TimeLimits, time_limits
 from autotune.execution.server_tasks import ServerTasks, prepared_folder, warn
 from autotune.spec.config import TrainingConfig
-from autotune.spec.early_stopping import Rival
+from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
 from autotune.spec.result import Measurement
 from autotune.spec.study import StudyDefinition
@@ -79,7 +79,7 @@ class LocalExecutor(ServerTasks):
             log_file=log_file,
             limits=time_limits(_PREDICTION_SECONDS),
             environment=environment,
-            turn=self._turn,
+            slot=self._slot,
         )
 
     def submit(
@@ -96,7 +96,7 @@ class LocalExecutor(ServerTasks):
         workload: Workload | None = None,
         reference: ParityTrace | None = None,
         shares_perplexity: bool = False,
-        rivals: Sequence[Rival] = (),
+        pruning_bounds: Sequence[PruningBound] = (),
         keep_snapshot: bool = False,
     ) -> "Future[FinishedTrial]":
         """Trains `config` on the study's workload, or on `workload` in its place.
@@ -104,7 +104,7 @@ class LocalExecutor(ServerTasks):
         Limits that are not said are shares of the whole (`execution/server/limits.py`). The
         future's error is TrialLost where the machine has ended the trial: its configuration is none
         the worse for it. The training must begin as `reference` does. `shares_perplexity`: only
-        memory and speed are measured. It ends with the outcome `dominated` once one of `rivals` is
+        memory and speed are measured. It ends with the outcome `dominated` once one of `pruning_bounds` is
         seen to be better in both. `keep_snapshot` keeps torch's allocation history of the measured
         steps in the study's folder; CUDA only.
         """
@@ -119,7 +119,7 @@ class LocalExecutor(ServerTasks):
             ),
             "reference": None if reference is None else reference.to_dict(),
             "shares_perplexity": shares_perplexity,
-            "rivals": [asdict(rival) for rival in rivals],
+            "pruning_bounds": [asdict(rival) for rival in pruning_bounds],
             "snapshot_file": str(snapshot_file.absolute()) if keep_snapshot else None,
         }
         limits = time_limits(
@@ -214,7 +214,7 @@ class LocalExecutor(ServerTasks):
             limits=limits,
             environment=self._caches.environment(study_folder),
             limit_host_memory=definition.device.type == "cpu",
-            turn=self._turn,
+            slot=self._slot,
         )
 
     def cancel(self, future: "Future[FinishedTrial]") -> None:

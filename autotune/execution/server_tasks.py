@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from autotune.errors import AutotuneError, Stopped, TrialLost
 from autotune.execution.compile_cache import CompilerCaches
-from autotune.execution.device_slots import DeviceTurns, device_node, waiting_words
+from autotune.execution.device_slots import DeviceSlots, device_node, waiting_words
 from autotune.execution.server.client import SERVER_COMMAND, Reply, TrialServer
 from autotune.execution.server.limits import time_limits
 from autotune.spec.result import DeviceInfo
@@ -68,13 +68,13 @@ class ServerTasks:
         self._note = note
         self._started: TrialServer | None = None
         self._is_shut_down = False
-        self._turn: str | None = None
+        self._slot: str | None = None
         """What processes hold while it is our turn on a device; None: it is not."""
         self._shares_device = False
         """Whether other trials run on the device in our turn."""
         self._probed: dict[str, DeviceInfo] = {}
         """The CUDA devices whose context was measured, by torch's name."""
-        self._turns: dict[tuple[str, int], DeviceTurns] = {}
+        self._slots: dict[tuple[str, int], DeviceSlots] = {}
         """By torch's name of the device and the number of places."""
 
     @property
@@ -97,7 +97,7 @@ class ServerTasks:
     # -- turns on a device -------------------------------------------------------------------------
 
     @contextmanager
-    def turn(self, turns: DeviceTurns, *, on_wait: Callable[[str], None]) -> Iterator[None]:
+    def slot(self, slots: DeviceSlots, *, on_wait: Callable[[str], None]) -> Iterator[None]:
         """Waits until it is this search's turn on the device; what it runs until the end of the block holds it.
 
         Calls `on_wait` once where it has to wait, with the holder of the turn where it is known.
@@ -109,46 +109,46 @@ class ServerTasks:
             nonlocal was_said
             if not was_said:
                 was_said = True
-                on_wait(turns.holder())
+                on_wait(slots.holder())
             self._pause()
 
-        with turns.turn(pause) as self._turn:
-            self._shares_device = turns.places > 1
+        with slots.slot(pause) as self._slot:
+            self._shares_device = slots.places > 1
             try:
                 yield
             finally:
-                self._turn, self._shares_device = None, False
+                self._slot, self._shares_device = None, False
 
     @contextmanager
-    def turn_on(self, device: DeviceInfo) -> Iterator[None]:
-        """As `turn`, for what needs the device once; nothing where it is our turn already.
+    def slot_on(self, device: DeviceInfo) -> Iterator[None]:
+        """As `slot`, for what needs the device once; nothing where it is our turn already.
 
         A wait is noted.
         """
-        if self._turn is not None:
+        if self._slot is not None:
             yield
             return
 
         def say(holder: str) -> None:
             self._note(waiting_words(device.device, holder))
 
-        with self.turn(self.turns_on(device), on_wait=say):
+        with self.slot(self.slots_on(device), on_wait=say):
             yield
 
-    def turns_on(self, device: DeviceInfo, *, places: int = 1) -> DeviceTurns:
+    def slots_on(self, device: DeviceInfo, *, places: int = 1) -> DeviceSlots:
         """Returns the turns on `device`, of `places` trials at a time, which `shutdown` closes.
 
         Asked again it returns the same ones: where other users are not waited for, that is noted
         once a device.
         """
         key = device.device, places
-        if key not in self._turns:
-            is_noted = any(name == device.device for name, _ in self._turns)
+        if key not in self._slots:
+            is_noted = any(name == device.device for name, _ in self._slots)
             note = _leave_unsaid if is_noted else self._note
-            self._turns[key] = DeviceTurns(
+            self._slots[key] = DeviceSlots(
                 device, places=places, node=device_node(device), note=note
             )
-        return self._turns[key]
+        return self._slots[key]
 
     def _pause(self) -> None:
         if self._should_stop():
@@ -178,7 +178,7 @@ class ServerTasks:
             return self._probe(info, choices)
         if not choices and info.device in self._probed:
             return self._probed[info.device], {}
-        with self.turn_on(info):
+        with self.slot_on(info):
             found, unavailable = self._probe(info, choices)
         return self._probed.setdefault(found.device, found), unavailable
 
@@ -205,7 +205,7 @@ class ServerTasks:
         payload = {"workload": workload.to_dict(), "choices": listed, "device": device}
         if not device.startswith("cuda"):
             return dict(self._call("examine", payload))
-        with self.turn_on(
+        with self.slot_on(
             self.identify(device)
         ):  # attention is tried there, and a script runs until it has its model
             return dict(self._call("examine", payload))
@@ -227,7 +227,7 @@ class ServerTasks:
             {"device": device},
             log_file=self._folder / "logs" / "check_device.log",
             limits=time_limits(_SECONDS_TO_ANSWER),
-            turn=self._turn,
+            slot=self._slot,
         )
         try:
             self.wait_for(future)
@@ -268,7 +268,7 @@ class ServerTasks:
         """
         log_file = self._folder / "logs" / f"{task}.log"
         future = self._server.submit(
-            task, payload, log_file=log_file, environment=environment, turn=self._turn
+            task, payload, log_file=log_file, environment=environment, slot=self._slot
         )
         return self.wait_for(future).result
 
@@ -292,8 +292,8 @@ class ServerTasks:
         self._is_shut_down = True
         if self._started is not None:
             self._started.close()
-        for turns in self._turns.values():
-            turns.close()
+        for slots in self._slots.values():
+            slots.close()
         self._caches.close()
 
     def __enter__(self) -> Self:

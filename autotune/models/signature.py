@@ -63,7 +63,7 @@ def entry_of(output: Any, entry: Any) -> Any:
     return output[entry] if isinstance(output, tuple | list | Mapping) else getattr(output, entry)
 
 
-def observe(network: nn.Module, workload: Workload) -> Usage:
+def probe_signature(network: nn.Module, workload: Workload) -> Usage:
     """Raises InvalidInput for a module that gives neither logits nor a loss, and what its forward pass raises."""
     refusals: list[Exception] = []
     for label_name in _ways_to_call(network):

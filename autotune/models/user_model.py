@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from autotune.errors import InvalidInput
 from autotune.models.parts import IGNORED_LABEL, ModelParts, TokenLoss, next_token_loss
-from autotune.models.signature import Usage, entry_of, observe
+from autotune.models.signature import Usage, entry_of, probe_signature
 from autotune.spec.user_code import (
     FunctionReference,
     changed_since,
@@ -38,7 +38,7 @@ from autotune.spec.workload import Workload
 _SIZES = ("layers", "width", "heads", "feed_forward_width", "vocab_size", "sequence_length")
 
 
-class OwnModel(nn.Module):
+class UserModel(nn.Module):
     """forward(tokens [batch, sequence], labels [batch, sequence]) -> sum of token losses, float32 scalar."""
 
     def __init__(self, network: nn.Module, usage: Usage) -> None:
@@ -94,7 +94,7 @@ class PassableLinear(nn.Linear):
         return input if self.is_passed else super().forward(input)
 
 
-def build(workload: Workload) -> OwnModel:
+def build(workload: Workload) -> UserModel:
     """The module as its function makes it, on torch's default device.
 
     Raises InvalidInput where it is no model.
@@ -109,19 +109,19 @@ def build(workload: Workload) -> OwnModel:
         try:
             network = _make(function, reference, sizes)
             if not any(tensor.is_meta for tensor in _loose_tensors(network)):
-                return _own_model(network, workload)
+                return _user_model(network, workload)
         except Exception:  # whatever cannot be done with shapes alone
             pass
     with torch.device("cpu"):
         network = _make(function, reference, sizes)
-        return _own_model(network, workload)
+        return _user_model(network, workload)
 
 
 @torch.no_grad()
-def _own_model(network: nn.Module, workload: Workload) -> OwnModel:
+def _user_model(network: nn.Module, workload: Workload) -> UserModel:
     """Without a head where the network cannot go on with what goes into it, as one that knows its logits' width."""
-    usage = observe(network, workload)
-    model = OwnModel(network, usage)
+    usage = probe_signature(network, workload)
+    model = UserModel(network, usage)
     if usage.head_name is not None:
         device = model.head.weight.device
         try:
@@ -245,7 +245,7 @@ def _look_in(folder: Path) -> None:
 @torch.no_grad()
 def initialize(model: nn.Module) -> None:
     """The weights are as the function made them; this refuses a model that cannot take the workload's tokens."""
-    assert isinstance(model, OwnModel)
+    assert isinstance(model, UserModel)
     usage = model.usage
     tokens = torch.zeros(1, usage.sequence_length, dtype=torch.int64)
     tokens[0, 0] = usage.largest_token
@@ -270,7 +270,7 @@ def initialize(model: nn.Module) -> None:
         )
 
 
-def _check_order(model: OwnModel, tokens: Tensor) -> None:
+def _check_order(model: UserModel, tokens: Tensor) -> None:
     """Raises InvalidInput where a token sees a later one; of a model that gives no logits it cannot be seen."""
     usage, half = model.usage, tokens.shape[1] // 2
     if usage.logits_entry is None or half == 0:
@@ -291,7 +291,7 @@ def _check_order(model: OwnModel, tokens: Tensor) -> None:
 
 def find_parts(model: nn.Module) -> ModelParts:
     """By structure and by what was called in the forward pass: parts that are not there are None."""
-    assert isinstance(model, OwnModel)
+    assert isinstance(model, UserModel)
     usage = model.usage
     head = None if usage.head_name is None else model.head
     if usage.blocks is None:

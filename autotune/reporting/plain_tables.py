@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from autotune.analysis.published_comparison import Beside
+from autotune.analysis.published_comparison import ComparedRow
 from autotune.reporting import published_rows
 from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
 from autotune.reporting.trial_text import (
@@ -77,7 +77,7 @@ def _cell(value: Any) -> Any:
 # -- Markdown --------------------------------------------------------------------------------------
 
 
-def reference_markdown(about: str, notes: Iterable[str], rows: Sequence[Beside]) -> str:
+def reference_markdown(about: str, notes: Iterable[str], rows: Sequence[ComparedRow]) -> str:
     """A published table with one's own rows beside it."""
     heads = published_rows.heads(rows)
     rules = [":--" if head in ("row", "remark") else "--:" for head in heads]

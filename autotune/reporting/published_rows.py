@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from autotune.analysis.published_comparison import (
-    Beside,
-    beside_reference,
+    ComparedRow,
+    compare_with_published,
     is_of_published_size,
     reference_of,
     rows_of_study,
@@ -16,10 +16,10 @@ from autotune.units import format_size
 PREDICTED_MARK = "~"
 
 
-def rows_beside(view: StudyView) -> tuple[Beside, ...]:
+def compared_rows(view: StudyView) -> tuple[ComparedRow, ...]:
     """A study beside the table of its search space. Raises InvalidInput where that has none."""
     definition = view.definition
-    return beside_reference(
+    return compare_with_published(
         reference_of(definition.space, what=f"study {view.result.study!r}"),
         rows_of_study(
             definition, {record.config.fingerprint: record for record in view.result.trials}
@@ -32,7 +32,7 @@ def has_published_size(view: StudyView) -> bool:
     return is_of_published_size(view.definition.space, view.definition.workload)
 
 
-def heads(rows: Sequence[Beside]) -> list[str]:
+def heads(rows: Sequence[ComparedRow]) -> list[str]:
     """The columns that hold anything."""
     return [
         "row",
@@ -48,7 +48,7 @@ def heads(rows: Sequence[Beside]) -> list[str]:
     ]
 
 
-def cells(rows: Sequence[Beside]) -> list[list[str]]:
+def cells(rows: Sequence[ComparedRow]) -> list[list[str]]:
     """One list a row, under `heads`. Names and remarks are plain text."""
     return [_cells(rows, row) for row in rows]
 
@@ -56,7 +56,7 @@ def cells(rows: Sequence[Beside]) -> list[list[str]]:
 STACKED_HEADS = ("row", "peak", "saved", "speed", "perplexity", "remark")
 
 
-def stacked_cells(rows: Sequence[Beside]) -> list[list[str]]:
+def stacked_cells(rows: Sequence[ComparedRow]) -> list[list[str]]:
     """The same for a narrow page, under `STACKED_HEADS`: three lines a row."""
     lines = []
     for row in rows:
@@ -73,7 +73,7 @@ def stacked_cells(rows: Sequence[Beside]) -> list[list[str]]:
     return lines
 
 
-def _own_cells(row: Beside) -> list[str]:
+def _own_cells(row: ComparedRow) -> list[str]:
     own = row.own.figures
     mark = PREDICTED_MARK if row.own.peak_is_predicted else ""
     return [
@@ -84,7 +84,7 @@ def _own_cells(row: Beside) -> list[str]:
     ]
 
 
-def _published_cells(row: Beside) -> list[str]:
+def _published_cells(row: ComparedRow) -> list[str]:
     published = row.published
     return [
         _size(published.peak_memory_bytes),
@@ -94,7 +94,9 @@ def _published_cells(row: Beside) -> list[str]:
     ]
 
 
-def notes(reference: Reference, rows: Sequence[Beside], *, has_published_size: bool) -> list[str]:
+def notes(
+    reference: Reference, rows: Sequence[ComparedRow], *, has_published_size: bool
+) -> list[str]:
     """What a reader has to know beside the table."""
     said = [
         f"Published: {reference.source}, on {reference.measured_on}.",
@@ -113,7 +115,7 @@ def notes(reference: Reference, rows: Sequence[Beside], *, has_published_size: b
     return said
 
 
-def _cells(rows: Sequence[Beside], row: Beside) -> list[str]:
+def _cells(rows: Sequence[ComparedRow], row: ComparedRow) -> list[str]:
     (peak, saved, speed, perplexity), published = _own_cells(row), _published_cells(row)
     return [
         row.name,
@@ -129,19 +131,19 @@ def _cells(rows: Sequence[Beside], row: Beside) -> list[str]:
     ]
 
 
-def _has_remarks(rows: Sequence[Beside]) -> bool:
+def _has_remarks(rows: Sequence[ComparedRow]) -> bool:
     return any(row.own.remark for row in rows)
 
 
-def _has_ratio(rows: Sequence[Beside]) -> bool:
+def _has_ratio(rows: Sequence[ComparedRow]) -> bool:
     return any(row.peak_ratio is not None for row in rows)
 
 
-def _has_speed(rows: Sequence[Beside]) -> bool:
+def _has_speed(rows: Sequence[ComparedRow]) -> bool:
     return any(row.speed is not None for row in rows)
 
 
-def _has_perplexity(rows: Sequence[Beside]) -> bool:
+def _has_perplexity(rows: Sequence[ComparedRow]) -> bool:
     return any(row.own.figures.perplexity is not None for row in rows)
 
 

@@ -16,7 +16,7 @@ whole training."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rival:
+class PruningBound:
     """A feasible trial of the same numerics class."""
 
     number: int
@@ -24,11 +24,11 @@ class Rival:
     tokens_per_second: float
 
 
-def beaten_by(
-    rivals: Sequence[Rival], *, peak_memory_bytes: int, tokens_per_second: float
-) -> Rival | None:
+def dominated_by(
+    pruning_bounds: Sequence[PruningBound], *, peak_memory_bytes: int, tokens_per_second: float
+) -> PruningBound | None:
     """The first rival that needs no more memory and is faster by more than the margin; None where there is none."""
-    for rival in rivals:
+    for rival in pruning_bounds:
         is_faster = rival.tokens_per_second > SPEED_MARGIN * tokens_per_second
         if rival.peak_memory_bytes <= peak_memory_bytes and is_faster:
             return rival

@@ -146,7 +146,7 @@ class LegalSpace:
     at: Circumstances
     named: Mapping[str, TrainingConfig]
     """The file's named configurations that work here, in its order."""
-    left_out: tuple[str, ...]
+    excluded: tuple[str, ...]
     """One line for everything of the file that cannot be used, and why."""
 
     def legal_values(self, field: str, chosen: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -244,16 +244,16 @@ def bind_space(
 
     Raises InvalidSpace when nothing is left.
     """
-    left_out: list[str] = []
-    values = _values_that_work(space, at.global_batch, unavailable=unavailable, left_out=left_out)
-    named = _named_that_work(space, at, unavailable=unavailable, left_out=left_out)
+    excluded: list[str] = []
+    values = _values_that_work(space, at.global_batch, unavailable=unavailable, excluded=excluded)
+    named = _named_that_work(space, at, unavailable=unavailable, excluded=excluded)
     legal = LegalSpace(
-        values=values, conditions=space.conditions, at=at, named=named, left_out=tuple(left_out)
+        values=values, conditions=space.conditions, at=at, named=named, excluded=tuple(excluded)
     )
     if not named and next(legal.configurations(), None) is None:
         raise InvalidSpace(
             f"no configuration of search space {space.name!r} is legal here: "
-            + ("; ".join(left_out) or "its conditions contradict each other"),
+            + ("; ".join(excluded) or "its conditions contradict each other"),
             hint="widen the space, or relax its conditions",
         )
     return legal
@@ -264,7 +264,7 @@ def _values_that_work(
     global_batch: int,
     *,
     unavailable: Mapping[str, Mapping[str, str]],
-    left_out: list[str],
+    excluded: list[str],
 ) -> dict[str, tuple[Any, ...]]:
     if not space.techniques:
         return {}
@@ -283,7 +283,7 @@ def _values_that_work(
             if reason is None:
                 works.append(value)
             else:
-                left_out.append(f"{field} {value}: {reason}")
+                excluded.append(f"{field} {value}: {reason}")
         values[field] = tuple(works)
     return values
 
@@ -293,7 +293,7 @@ def _named_that_work(
     at: Circumstances,
     *,
     unavailable: Mapping[str, Mapping[str, str]],
-    left_out: list[str],
+    excluded: list[str],
 ) -> dict[str, TrainingConfig]:
     named = {}
     plain = {field: _default(field, at.global_batch) for field in FIELD_ORDER}
@@ -306,7 +306,7 @@ def _named_that_work(
             if str(value) in unavailable.get(field, {})
         ] or broken_rules(chosen, at)
         if reasons:
-            left_out.append(f"configuration {name!r}: {reasons[0]}")
+            excluded.append(f"configuration {name!r}: {reasons[0]}")
         else:
             named[name] = TrainingConfig(**chosen)
     return named

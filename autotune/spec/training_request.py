@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.spec.config import TrainingConfig
-from autotune.spec.early_stopping import Rival
+from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
 from autotune.spec.workload import Workload
 
@@ -47,7 +47,7 @@ class TrainingRequest:
     """The beginning of a plain training of the same numerics, which this one must repeat."""
     shares_perplexity: bool = False
     """Whether only memory and speed are wanted: the training stops when they are measured."""
-    rivals: Sequence[Rival] = ()
+    pruning_bounds: Sequence[PruningBound] = ()
     """Trials of the same numerics; one that is better in memory and speed ends this training."""
     snapshot_file: Path | None = None
     """Where torch's allocation history of the measured steps is kept; CUDA only."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, case, func, insert, literal_column, select, update
 
-from autotune.failpoints import reached
+from autotune.failpoints import failpoint
 from autotune.spec.attempt import LEASE_SECONDS, MOST_RETRIES, Attempt, AttemptState, RunningAttempt
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement
@@ -88,10 +88,10 @@ class Attempts:
                     name=trial.name,
                     ordinal=ordinal,
                 )
-                reached("trial claimed, not committed")
+                failpoint("trial claimed, not committed")
         except _NotToBeHad:
             return None  # and nothing was changed
-        reached("trial claimed")
+        failpoint("trial claimed")
         return attempt
 
     def finish(self, attempt_id: str, measurement: Measurement, *, seconds: float) -> Delivery:
@@ -115,8 +115,8 @@ class Attempts:
             _change(connection, attempt_id, {"state": "finished", "ended_at": func.now()})
             values = {**result, "finished_at": func.now(), "revision": revision}
             connection.execute(update(TRIALS).where(TRIALS.c.id == row.trial_id).values(values))
-            reached("result kept, not committed")
-        reached("result kept")
+            failpoint("result kept, not committed")
+        failpoint("result kept")
         return "kept"
 
     def end(self, attempt_id: str, state: AttemptState, *, cause: str) -> bool:

@@ -11,7 +11,7 @@ import sqlalchemy
 from sqlalchemy import Connection, select
 
 from autotune.errors import StorageUnavailable, UnknownStudy
-from autotune.failpoints import reached
+from autotune.failpoints import failpoint
 from autotune.storage.database import Database
 from autotune.storage.error_translation import way_out_of_damage
 from autotune.storage.integrity.backup import back_up
@@ -119,9 +119,9 @@ def _bring_up_to_date(database: Database) -> None:
                     database.url,
                     copy,
                 )
-                reached("schema backed up")
+                failpoint("schema backed up")
             _upgrade(connection)
-            reached("schema upgraded, not committed")
+            failpoint("schema upgraded, not committed")
         connection.commit()
 
 

@@ -13,7 +13,7 @@ from autotune.storage.integrity.findings import Checked, Finding, RunningTrial
 from autotune.study.work_folder import place_of_work
 from autotune.study.workers.coordinator import WORKERS
 from autotune.study.workers.liveness import is_dead
-from autotune.study.workers.outbox import SPOOL, Spool, read_result
+from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, read_result
 
 
 def check_studies(storage: str, studies: Sequence[str] = ()) -> Checked:
@@ -78,12 +78,12 @@ def _running(one: RunningTrial, workers: Path) -> Iterator[Finding]:
 def _waiting(study: str, folder: Path) -> Iterator[Finding]:
     where = f"study {study!r}"
     whole, damaged = list[Path](), list[Path]()
-    for file in sorted((folder / SPOOL).glob("*.json")):
+    for file in sorted((folder / OUTBOX_FOLDER).glob("*.json")):
         with suppress(FileNotFoundError):  # delivered meanwhile
             (damaged if read_result(file) is None else whole).append(file)
     if whole:
         what = (
-            f"{len(whole)} finished results wait in {folder / SPOOL}"
+            f"{len(whole)} finished results wait in {folder / OUTBOX_FOLDER}"
             if len(whole) > 1
             else _waits(whole[0])
         )
@@ -94,7 +94,7 @@ def _waiting(study: str, folder: Path) -> Iterator[Finding]:
         yield Finding(
             where=where, what=f"{file} is no whole result", to_do="look at it, then remove it"
         )
-    for file in Spool(folder / SPOOL).left_over():
+    for file in Outbox(folder / OUTBOX_FOLDER).left_over():
         what = f"{file} is a result that could not be read, or of an attempt that the database does not know"
         yield Finding(where=where, what=what, to_do="look at it, then remove it", is_fault=False)
 

@@ -19,7 +19,7 @@ from autotune.spec.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIME
 from autotune.storage.store import StudyStore
 from autotune.study.events import Listener, Notice, Preparing
 from autotune.study.request import SearchRequest, new_definition, space_of
-from autotune.study.reuse import TakenOver, take_over
+from autotune.study.reuse import ReusedResults, reuse
 from autotune.study.trial_runner import representative
 from autotune.study.work_folder import work_folder
 
@@ -36,7 +36,7 @@ class Plan:
     """Number of legal configurations, the named ones included."""
     trials_wanted: int
     """Without those that are taken over."""
-    taken_over: Mapping[str, int]
+    reused: Mapping[str, int]
     """How many results of each earlier study would be."""
     first: tuple[tuple[str, TrainingConfig], ...]
     """The baseline and the named configurations, by name, as far as they are not taken over."""
@@ -110,13 +110,13 @@ def plan(request: SearchRequest, *, listener: Listener = lambda event: None) -> 
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _would_be_taken_over(definition: StudyDefinition, request: SearchRequest) -> TakenOver:
+def _would_be_taken_over(definition: StudyDefinition, request: SearchRequest) -> ReusedResults:
     try:
         store = StudyStore(request.storage)
     except UnknownStudy:  # no database yet
-        return TakenOver()
+        return ReusedResults()
     try:
-        return take_over(store, definition, request)
+        return reuse(store, definition, request)
     finally:
         store.close()
 
@@ -124,7 +124,7 @@ def _would_be_taken_over(definition: StudyDefinition, request: SearchRequest) ->
 def _plan(
     definition: StudyDefinition,
     request: SearchRequest,
-    taken: TakenOver,
+    taken: ReusedResults,
     *,
     executor: LocalExecutor,
     folder: Path,
@@ -138,7 +138,7 @@ def _plan(
 
     def short_training(config: TrainingConfig) -> Measurement:
         listener(Preparing(what=f"timing a few steps of {config.describe()}"))
-        with executor.turn_on(definition.device):
+        with executor.slot_on(definition.device):
             return submitted(config).result().measurement
 
     def submitted(config: TrainingConfig) -> "Future[FinishedTrial]":
@@ -185,7 +185,7 @@ def _plan(
         legal=legal,
         configurations=len(configurations),
         trials_wanted=wanted,
-        taken_over=taken.counts,
+        reused=taken.counts,
         first=tuple(first.values()),
         seconds_by_precision={
             precision: _full_seconds(definition, one) for precision, one in finished.items()

@@ -8,7 +8,7 @@ so far.
 from collections.abc import Sequence
 
 
-def seconds_left(ended_at: Sequence[float], *, now: float, trials_left: int) -> float | None:
+def eta_seconds(ended_at: Sequence[float], *, now: float, trials_left: int) -> float | None:
     """Seconds until `trials_left` more have ended, the running one among them; None before the first has ended.
 
     `ended_at`: when this run began, and when each of its trials ended, in seconds of any clock.

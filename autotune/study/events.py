@@ -34,7 +34,7 @@ class StudyOpened:
     records: tuple[TrialRecord, ...]
     """What is known already, from an earlier run of this study or from earlier studies."""
     is_new: bool
-    taken_over: Mapping[str, int] = field(default_factory=dict)
+    reused: Mapping[str, int] = field(default_factory=dict)
     """For a new study: how many of the records each earlier one gave, newest first."""
 
 

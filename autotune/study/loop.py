@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.errors import Stopped, TrialLost
-from autotune.execution.device_slots import DeviceTurns
+from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
-from autotune.failpoints import reached
+from autotune.failpoints import failpoint
 from autotune.spec.attempt import MOST_RETRIES
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement, TrialRecord
@@ -35,12 +35,12 @@ from autotune.study.events import (
     WaitingForDevice,
     WaitingForOthers,
 )
-from autotune.study.prediction_cache import Foresight
-from autotune.study.sampler.ehvi_sampler import CONVERGED_GAIN, Choice, Ranking
+from autotune.study.prediction_cache import PredictionCache
+from autotune.study.sampler.ehvi_sampler import CONVERGED_IMPROVEMENT, Choice, Ranking
 from autotune.study.sampler.optuna_samplers import OptunaStudy, derived_seed
-from autotune.study.sampler.optuna_values import Observer
-from autotune.study.trial_runner import Manner, Measuring
-from autotune.study.workers.coordinator import SharedStudy
+from autotune.study.sampler.optuna_values import ObjectiveEncoder
+from autotune.study.trial_runner import TrialOptions, TrialRunner
+from autotune.study.workers.coordinator import Coordinator
 
 REPEATS_BEFORE_DRAWING = 6
 """After so many suggestions in a row that are known already, an unseen configuration is drawn."""
@@ -58,14 +58,14 @@ class StudySession:
         self,
         definition: StudyDefinition,
         *,
-        shared: SharedStudy,
+        shared: Coordinator,
         executor: LocalExecutor,
-        turns: DeviceTurns,
-        foresight: Foresight,
+        slots: DeviceSlots,
+        prediction_cache: PredictionCache,
         study_folder: Path,
         listener: Listener,
         should_stop: Callable[[], bool],
-        manner: Manner,
+        trial_options: TrialOptions,
         until_converged: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,8 +73,8 @@ class StudySession:
         self._legal: LegalSpace = definition.legal_space()
         self._shared = shared
         self._executor = executor
-        self._turns = turns
-        self._foresight = foresight
+        self._slots = slots
+        self._prediction_cache = prediction_cache
         self._listener = listener
         self._should_stop = should_stop
         self._until_converged = until_converged
@@ -82,7 +82,7 @@ class StudySession:
         self._optuna = OptunaStudy(
             legal=self._legal, sampler=definition.sampler, seed=definition.seed
         )
-        self._observer = Observer(
+        self._observer = ObjectiveEncoder(
             cap_bytes=definition.cap_bytes, vocab_size=definition.workload.vocab_size
         )
         self._ranking = Ranking(self._legal, cap_bytes=definition.cap_bytes)
@@ -93,13 +93,13 @@ class StudySession:
         self._deadline: float | None = None
         self._ending: Event | None = None
         self._take_in(shared.records.values(), say=False)
-        self._measuring = Measuring(
+        self._measuring = TrialRunner(
             definition,
             baseline=definition.baseline_config(),
             executor=executor,
-            foresight=foresight,
+            prediction_cache=prediction_cache,
             study_folder=study_folder,
-            manner=manner,
+            trial_options=trial_options,
             listener=listener,
             check_stop=self._check_stop,
             clock=clock,
@@ -114,7 +114,7 @@ class StudySession:
         self._trials_wanted, self._deadline = trials_wanted, deadline
         while not self._is_over():
             known = self._shared.revision
-            with self._turn():
+            with self._slot():
                 self._refresh()
                 is_done = not self._measure_next() and self._shared.revision == known
             if is_done and not self._shared.running:
@@ -131,12 +131,12 @@ class StudySession:
     # -- among others ------------------------------------------------------------------------------
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _slot(self) -> Iterator[None]:
         def say(holder: str) -> None:
             self._listener(WaitingForDevice(device=self._definition.device.device, holder=holder))
 
-        with self._executor.turn(self._turns, on_wait=say):
-            reached("device taken")
+        with self._executor.slot(self._slots, on_wait=say):
+            failpoint("device taken")
             yield
 
     def _refresh(self) -> None:
@@ -147,7 +147,7 @@ class StudySession:
         for record in records:
             if record.is_finished:
                 with self._in_sampler():
-                    self._optuna.tell(record.config, self._observer.observe(record))
+                    self._optuna.tell(record.config, self._observer.to_optuna_values(record))
                 if say:
                     self._listener(TrialEnded(record=record))
 
@@ -212,14 +212,14 @@ class StudySession:
     def _measure_most_promising(self) -> bool:
         """The best by all that is known; what is predicted for it first may make another the best."""
         while choice := self._choose():
-            if self._until_converged and choice.relative_gain < CONVERGED_GAIN:
+            if self._until_converged and choice.relative_gain < CONVERGED_IMPROVEMENT:
                 self._ending = Converged(
                     trials=len(self._shared.records), relative_gain=choice.relative_gain
                 )
                 return False
             if choice.surely_fits:
-                self._foresight.do_without(choice.config)
-            if self._foresight.is_known(choice.config):
+                self._prediction_cache.do_without(choice.config)
+            if self._prediction_cache.is_known(choice.config):
                 return self._measure(choice.config)
             self._predict(choice.config)
             if self._is_over():
@@ -231,11 +231,13 @@ class StudySession:
         self._check_stop()
         records = list(self._shared.records.values())
         finished = [record for record in records if record.is_finished]
-        beyond = self._foresight.not_to_train(finished, limit_bytes=self._definition.cap_bytes)
+        beyond = self._prediction_cache.not_to_train(
+            finished, limit_bytes=self._definition.cap_bytes
+        )
         with self._in_sampler():
             return self._ranking.choose(
                 finished,
-                self._foresight.known.values(),
+                self._prediction_cache.known.values(),
                 excluded={*(record.config for record in records), *beyond},
                 seed=derived_seed(self._definition.seed, told=len(finished)),
             )
@@ -252,24 +254,24 @@ class StudySession:
         """Whether there is a trial of it, or one of the very program it compiles to."""
         if config.fingerprint in self._shared.records:
             return True
-        is_news = not self._foresight.is_known(config)
+        is_news = not self._prediction_cache.is_known(config)
         self._predict(config)
-        same = self._foresight.same_program(config, self._shared.records.values())
+        same = self._prediction_cache.same_program(config, self._shared.records.values())
         if same is not None and is_news:
             self._listener(SameProgram(config=config, number=same.number))
         return same is not None
 
     def _predict(self, config: TrainingConfig) -> None:
-        if self._foresight.is_known(config):
+        if self._prediction_cache.is_known(config):
             return
         self._listener(Predicting(config=config))
         for _ in range(MOST_RETRIES):
             try:
-                self._foresight.of(config)
+                self._prediction_cache.of(config)
                 return
             except TrialLost:
                 continue  # its process was killed from outside
-        self._foresight.of(config)
+        self._prediction_cache.of(config)
 
     def _is_over(self) -> bool:
         self._check_stop()
@@ -314,7 +316,7 @@ class StudySession:
             except BaseException:
                 self._shared.give_back(attempt)
                 raise
-            reached("trial measured")
+            failpoint("trial measured")
             self._shared.keep(attempt, finished)
         self._refresh()
         return True

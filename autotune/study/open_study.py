@@ -10,7 +10,7 @@ import filelock
 from autotune.errors import StudyMismatch
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import POLL_SECONDS
-from autotune.failpoints import reached
+from autotune.failpoints import failpoint
 from autotune.spec.study import StudyDefinition
 from autotune.storage.database import SHORT_BUSY_TIMEOUT_SECONDS, sqlite_file
 from autotune.storage.error_translation import storage_errors
@@ -23,16 +23,16 @@ from autotune.study.resume import (
     check_same_study,
     prepare_again,
 )
-from autotune.study.reuse import TakenOver, take_over
+from autotune.study.reuse import ReusedResults, reuse
 from autotune.study.staging import sweep
-from autotune.study.workers.retry import Patience
+from autotune.study.workers.retry import DatabaseRetry
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedStudy:
     definition: StudyDefinition
     trials_wanted: int
-    taken_over: TakenOver | None = None
+    reused: ReusedResults | None = None
     """None: continued."""
 
 
@@ -51,16 +51,16 @@ def stored_study(request: SearchRequest) -> StudyDefinition | None:
 
 
 @contextmanager
-def opened_store(storage: str, patiently: Patience | None = None) -> Iterator[StudyStore]:
-    """`patiently`: the database has been reached before, and is waited for."""
+def opened_store(storage: str, retry: DatabaseRetry | None = None) -> Iterator[StudyStore]:
+    """`retry`: the database has been reached before, and is waited for."""
     file = sqlite_file(storage)
-    was_reached = patiently is not None and (file is None or file.exists())
+    was_reached = retry is not None and (file is None or file.exists())
 
     def opened() -> StudyStore:
         busy = SHORT_BUSY_TIMEOUT_SECONDS
         return StudyStore(storage, create=True, was_reached=was_reached, busy_timeout_seconds=busy)
 
-    store = opened() if patiently is None else patiently(opened)
+    store = opened() if retry is None else retry(opened)
     try:
         yield store
     finally:
@@ -75,20 +75,20 @@ def open_study(
     *,
     executor: LocalExecutor,
     work: Path,
-    patiently: Patience,
+    retry: DatabaseRetry,
 ) -> OpenedStudy:
     """The study to run and how many trials are wanted of it: created now, or the stored one on today's device.
 
     Trials that were taken over are more than those asked for.
     """
     sweep(work)
-    if new is not None and not patiently(lambda: store.has_study(name)):
-        created = _create(store, new, request, folder=work / name, patiently=patiently)
+    if new is not None and not retry(lambda: store.has_study(name)):
+        created = _create(store, new, request, folder=work / name, retry=retry)
         if created is not None:
             return created
-    stored, stored_wanted = patiently(lambda: store.definition(name))
+    stored, stored_wanted = retry(lambda: store.definition(name))
     check_same_study(request, stored)
-    reused = sum(record.reused_from is not None for record in patiently(lambda: store.trials(name)))
+    reused = sum(record.reused_from is not None for record in retry(lambda: store.trials(name)))
     check_fresh(request, stored, reused=reused)
     device, _ = executor.probe(request.device or stored.device.device, {})
     check_same_device(stored, device)
@@ -99,20 +99,20 @@ def open_study(
     says_how_many = request.trials or request.until_converged
     wanted = stored.possible_trials(request.new_trials + reused) if says_how_many else stored_wanted
     if wanted != stored_wanted:
-        patiently(lambda: store.set_trials_wanted(name, wanted))
+        retry(lambda: store.set_trials_wanted(name, wanted))
     return OpenedStudy(definition=replace(stored, device=device), trials_wanted=wanted)
 
 
 def _create(
-    store: StudyStore, new: NewStudy, request: SearchRequest, *, folder: Path, patiently: Patience
+    store: StudyStore, new: NewStudy, request: SearchRequest, *, folder: Path, retry: DatabaseRetry
 ) -> OpenedStudy | None:
     """None where another process, perhaps on another machine, has created it just now."""
     new.settle(folder)
-    reached("files settled")
-    taken = patiently(lambda: take_over(store, new.definition, request))
+    failpoint("files settled")
+    taken = retry(lambda: reuse(store, new.definition, request))
     wanted = new.definition.possible_trials(request.new_trials + len(taken.records))
     try:
-        patiently(
+        retry(
             lambda: store.create_study(
                 new.definition,
                 trials_wanted=wanted,
@@ -122,8 +122,8 @@ def _create(
         )
     except StudyMismatch:
         return None
-    reached("study created")
-    return OpenedStudy(definition=new.definition, trials_wanted=wanted, taken_over=taken)
+    failpoint("study created")
+    return OpenedStudy(definition=new.definition, trials_wanted=wanted, reused=taken)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from autotune.failpoints import reached
+from autotune.failpoints import failpoint
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement, TrialRecord
@@ -12,7 +12,7 @@ from autotune.storage.store import StudyStore
 from autotune.units import format_size
 
 
-class Foresight:
+class PredictionCache:
     """Predictions of one study, kept in its database.
 
     Without `predict` only what is kept already is known.
@@ -24,13 +24,13 @@ class Foresight:
         *,
         store: StudyStore,
         predict: Callable[[TrainingConfig], Forecast] | None,
-        patiently: Callable[[Callable[[], Any]], Any] = lambda call: call(),
+        retry: Callable[[Callable[[], Any]], Any] = lambda call: call(),
     ) -> None:
         self._definition = definition
         self._store = store
         self._predict = predict
-        self._patiently = patiently
-        self._known: dict[str, Forecast] = patiently(lambda: store.forecasts(definition.name))
+        self._retry = retry
+        self._known: dict[str, Forecast] = retry(lambda: store.forecasts(definition.name))
         self._without: set[TrainingConfig] = set()
 
     def do_without(self, config: TrainingConfig) -> None:
@@ -46,9 +46,9 @@ class Foresight:
         return known
 
     def _keep(self, forecast: Forecast) -> None:
-        self._patiently(lambda: self._store.keep_forecast(self._definition.name, forecast))
+        self._retry(lambda: self._store.keep_forecast(self._definition.name, forecast))
         self._known[forecast.config.fingerprint] = forecast
-        reached("forecast kept")
+        failpoint("forecast kept")
 
     @property
     def known(self) -> Mapping[str, Forecast]:

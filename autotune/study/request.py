@@ -33,9 +33,9 @@ from autotune.spec.study import (
 from autotune.spec.workload import Workload, make_workload
 from autotune.study.events import Listener, Preparing
 from autotune.study.predictions import on_some_device
-from autotune.study.staging import WaitingFolder, sweep
-from autotune.study.workers.outbox import SPOOL
-from autotune.study.workers.retry import DEFAULT_PATIENCE_SECONDS
+from autotune.study.staging import StagingFolder, sweep
+from autotune.study.workers.outbox import OUTBOX_FOLDER
+from autotune.study.workers.retry import DEFAULT_DATABASE_WAIT_SECONDS
 from autotune.units import LARGEST_SIZE_BYTES
 
 DEFAULT_SPACE = "default"
@@ -89,7 +89,7 @@ class SearchRequest:
     """Processes that share the study's trials."""
     trials_per_device: int = 1
     """Trials that may run on one device at the same time, and disturb each other."""
-    database_wait_seconds: float = DEFAULT_PATIENCE_SECONDS
+    database_wait_seconds: float = DEFAULT_DATABASE_WAIT_SECONDS
     """How long the search waits for a database that is away."""
     memory_snapshot: bool = False
     """Whether torch's allocation history of the measured steps is kept for every trial; CUDA only.
@@ -259,12 +259,12 @@ class NewStudy:
     """A study that could begin: its definition, and its prepared files in a folder that waits to be taken."""
 
     definition: StudyDefinition
-    waiting: WaitingFolder
+    waiting: StagingFolder
 
     def settle(self, study_folder: Path) -> None:
         """Moves the prepared files to the study's folder; what an earlier study of that name left there goes."""
         for left in study_folder.iterdir() if study_folder.exists() else ():
-            if left.name != SPOOL:  # results that no database took yet
+            if left.name != OUTBOX_FOLDER:  # results that no database took yet
                 shutil.rmtree(left, ignore_errors=True)
         study_folder.mkdir(parents=True, exist_ok=True)
         self.waiting.folder.rename(study_folder / PREPARED)
@@ -313,7 +313,7 @@ def new_definition(
     definition.legal_space()  # refuses a space in which nothing works before anything is prepared
     if workload.script is None:
         listener(Preparing(what=f"reading {workload.dataset} and drawing the initial weights"))
-    waiting = WaitingFolder(work)
+    waiting = StagingFolder(work)
     try:
         prepared = executor.prepare(workload, waiting.folder)
     except BaseException:

@@ -32,7 +32,7 @@ class EarlierStudy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakenOver:
+class ReusedResults:
     records: tuple[TrialRecord, ...] = ()
     """Numbered as trials of the new study."""
     forecasts: tuple[Forecast, ...] = ()
@@ -40,10 +40,10 @@ class TakenOver:
     """How many records each earlier study gave, newest first."""
 
 
-def take_over(store: StudyStore, definition: StudyDefinition, request: SearchRequest) -> TakenOver:
+def reuse(store: StudyStore, definition: StudyDefinition, request: SearchRequest) -> ReusedResults:
     """What the studies in `store` have for a new one, as far as `request` allows."""
     if request.fresh:
-        return TakenOver()
+        return ReusedResults()
     return select(definition, comparable_studies(store, definition), request)
 
 
@@ -84,7 +84,7 @@ def are_comparable(earlier: StudyDefinition, new: StudyDefinition) -> bool:
 
 def select(
     new: StudyDefinition, studies: Iterable[EarlierStudy], request: SearchRequest
-) -> TakenOver:
+) -> ReusedResults:
     """Of `studies`, newest first and all comparable with `new`, what holds in it."""
     legal = new.legal_space()
     first = _first_names(new, legal)
@@ -106,7 +106,7 @@ def select(
     ordered = [
         records[fingerprint] for fingerprint in {**first, **records} if fingerprint in records
     ]
-    return TakenOver(
+    return ReusedResults(
         records=tuple(_numbered(ordered, names=first)),
         forecasts=tuple(forecasts.values()),
         counts=counts,

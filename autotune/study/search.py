@@ -12,22 +12,22 @@ from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, choose
 from autotune.errors import Stopped
 from autotune.execution.device_slots import why_containers_are_not_seen
 from autotune.execution.local import LocalExecutor
-from autotune.failpoints import reached
+from autotune.failpoints import failpoint
 from autotune.reporting.study_view import StudyView
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
 from autotune.study.events import Listener, Notice, StudyOpened
 from autotune.study.open_study import OpenedStudy, alone, open_study, opened_store, stored_study
-from autotune.study.prediction_cache import Foresight
+from autotune.study.prediction_cache import PredictionCache
 from autotune.study.predictions import Forecaster
 from autotune.study.request import SearchRequest, check_sampler, new_definition, space_of
 from autotune.study.resume import check_same_study
-from autotune.study.trial_runner import Manner
+from autotune.study.trial_runner import TrialOptions
 from autotune.study.work_folder import work_folder
-from autotune.study.workers.coordinator import SharedStudy
+from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.processes import Workers
-from autotune.study.workers.retry import Patience
+from autotune.study.workers.retry import DatabaseRetry
 from autotune.units import format_size
 
 __all__ = ["SearchRequest", "result_of", "search", "view_of"]
@@ -50,10 +50,10 @@ def search(
         if should_stop():
             raise Stopped("the search was stopped", hint="the same command goes on from here")
 
-    patiently = Patience(
+    retry = DatabaseRetry(
         limit_seconds=request.database_wait_seconds, listener=listener, check_stop=check_stop
     )
-    stored = patiently(lambda: stored_study(request))
+    stored = retry(lambda: stored_study(request))
     if stored is not None:
         check_same_study(request, stored)
         check_sampler(stored.sampler, until_converged=request.until_converged)
@@ -69,15 +69,15 @@ def search(
             new = new_definition(
                 request, space=space, executor=executor, work=work, listener=listener
             )
-            reached("files prepared")
+            failpoint("files prepared")
         name = request.name or "" if new is None else new.definition.name
         try:
             with opened_store(
-                request.storage, patiently
+                request.storage, retry
             ) as store:  # not before: what is refused leaves no database
                 with alone(work / f".{name}.opening", check_stop):
                     opened = open_study(
-                        store, name, new, request, executor=executor, work=work, patiently=patiently
+                        store, name, new, request, executor=executor, work=work, retry=retry
                     )
                 with Workers(
                     request,
@@ -95,9 +95,9 @@ def search(
                         work / name,
                         listener,
                         should_stop,
-                        patiently,
+                        retry,
                     )
-                return patiently(lambda: result_of(store, name, request.preferences))
+                return retry(lambda: result_of(store, name, request.preferences))
         finally:
             if new is not None:
                 new.discard()
@@ -111,7 +111,7 @@ def _run(
     folder: Path,
     listener: Listener,
     should_stop: Callable[[], bool],
-    patiently: Patience,
+    retry: DatabaseRetry,
 ) -> None:
     from autotune.study.loop import StudySession
 
@@ -123,9 +123,9 @@ def _run(
     predict = forecaster.forecast if is_predictable else None
     budget = request.time_budget_seconds
     deadline = None if budget is None else time.monotonic() + budget
-    turns = executor.turns_on(definition.device, places=request.trials_per_device)
-    with SharedStudy(
-        definition, store=store, folder=folder, listener=listener, patiently=patiently
+    slots = executor.slots_on(definition.device, places=request.trials_per_device)
+    with Coordinator(
+        definition, store=store, folder=folder, listener=listener, retry=retry
     ) as shared:
         for sentence in _of_this_machine(definition.device, request):
             listener(Notice(message=sentence))
@@ -135,20 +135,20 @@ def _run(
                 legal=definition.legal_space(),
                 trials_wanted=opened.trials_wanted,
                 records=tuple(sorted(shared.records.values(), key=lambda record: record.number)),
-                is_new=opened.taken_over is not None,
-                taken_over={} if opened.taken_over is None else opened.taken_over.counts,
+                is_new=opened.reused is not None,
+                reused={} if opened.reused is None else opened.reused.counts,
             )
         )
         session = StudySession(
             definition,
             shared=shared,
             executor=executor,
-            turns=turns,
-            foresight=Foresight(definition, store=store, predict=predict, patiently=patiently),
+            slots=slots,
+            prediction_cache=PredictionCache(definition, store=store, predict=predict, retry=retry),
             study_folder=folder,
             listener=listener,
             should_stop=should_stop,
-            manner=Manner(
+            trial_options=TrialOptions(
                 time_limit_seconds=request.trial_time_limit_seconds,
                 compile_time_limit_seconds=request.compile_time_limit_seconds,
                 step_time_limit_seconds=request.step_time_limit_seconds,

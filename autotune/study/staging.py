@@ -14,7 +14,7 @@ _WAITING, _LOCK = ".waiting-", ".lock"
 """No study's name begins with a dot."""
 
 
-class WaitingFolder:
+class StagingFolder:
     """A place in `work` for the folder of the prepared files, which is yet to be made; held until `close`."""
 
     def __init__(self, work: Path) -> None:

@@ -23,7 +23,7 @@ from autotune.errors import PreparationFailed
 from autotune.execution.local import FinishedTrial, LocalExecutor
 from autotune.execution.server_tasks import POLL_SECONDS
 from autotune.spec.config import TrainingConfig
-from autotune.spec.early_stopping import Rival
+from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
 from autotune.spec.result import AFTER_STEP, NOT_AFTER_THE_LAST_STEP, Measurement, TrialRecord
 from autotune.spec.study import StudyDefinition
@@ -31,13 +31,13 @@ from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
 from autotune.study.events import Comparing, Listener, Notice
 from autotune.study.parity_gate import ParityGate, Verdict
-from autotune.study.prediction_cache import Foresight
+from autotune.study.prediction_cache import PredictionCache
 
 _SECONDS_TO_END_A_TRIAL = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manner:
+class TrialOptions:
     """How trials are run; may differ from one run of a study to the next."""
 
     time_limit_seconds: float
@@ -51,16 +51,16 @@ class Manner:
     keep_snapshots: bool = False
 
 
-class Measuring:
+class TrialRunner:
     def __init__(
         self,
         definition: StudyDefinition,
         *,
         baseline: TrainingConfig,
         executor: LocalExecutor,
-        foresight: Foresight,
+        prediction_cache: PredictionCache,
         study_folder: Path,
-        manner: Manner,
+        trial_options: TrialOptions,
         listener: Listener,
         check_stop: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
@@ -68,9 +68,9 @@ class Measuring:
         self._definition = definition
         self._baseline = baseline
         self._executor = executor
-        self._foresight = foresight
+        self._prediction_cache = prediction_cache
         self._folder = study_folder
-        self._manner = manner
+        self._manner = trial_options
         self._check_stop = check_stop
         self._clock = clock
         workload = definition.workload
@@ -95,9 +95,11 @@ class Measuring:
 
         Raises Stopped, and TrialLost where the machine has cost it.
         """
-        return self._foreseen(config) or self._judged(config, log_name=log_name, records=records)
+        return self._skip_if_predicted_over_cap(config) or self._run_with_parity_check(
+            config, log_name=log_name, records=records
+        )
 
-    def _foreseen(self, config: TrainingConfig) -> FinishedTrial | None:
+    def _skip_if_predicted_over_cap(self, config: TrainingConfig) -> FinishedTrial | None:
         """The result of a configuration whose prediction leaves no doubt; None where it must be trained.
 
         The baseline is trained beyond the cap, wherever the device can hold it.
@@ -105,14 +107,14 @@ class Measuring:
         began = self._clock()
         device_bytes = self._definition.device.total_memory_bytes
         limit_bytes = device_bytes if config == self._baseline else self._definition.cap_bytes
-        refused = self._foresight.refused(config, limit_bytes=limit_bytes)
+        refused = self._prediction_cache.refused(config, limit_bytes=limit_bytes)
         return (
             None
             if refused is None
             else FinishedTrial(measurement=refused, seconds=self._clock() - began)
         )
 
-    def _judged(
+    def _run_with_parity_check(
         self, config: TrainingConfig, *, log_name: str, records: Iterable[TrialRecord]
     ) -> FinishedTrial:
         began = self._clock()
@@ -132,9 +134,9 @@ class Measuring:
             config,
             log_name=log_name,
             reference=verdict.reference,
-            rivals=None
+            pruning_bounds=None
             if stands_for_it is None
-            else rivals(config, records, is_same=self._is_same_training),
+            else pruning_bounds(config, records, is_same=self._is_same_training),
         )
         measurement = _with_verdict(finished.measurement, verdict)
         self._note_evaluation(measurement)
@@ -211,9 +213,9 @@ class Measuring:
         *,
         log_name: str,
         reference: ParityTrace | None,
-        rivals: Sequence[Rival] | None,
+        pruning_bounds: Sequence[PruningBound] | None,
     ) -> FinishedTrial:
-        """`rivals` where perplexity is shared; None where it is to be measured."""
+        """`pruning_bounds` where perplexity is shared; None where it is to be measured."""
 
         def train(*, enforce_cap: bool) -> FinishedTrial:
             return self._train(
@@ -221,11 +223,13 @@ class Measuring:
                 log_name=log_name,
                 enforce_cap=enforce_cap,
                 reference=reference,
-                rivals=rivals,
+                pruning_bounds=pruning_bounds,
             )
 
         is_baseline = config == self._baseline
-        if is_baseline and self._foresight.refused(config, limit_bytes=self._definition.cap_bytes):
+        if is_baseline and self._prediction_cache.refused(
+            config, limit_bytes=self._definition.cap_bytes
+        ):
             return train(enforce_cap=False)
         finished = train(enforce_cap=True)
         if is_baseline and finished.measurement.outcome in ("over_cap", "out_of_memory"):
@@ -240,7 +244,7 @@ class Measuring:
         enforce_cap: bool,
         workload: Workload | None = None,
         reference: ParityTrace | None = None,
-        rivals: Sequence[Rival] | None = None,
+        pruning_bounds: Sequence[PruningBound] | None = None,
     ) -> FinishedTrial:
         future = self._executor.submit(
             self._definition,
@@ -251,8 +255,8 @@ class Measuring:
             **self._time_limits,
             workload=workload,
             reference=reference,
-            shares_perplexity=rivals is not None,
-            rivals=rivals or (),
+            shares_perplexity=pruning_bounds is not None,
+            pruning_bounds=pruning_bounds or (),
             keep_snapshot=self._manner.keep_snapshots,
         )
         return self._wait_for(future)
@@ -328,18 +332,18 @@ def _is_of_its_whole_training(source: str, *, steps: int) -> bool:
     return source.startswith(("measured", "training loss")) or source == f"{AFTER_STEP} {steps}"
 
 
-def rivals(
+def pruning_bounds(
     config: TrainingConfig,
     records: Iterable[TrialRecord],
     *,
     is_same: IsSameTraining = _always_same,
-) -> tuple[Rival, ...]:
+) -> tuple[PruningBound, ...]:
     """The feasible trials that are the same training: one that is better in memory and speed ends this one.
 
     Not those of an earlier study: how fast the device was that day is not known.
     """
     return tuple(
-        Rival(
+        PruningBound(
             number=r.number,
             peak_memory_bytes=r.peak_memory_bytes,
             tokens_per_second=r.tokens_per_second,

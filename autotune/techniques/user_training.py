@@ -31,18 +31,18 @@ _NO_CHUNKS = "a script computes its loss itself"
 _NO_OPTIMIZER = "a script brings its own optimizer"
 
 
-def apply_to_own(
+def apply_to_user_training(
     config: TrainingConfig, model: nn.Module, optimizer: Optimizer
 ) -> tuple[nn.Module, Optimizer]:
     """Changes the model in place and gives an optimizer of the same class and settings with the asked fusion.
 
     Raises IllegalConfiguration.
     """
-    apply_to_own_model(config, model)
+    apply_to_user_model(config, model)
     return model, with_fusion(optimizer, config.optimizer_fusion)
 
 
-def apply_to_own_model(config: TrainingConfig, model: nn.Module) -> None:
+def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
     """All of it but the update. Raises IllegalConfiguration."""
     precision.set_matmul_precision(config.precision)
     memory_budget.set_memory_budget(config.memory_budget)
@@ -51,7 +51,7 @@ def apply_to_own_model(config: TrainingConfig, model: nn.Module) -> None:
         raise IllegalConfiguration(
             f"loss chunked cannot be applied: {_NO_CHUNKS}", hint="use another loss"
         )
-    parts = parts_of_own(model)
+    parts = parts_of_user_model(model)
     check_parts(parts, config)
     if config.precision in _NO_PRECISION:
         reason = _NO_PRECISION[config.precision]
@@ -64,7 +64,7 @@ def apply_to_own_model(config: TrainingConfig, model: nn.Module) -> None:
     _offload_around_forward(model, config.activation_offload)
 
 
-def parts_of_own(model: nn.Module) -> ModelParts:
+def parts_of_user_model(model: nn.Module) -> ModelParts:
     """By structure alone.
 
     How the blocks are called is not known, so several are never run as one.
@@ -81,14 +81,14 @@ def parts_of_own(model: nn.Module) -> ModelParts:
     )
 
 
-def missing_in_own(
+def missing_in_user_model(
     model: nn.Module, optimizer: Optimizer, choices: Mapping[str, Sequence[Any]]
 ) -> dict[str, dict[str, str]]:
     """Which of `choices`, {technique: values}, a script's training cannot take: {technique: {value: reason}}.
 
     Of optimizers the first is left, a name for the script's own.
     """
-    missing = missing_parts(parts_of_own(model), choices)
+    missing = missing_parts(parts_of_user_model(model), choices)
     refusals = [("loss", "chunked", _NO_CHUNKS)]
     refusals += [("precision", str(value), reason) for value, reason in _NO_PRECISION.items()]
     refusals += [("optimizer", value, _NO_OPTIMIZER) for value in choices.get("optimizer", ())[1:]]

@@ -23,7 +23,7 @@ from autotune.memory.attribution import bytes_by_category, find_peak
 from autotune.memory.history import StepHistory
 from autotune.memory.meter import MemoryMeter, MemoryReading, make_meter, resident_bytes
 from autotune.models.parts import held_tensors
-from autotune.spec.early_stopping import SETTLED_STEPS, Rival, beaten_by
+from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
 from autotune.spec.result import Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
@@ -168,13 +168,13 @@ class Trainer:
                 self.take_step(step, next(batches))
         return self._meter.reading()
 
-    def _rival(self, memory: MemoryReading, timed: Sequence[TimedStep]) -> Rival | None:
+    def _rival(self, memory: MemoryReading, timed: Sequence[TimedStep]) -> PruningBound | None:
         """The trial of the same numerics that already needs less and runs faster, asked once speed has settled."""
         if len(timed) != SETTLED_STEPS:
             return None
         speed = statistics.median(step.tokens / step.seconds for step in timed)
-        return beaten_by(
-            self._request.rivals,
+        return dominated_by(
+            self._request.pruning_bounds,
             peak_memory_bytes=memory.peak_memory_bytes,
             tokens_per_second=speed,
         )
@@ -320,7 +320,7 @@ class Trainer:
         warmup: list[TimedStep],
         timed: list[TimedStep],
         held_out_loss: float | None,
-        rival: Rival | None = None,
+        rival: PruningBound | None = None,
     ) -> Measurement:
         outcome: Outcome = "over_cap" if memory.device_bytes > self._request.cap_bytes else "ok"
         message = ""

@@ -38,16 +38,16 @@ def write_archive(out: Path, file: Path, *, most_bytes: int = MOST_BYTES) -> lis
     Where all is too much, the largest are left out, and named in the archive.
     """
     members = sorted(_members(out), key=Member.compressed_bytes)
-    left_out: list[str] = []
+    excluded: list[str] = []
     while True:
-        packed = _packed(members, left_out)
+        packed = _packed(members, excluded)
         if len(packed) <= most_bytes or not members:
             break
-        left_out.append(members.pop().name)
+        excluded.append(members.pop().name)
     unfinished = file.with_name(f".{file.name}.unfinished")
     unfinished.write_bytes(packed)
     os.replace(unfinished, file)
-    return left_out
+    return excluded
 
 
 def unpack_archive(file: Path, out: Path) -> None:
@@ -58,9 +58,9 @@ def unpack_archive(file: Path, out: Path) -> None:
     (out / LEFT_OUT).unlink(missing_ok=True)
 
 
-def _packed(members: list[Member], left_out: list[str]) -> bytes:
+def _packed(members: list[Member], excluded: list[str]) -> bytes:
     packed = io.BytesIO()
-    extra = [Member(name=LEFT_OUT, content="\n".join(left_out).encode())] if left_out else []
+    extra = [Member(name=LEFT_OUT, content="\n".join(excluded).encode())] if excluded else []
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
         for member in sorted([*members, *extra], key=lambda member: member.name):
             header = tarfile.TarInfo(member.name)

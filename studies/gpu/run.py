@@ -100,9 +100,9 @@ def main() -> None:
         open_items = run_part(part, settings=settings, clock=Clock(seconds), say=say)
         left_open += [f"{part.name}/{item}" for item in open_items]
         say(*summary(part, out), f"  took {time.monotonic() - started:.0f} s")
-        left_out = write_archive(out, archive)
+        excluded = write_archive(out, archive)
         say(f"  {archive}: {archive.stat().st_size / 2**20:.2f} MiB")
-        say(*(f"  too large for it: {name}" for name in left_out))
+        say(*(f"  too large for it: {name}" for name in excluded))
     failures = [
         f"{part.name}/{item}"
         for part in chosen

@@ -15,7 +15,7 @@ from autotune.spec.result import Measurement, TrialRecord
 from autotune.storage.database import Database, sqlite_file
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
 from autotune.study.work_folder import place_of_work
-from autotune.study.workers.outbox import SPOOL
+from autotune.study.workers.outbox import OUTBOX_FOLDER
 
 MARK = "AUTOTUNE_PROOF"
 """An environment variable of every process of a proof; what they start has it from them."""
@@ -76,7 +76,7 @@ def _of_attempts(storage: str, study: str) -> Iterator[str]:
 
 
 def _of_spool(storage: str, study: str) -> Iterator[str]:
-    for file in sorted((place_of_work(storage) / study / SPOOL).glob("*")):
+    for file in sorted((place_of_work(storage) / study / OUTBOX_FOLDER).glob("*")):
         yield f"the spool still has {file.name}"
 
 

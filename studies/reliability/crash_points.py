@@ -30,7 +30,7 @@ from quick_executor import QuickExecutor
 from watch import Watch, snapshot, violations_at_the_end
 
 from autotune.errors import Stopped
-from autotune.failpoints import CRASH_POINTS
+from autotune.failpoints import FAILPOINTS
 from autotune.study.events import Event, TrialBegan
 from autotune.study.search import SearchRequest, search
 
@@ -72,7 +72,7 @@ def points(*, visits: int) -> Iterator[Point]:
         "result kept": 0,
         "result delivered": 0,
     }
-    for name in CRASH_POINTS:
+    for name in FAILPOINTS:
         if name in often:
             for visit in range(1, visits + 1):
                 yield Point(name=name, visit=visit, repeated=often[name])
@@ -137,7 +137,7 @@ def _be_the_search(url: str, folder: Path, crash_point: str, point: Point | None
         os.chdir(folder)
         os.environ["AUTOTUNE_LOCK_FOLDER"] = str(folder)
         if crash_point:
-            os.environ["AUTOTUNE_CRASH_POINT"] = crash_point
+            os.environ["AUTOTUNE_FAILPOINT"] = crash_point
         begin(url, point)
         exit_code = 0
     except Stopped:

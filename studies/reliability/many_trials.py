@@ -84,13 +84,13 @@ def choices(trials: int) -> Iterator[dict[str, Any]]:
     made = made_study.make(study, trials=trials)
     for has_converged in (False, True):
         # A search that has converged looks at as many configurations as it may before it says so.
-        converged = math.inf if has_converged else ehvi_sampler.CONVERGED_GAIN
+        converged = math.inf if has_converged else ehvi_sampler.CONVERGED_IMPROVEMENT
         for count in sorted({min(count, trials) for count in RECORDS}):
             records, forecasts = made.records[:count], made.forecasts[:count]
             chooser = ehvi_sampler.Ranking(study.legal_space(), cap_bytes=study.cap_bytes)
             tried = {record.config for record in records}
             took = []
-            with patch.object(ehvi_sampler, "CONVERGED_GAIN", converged):
+            with patch.object(ehvi_sampler, "CONVERGED_IMPROVEMENT", converged):
                 for seed in range(CHOICES):
                     began = time.perf_counter()
                     chooser.choose(records, forecasts, excluded=tried, seed=seed)

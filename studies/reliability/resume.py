@@ -30,11 +30,11 @@ from table import ReplayExecutor
 from autotune.spec.study import SAMPLERS
 from autotune.storage.store import StudyStore
 from autotune.study.loop import StudySession
-from autotune.study.prediction_cache import Foresight
-from autotune.study.trial_runner import Manner
+from autotune.study.prediction_cache import PredictionCache
+from autotune.study.trial_runner import TrialOptions
 
 TRIALS = 20
-CRASH_POINTS = ("trial claimed", "result kept")
+FAILPOINTS = ("trial claimed", "result kept")
 
 
 def suggestions(
@@ -63,7 +63,7 @@ def _run(sampler: str, folder: Path, crash_point: str, seed: int) -> int:
         exit_code = 70
         try:
             if crash_point:
-                os.environ["AUTOTUNE_CRASH_POINT"] = crash_point
+                os.environ["AUTOTUNE_FAILPOINT"] = crash_point
             search(sampler, folder, seed=seed)
             exit_code = 0
         except BaseException:
@@ -87,13 +87,13 @@ def search(sampler: str, folder: Path, *, seed: int = 0) -> None:
         session = StudySession(
             definition,
             shared=shared,
-            turns=None,  # type: ignore[arg-type]
+            slots=None,  # type: ignore[arg-type]
             executor=executor,  # type: ignore[arg-type]
-            foresight=Foresight(definition, store=store, predict=executor.forecast),
+            prediction_cache=PredictionCache(definition, store=store, predict=executor.forecast),
             study_folder=folder,
             listener=lambda event: None,
             should_stop=lambda: False,
-            manner=Manner(time_limit_seconds=600.0),
+            trial_options=TrialOptions(time_limit_seconds=600.0),
             clock=executor.clock,
         )
         session.run(trials_wanted=TRIALS, deadline=None)
@@ -128,8 +128,8 @@ def main() -> int:
         folder = Path(temporary)
         for sampler in arguments.samplers.split(","):
             whole = suggestions(sampler, folder / sampler)
-            kills = [[f"{point}:{k}"] for point in CRASH_POINTS for k in range(1, TRIALS)]
-            kills.append([f"{point}:2" for point in CRASH_POINTS] * 4)  # again and again
+            kills = [[f"{point}:{k}"] for point in FAILPOINTS for k in range(1, TRIALS)]
+            kills.append([f"{point}:2" for point in FAILPOINTS] * 4)  # again and again
             for number, kill_at in enumerate(kills):
                 found = difference(
                     whole, suggestions(sampler, folder / f"{sampler}-{number}", kill_at=kill_at)

@@ -21,7 +21,7 @@ from autotune.storage.database import Database, sqlite_file
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
 from autotune.study.work_folder import place_of_work
 from autotune.study.workers.coordinator import WORKERS
-from autotune.study.workers.outbox import SPOOL
+from autotune.study.workers.outbox import OUTBOX_FOLDER
 
 JUDGED_BY_THE_STUDY = ("parity", "parity_message")
 """What the study adds to what the trial's process said."""
@@ -191,7 +191,7 @@ def violations_at_the_end(url: str, study: str, *, trials_wanted: int) -> list[s
         found.append(f"{now.states['running']} attempts run for ever")
     work = place_of_work(url)
     left = [
-        *(work / study / SPOOL).glob("*"),
+        *(work / study / OUTBOX_FOLDER).glob("*"),
         *(work / study / WORKERS).glob("*"),
         *work.glob(".waiting-*"),
     ]

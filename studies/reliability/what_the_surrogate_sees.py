@@ -22,20 +22,20 @@ from autotune.spec.result import TrialRecord
 from autotune.study.sampler.ehvi import Point, hypervolume, not_dominated
 from autotune.study.sampler.ehvi_sampler import Ranking
 from autotune.study.sampler.surrogate import MOST_SEEN
-from autotune.study.sampler.training_subset import Relevance
+from autotune.study.sampler.training_subset import TrainingSubset
 
-Places = Callable[[Relevance, Sequence[TrainingConfig]], Sequence[int]]
+Places = Callable[[TrainingSubset, Sequence[TrainingConfig]], Sequence[int]]
 
 
-def _first(_: Relevance, seen: Sequence[TrainingConfig]) -> Sequence[int]:
+def _first(_: TrainingSubset, seen: Sequence[TrainingConfig]) -> Sequence[int]:
     return range(min(len(seen), MOST_SEEN))
 
 
-def _latest(_: Relevance, seen: Sequence[TrainingConfig]) -> Sequence[int]:
+def _latest(_: TrainingSubset, seen: Sequence[TrainingConfig]) -> Sequence[int]:
     return range(max(0, len(seen) - MOST_SEEN), len(seen))
 
 
-def _spaced(_: Relevance, seen: Sequence[TrainingConfig]) -> Sequence[int]:
+def _spaced(_: TrainingSubset, seen: Sequence[TrainingConfig]) -> Sequence[int]:
     count = min(len(seen), MOST_SEEN)
     return [number * len(seen) // count for number in range(count)]
 
@@ -44,7 +44,7 @@ WAYS: dict[str, Places] = {
     "the first": _first,
     "the latest": _latest,
     "evenly spaced": _spaced,
-    "near, latest and spaced": Relevance.places,
+    "near, latest and spaced": TrainingSubset.places,
 }
 
 
@@ -66,7 +66,7 @@ def go_on(way: Places, *, trials: int, further: int, seed: int) -> float:
         not_dominated([point(r) for r in records if r.feasible]), reference=reference
     )
     ranking = Ranking(study.legal_space(), cap_bytes=study.cap_bytes)
-    with patch.object(Relevance, "places", way):
+    with patch.object(TrainingSubset, "places", way):
         for _ in range(further):
             tried = {record.config for record in records}
             choice = ranking.choose(records, forecasts, excluded=tried, seed=seed + len(records))

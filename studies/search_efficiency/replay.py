@@ -39,12 +39,12 @@ from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
 from autotune.study.events import Converged, Event, Listener, TrialEnded
 from autotune.study.loop import StudySession
-from autotune.study.prediction_cache import Foresight
+from autotune.study.prediction_cache import PredictionCache
 from autotune.study.sampler.distributions import decide, decide_static
 from autotune.study.sampler.ehvi import Point, hypervolume, not_dominated
-from autotune.study.trial_runner import Manner
-from autotune.study.workers.coordinator import SharedStudy
-from autotune.study.workers.retry import Patience
+from autotune.study.trial_runner import TrialOptions
+from autotune.study.workers.coordinator import Coordinator
+from autotune.study.workers.retry import DatabaseRetry
 
 CAPS = {"loose": 1.0, "middle": 0.5, "tight": 0.05}
 """The cap fits this share of the table's configurations."""
@@ -189,9 +189,9 @@ def run_ours(
             shared=stack.enter_context(
                 joined(definition, store, folder=Path(folder), listener=listen)
             ),
-            turns=None,  # type: ignore[arg-type]
+            slots=None,  # type: ignore[arg-type]
             executor=executor,  # type: ignore[arg-type]
-            foresight=Foresight(
+            prediction_cache=PredictionCache(
                 definition,
                 store=store,
                 predict=None if without == "predictions" else executor.forecast,
@@ -199,7 +199,9 @@ def run_ours(
             study_folder=Path(folder),
             listener=listen,
             should_stop=lambda: progress.reached >= enough,
-            manner=Manner(time_limit_seconds=600.0, full_trainings=without == "sharing"),
+            trial_options=TrialOptions(
+                time_limit_seconds=600.0, full_trainings=without == "sharing"
+            ),
             clock=executor.clock,
             **options,
         )
@@ -223,11 +225,9 @@ def run_ours(
 
 def joined(
     definition: StudyDefinition, store: StudyStore, *, folder: Path, listener: Listener
-) -> SharedStudy:
-    patiently = Patience(limit_seconds=10.0, listener=listener, check_stop=lambda: None)
-    return SharedStudy(
-        definition, store=store, folder=folder, listener=listener, patiently=patiently
-    )
+) -> Coordinator:
+    retry = DatabaseRetry(limit_seconds=10.0, listener=listener, check_stop=lambda: None)
+    return Coordinator(definition, store=store, folder=folder, listener=listener, retry=retry)
 
 
 def run_plain(

@@ -18,7 +18,7 @@ from typing import Any
 
 from autotune.execution.local import FinishedTrial
 from autotune.spec.config import TrainingConfig
-from autotune.spec.early_stopping import SETTLED_STEPS, Rival, beaten_by
+from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import DeviceInfo, Measurement
@@ -242,7 +242,7 @@ class ReplayExecutor:
         *,
         enforce_cap: bool,
         shares_perplexity: bool = False,
-        rivals: Sequence[Rival] = (),
+        pruning_bounds: Sequence[PruningBound] = (),
         **_: Any,
     ) -> "Future[FinishedTrial]":
         """As far as the real trial would have gone: to its memory, to its first timed steps, or to its end."""
@@ -264,13 +264,13 @@ class ReplayExecutor:
             )
         self._spend("startup", parts["startup"])
         self._spend("other", recorded.seconds - sum(parts.values()))
-        measurement = self._outcome(full, config, cap_bytes, shares_perplexity, rivals)
+        measurement = self._outcome(full, config, cap_bytes, shares_perplexity, pruning_bounds)
         future: Future[FinishedTrial] = Future()
         future.set_result(FinishedTrial(measurement=measurement, seconds=self.seconds - began))
         return future
 
     @contextmanager
-    def turn(self, turns: object, *, on_wait: object) -> Iterator[None]:
+    def slot(self, slots: object, *, on_wait: object) -> Iterator[None]:
         """There is no device to share."""
         yield
 
@@ -283,7 +283,7 @@ class ReplayExecutor:
         config: TrainingConfig,
         cap_bytes: int | None,
         shares_perplexity: bool,
-        rivals: Sequence[Rival],
+        pruning_bounds: Sequence[PruningBound],
     ) -> Measurement:
         workload = self._table.workload
         parts = full.seconds_by_part or {}
@@ -303,13 +303,13 @@ class ReplayExecutor:
             self.over_cap += 1
             return _without_speed(full, cap_bytes)
         speed_so_far = self._speed_of_a_few_steps(full, config)
-        rival = beaten_by(
-            rivals, peak_memory_bytes=full.peak_memory_bytes, tokens_per_second=speed_so_far
+        rival = dominated_by(
+            pruning_bounds, peak_memory_bytes=full.peak_memory_bytes, tokens_per_second=speed_so_far
         )
         if rival is not None and self._ends_early:
             self._spend("training", SETTLED_STEPS * step_seconds)
             self.ended_early += 1
-            if not _is_dominated(full, rivals):
+            if not _is_dominated(full, pruning_bounds):
                 self.ended_wrongly += 1
             return replace(
                 full,
@@ -353,11 +353,11 @@ class ReplayExecutor:
         self.seconds_by_part[part] += seconds
 
 
-def _is_dominated(full: Measurement, rivals: Sequence[Rival]) -> bool:
+def _is_dominated(full: Measurement, pruning_bounds: Sequence[PruningBound]) -> bool:
     """Whether by the table a rival is faster, by whatever little, in no more memory."""
     assert full.peak_memory_bytes is not None
     assert full.tokens_per_second is not None
-    for rival in rivals:
+    for rival in pruning_bounds:
         is_faster = rival.tokens_per_second > full.tokens_per_second
         if is_faster and rival.peak_memory_bytes <= full.peak_memory_bytes:
             return True

@@ -4,7 +4,7 @@ from study_building import definition
 
 from autotune.analysis.published_comparison import (
     OwnRow,
-    beside_reference,
+    compare_with_published,
     is_of_published_size,
     reference_of,
     rows_of_study,
@@ -33,7 +33,7 @@ OWN = {
 def rows(own=OWN, *, has_published_size=True):
     return {
         row.name: row
-        for row in beside_reference(
+        for row in compare_with_published(
             REFERENCE, own.__getitem__, has_published_size=has_published_size
         )
     }

@@ -15,9 +15,9 @@ from autotune.analysis.pick import DEFAULT_PREFERENCES
 from autotune.cli.progress import Progress
 from autotune.errors import Stopped, StorageUnavailable
 from autotune.execution.device_slots import (
-    DeviceTurns,
+    DeviceSlots,
     device_node,
-    reach_of_turns,
+    reach_of_slots,
     why_containers_are_not_seen,
 )
 from autotune.execution.local import LocalExecutor
@@ -48,15 +48,15 @@ def our(monkeypatch):
 
 
 @pytest.fixture(params=["sockets", "files"])
-def turns_on(request, our, tmp_path):
+def slots_on(request, our, tmp_path):
     """turns_on(device, places=2) are the turns of one search."""
     opened = []
 
     def make(device=CPU, **options):
         if request.param == "files":
-            opened.append(DeviceTurns(device, folder=tmp_path, **options))
+            opened.append(DeviceSlots(device, folder=tmp_path, **options))
         else:
-            opened.append(DeviceTurns(our(device), **options))
+            opened.append(DeviceSlots(our(device), **options))
         return opened[-1]
 
     yield make
@@ -67,7 +67,7 @@ def turns_on(request, our, tmp_path):
 @pytest.fixture
 def sockets_of(our):
     """sockets_of(places=2) are the turns of one search, under the locks that all users share."""
-    return lambda device=CPU, **options: DeviceTurns(our(device), **options)
+    return lambda device=CPU, **options: DeviceSlots(our(device), **options)
 
 
 @contextmanager
@@ -92,89 +92,89 @@ def forked(run):
         os.waitpid(pid, 0)
 
 
-def begun(turns):
+def begun(slots):
     """The turn, which lasts as long as what this returns."""
-    turn = turns.turn(give_up)
-    turn.__enter__()
-    return turn
+    slot = slots.slot(give_up)
+    slot.__enter__()
+    return slot
 
 
-def test_one_search_has_the_turn_at_a_time(turns_on):
-    with turns_on().turn(give_up), pytest.raises(Waited), turns_on().turn(give_up):
+def test_one_search_has_the_turn_at_a_time(slots_on):
+    with slots_on().slot(give_up), pytest.raises(Waited), slots_on().slot(give_up):
         pass
 
 
-def test_the_turn_is_free_again_afterwards(turns_on):
-    with turns_on().turn(give_up):
+def test_the_turn_is_free_again_afterwards(slots_on):
+    with slots_on().slot(give_up):
         pass
-    with turns_on().turn(give_up):
+    with slots_on().slot(give_up):
         pass
 
 
-def test_the_turn_is_free_again_after_an_error(turns_on):
-    with pytest.raises(KeyError), turns_on().turn(give_up):
+def test_the_turn_is_free_again_after_an_error(slots_on):
+    with pytest.raises(KeyError), slots_on().slot(give_up):
         raise KeyError
-    with turns_on().turn(give_up):
+    with slots_on().slot(give_up):
         pass
 
 
-def test_as_many_turns_as_places_at_a_time(turns_on):
-    searches = [turns_on(places=2) for _ in range(3)]
+def test_as_many_turns_as_places_at_a_time(slots_on):
+    searches = [slots_on(places=2) for _ in range(3)]
     with (
-        searches[0].turn(give_up),
-        searches[1].turn(give_up),
+        searches[0].slot(give_up),
+        searches[1].slot(give_up),
         pytest.raises(Waited),
-        searches[2].turn(give_up),
+        searches[2].slot(give_up),
     ):
         pass
 
 
-def test_another_device_has_turns_of_its_own(turns_on):
+def test_another_device_has_turns_of_its_own(slots_on):
     other = DeviceInfo(
         device="cuda:1", name="a GPU", total_memory_bytes=2**30, versions={}, uuid="GPU-1"
     )
-    with turns_on().turn(give_up), turns_on(other).turn(give_up):
+    with slots_on().slot(give_up), slots_on(other).slot(give_up):
         pass
 
 
-def test_a_device_that_changes_its_index_is_still_the_same(turns_on):
+def test_a_device_that_changes_its_index_is_still_the_same(slots_on):
     names = ("cuda:0", "cuda:1")
     one, other = (
         DeviceInfo(device=name, name="a GPU", total_memory_bytes=2**30, versions={}, uuid="GPU-7")
         for name in names
     )
-    with turns_on(one).turn(give_up), pytest.raises(Waited), turns_on(other).turn(give_up):
+    with slots_on(one).slot(give_up), pytest.raises(Waited), slots_on(other).slot(give_up):
         pass
 
 
-def test_the_turn_of_a_killed_process_is_free(turns_on):
-    with forked(lambda: begun(turns_on())), pytest.raises(Waited), turns_on().turn(give_up):
+def test_the_turn_of_a_killed_process_is_free(slots_on):
+    with forked(lambda: begun(slots_on())), pytest.raises(Waited), slots_on().slot(give_up):
         pass
-    with turns_on().turn(give_up):
+    with slots_on().slot(give_up):
         pass
 
 
-def test_a_process_forked_in_a_turn_does_not_hold_it(turns_on):
+def test_a_process_forked_in_a_turn_does_not_hold_it(slots_on):
     """It may outlive the turn, as the workers of somebody's own program do that calls autotune.search."""
-    turn = begun(turns_on())
+    slot = begun(slots_on())
     with forked(lambda: None):
-        turn.__exit__(None, None, None)
-        with turns_on().turn(give_up):
+        slot.__exit__(None, None, None)
+        with slots_on().slot(give_up):
             pass
 
 
-def test_a_turn_does_not_begin_while_a_trial_of_the_last_one_still_runs(turns_on):
-    turn = turns_on().turn(give_up)
-    held = turn.__enter__()
+def test_a_turn_does_not_begin_while_a_trial_of_the_last_one_still_runs(slots_on):
+    slot = slots_on().slot(give_up)
+    held = slot.__enter__()
     with forked(lambda: _hold_turn(held)):
-        turn.__exit__(None, None, None)
-        with pytest.raises(Waited), turns_on().turn(give_up):
+        slot.__exit__(None, None, None)
+        with pytest.raises(Waited), slots_on().slot(give_up):
             pass
-    with turns_on().turn(give_up):
+    with slots_on().slot(give_up):
         pass
 
 
-def test_a_turn_does_not_begin_while_what_a_trial_has_forked_still_runs(turns_on):
+def test_a_turn_does_not_begin_while_what_a_trial_has_forked_still_runs(slots_on):
     end, go_on = os.pipe()
 
     def trial():
@@ -184,32 +184,32 @@ def test_a_turn_does_not_begin_while_what_a_trial_has_forked_still_runs(turns_on
             os.read(end, 1)  # until the test closes its end
             os._exit(0)
 
-    turn = turns_on().turn(give_up)
-    held = turn.__enter__()
+    slot = slots_on().slot(give_up)
+    held = slot.__enter__()
     with forked(trial):
-        turn.__exit__(None, None, None)
-    with pytest.raises(Waited), turns_on().turn(give_up):
+        slot.__exit__(None, None, None)
+    with pytest.raises(Waited), slots_on().slot(give_up):
         pass
     os.close(go_on)
     waited = []
-    with turns_on().turn(lambda: waited.append(time.sleep(0.001))):
+    with slots_on().slot(lambda: waited.append(time.sleep(0.001))):
         assert len(waited) < 10_000
 
 
-def test_a_trial_holds_the_turn_beside_one_that_could_not_be_ended(turns_on):
-    turn = turns_on().turn(give_up)
-    held = turn.__enter__()
+def test_a_trial_holds_the_turn_beside_one_that_could_not_be_ended(slots_on):
+    slot = slots_on().slot(give_up)
+    held = slot.__enter__()
     left_over = forked(lambda: [_hold_turn(held) for _ in range(HOLDERS_OF_A_TURN - 1)])
     left_over.__enter__()
     with forked(lambda: _hold_turn(held)):
-        turn.__exit__(None, None, None)
+        slot.__exit__(None, None, None)
         left_over.__exit__(None, None, None)
-        with pytest.raises(Waited), turns_on().turn(give_up):
+        with pytest.raises(Waited), slots_on().slot(give_up):
             pass
 
 
-def test_who_waits_comes_before_who_has_just_had_a_turn(turns_on):
-    first, second = turns_on(), turns_on()
+def test_who_waits_comes_before_who_has_just_had_a_turn(slots_on):
+    first, second = slots_on(), slots_on()
     order, waits = [], threading.Event()
 
     def wait_for_it():
@@ -217,14 +217,14 @@ def test_who_waits_comes_before_who_has_just_had_a_turn(turns_on):
             waits.set()
             time.sleep(0.001)
 
-        with second.turn(pause):
+        with second.slot(pause):
             order.append("second")
 
-    with first.turn(give_up):
+    with first.slot(give_up):
         waiting = threading.Thread(target=wait_for_it)
         waiting.start()
         assert waits.wait(10)
-    with first.turn(lambda: time.sleep(0.001)):
+    with first.slot(lambda: time.sleep(0.001)):
         order.append("first")
     waiting.join(10)
     assert order == ["second", "first"]
@@ -233,8 +233,8 @@ def test_who_waits_comes_before_who_has_just_had_a_turn(turns_on):
 @pytest.mark.parametrize("kind", ["sockets", "files"])
 def test_closed_turns_leave_no_file_open(our, tmp_path, kind):
     before = len(os.listdir("/proc/self/fd"))
-    turns = DeviceTurns(our(), folder=tmp_path) if kind == "files" else DeviceTurns(our())
-    with closing(turns), turns.turn(give_up):
+    slots = DeviceSlots(our(), folder=tmp_path) if kind == "files" else DeviceSlots(our())
+    with closing(slots), slots.slot(give_up):
         pass
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -257,9 +257,9 @@ def test_a_search_waits_for_the_turn_of_another_user(sockets_of):
         become_nobody()
         return begun(sockets_of())
 
-    with forked(other), pytest.raises(Waited), sockets_of().turn(give_up):
+    with forked(other), pytest.raises(Waited), sockets_of().slot(give_up):
         pass
-    with sockets_of().turn(give_up):
+    with sockets_of().slot(give_up):
         pass
 
 
@@ -270,22 +270,22 @@ def test_another_user_waits_for_the_turn_of_this_one(sockets_of):
         with pytest.raises(Waited):
             begun(sockets_of())
 
-    with sockets_of().turn(give_up), forked(other):
+    with sockets_of().slot(give_up), forked(other):
         pass
 
 
 @as_root
 def test_a_search_waits_for_a_trial_of_another_user_that_still_runs(sockets_of):
-    turn = sockets_of().turn(give_up)
-    held = turn.__enter__()
+    slot = sockets_of().slot(give_up)
+    held = slot.__enter__()
 
     def other():
         become_nobody()
         _hold_turn(held)
 
     with forked(other):
-        turn.__exit__(None, None, None)
-        with pytest.raises(Waited), sockets_of().turn(give_up):
+        slot.__exit__(None, None, None)
+        with pytest.raises(Waited), sockets_of().slot(give_up):
             pass
 
 
@@ -294,9 +294,9 @@ def test_who_waits_is_told_once_for_whom(sockets_of, tmp_path):
     executor = LocalExecutor(tmp_path, should_stop=lambda: len(looks) > 1 or looks.append(1))
     waiting = sockets_of()
     with (
-        sockets_of().turn(give_up),
+        sockets_of().slot(give_up),
         pytest.raises(Stopped),
-        executor.turn(waiting, on_wait=said.append),
+        executor.slot(waiting, on_wait=said.append),
     ):
         pass
     (holder,) = said
@@ -306,20 +306,20 @@ def test_who_waits_is_told_once_for_whom(sockets_of, tmp_path):
 def test_who_only_stands_in_line_for_ever_is_told_as_well(our):
     device = our()
     line = socket_lock.take(f"autotune/{device.uuid}/line")
-    waiting = DeviceTurns(device)
-    with pytest.raises(Waited), waiting.turn(give_up):
+    waiting = DeviceSlots(device)
+    with pytest.raises(Waited), waiting.slot(give_up):
         pass
     assert waiting.holder().startswith(f"process {os.getpid()} of user ")
     os.close(line)
 
 
 def test_whose_trial_still_runs_is_told_as_well(sockets_of):
-    turn = sockets_of().turn(give_up)
-    held = turn.__enter__()
+    slot = sockets_of().slot(give_up)
+    held = slot.__enter__()
     waiting = sockets_of()
     with forked(lambda: _hold_turn(held)):
-        turn.__exit__(None, None, None)
-        with pytest.raises(Waited), waiting.turn(give_up):
+        slot.__exit__(None, None, None)
+        with pytest.raises(Waited), waiting.slot(give_up):
             pass
         assert waiting.holder().startswith("process ")
         assert f"process {os.getpid()} " not in waiting.holder()
@@ -358,26 +358,26 @@ def far_apart(sockets_of, node):
 
 
 def test_searches_that_see_only_the_same_node_wait_for_each_other(far_apart):
-    with far_apart(1).turn(give_up), pytest.raises(Waited), far_apart(2).turn(give_up):
+    with far_apart(1).slot(give_up), pytest.raises(Waited), far_apart(2).slot(give_up):
         pass
-    with far_apart(2).turn(give_up):
+    with far_apart(2).slot(give_up):
         pass
 
 
 def test_those_that_allow_several_trials_share_the_node(far_apart):
-    with far_apart(1, places=2).turn(give_up), far_apart(2, places=2).turn(give_up):
+    with far_apart(1, places=2).slot(give_up), far_apart(2, places=2).slot(give_up):
         pass
 
 
 def test_one_that_allows_a_single_trial_does_not_share_the_node(far_apart):
-    with far_apart(1, places=2).turn(give_up), pytest.raises(Waited), far_apart(2).turn(give_up):
+    with far_apart(1, places=2).slot(give_up), pytest.raises(Waited), far_apart(2).slot(give_up):
         pass
 
 
 def test_a_link_in_the_place_of_the_node_is_left_out(far_apart, node):
     node.rename(node.with_name("elsewhere"))
     node.symlink_to(node.with_name("elsewhere"))
-    with far_apart(1).turn(give_up), far_apart(2).turn(give_up):
+    with far_apart(1).slot(give_up), far_apart(2).slot(give_up):
         pass
 
 
@@ -391,7 +391,7 @@ def test_what_the_driver_does_not_know_has_no_node(uuid):
 
 def test_lock_files_are_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path / "locks"))
-    with DeviceTurns(CPU).turn(give_up), pytest.raises(Waited), DeviceTurns(CPU).turn(give_up):
+    with DeviceSlots(CPU).slot(give_up), pytest.raises(Waited), DeviceSlots(CPU).slot(give_up):
         pass
     assert "cpu-0.turn" in os.listdir(tmp_path / "locks")
 
@@ -402,14 +402,14 @@ def test_a_lock_folder_that_cannot_be_used_is_named_in_one_sentence(monkeypatch,
     with pytest.raises(
         StorageUnavailable, match=f"cannot be kept in {tmp_path / 'file'}: File exists"
     ):
-        DeviceTurns(CPU)
+        DeviceSlots(CPU)
 
 
 def test_a_link_in_the_place_of_a_lock_file_is_not_followed(tmp_path):
     (tmp_path / "cpu-line").symlink_to(tmp_path / "elsewhere")
     with (
         pytest.raises(StorageUnavailable, match="cpu-line"),
-        DeviceTurns(CPU, folder=tmp_path).turn(give_up),
+        DeviceSlots(CPU, folder=tmp_path).slot(give_up),
     ):
         pass
     assert not (tmp_path / "elsewhere").exists()
@@ -418,7 +418,7 @@ def test_a_link_in_the_place_of_a_lock_file_is_not_followed(tmp_path):
 def test_a_device_that_calls_itself_a_path_has_its_locks_in_the_folder_all_the_same(tmp_path):
     folder = tmp_path / "locks"
     folder.mkdir()
-    with DeviceTurns(replace(CPU, uuid="../../outside"), folder=folder).turn(give_up):
+    with DeviceSlots(replace(CPU, uuid="../../outside"), folder=folder).slot(give_up):
         pass
     assert os.listdir(tmp_path) == ["locks"]
 
@@ -438,9 +438,9 @@ def test_without_sockets_the_locks_are_files_of_the_user_and_one_sentence_says_w
 ):
     notes = []
     with (
-        DeviceTurns(CPU, note=notes.append).turn(give_up),
+        DeviceSlots(CPU, note=notes.append).slot(give_up),
         pytest.raises(Waited),
-        DeviceTurns(CPU).turn(give_up),
+        DeviceSlots(CPU).slot(give_up),
     ):
         pass
     assert notes == [
@@ -456,7 +456,7 @@ def test_without_sockets_and_beside_a_planted_folder_the_search_goes_on_with_one
         (no_sockets / base / "autotune").mkdir(parents=True)
         (no_sockets / base / "autotune").chmod(0o777)
     notes = []
-    with closing(DeviceTurns(CPU, note=notes.append)) as turns, turns.turn(give_up):
+    with closing(DeviceSlots(CPU, note=notes.append)) as slots, slots.slot(give_up):
         assert len(list(no_sockets.glob("autotune-*"))) == 1
     (note,) = notes
     assert "runtime/autotune is open to others (mode 777)" in note
@@ -471,9 +471,9 @@ def test_that_other_users_are_not_waited_for_is_said_once_a_command(no_sockets):
     notes = []
     with LocalExecutor(no_sockets / "work", note=notes.append) as executor:
         for _ in range(2):
-            with executor.turn_on(CPU):
+            with executor.slot_on(CPU):
                 pass
-        with executor.turn(executor.turns_on(CPU, places=2), on_wait=notes.append):
+        with executor.slot(executor.slots_on(CPU, places=2), on_wait=notes.append):
             pass
     (note,) = notes
     assert note.startswith(
@@ -488,15 +488,15 @@ GPU = replace(CPU, device="cuda:0", uuid="GPU-of-no-machine", context_bytes=2**2
 
 
 def test_who_takes_turns_is_said(our, monkeypatch, tmp_path):
-    assert reach_of_turns(CPU).startswith("all searches of this machine; those in a container")
+    assert reach_of_slots(CPU).startswith("all searches of this machine; those in a container")
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
     assert (
-        reach_of_turns(CPU) == f"searches whose AUTOTUNE_LOCK_FOLDER is {tmp_path}, and no others"
+        reach_of_slots(CPU) == f"searches whose AUTOTUNE_LOCK_FOLDER is {tmp_path}, and no others"
     )
 
 
 def test_without_sockets_it_is_said_that_others_are_not_waited_for(no_sockets):
-    assert "this user's searches; others are not waited for" in reach_of_turns(CPU)
+    assert "this user's searches; others are not waited for" in reach_of_slots(CPU)
 
 
 def test_a_search_on_a_gpu_without_a_node_says_that_containers_do_not_see_it(our):

@@ -17,7 +17,7 @@ from study_building import SPACE
 from autotune.analysis.pick import Preferences
 from autotune.reporting.report import excluded as module
 from autotune.reporting.report.answer import answer_of
-from autotune.reporting.report.excluded import LINES_SHOWN, left_out
+from autotune.reporting.report.excluded import LINES_SHOWN, excluded
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import Pick
@@ -25,7 +25,7 @@ from autotune.spec.workload import make_workload
 
 
 def group(view, title):
-    return next((one for one in left_out(view) if one.title == title), None)
+    return next((one for one in excluded(view) if one.title == title), None)
 
 
 def prediction(*, plan=None, peak=400 * MIB):
@@ -230,7 +230,7 @@ def test_every_failure_is_counted_with_what_happened(outcome, title, said):
 
 
 def test_what_was_ok_is_not_left_out():
-    titles = {one.title for one in left_out(view_of((SMALL, FAST)))}
+    titles = {one.title for one in excluded(view_of((SMALL, FAST)))}
     assert titles == {"Cannot be combined"}
 
 

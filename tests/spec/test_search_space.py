@@ -88,7 +88,7 @@ def test_every_named_configuration_of_a_shipped_space_is_legal(name):
 
 @EVERY_SHIPPED_SPACE
 def test_nothing_of_a_shipped_space_is_left_out_on_a_device_that_can_do_everything(name):
-    assert bound(name).left_out == ()
+    assert bound(name).excluded == ()
 
 
 def test_a_space_with_conditions_is_the_same_after_a_trip_through_json(write):
@@ -675,19 +675,19 @@ def test_a_value_the_device_cannot_do_is_in_no_configuration():
 
 def test_a_value_the_device_cannot_do_is_left_out_with_one_line():
     legal = bound("quick", unavailable={"precision": {"tf32": "no tensor cores"}})
-    assert legal.left_out == ("precision tf32: no tensor cores",)
+    assert legal.excluded == ("precision tf32: no tensor cores",)
 
 
 def test_a_named_configuration_the_device_cannot_do_is_left_out_with_one_line():
     legal = bound("peak_memory", global_batch=4, unavailable={"compile": {"model": "no compiler"}})
-    left_out = [name for name, row in REFERENCE_TABLE.items() if row[3] == "model"]
-    assert legal.left_out == tuple(
-        f"configuration {name!r}: compile model: no compiler" for name in left_out
+    excluded = [name for name, row in REFERENCE_TABLE.items() if row[3] == "model"]
+    assert legal.excluded == tuple(
+        f"configuration {name!r}: compile model: no compiler" for name in excluded
     )
 
 
 def test_what_the_space_does_not_use_is_not_spoken_of():
-    assert bound("quick", unavailable={"optimizer": {"sgd": "broken"}}).left_out == ()
+    assert bound("quick", unavailable={"optimizer": {"sgd": "broken"}}).excluded == ()
 
 
 def test_a_budget_the_device_cannot_do_is_left_out(write):
@@ -697,14 +697,14 @@ def test_a_budget_the_device_cannot_do_is_left_out(write):
 
 def test_a_micro_batch_that_does_not_divide_the_batch_is_left_out_with_one_line(write):
     legal = bound(write("[techniques]\nmicro_batch_size = [8, 3]"))
-    assert legal.left_out == ("micro_batch_size 3: it does not divide the global batch of 8",)
+    assert legal.excluded == ("micro_batch_size 3: it does not divide the global batch of 8",)
 
 
 def test_an_illegal_named_configuration_is_left_out_with_the_reason(write):
     legal = bound(write(TECHNIQUES + NAMED + "memory_budget = 0.5"))
     assert legal.named == {}
-    assert len(legal.left_out) == 1
-    assert "'a': memory_budget 0.5 needs torch.compile" in legal.left_out[0]
+    assert len(legal.excluded) == 1
+    assert "'a': memory_budget 0.5 needs torch.compile" in legal.excluded[0]
 
 
 def test_fp8_is_sampled_only_with_micro_batches_whose_tokens_it_can_multiply(write):

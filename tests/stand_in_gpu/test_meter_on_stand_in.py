@@ -308,10 +308,10 @@ print(torch.cuda.max_memory_reserved() // MIB, found.device_bytes // MIB, found.
 
 
 HOLD = f"""
-from autotune.execution.device_slots import DeviceTurns
+from autotune.execution.device_slots import DeviceSlots
 from autotune.spec.result import DeviceInfo
 device = DeviceInfo(device="cuda:0", name="", total_memory_bytes=1, versions={{}}, uuid={GPU!r})
-with DeviceTurns(device).turn(lambda: None):
+with DeviceSlots(device).turn(lambda: None):
     print("held", flush=True)
     input()
 """

@@ -28,7 +28,7 @@ from study_building import config, definition, measured, open_store
 from autotune.spec.attempt import LEASE_SECONDS, MOST_RETRIES, new_attempt_id
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
-from autotune.study.workers.outbox import Spool, SpooledResult
+from autotune.study.workers.outbox import Outbox, OutboxResult
 
 STUDY = "by-hand"
 MOST_TRIALS = 3
@@ -116,7 +116,7 @@ class Sharing(RuleBasedStateMachine):
         """With two trials that run: a choice of rules without `claim` is of use too."""
         self.folder = tempfile.TemporaryDirectory()
         self.store = StudyStore(self.new_database(Path(self.folder.name)))
-        self.spool = Spool(Path(self.folder.name) / "spool")
+        self.outbox = Outbox(Path(self.folder.name) / "spool")
         return multiple(self._take(0, "one"), self._take(1, "two"), new_attempt_id())
 
     def new_database(self, folder):
@@ -196,8 +196,8 @@ class Sharing(RuleBasedStateMachine):
         """And die, or wait for a database that is away."""
         if one := self.model.tries.get(attempt_id):
             result = measured(perplexity=one.result)
-            self.spool.put(
-                SpooledResult(attempt_id=one.id, number=one.number, measurement=result, seconds=1.0)
+            self.outbox.put(
+                OutboxResult(attempt_id=one.id, number=one.number, measurement=result, seconds=1.0)
             )
 
     @rule(attempt_id=attempts, state=sampled_from(["given_back", "lost"]))
@@ -219,7 +219,7 @@ class Sharing(RuleBasedStateMachine):
     def deliver_the_spool(self):
         expected = {
             one.attempt_id: self.model.tell(self.model.tries[one.attempt_id])
-            for one in self.spool.waiting()
+            for one in self.outbox.waiting()
         }
         said = {}
 
@@ -229,7 +229,7 @@ class Sharing(RuleBasedStateMachine):
             )
             return said[result.attempt_id]
 
-        self.spool.deliver(finish)
+        self.outbox.deliver(finish)
         assert said == expected
 
     @rule()

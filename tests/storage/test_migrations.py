@@ -263,7 +263,7 @@ def test_tables_that_another_process_makes_between_two_looks_are_taken_as_they_a
 
 @pytest.mark.parametrize("point", ["schema backed up", "schema upgraded, not committed"])
 def test_an_upgrade_that_was_killed_is_done_by_the_next_to_open(url, file, point):
-    process = opening(url, AUTOTUNE_CRASH_POINT=point)
+    process = opening(url, AUTOTUNE_FAILPOINT=point)
     process.communicate("go\n", timeout=60)
     assert process.returncode == -signal.SIGKILL
     with open_store(url, create=False) as store:

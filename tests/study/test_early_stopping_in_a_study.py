@@ -3,7 +3,7 @@
 from ranking_building import record
 
 from autotune.spec.config import TrainingConfig
-from autotune.study.trial_runner import rivals
+from autotune.study.trial_runner import pruning_bounds
 
 CONFIG = TrainingConfig(micro_batch_size=8, checkpointing="block")
 PLAIN = TrainingConfig(micro_batch_size=8)
@@ -11,7 +11,7 @@ SAME = {"parity": "same"}
 
 
 def numbers(*records, **options):
-    return [rival.number for rival in rivals(CONFIG, records, **options)]
+    return [rival.number for rival in pruning_bounds(CONFIG, records, **options)]
 
 
 def test_a_feasible_trial_of_the_same_numerics_is_one():

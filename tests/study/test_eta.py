@@ -2,28 +2,28 @@
 
 import pytest
 
-from autotune.study.eta import seconds_left
+from autotune.study.eta import eta_seconds
 
 
 def test_nothing_is_said_before_a_trial_has_ended():
-    assert seconds_left([5.0], now=9.0, trials_left=3) is None
+    assert eta_seconds([5.0], now=9.0, trials_left=3) is None
 
 
 def test_an_even_pace_goes_on():
-    assert seconds_left([0.0, 10.0, 20.0, 30.0, 40.0], now=40.0, trials_left=3) == pytest.approx(
+    assert eta_seconds([0.0, 10.0, 20.0, 30.0, 40.0], now=40.0, trials_left=3) == pytest.approx(
         30.0
     )
 
 
 def test_slow_first_trials_do_not_count_in_the_end():
-    assert seconds_left(
+    assert eta_seconds(
         [0.0, 100.0, 200.0, 210.0, 220.0], now=220.0, trials_left=2
     ) == pytest.approx(20.0)
 
 
 def test_the_time_the_running_trial_has_taken_is_not_left():
-    assert seconds_left([0.0, 10.0, 20.0], now=24.0, trials_left=2) == pytest.approx(16.0)
+    assert eta_seconds([0.0, 10.0, 20.0], now=24.0, trials_left=2) == pytest.approx(16.0)
 
 
 def test_nothing_is_left_after_the_last_trial():
-    assert seconds_left([0.0, 10.0], now=12.0, trials_left=0) == 0.0
+    assert eta_seconds([0.0, 10.0], now=12.0, trials_left=0) == 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.failpoints import CRASH_POINTS
+from autotune.failpoints import FAILPOINTS
 
 STUDY = Path(__file__).parents[2] / "studies" / "reliability"
 
@@ -29,7 +29,7 @@ def study(tmp_path_factory):
         sys.path.remove(str(STUDY))
 
 
-@pytest.mark.parametrize("name", CRASH_POINTS)
+@pytest.mark.parametrize("name", FAILPOINTS)
 def test_a_search_killed_there_is_continued_and_nothing_is_lost_or_doubled(study, name, tmp_path):
     [point] = [one for one in study.points(visits=1) if one.name == name]
     assert study.found_at(point, url=f"sqlite:///{tmp_path}/points.db", folder=tmp_path) == []

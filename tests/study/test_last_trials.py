@@ -5,13 +5,13 @@ from contextlib import ExitStack, closing
 import pytest
 from study_building import config, definition, keep, measured, open_store
 
-from autotune.execution.device_slots import DeviceTurns
+from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
 from autotune.study.loop import StudySession
-from autotune.study.prediction_cache import Foresight
-from autotune.study.trial_runner import Manner
-from autotune.study.workers.coordinator import SharedStudy
-from autotune.study.workers.retry import Patience
+from autotune.study.prediction_cache import PredictionCache
+from autotune.study.trial_runner import TrialOptions
+from autotune.study.workers.coordinator import Coordinator
+from autotune.study.workers.retry import DatabaseRetry
 
 WANTED = 5
 
@@ -34,23 +34,23 @@ def session(tmp_path):
                     keep(store, config(number), measured())
             return False
 
-        patiently = Patience(
+        retry = DatabaseRetry(
             limit_seconds=0.0, listener=lambda event: None, check_stop=lambda: None
         )
-        shared = SharedStudy(
-            settled, store=store, folder=tmp_path, listener=lambda event: None, patiently=patiently
+        shared = Coordinator(
+            settled, store=store, folder=tmp_path, listener=lambda event: None, retry=retry
         )
         yield (
             StudySession(
                 settled,
                 shared=stack.enter_context(shared),
                 executor=stack.enter_context(LocalExecutor(tmp_path)),
-                turns=stack.enter_context(closing(DeviceTurns(settled.device, folder=tmp_path))),
-                foresight=Foresight(settled, store=store, predict=None),
+                slots=stack.enter_context(closing(DeviceSlots(settled.device, folder=tmp_path))),
+                prediction_cache=PredictionCache(settled, store=store, predict=None),
                 study_folder=tmp_path,
                 listener=lambda event: None,
                 should_stop=others_take_the_last,
-                manner=Manner(time_limit_seconds=60.0),
+                trial_options=TrialOptions(time_limit_seconds=60.0),
             ),
             shared,
             looks,

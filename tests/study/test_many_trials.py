@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy
 import pytest
 
-from autotune.analysis.front import Rivals, Tolerance
+from autotune.analysis.front import Tolerance, TrialIndex
 from autotune.analysis.no_worse_than import find_matches
 from autotune.cli.tables import make_console, print_trials
 from autotune.study.sampler import surrogate
 from autotune.study.sampler.ehvi_sampler import MOST_CANDIDATES, Knowledge, Ranking
 from autotune.study.sampler.optuna_samplers import RESULTS_SEEN, OptunaStudy
-from autotune.study.sampler.optuna_values import Observer
+from autotune.study.sampler.optuna_values import ObjectiveEncoder
 from autotune.study.sampler.surrogate import MOST_SEEN
-from autotune.study.sampler.training_subset import MOST_LATEST, MOST_NEAR, Relevance
+from autotune.study.sampler.training_subset import MOST_LATEST, MOST_NEAR, TrainingSubset
 from autotune.study.search import result_of
 
 STUDY = Path(__file__).parents[2] / "studies" / "reliability"
@@ -76,7 +76,7 @@ def test_scales_are_found_once_a_choice_however_many_configurations_are_looked_a
     study, made, inverted, monkeypatch
 ):
     monkeypatch.setattr(
-        "autotune.study.sampler.ehvi_sampler.CONVERGED_GAIN", float("inf")
+        "autotune.study.sampler.ehvi_sampler.CONVERGED_IMPROVEMENT", float("inf")
     )  # every batch of the space
     legal = study.legal_space()
     all_but_three_batches = {*list(legal.configurations())[3 * MOST_CANDIDATES :]}
@@ -110,23 +110,23 @@ def test_nothing_is_left_only_after_all_of_the_space_was_looked_at(study, made, 
 def test_what_is_near_the_front_is_seen_however_long_ago_it_was_tried(made):
     configs = [record.config for record in made.records]
     near = frozenset(config.fingerprint for config in configs[:20])
-    assert {*range(20)} <= {*Relevance(near=near).places(configs)}
+    assert {*range(20)} <= {*TrainingSubset(near=near).places(configs)}
 
 
 def test_the_latest_trials_are_seen(made):
-    places = Relevance().places([record.config for record in made.records])
+    places = TrainingSubset().places([record.config for record in made.records])
     assert {*range(TRIALS - MOST_LATEST, TRIALS)} <= {*places}
 
 
 def test_what_is_seen_stands_once_and_is_bounded(made):
     configs = [record.config for record in made.records]
     near = frozenset(config.fingerprint for config in configs[:: TRIALS // (2 * MOST_NEAR)])
-    places = Relevance(near=near).places(configs)
+    places = TrainingSubset(near=near).places(configs)
     assert len(places) == len({*places}) == MOST_SEEN
 
 
 def test_a_study_of_usual_size_is_seen_whole(made):
-    assert [*Relevance().places([r.config for r in made.records[:MOST_SEEN]])] == [
+    assert [*TrainingSubset().places([r.config for r in made.records[:MOST_SEEN]])] == [
         *range(MOST_SEEN)
     ]
 
@@ -135,13 +135,13 @@ def test_a_study_of_usual_size_is_seen_whole(made):
 def test_with_more_results_than_a_sampler_sees_a_continued_study_goes_on_the_same(
     study, made, sampler
 ):
-    observer = Observer(cap_bytes=study.cap_bytes, vocab_size=study.workload.vocab_size)
+    observer = ObjectiveEncoder(cap_bytes=study.cap_bytes, vocab_size=study.workload.vocab_size)
     all_through, later = (
         OptunaStudy(legal=study.legal_space(), sampler=sampler, seed=0) for _ in range(2)
     )
     for record in made.records:
         for one in (all_through, later):
-            one.tell(record.config, observer.observe(record))
+            one.tell(record.config, observer.to_optuna_values(record))
         if record.number % 50 == 0:
             all_through.ask()
     assert all_through.ask() == later.ask()
@@ -158,9 +158,9 @@ def test_a_large_study_is_shown_a_line_a_trial(result, tmp_path):
 
 def test_a_study_is_held_against_itself_without_comparing_every_pair_in_turn(result, monkeypatch):
     looked_at = []
-    found = Rivals.no_worse
+    found = TrialIndex.no_worse
     monkeypatch.setattr(
-        Rivals,
+        TrialIndex,
         "no_worse",
         lambda *of, **by: (looked_at.append(one) or one for one in found(*of, **by)),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.spec.config import TrainingConfig
-from autotune.spec.early_stopping import Rival
+from autotune.spec.early_stopping import PruningBound
 from autotune.spec.result import Measurement
 
 STUDY = Path(__file__).parents[2] / "studies" / "search_efficiency"
@@ -137,14 +137,16 @@ def train(replay, table, *, faster=None, peak_memory_bytes=1000, seed=0, cap_byt
     Returns the executor and the measurement.
     """
     [config] = table.configs.values()
-    rivals = ()
+    pruning_bounds = ()
     if faster is not None:
         speed = faster * table.workload.tokens_per_step
-        rivals = (Rival(number=0, peak_memory_bytes=peak_memory_bytes, tokens_per_second=speed),)
+        pruning_bounds = (
+            PruningBound(number=0, peak_memory_bytes=peak_memory_bytes, tokens_per_second=speed),
+        )
     executor = replay.ReplayExecutor(table, seed=seed)
     definition = replay.the_table().definition(cap_bytes=cap_bytes)
     future = executor.submit(
-        definition, config, enforce_cap=True, shares_perplexity=True, rivals=rivals
+        definition, config, enforce_cap=True, shares_perplexity=True, pruning_bounds=pruning_bounds
     )
     return executor, future.result().measurement
 
@@ -210,14 +212,14 @@ def test_a_training_over_the_cap_is_not_counted_as_dominated(replay, one_trainin
 def test_the_speed_seen_early_does_not_depend_on_what_was_trained_before(replay):
     table = replay.the_table()
     first, second = list(table.configs.values())[:2]
-    fast = (Rival(number=0, peak_memory_bytes=0, tokens_per_second=1e9),)
+    fast = (PruningBound(number=0, peak_memory_bytes=0, tokens_per_second=1e9),)
     definition = table.definition(cap_bytes=2**40)
 
     def speed_seen(*before):
         executor = replay.ReplayExecutor(table, seed=3)
         for config in (*before, second):
             future = executor.submit(
-                definition, config, enforce_cap=True, shares_perplexity=True, rivals=fast
+                definition, config, enforce_cap=True, shares_perplexity=True, pruning_bounds=fast
             )
         return future.result().measurement.tokens_per_second
 

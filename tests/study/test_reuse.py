@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.cli.live import taken_over_line
+from autotune.cli.live import reused_line
 from autotune.cli.show import show
 from autotune.errors import StudyMismatch
 from autotune.study.events import StudyOpened, TrialBegan
@@ -100,7 +100,7 @@ def test_optuna_hears_of_what_was_taken_over(second):
 
 def test_the_search_says_in_a_line_what_it_took_over(second, events):
     (opened,) = [event for event in events if isinstance(event, StudyOpened)]
-    line = taken_over_line(opened.taken_over)
+    line = reused_line(opened.reused)
     assert (opened.is_new, line) == (
         True,
         "Taken over  2 results: 2 of study first; --fresh measures them anew",

@@ -15,7 +15,7 @@ from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import make_workload
 from autotune.study.request import SearchRequest
-from autotune.study.reuse import EarlierStudy, are_comparable, judge, select, take_over
+from autotune.study.reuse import EarlierStudy, are_comparable, judge, reuse, select
 
 MIB = 1024**2
 GPU = DeviceInfo(
@@ -303,7 +303,7 @@ def url(tmp_path):
 
 def test_a_study_is_kept_with_all_that_was_taken_over(url):
     with open_store(url) as store:
-        found = take_over(store, NEW, NOTHING_SAID)
+        found = reuse(store, NEW, NOTHING_SAID)
         store.create_study(NEW, trials_wanted=5, records=found.records, forecasts=found.forecasts)
         (kept,) = store.trials("new")
     assert (kept.config, kept.reused_from, kept.feasible) == (
@@ -326,7 +326,7 @@ def test_a_study_is_kept_with_all_that_was_taken_over(url):
 )
 def test_what_is_asked_for_decides_what_is_taken_over(said, records, forecasts, url):
     with open_store(url) as store:
-        found = take_over(store, NEW, SearchRequest(**said))
+        found = reuse(store, NEW, SearchRequest(**said))
     assert (len(found.records), len(found.forecasts)) == (records, forecasts)
 
 
@@ -335,7 +335,7 @@ def test_a_study_that_cannot_be_read_is_passed_over(url):
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database, database:
         database.execute("UPDATE autotune_studies SET schema_version = 99 WHERE name = 'damaged'")
     with open_store(url) as store:
-        assert take_over(store, NEW, NOTHING_SAID).counts == {"earlier": 1}
+        assert reuse(store, NEW, NOTHING_SAID).counts == {"earlier": 1}
 
 
 def test_a_database_that_goes_away_meanwhile_is_waited_for_and_not_passed_over(
@@ -350,4 +350,4 @@ def test_a_database_that_goes_away_meanwhile_is_waited_for_and_not_passed_over(
     with open_store(url) as store:
         monkeypatch.setattr(store, "definition", away)
         with pytest.raises(StorageAway):
-            take_over(store, NEW, NOTHING_SAID)
+            reuse(store, NEW, NOTHING_SAID)

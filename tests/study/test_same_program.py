@@ -7,7 +7,7 @@ from study_building import definition, measured, open_store
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import CATEGORIES, Forecast, Prediction
 from autotune.spec.result import TrialRecord
-from autotune.study.prediction_cache import Foresight
+from autotune.study.prediction_cache import PredictionCache
 
 MIB = 1024**2
 
@@ -49,14 +49,14 @@ def foresight_in(tmp_path, *, plans=PLANS):
     def predict(config):
         return Forecast(config=config, prediction=prediction(plan=plans.get(config.memory_budget)))
 
-    return Foresight(definition(), store=store, predict=predict), store
+    return PredictionCache(definition(), store=store, predict=predict), store
 
 
 def same(tmp_path, config, *, known, outcome="ok"):
-    foresight, store = foresight_in(tmp_path)
+    prediction_cache, store = foresight_in(tmp_path)
     try:
-        foresight.of(known)
-        return foresight.same_program(config, [record(known, outcome=outcome)])
+        prediction_cache.of(known)
+        return prediction_cache.same_program(config, [record(known, outcome=outcome)])
     finally:
         store.close()
 
@@ -83,21 +83,22 @@ def test_an_eager_configuration_has_no_program(tmp_path):
 
 
 def test_predictions_are_read_again_by_the_next_search(tmp_path):
-    foresight, store = foresight_in(tmp_path)
-    foresight.of(compiled(0.9))
+    prediction_cache, store = foresight_in(tmp_path)
+    prediction_cache.of(compiled(0.9))
     try:
-        again = Foresight(definition(), store=store, predict=None)
+        again = PredictionCache(definition(), store=store, predict=None)
         assert again.of(compiled(0.9)).prediction == prediction(plan="one")
     finally:
         store.close()
 
 
 def test_only_what_even_at_its_least_exceeds_the_limit_is_refused(tmp_path):
-    foresight, store = foresight_in(tmp_path)
+    prediction_cache, store = foresight_in(tmp_path)
     try:
         limits = (38 * MIB, 39 * MIB, 40 * MIB)
         refused = [
-            foresight.refused(compiled(0.9), limit_bytes=limit) is not None for limit in limits
+            prediction_cache.refused(compiled(0.9), limit_bytes=limit) is not None
+            for limit in limits
         ]
     finally:
         store.close()

@@ -15,16 +15,16 @@ from sqlalchemy import select
 from study_building import definition
 
 from autotune.errors import Stopped
-from autotune.execution.device_slots import DeviceTurns
+from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
 from autotune.study.events import TrialBegan, WaitingForDevice, WaitingForStorage
 from autotune.study.loop import StudySession
-from autotune.study.prediction_cache import Foresight
-from autotune.study.trial_runner import Manner
-from autotune.study.workers.coordinator import SharedStudy
-from autotune.study.workers.retry import Patience
+from autotune.study.prediction_cache import PredictionCache
+from autotune.study.trial_runner import TrialOptions
+from autotune.study.workers.coordinator import Coordinator
+from autotune.study.workers.retry import DatabaseRetry
 
 STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
 
@@ -52,7 +52,7 @@ class Search:
 
     def run(self):
         study = definition(sampler="random")
-        patiently = Patience(
+        retry = DatabaseRetry(
             limit_seconds=600.0, listener=self.listener, check_stop=self.check_stop
         )
         with (
@@ -61,13 +61,13 @@ class Search:
                 should_stop=self.should_stop,
                 server_command=(sys.executable, str(STAND_IN)),
             ) as executor,
-            closing(DeviceTurns(study.device, folder=self.folder)) as turns,
-            SharedStudy(
+            closing(DeviceSlots(study.device, folder=self.folder)) as slots,
+            Coordinator(
                 study,
                 store=self.store,
                 folder=self.folder,
                 listener=self.listener,
-                patiently=patiently,
+                retry=retry,
             ) as shared,
         ):
             self.server_pids.append(executor.server_pid)
@@ -75,12 +75,12 @@ class Search:
                 study,
                 shared=shared,
                 executor=executor,
-                turns=turns,
-                foresight=Foresight(study, store=self.store, predict=None),
+                slots=slots,
+                prediction_cache=PredictionCache(study, store=self.store, predict=None),
                 study_folder=self.folder,
                 listener=self.listener,
                 should_stop=self.should_stop,
-                manner=Manner(time_limit_seconds=600.0),
+                trial_options=TrialOptions(time_limit_seconds=600.0),
             )
             self.before_its_trials()
             session.run(trials_wanted=1, deadline=None)
@@ -114,8 +114,8 @@ def test_stopped_while_another_search_has_the_device_it_ends_without_a_trial(beg
     search = begin(until=WaitingForDevice)
     device = definition().device
     with (
-        closing(DeviceTurns(device, folder=search.folder)) as turns,
-        turns.turn(lambda: None),
+        closing(DeviceSlots(device, folder=search.folder)) as slots,
+        slots.slot(lambda: None),
         pytest.raises(Stopped),
     ):
         search.run()

@@ -1,10 +1,10 @@
 """Prepared files that wait for their study: removed when nobody is left to take them, and not before."""
 
-from autotune.study.staging import WaitingFolder, sweep
+from autotune.study.staging import StagingFolder, sweep
 
 
 def test_what_a_living_search_prepares_is_left_alone(tmp_path):
-    waiting = WaitingFolder(tmp_path)
+    waiting = StagingFolder(tmp_path)
     waiting.folder.mkdir()
     sweep(tmp_path)
     assert waiting.folder.is_dir()
@@ -12,7 +12,7 @@ def test_what_a_living_search_prepares_is_left_alone(tmp_path):
 
 
 def test_closed_it_leaves_nothing(tmp_path):
-    waiting = WaitingFolder(tmp_path)
+    waiting = StagingFolder(tmp_path)
     waiting.folder.mkdir()
     waiting.close()
     assert not [*tmp_path.iterdir()]

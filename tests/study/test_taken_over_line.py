@@ -8,7 +8,7 @@ from rich.console import Console
 from study_building import config, definition
 
 from autotune.analysis.pick import Preferences
-from autotune.cli.live import LiveDisplay, PlainDisplay, Progress, taken_over_line
+from autotune.cli.live import LiveDisplay, PlainDisplay, Progress, reused_line
 from autotune.study.events import StudyOpened
 
 BASELINE = config(0)
@@ -28,7 +28,7 @@ def test_a_running_search_says_where_a_trial_was_measured(display, said):
         trials_wanted=2,
         records=records,
         is_new=True,
-        taken_over={"x": 1},
+        reused={"x": 1},
     )
     with display(Progress(preferences=Preferences(), time_budget_seconds=None), console) as shown:
         shown(opened)
@@ -36,8 +36,8 @@ def test_a_running_search_says_where_a_trial_was_measured(display, said):
 
 
 def test_many_studies_are_named_by_the_newest():
-    line = taken_over_line({"e": 1, "d": 2, "c": 3, "b": 4, "a": 5})
+    line = reused_line({"e": 1, "d": 2, "c": 3, "b": 4, "a": 5})
     assert line == (
         "Taken over  15 results: 1 of study e, 2 of study d, 3 of study c, 9 of older ones; --fresh measures them anew"
     )
-    assert taken_over_line({}) == ""
+    assert reused_line({}) == ""

@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
 
 
 @functools.cache
-def left_out(family, folder):
+def excluded(family, folder):
     """{technique: {value: reason}} of what this device or this family cannot do."""
     with torch.device("meta"):
         parts = build_model(workload_of(family, folder))
@@ -71,7 +71,7 @@ def unavailable_here():
 
 
 def works(row, folder):
-    lacking = left_out(row["family"], folder) if "family" in row else {}
+    lacking = excluded(row["family"], folder) if "family" in row else {}
     here = all(str(row[field]) not in lacking.get(field, {}) for field in row)
     return here and not broken_rules(row, Circumstances(global_batch=GLOBAL_BATCH))
 
@@ -257,7 +257,7 @@ def test_every_value_of_every_technique_alone(
     family, field, value, folder, trainer_of, losses_of_plain, moved
 ):
     row = {"family": family, **PLAIN.to_dict(), field: value}
-    if reason := left_out(family, folder).get(field, {}).get(str(value)):
+    if reason := excluded(family, folder).get(field, {}).get(str(value)):
         pytest.skip(reason)
     if broken := broken_rules(row, Circumstances(global_batch=GLOBAL_BATCH)):
         pytest.skip(broken[0])

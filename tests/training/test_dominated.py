@@ -6,12 +6,12 @@ import time
 import pytest
 
 from autotune.spec.config import TrainingConfig
-from autotune.spec.early_stopping import Rival
+from autotune.spec.early_stopping import PruningBound
 from autotune.spec.training_request import TrainingRequest
 from autotune.training.trainer import train
 
-UNBEATABLE = Rival(number=3, peak_memory_bytes=1, tokens_per_second=1e12)
-HOPELESS = Rival(number=4, peak_memory_bytes=1, tokens_per_second=1e-3)
+UNBEATABLE = PruningBound(number=3, peak_memory_bytes=1, tokens_per_second=1e12)
+HOPELESS = PruningBound(number=4, peak_memory_bytes=1, tokens_per_second=1e-3)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def measure(workload, prepared):
 
 @pytest.fixture
 def beaten(measure):
-    return measure(rivals=(HOPELESS, UNBEATABLE))
+    return measure(pruning_bounds=(HOPELESS, UNBEATABLE))
 
 
 def test_it_has_the_outcome_dominated_and_names_the_trial(beaten):
@@ -53,11 +53,11 @@ def test_nothing_of_it_is_evaluated(beaten):
 
 
 def test_one_that_no_rival_beats_goes_on_to_its_end(measure):
-    assert measure(rivals=(HOPELESS,)).outcome == "ok"
+    assert measure(pruning_bounds=(HOPELESS,)).outcome == "ok"
 
 
 def test_one_over_the_cap_is_over_the_cap_whatever_the_rivals(measure):
-    assert measure(rivals=(UNBEATABLE,), cap_bytes=65536).outcome == "over_cap"
+    assert measure(pruning_bounds=(UNBEATABLE,), cap_bytes=65536).outcome == "over_cap"
 
 
 def test_the_parts_of_a_trial_add_up_to_the_time_it_took(measure):

@@ -23,7 +23,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import make_workload
 from autotune.study.request import SearchRequest
 from autotune.techniques.user_optimizer import with_fusion
-from autotune.techniques.user_training import apply_to_own
+from autotune.techniques.user_training import apply_to_user_training
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "studies" / "your_script" / "train.py"
 SCRIPT = textwrap.dedent("""
@@ -94,7 +94,7 @@ def trial_of(server, tmp_path):
         cap_bytes=2**40,
         steps=12,
         shares_perplexity=False,
-        rivals=(),
+        pruning_bounds=(),
         device="cpu",
         **choices,
     ):
@@ -109,7 +109,7 @@ def trial_of(server, tmp_path):
             "cap_bytes": cap_bytes,
             "requested_at": time.monotonic(),
             "shares_perplexity": shares_perplexity,
-            "rivals": list(rivals),
+            "pruning_bounds": list(pruning_bounds),
         }
         return (
             server.submit("train", payload, log_file=tmp_path / "trial.log")
@@ -349,7 +349,7 @@ def test_where_perplexity_is_shared_it_is_ended_once_speed_and_memory_are_known(
 
 def test_a_trial_that_its_numerics_class_beats_is_ended_as_dominated(script, trial_of):
     rival = {"number": 7, "peak_memory_bytes": 1, "tokens_per_second": 1e12}
-    found = trial_of(script(), steps=50, shares_perplexity=True, rivals=[rival])
+    found = trial_of(script(), steps=50, shares_perplexity=True, pruning_bounds=[rival])
     assert (found["outcome"], found["message"]) == (
         "dominated",
         "trial 7 trains the same faster in no more memory",
@@ -548,7 +548,9 @@ def test_mixed_precision_gives_the_script_logits_in_float32():
     model = nn.Linear(8, 8)
     inside = []
     model.register_forward_hook(lambda _module, inputs, _output: inside.append(inputs[0].dtype))
-    apply_to_own(TrainingConfig(precision="bf16-mixed"), model, torch.optim.SGD(model.parameters()))
+    apply_to_user_training(
+        TrainingConfig(precision="bf16-mixed"), model, torch.optim.SGD(model.parameters())
+    )
     outputs = model(torch.ones(2, 8))
     assert outputs.dtype == torch.float32
     assert not torch.equal(

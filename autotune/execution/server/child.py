@@ -112,17 +112,17 @@ def _die_with(server_pid: int) -> None:
         os._exit(1)
 
 
-def _hold_turn(turn: str) -> None:
+def _hold_turn(slot: str) -> None:
     """Holds the device's turn until this process, and all that it forks, have ended.
 
-    `turn` is a lock file, which is shared with the search's other processes, or `@` and the
+    `slot` is a lock file, which is shared with the search's other processes, or `@` and the
     beginning of the names of abstract sockets, each of which one process takes.
     """
-    if not turn.startswith("@"):
-        fcntl.flock(os.open(turn, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_SH)
+    if not slot.startswith("@"):
+        fcntl.flock(os.open(slot, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_SH)
         return
     for number in range(HOLDERS_OF_A_TURN):
-        if socket_lock.take(f"{turn[1:]}.{number}") is not None:  # never closed
+        if socket_lock.take(f"{slot[1:]}.{number}") is not None:  # never closed
             return
 
 

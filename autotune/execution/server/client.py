@@ -90,11 +90,11 @@ class TrialServer:
         limits: TimeLimits | None = None,
         environment: dict[str, str] | None = None,
         limit_host_memory: bool = False,
-        turn: str | None = None,
+        slot: str | None = None,
     ) -> "Future[Reply]":
         """Runs `task` of `autotune/execution/server/tasks.py` in a process of its own.
 
-        The process and all that it forks hold `turn`, a turn on a device
+        The process and all that it forks hold `slot`, a turn on a device
         (`execution/device_slots.py`).
 
         The future's exception is the AutotuneError the task raised, TrialLost where the machine
@@ -110,7 +110,7 @@ class TrialServer:
             "limits": None if limits is None else asdict(limits),
             "environment": environment,
             "limit_host_memory": limit_host_memory,
-            "turn": turn,
+            "turn": slot,
         }
         with self._lock:
             if is_lost := self._is_lost:

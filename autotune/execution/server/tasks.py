@@ -16,7 +16,7 @@ from autotune.execution.server.forked import in_a_fork
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.prepared import model_sha256, prepare, prepare_seed
 from autotune.spec.config import TrainingConfig
-from autotune.spec.early_stopping import Rival
+from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
@@ -160,7 +160,7 @@ def _training_request(
     config: dict[str, Any],
     folder: str,
     reference: dict[str, Any] | None = None,
-    rivals: Sequence[dict[str, Any]] = (),
+    pruning_bounds: Sequence[dict[str, Any]] = (),
     snapshot_file: str | None = None,
     **options: Any,
 ) -> TrainingRequest:
@@ -174,7 +174,7 @@ def _training_request(
         config=TrainingConfig(**config),
         folder=Path(folder),
         reference=None if reference is None else ParityTrace.from_dict(reference),
-        rivals=tuple(Rival(**rival) for rival in rivals),
+        pruning_bounds=tuple(PruningBound(**rival) for rival in pruning_bounds),
         snapshot_file=None if snapshot_file is None else Path(snapshot_file),
         **options,
     )

@@ -143,7 +143,7 @@ _OBSERVATION = (
     "_LABEL_NAMES",
     "Usage",
     "entry_of",
-    "observe",
+    "probe_signature",
     "_not_callable",
     "_ways_to_call",
     "_observe",
@@ -221,5 +221,5 @@ def _module() -> ModuleType:
             *_TORCH,
         ),
         own_source("models.signature", *_OBSERVATION),
-        own_source("models.user_model", "OwnModel", "PassableLinear", "_own_model"),
+        own_source("models.user_model", "UserModel", "PassableLinear", "_user_model"),
     ]

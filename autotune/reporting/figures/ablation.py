@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autotune.analysis.ablation import Effect, Pairs, Range, Rung, ladder
+from autotune.analysis.ablation import AblationStep, Effect, Pairs, Range, ladder
 from autotune.analysis.variants import named
 from autotune.reporting import style
 from autotune.reporting.figures.parallel import nothing_to_show
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class LadderFigure:
-    rungs: tuple[Rung, ...]
+    rungs: tuple[AblationStep, ...]
     rows: tuple[Row, ...]
     note: str
 
@@ -77,7 +77,7 @@ def _peaks_of(view: StudyView) -> Callable[..., int | None]:
     return peak
 
 
-def _row(rung: Rung) -> Row:
+def _row(rung: AblationStep) -> Row:
     return Row(
         words=named(rung.technique, rung.value),
         cells=(
@@ -173,7 +173,7 @@ def _signed(share: float, digits: int) -> str:
     return f"{percent:+.{digits}f} %" if percent else "0 %"
 
 
-def _note(view: StudyView, rungs: Sequence[Rung]) -> str:
+def _note(view: StudyView, rungs: Sequence[AblationStep]) -> str:
     baseline = "the baseline" if view.baseline is None else f"the baseline, #{view.baseline.number}"
     pick = (
         "there is no pick"

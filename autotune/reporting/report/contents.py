@@ -10,7 +10,7 @@ from autotune.reporting import published_rows
 from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
 from autotune.reporting.report import commands
 from autotune.reporting.report.answer import Answer, answer_of
-from autotune.reporting.report.excluded import Group, left_out
+from autotune.reporting.report.excluded import Group, excluded
 from autotune.reporting.report.facts import Facts, study_facts, workload_facts
 from autotune.reporting.report.trials import trial_table
 from autotune.reporting.study_view import StudyView
@@ -69,7 +69,7 @@ class Report:
     export_template: str
     targets: Mapping[str, str]
     """What a trial can be exported to: {name for --to: title}."""
-    left_out: tuple[Group, ...]
+    excluded: tuple[Group, ...]
     workload: Facts
     settings: Facts
     commands: tuple[Command, ...]
@@ -105,7 +105,7 @@ def compute(
         rerun_template=commands.rerun_template(definition),
         export_template=commands.export_template(result.study, storage=result.storage),
         targets=known if targets is None else targets,
-        left_out=left_out(view),
+        excluded=excluded(view),
         workload=workload_facts(result.workload),
         settings=study_facts(view, preferences),
         commands=_commands(view, preferences=preferences, storage=result.storage),
@@ -126,7 +126,7 @@ def published_table(view: StudyView) -> PublishedTable | None:
     reference = view.definition.space.reference
     if reference is None:
         return None
-    rows = published_rows.rows_beside(view)
+    rows = published_rows.compared_rows(view)
     notes = published_rows.notes(
         reference, rows, has_published_size=published_rows.has_published_size(view)
     )

@@ -34,7 +34,7 @@ class Group:
         return self.count - len(self.lines)
 
 
-def left_out(view: StudyView) -> tuple[Group, ...]:
+def excluded(view: StudyView) -> tuple[Group, ...]:
     groups = [*_never_asked(view.definition), *_not_run(view), *_failed(view.result.trials)]
     return tuple(group for group in groups if group.count)
 
@@ -52,7 +52,7 @@ def _never_asked(definition: StudyDefinition) -> Iterator[Group]:
     legal = definition.legal_space()
     yield _group(
         "Does not work here",
-        legal.left_out,
+        legal.excluded,
         why="Of what the search space asks for, this does not work on the device or with the model. Found by trying.",
     )
     total, allowed = combinations(legal)

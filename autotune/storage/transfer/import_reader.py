@@ -138,7 +138,7 @@ def _truncated(source: str, count: int) -> InvalidInput:
     return InvalidInput(f"{source} is truncated: it ends after line {count}", hint=_COPY_AGAIN)
 
 
-class ArrivingStudy:
+class ImportReader:
     """One study of the file; its trials, predictions and attempts are read in this order.
 
     Raises InvalidInput.
@@ -154,7 +154,7 @@ class ArrivingStudy:
     @staticmethod
     def each_of(
         lines: Iterator[Line], *, names: Sequence[str], source: str
-    ) -> Iterator["ArrivingStudy"]:
+    ) -> Iterator["ImportReader"]:
         """Those of the header, each to be read to its end before the next."""
         ahead = _Lookahead(lines)
         for name in names:
@@ -163,7 +163,7 @@ class ArrivingStudy:
             line = ahead.take("study")
             if line is None:
                 raise ahead.unexpected(f"study {name!r}", source=source)
-            yield ArrivingStudy(line, ahead)
+            yield ImportReader(line, ahead)
         if ahead.next is not None:
             raise ahead.unexpected("the end", source=source)
 

@@ -14,7 +14,7 @@ from autotune.storage.database import Database
 from autotune.storage.error_translation import Conflict, refuse_other_schema
 from autotune.storage.rows import DamagedRow, definition_of, forecast_of, record_of
 from autotune.storage.tables import ATTEMPTS, PREDICTIONS, SCHEMA_VERSION, STUDIES, TRIALS
-from autotune.storage.transfer.import_reader import ArrivingStudy, Line, lines_of_file
+from autotune.storage.transfer.import_reader import ImportReader, Line, lines_of_file
 from autotune.storage.transfer.json_lines import FORMAT, Kind, columns_of, kept_value, line_of
 
 _ROWS_AT_A_TIME = 500
@@ -147,7 +147,7 @@ def _bring_in(
     _refuse_known(connection, url, [name] if name is not None else names)
     counts = [
         _Incoming(connection, study, new_name=name).take()
-        for study in ArrivingStudy.each_of(lines, names=names, source=source)
+        for study in ImportReader.each_of(lines, names=names, source=source)
     ]
     return Imported(studies=tuple(names if name is None else [name]), trials=sum(counts))
 
@@ -174,7 +174,7 @@ class _Incoming:
     """Writes the rows of one study as they come, some at a time."""
 
     def __init__(
-        self, connection: Connection, study: ArrivingStudy, *, new_name: str | None
+        self, connection: Connection, study: ImportReader, *, new_name: str | None
     ) -> None:
         self._connection, self._study, self._new_name = connection, study, new_name
 

@@ -8,13 +8,13 @@ from autotune.spec.config import TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
+class AblationStep:
     name: str
     """What this rung changes of the one before."""
     config: TrainingConfig
 
 
-def ladder(base: TrainingConfig, *, accumulates: bool) -> Iterator[Rung]:
+def ladder(base: TrainingConfig, *, accumulates: bool) -> Iterator[AblationStep]:
     """Each rung keeps what the ones before it changed, so that the last has all of them; all rungs are legal.
 
     The order is that in which the peak wants them. Activations are the most of a plain training, so
@@ -25,7 +25,7 @@ def ladder(base: TrainingConfig, *, accumulates: bool) -> Iterator[Rung]:
     (adafactor in place of what keeps one or two numbers a parameter). Compiling blocks that are
     recomputed anyway changes memory least and takes longest to predict: last.
     """
-    yield Rung(name="plain fp32", config=base)
+    yield AblationStep(name="plain fp32", config=base)
     steps: list[tuple[str, dict[str, Any]]] = [
         ("+ block checkpointing", {"checkpointing": "block"}),
         ("+ bf16-mixed", {"precision": "bf16-mixed"}),
@@ -39,4 +39,4 @@ def ladder(base: TrainingConfig, *, accumulates: bool) -> Iterator[Rung]:
     config = base
     for name, choices in steps:
         config = replace(config, **choices)
-        yield Rung(name=name, config=config)
+        yield AblationStep(name=name, config=config)

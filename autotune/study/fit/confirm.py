@@ -67,7 +67,7 @@ def confirm(
         seed=short.seed,
         sampler="grid",
     )
-    with executor.turn_on(device):
+    with executor.slot_on(device):
         future = executor.submit(
             definition,
             config,

@@ -117,13 +117,13 @@ class _Search:
         technique = f"best of {len(contenders)} in space {self.request.space.name}"
         value: int | None = self.varying.start(contenders[0])
         best: FitRow | None = None
-        left_out = 0
+        excluded = 0
         while contenders and value is not None:
             forecasts = self._forecast_all(contenders, value)
             known = sorted(
                 (one for one in forecasts if one.prediction is not None), key=self._needed
             )
-            left_out += len(forecasts) - len(known)
+            excluded += len(forecasts) - len(known)
             fitting = [one for one in known if self._needed(one) <= self.request.cap_bytes]
             if not known or (best is not None and best.value is not None and not fitting):
                 break
@@ -136,7 +136,7 @@ class _Search:
                 f"none of the configurations of space {self.request.space.name!r} can be predicted",
                 hint="predict one of them by its options to see why",
             )
-        message = f"{best.message}; {left_out} could not be predicted" if left_out else best.message
+        message = f"{best.message}; {excluded} could not be predicted" if excluded else best.message
         return replace(best, predictions_made=len(self._predicted), message=message)
 
     def _configurations(self, device: DeviceInfo | None) -> list[TrainingConfig]:

@@ -9,7 +9,7 @@ from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import check_release
 from autotune.spec.search_space import SearchSpace
-from autotune.study.fit.ablation import Rung, ladder
+from autotune.study.fit.ablation import AblationStep, ladder
 from autotune.study.fit.varying import VARY, Vary, Varying
 from autotune.study.predictions import device_meant, on_some_device, workload_of
 from autotune.study.request import check_cap, check_device
@@ -73,11 +73,11 @@ class FitRequest:
         check_legal(config, varying.workload.circumstances)
         return config
 
-    def rungs(self, varying: Varying) -> list[Rung]:
+    def rungs(self, varying: Varying) -> list[AblationStep]:
         base = self.base(varying)
         if all(name in _BASE for name in self.configuration):
             can_step_in_backward = not (
                 varying.accumulates(base) or varying.workload.circumstances.clips_gradients
             )
             return list(ladder(base, accumulates=not can_step_in_backward))
-        return [Rung(name="as given", config=base)]
+        return [AblationStep(name="as given", config=base)]

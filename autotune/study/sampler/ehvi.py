@@ -61,7 +61,7 @@ def hypervolume(points: Sequence[Point], *, reference: Point) -> float:
     return total
 
 
-def expected_gain(
+def expected_hypervolume_improvement(
     points: Sequence[Point],
     *,
     reference: Point,

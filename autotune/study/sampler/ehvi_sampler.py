@@ -19,11 +19,16 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import TrialRecord
 from autotune.spec.search_space import LegalSpace
-from autotune.study.sampler.ehvi import Point, expected_gain, hypervolume, places_not_dominated
-from autotune.study.sampler.features import Array, traits_of
-from autotune.study.sampler.memory_model import ExpectedMemory
+from autotune.study.sampler.ehvi import (
+    Point,
+    expected_hypervolume_improvement,
+    hypervolume,
+    places_not_dominated,
+)
+from autotune.study.sampler.features import Array, features_of
+from autotune.study.sampler.memory_model import MemoryModel
 from autotune.study.sampler.surrogate import Surrogate
-from autotune.study.sampler.training_subset import Relevance
+from autotune.study.sampler.training_subset import TrainingSubset
 
 MOST_CANDIDATES = 1000
 """Of a larger space so many are drawn anew for each choice, beside the neighbours of the best."""
@@ -35,7 +40,7 @@ the neighbours of the best: a search that has converged would look at all of it 
 _SPEED_NOISES, _FAILURE_NOISE = (0.02, 0.05, 0.12), 0.1
 """Standard deviations of what was measured: of the logarithm, and of 1 for a failure. Some machines
 are noisy."""
-LEAST_CHANCE = 0.05
+LEAST_PROBABILITY_OF_FEASIBILITY = 0.05
 """What fits the cap with a smaller probability, by its prediction, is not trained."""
 LEAST_CHANCE_OF_ITS_LIKE, ENOUGH_OF_ITS_LIKE = 0.005, 30
 """What fits the cap with a smaller probability, by so many of its like, is not even predicted."""
@@ -44,7 +49,7 @@ SURE = 0.99
 _OUT_OF_COMPETITION = 4.0
 """What is so many times worse than the best does not stretch the scale on which the others are
 compared."""
-CONVERGED_GAIN = 0.001
+CONVERGED_IMPROVEMENT = 0.001
 """A search has converged once no trial is expected to add a thousandth to the hypervolume."""
 _NEARLY_AS_GOOD = 0.95
 """Gains this close to the largest are equal for what is known of them: the seed decides."""
@@ -65,7 +70,7 @@ class _Space:
     """Every legal configuration in its order, and their traits in the same."""
 
     configs: Sequence[TrainingConfig]
-    traits: Array
+    features: Array
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -76,7 +81,7 @@ class _Space:
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
     configs: Sequence[TrainingConfig]
-    traits: Array
+    features: Array
 
 
 class Ranking:
@@ -90,7 +95,7 @@ class Ranking:
     @cached_property
     def _all(self) -> _Space:
         configs = list(dict.fromkeys(self._legal.configurations()))
-        return _Space(configs=configs, traits=traits_of(configs))
+        return _Space(configs=configs, features=features_of(configs))
 
     def choose(
         self,
@@ -110,7 +115,7 @@ class Ranking:
         on_front = front_of(records)
         near = [place for record in on_front for place in self._one_change_away(record.config)]
         fingerprints = {self._all.configs[place].fingerprint for place in near}
-        relevance = Relevance(
+        training_subset = TrainingSubset(
             near=frozenset(fingerprints.union(record.config.fingerprint for record in on_front))
         )
         knowledge = Knowledge(
@@ -118,7 +123,7 @@ class Ranking:
             forecasts,
             cap_bytes=self._cap_bytes,
             points=[*map(_point, on_front)],
-            relevance=relevance,
+            training_subset=training_subset,
         )
         best, looked_at = None, 0
         for places in self._batches(left, near, forecasts, draw=draw):
@@ -128,7 +133,7 @@ class Ranking:
             )
             looked_at += len(places)
             is_enough = len(records) > MANY_TRIALS and looked_at >= MOST_LOOKED_AT
-            if best is not None and (is_enough or best.relative_gain >= CONVERGED_GAIN):
+            if best is not None and (is_enough or best.relative_gain >= CONVERGED_IMPROVEMENT):
                 return best
         return best
 
@@ -164,7 +169,8 @@ class Ranking:
 
     def _candidates(self, places: Sequence[int]) -> Candidates:
         return Candidates(
-            configs=[self._all.configs[place] for place in places], traits=self._all.traits[places]
+            configs=[self._all.configs[place] for place in places],
+            features=self._all.features[places],
         )
 
     def _one_change_away(self, config: TrainingConfig) -> list[int]:
@@ -203,7 +209,7 @@ def _best_of(
     return Choice(
         config=config,
         relative_gain=knowledge.relative(float(gains.max())),
-        surely_fits=knowledge.chance(config) > SURE,
+        surely_fits=knowledge.probability_of_feasibility(config) > SURE,
     )
 
 
@@ -217,13 +223,15 @@ class Knowledge:
         *,
         cap_bytes: int,
         points: Sequence[Point],
-        relevance: Relevance,
+        training_subset: TrainingSubset,
     ) -> None:
         self._records = records
         self.points = points
         """The front, without any tolerance."""
-        self._relevance = relevance
-        self._memory = ExpectedMemory(records, forecasts, cap_bytes=cap_bytes, relevance=relevance)
+        self._training_subset = training_subset
+        self._memory = MemoryModel(
+            records, forecasts, cap_bytes=cap_bytes, training_subset=training_subset
+        )
         self._timed = [
             r for r in records if r.tokens_per_second and math.isfinite(r.tokens_per_second)
         ]
@@ -231,17 +239,21 @@ class Knowledge:
 
     def gains(self, candidates: Candidates) -> Array:
         """Expected growth of the hypervolume by each candidate, [candidate]."""
-        memory = self._memory.of(candidates.configs, traits=candidates.traits)
+        memory = self._memory.of(candidates.configs, features=candidates.features)
         like = LEAST_CHANCE_OF_ITS_LIKE if self._memory.seen >= ENOUGH_OF_ITS_LIKE else 0.0
-        least = numpy.where(memory.is_predicted, LEAST_CHANCE, like)
-        fits = numpy.where(memory.chance < least, 0.0, memory.chance * self._works(candidates))
+        least = numpy.where(memory.is_predicted, LEAST_PROBABILITY_OF_FEASIBILITY, like)
+        fits = numpy.where(
+            memory.probability_of_feasibility < least,
+            0.0,
+            memory.probability_of_feasibility * self._works(candidates),
+        )
         if not self._timed or not self._perplexities:
             return (
                 fits / memory.if_it_fits
             )  # nothing is known of speed: what surely fits comes first
-        speed = self._speed.of(candidates.traits)
+        speed = self._speed.of(candidates.features)
         mean = numpy.exp(speed.mean + speed.deviation**2 / 2)
-        gains = expected_gain(
+        gains = expected_hypervolume_improvement(
             self.points,
             reference=self.reference,
             memory=memory.if_it_fits,
@@ -251,9 +263,9 @@ class Knowledge:
         )
         return fits * gains
 
-    def chance(self, config: TrainingConfig) -> float:
+    def probability_of_feasibility(self, config: TrainingConfig) -> float:
         """That it fits."""
-        return float(self._memory.of([config]).chance[0])
+        return float(self._memory.of([config]).probability_of_feasibility[0])
 
     def relative(self, gain: float) -> float:
         return gain / self._volume if self._volume > 0 else math.inf
@@ -284,7 +296,9 @@ class Knowledge:
         """Probability that a candidate trains at all, judged by its like that crashed or computed something else."""
         if self._failure is None:
             return numpy.ones(len(candidates.configs))
-        return numpy.asarray(1.0 - numpy.clip(self._failure.mean_of(candidates.traits), 0.0, 0.99))
+        return numpy.asarray(
+            1.0 - numpy.clip(self._failure.mean_of(candidates.features), 0.0, 0.99)
+        )
 
     @cached_property
     def _failure(self) -> Surrogate | None:
@@ -298,8 +312,8 @@ class Knowledge:
     def _fitted(
         self, records: Sequence[TrialRecord], values: Sequence[float], noises: Sequence[float]
     ) -> Surrogate:
-        places = self._relevance.places([record.config for record in records])
-        seen = traits_of([records[place].config for place in places])
+        places = self._training_subset.places([record.config for record in records])
+        seen = features_of([records[place].config for place in places])
         return Surrogate(seen, [values[place] for place in places], noises=noises)
 
     def _perplexity(self, config: TrainingConfig) -> float:

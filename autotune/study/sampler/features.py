@@ -19,7 +19,7 @@ _PLACES = [
 ]
 
 
-def traits_of(configs: Sequence[TrainingConfig]) -> Array:
+def features_of(configs: Sequence[TrainingConfig]) -> Array:
     """[configuration, technique]."""
     return numpy.array([_row(config) for config in configs], dtype=float).reshape(
         len(configs), len(FIELD_ORDER)

@@ -18,9 +18,9 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import TrialRecord
 from autotune.study.sampler.ehvi import normal_cdf, normal_density
-from autotune.study.sampler.features import Array, traits_of
+from autotune.study.sampler.features import Array, features_of
 from autotune.study.sampler.surrogate import Surrogate
-from autotune.study.sampler.training_subset import Relevance
+from autotune.study.sampler.training_subset import TrainingSubset
 
 _NOISE = 0.01
 _LEAST_DEVIATION = 0.001
@@ -29,17 +29,17 @@ _MORE_THAN_REFUSED = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class MemoryEstimate:
     """Of each configuration asked about."""
 
     if_it_fits: Array
     """Expected peak in bytes, should the configuration fit."""
-    chance: Array
+    probability_of_feasibility: Array
     """Probability that it fits."""
     is_predicted: NDArray[numpy.bool_]
 
 
-class ExpectedMemory:
+class MemoryModel:
     """Peaks of the configurations of a study under its cap, by what was predicted and measured so far."""
 
     def __init__(
@@ -48,7 +48,7 @@ class ExpectedMemory:
         forecasts: Sequence[Forecast],
         *,
         cap_bytes: int,
-        relevance: Relevance | None = None,
+        training_subset: TrainingSubset | None = None,
     ) -> None:
         self.predictions = {
             f.config.fingerprint: f.prediction for f in forecasts if f.prediction is not None
@@ -58,16 +58,20 @@ class ExpectedMemory:
         """The largest peak that fits."""
         self._peaks = _known_peaks(records, forecasts, self.predictions, room_bytes=self.room_bytes)
         self._errors = _PredictionErrors(self._peaks, self.predictions, records)
-        self._relevance = relevance or Relevance()
+        self._training_subset = training_subset or TrainingSubset()
 
     @property
     def seen(self) -> int:
         """How many peaks are known."""
         return len(self._peaks)
 
-    def of(self, configs: Sequence[TrainingConfig], *, traits: Array | None = None) -> Need:
-        """`traits`: those of `configs`, where they are known already."""
-        mean, deviation = self._from_their_like(traits_of(configs) if traits is None else traits)
+    def of(
+        self, configs: Sequence[TrainingConfig], *, features: Array | None = None
+    ) -> MemoryEstimate:
+        """`features`: those of `configs`, where they are known already."""
+        mean, deviation = self._from_their_like(
+            features_of(configs) if features is None else features
+        )
         is_predicted = numpy.zeros(len(configs), dtype=bool)
         for place, config in enumerate(configs):
             if prediction := self.predictions.get(config.fingerprint):
@@ -76,24 +80,32 @@ class ExpectedMemory:
                 deviation[place] = error.deviation
                 is_predicted[place] = True
         margin = (math.log(self.room_bytes) - mean) / deviation
-        chance = normal_cdf(margin)
+        probability_of_feasibility = normal_cdf(margin)
         # The mean of a normal distribution that is cut off above the room.
-        below = mean - deviation * normal_density(margin) / numpy.maximum(chance, 1e-12)
+        below = mean - deviation * normal_density(margin) / numpy.maximum(
+            probability_of_feasibility, 1e-12
+        )
         peak = numpy.exp(numpy.minimum(below, math.log(self.room_bytes)))
-        return Need(if_it_fits=peak, chance=chance, is_predicted=is_predicted)
+        return MemoryEstimate(
+            if_it_fits=peak,
+            probability_of_feasibility=probability_of_feasibility,
+            is_predicted=is_predicted,
+        )
 
-    def _from_their_like(self, traits: Array) -> tuple[Array, Array]:
+    def _from_their_like(self, features: Array) -> tuple[Array, Array]:
         """Mean and standard deviation of the logarithm; where nothing is known at all, anything up to the room."""
         if not self._peaks:
-            return numpy.full(len(traits), math.log(self.room_bytes / 2)), numpy.ones(len(traits))
-        belief = self._like.of(traits)
+            return numpy.full(len(features), math.log(self.room_bytes / 2)), numpy.ones(
+                len(features)
+            )
+        belief = self._like.of(features)
         return belief.mean, numpy.maximum(belief.deviation, _LEAST_DEVIATION)
 
     @cached_property
     def _like(self) -> Surrogate:
         configs, sizes = zip(*self._peaks.values(), strict=True)
-        places = self._relevance.places(configs)
-        seen = traits_of([configs[place] for place in places])
+        places = self._training_subset.places(configs)
+        seen = features_of([configs[place] for place in places])
         return Surrogate(seen, [math.log(sizes[place]) for place in places], noises=(_NOISE,))
 
 

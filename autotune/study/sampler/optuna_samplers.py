@@ -25,7 +25,7 @@ from autotune.study.sampler.distributions import (
     decide,
     decide_static,
 )
-from autotune.study.sampler.optuna_values import Observation, Observer
+from autotune.study.sampler.optuna_values import ObjectiveEncoder, OptunaValues
 
 NSGA2_POPULATION = 10
 """Optuna's 50 would leave a study of 30 trials at random search: nothing is bred before one
@@ -85,13 +85,13 @@ class OptunaStudy:
     def __init__(self, *, legal: LegalSpace, sampler: Sampler, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._legal, self._sampler, self._seed = legal, sampler, seed
-        self._told: list[tuple[TrainingConfig, Observation]] = []
+        self._told: list[tuple[TrainingConfig, OptunaValues]] = []
         self._study = _empty_study()
         self._first_shown, self._shown = 0, 0
         self._front: list[int] = []
         """Of the results before `_first_shown`, as Optuna sees it: their indices."""
 
-    def tell(self, config: TrainingConfig, observation: Observation) -> None:
+    def tell(self, config: TrainingConfig, observation: OptunaValues) -> None:
         """One of the space's own configurations; others say nothing about it."""
         if config in self._legal:
             self._told.append((config, observation))
@@ -139,7 +139,7 @@ class OptunaStudy:
         self._add(self._told[self._shown :])
         self._shown = len(self._told)
 
-    def _add(self, results: Iterable[tuple[TrainingConfig, Observation]]) -> None:
+    def _add(self, results: Iterable[tuple[TrainingConfig, OptunaValues]]) -> None:
         parametrized = as_static_parameters if self._sampler in _STATIC else as_parameters
         count = sum(
             trial.state == TrialState.COMPLETE for trial in self._study.get_trials(deepcopy=False)
@@ -178,7 +178,7 @@ def optuna_study_of(definition: StudyDefinition, records: Iterable[TrialRecord])
     for record in records:
         if record.is_finished and record.config in legal:
             parameters, distributions = as_parameters(legal, record.config)
-            observation = observer.observe(record)
+            observation = observer.to_optuna_values(record)
             study.add_trial(
                 create_trial(
                     params=parameters,
@@ -191,8 +191,10 @@ def optuna_study_of(definition: StudyDefinition, records: Iterable[TrialRecord])
     return study
 
 
-def _observer_of(definition: StudyDefinition) -> Observer:
-    return Observer(cap_bytes=definition.cap_bytes, vocab_size=definition.workload.vocab_size)
+def _observer_of(definition: StudyDefinition) -> ObjectiveEncoder:
+    return ObjectiveEncoder(
+        cap_bytes=definition.cap_bytes, vocab_size=definition.workload.vocab_size
+    )
 
 
 def _empty_study(name: str | None = None) -> optuna.Study:
@@ -205,7 +207,7 @@ def _first_of_window(told: int, *, most: int) -> int:
     return 0 if told <= most + step else most + (told - most) // step * step - most // 2
 
 
-def _front_of(results: list[tuple[TrainingConfig, Observation]], indices: list[int]) -> list[int]:
+def _front_of(results: list[tuple[TrainingConfig, OptunaValues]], indices: list[int]) -> list[int]:
     study = _empty_study()
     for index in indices:
         _, observation = results[index]

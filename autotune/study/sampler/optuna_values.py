@@ -18,7 +18,7 @@ _BEYOND = 1.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class OptunaValues:
     values: tuple[float, float, float]
     """Peak memory in bytes, tokens per second, perplexity: all finite."""
     constraints: dict[str, float]
@@ -26,7 +26,7 @@ class Observation:
     pairs them."""
 
 
-class Observer:
+class ObjectiveEncoder:
     """Makes the observations of a study, one record after the other in the order of their results.
 
     What was not measured is told as the worst seen until then; a model that has learned nothing has
@@ -38,7 +38,7 @@ class Observer:
         self._slowest: float | None = None
         self._least_sure: float | None = None
 
-    def observe(self, record: TrialRecord) -> Observation:
+    def to_optuna_values(self, record: TrialRecord) -> OptunaValues:
         speed = _finite(record.tokens_per_second, 1.0 if self._slowest is None else self._slowest)
         perplexity = _finite(
             record.perplexity,
@@ -59,7 +59,7 @@ class Observer:
             MEMORY_CONSTRAINT: needed_bytes / self._cap_bytes - 1,
             TRAINING_CONSTRAINT: 0.0 if trained else 1.0,
         }
-        return Observation(values=(memory, speed, perplexity), constraints=constraints)
+        return OptunaValues(values=(memory, speed, perplexity), constraints=constraints)
 
     def _take_down(self, record: TrialRecord) -> None:
         if (speed := record.tokens_per_second) is not None and math.isfinite(speed):

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy
 
 from autotune.spec.config import TrainingConfig
-from autotune.study.sampler.features import BUDGET, MICRO_BATCH, Array, traits_of
+from autotune.study.sampler.features import BUDGET, MICRO_BATCH, Array, features_of
 
 MOST_SEEN, MOST_FOR_SCALES = 300, 100
 """Of more values the first are used, in all and to find the scales: a fit's time grows with their
@@ -36,28 +36,28 @@ _JITTER = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Belief:
+class Posterior:
     """Of each configuration asked about: the expected logarithm and its standard deviation."""
 
     mean: Array
     deviation: Array
 
 
-def believe(
+def posterior(
     asked: Sequence[TrainingConfig],
     *,
     seen: Sequence[TrainingConfig],
     logarithms: Sequence[float],
     noises: Sequence[float],
-) -> Belief:
+) -> Posterior:
     """What `logarithms`, measured of `seen` with the likeliest standard deviation of `noises`, say of `asked`."""
-    return Surrogate(traits_of(seen[:MOST_SEEN]), logarithms[:MOST_SEEN], noises=noises).of(
-        traits_of(asked)
+    return Surrogate(features_of(seen[:MOST_SEEN]), logarithms[:MOST_SEEN], noises=noises).of(
+        features_of(asked)
     )
 
 
 class Surrogate:
-    """The process after so many values; configurations are rows of `traits_of`."""
+    """The process after so many values; configurations are rows of `features_of`."""
 
     def __init__(
         self, seen: Array, logarithms: Sequence[float], *, noises: Sequence[float]
@@ -68,9 +68,9 @@ class Surrogate:
         self._residuals = values - self._center
         self._fits: dict[tuple[int, ...], _Fit] = {}
 
-    def of(self, asked: Array) -> Belief:
+    def of(self, asked: Array) -> Posterior:
         fit, alike = self._for(asked)
-        return Belief(mean=fit.mean(alike) + self._center, deviation=fit.deviation(alike))
+        return Posterior(mean=fit.mean(alike) + self._center, deviation=fit.deviation(alike))
 
     def mean_of(self, asked: Array) -> Array:
         """What `of` expects, at half of its cost."""

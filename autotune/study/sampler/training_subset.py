@@ -19,7 +19,7 @@ MOST_NEAR = MOST_LATEST = MOST_SEEN // 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Relevance:
+class TrainingSubset:
     near: frozenset[str] = frozenset()
     """Fingerprints of the front and of what differs from it in one technique."""
 

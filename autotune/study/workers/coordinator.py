@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autotune.errors import StorageAway, StorageUnavailable
 from autotune.execution.local import FinishedTrial
-from autotune.failpoints import reached
+from autotune.failpoints import failpoint
 from autotune.spec.attempt import (
     LEASE_SECONDS,
     MOST_RETRIES,
@@ -30,10 +30,10 @@ from autotune.spec.study import StudyDefinition
 from autotune.storage.attempts import Delivery
 from autotune.storage.store import StudyStore
 from autotune.study.events import AttemptLost, ComesLast, Listener, ResultRefused
-from autotune.study.workers.heartbeat import LeaseKeeper
+from autotune.study.workers.heartbeat import LeaseHeartbeat
 from autotune.study.workers.liveness import WorkerIdentity
-from autotune.study.workers.outbox import SPOOL, Spool, SpooledResult
-from autotune.study.workers.retry import Patience
+from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
+from autotune.study.workers.retry import DatabaseRetry
 
 WORKERS = "workers"
 
@@ -54,7 +54,7 @@ class _Watched:
     unrenewed_seconds: float = 0.0
 
 
-class SharedStudy:
+class Coordinator:
     """Use as a context manager: it is this worker's presence in the study."""
 
     def __init__(
@@ -64,18 +64,18 @@ class SharedStudy:
         store: StudyStore,
         folder: Path,
         listener: Listener,
-        patiently: Patience,
+        retry: DatabaseRetry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._study, self._folder = definition.name, folder
         self._store, self._attempts = store, store.attempts
-        self._listener, self._patiently, self._clock = listener, patiently, clock
-        self._spool = Spool(folder / SPOOL)
+        self._listener, self._retry, self._clock = listener, retry, clock
+        self._outbox = Outbox(folder / OUTBOX_FOLDER)
         self._identity = WorkerIdentity(folder / WORKERS)
         self.revision = -1
         """Of the study, as this worker knows it."""
         self._watched: dict[str, _Watched] = {}
-        self._lease: LeaseKeeper | None = None
+        self._lease: LeaseHeartbeat | None = None
         self._open: set[str] = set()
         """Attempts of this worker that may still run by what the database says."""
         self.records: dict[str, TrialRecord] = {}
@@ -94,12 +94,12 @@ class SharedStudy:
         that it was lost.
         """
 
-    def __enter__(self) -> "SharedStudy":
+    def __enter__(self) -> "Coordinator":
         try:
             self.refresh()
             self._sweep()
             if not self.running:
-                self._patiently(lambda: self._attempts.forgive_losses(self._study))
+                self._retry(lambda: self._attempts.forgive_losses(self._study))
         except BaseException:
             self._identity.close(leaves_attempts=False)
             raise
@@ -112,7 +112,7 @@ class SharedStudy:
         """Brings `records` and `running` up to date; returns what has got a result since, in the order it came."""
         self._deliver_waiting()
         self._give_up_dead()
-        changes = self._patiently(lambda: self._store.changes(self._study, since=self.revision))
+        changes = self._retry(lambda: self._store.changes(self._study, since=self.revision))
         self.revision = changes.revision
         for record in changes.records:
             self.records[record.config.fingerprint] = record
@@ -120,11 +120,11 @@ class SharedStudy:
                 self.unfinished.pop(record.number, None)
             else:
                 self.unfinished[record.number] = record
-        losses = self._patiently(lambda: self._attempts.losses(self._study, self.unfinished))
+        losses = self._retry(lambda: self._attempts.losses(self._study, self.unfinished))
         self.lost_too_often = {
             number for number, (count, _) in losses.items() if count > MOST_RETRIES
         }
-        deaths = self._patiently(lambda: self._attempts.deaths(self._study, self.unfinished))
+        deaths = self._retry(lambda: self._attempts.deaths(self._study, self.unfinished))
         for number, count in deaths.items():
             if count > MOST_RETRIES and number not in self.deadly:
                 self.deadly.add(number)
@@ -139,7 +139,7 @@ class SharedStudy:
         """Takes the trial; None where another worker was quicker, or there is nothing to be had."""
         attempt_id = new_attempt_id()
         self._open.add(attempt_id)
-        attempt = self._patiently(
+        attempt = self._retry(
             lambda: self._attempts.claim(
                 self._study,
                 config,
@@ -156,7 +156,7 @@ class SharedStudy:
     @contextmanager
     def working_on(self, attempt: Attempt) -> Iterator[None]:
         """Renews the lease meanwhile."""
-        with LeaseKeeper(self._attempts, attempt.id) as self._lease:
+        with LeaseHeartbeat(self._attempts, attempt.id) as self._lease:
             try:
                 yield
             finally:
@@ -174,7 +174,7 @@ class SharedStudy:
 
         Raises StorageAway; the result then waits on disk, unless that is full.
         """
-        result = SpooledResult(
+        result = OutboxResult(
             attempt_id=attempt.id,
             number=attempt.number,
             measurement=finished.measurement,
@@ -188,7 +188,7 @@ class SharedStudy:
             return self._finish(result)
 
         try:
-            delivery = self._patiently(finish)
+            delivery = self._retry(finish)
         except StorageAway as error:
             if waits_on_disk:
                 raise
@@ -197,15 +197,15 @@ class SharedStudy:
                 "and will be measured again",
                 hint="free some space; the same command then goes on from here",
             ) from None
-        self._spool.settle(attempt.id, delivery)
-        reached("result delivered")
+        self._outbox.settle(attempt.id, delivery)
+        failpoint("result delivered")
         self._say_if_refused(attempt.number, delivery)
 
-    def _put(self, result: SpooledResult) -> bool:
+    def _put(self, result: OutboxResult) -> bool:
         """False where even the room that was kept for it does not suffice; the database may be on another disk."""
         for _ in range(2):
             try:
-                self._spool.put(result)
+                self._outbox.put(result)
                 return True
             except OSError:
                 self._identity.free_room()
@@ -213,10 +213,10 @@ class SharedStudy:
 
     def lose(self, attempt: Attempt, *, cause: str) -> None:
         """The machine has cost this attempt; the trial is tried again, a few times."""
-        self._patiently(lambda: self._attempts.end(attempt.id, "lost", cause=cause))
+        self._retry(lambda: self._attempts.end(attempt.id, "lost", cause=cause))
         self._open.discard(attempt.id)
-        reached("attempt lost")
-        of_trial = self._patiently(lambda: self._attempts.losses(self._study, [attempt.number]))
+        failpoint("attempt lost")
+        of_trial = self._retry(lambda: self._attempts.losses(self._study, [attempt.number]))
         losses, _ = of_trial.get(attempt.number, (1, cause))
         left = max(0, MOST_RETRIES + 1 - losses)
         self._listener(AttemptLost(number=attempt.number, cause=cause, attempts_left=left))
@@ -226,7 +226,7 @@ class SharedStudy:
         try:
             self._attempts.end(attempt.id, "given_back", cause="its search was stopped")
             self._open.discard(attempt.id)
-            reached("attempt given back")
+            failpoint("attempt given back")
         except StorageUnavailable:
             pass
 
@@ -234,14 +234,14 @@ class SharedStudy:
 
     def _sweep(self) -> None:
         """Removes what dead workers left that nobody needs: locks without an attempt, results half written."""
-        dead, half_written = self._identity.dead(), self._spool.half_written()
-        running = self._patiently(self._running)
+        dead, half_written = self._identity.dead(), self._outbox.half_written()
+        running = self._retry(self._running)
         self._identity.sweep(dead, but={one.worker for one in running})
-        self._spool.sweep(
+        self._outbox.sweep(
             half_written - {one.id for one in running if not self._identity.is_dead(one.worker)}
         )
 
-    def _finish(self, result: SpooledResult) -> Delivery:
+    def _finish(self, result: OutboxResult) -> Delivery:
         delivery = self._attempts.finish(
             result.attempt_id, result.measurement, seconds=result.seconds
         )
@@ -252,9 +252,7 @@ class SharedStudy:
         return self._attempts.running(self._study)
 
     def _deliver_waiting(self) -> None:
-        delivered = self._spool.deliver(
-            lambda result: self._patiently(lambda: self._finish(result))
-        )
+        delivered = self._outbox.deliver(lambda result: self._retry(lambda: self._finish(result)))
         for number, delivery in delivered.items():
             self._say_if_refused(number, delivery)
 
@@ -263,7 +261,7 @@ class SharedStudy:
             self._listener(ResultRefused(number=number))
 
     def _give_up_dead(self) -> None:
-        running = self._patiently(self._running)
+        running = self._retry(self._running)
         dead = {one.worker for one in running if self._identity.is_dead(one.worker)}
         if dead:
             self._deliver_waiting()  # what they finished since
@@ -272,7 +270,7 @@ class SharedStudy:
                 self._end(one, "given_up", cause="its worker has ended")
             elif self._is_overdue(one):
                 self._end(one, "given_up", cause="its worker has not renewed its lease")
-        still = self._patiently(self._running) if dead else running
+        still = self._retry(self._running) if dead else running
         for worker in dead - {
             one.worker for one in still
         }:  # it may have taken another before it died
@@ -281,8 +279,8 @@ class SharedStudy:
         self.running = {one.number for one in still if one.worker != self._identity.name}
 
     def _end(self, one: RunningAttempt, state: AttemptState, *, cause: str) -> None:
-        self._patiently(lambda: self._attempts.end(one.id, state, cause=cause))
-        reached("dead attempt given up")
+        self._retry(lambda: self._attempts.end(one.id, state, cause=cause))
+        failpoint("dead attempt given up")
 
     def _is_overdue(self, one: RunningAttempt) -> bool:
         """Whether its lease is over: by the database's clock, and by what this worker has seen itself.

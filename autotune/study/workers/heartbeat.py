@@ -7,7 +7,7 @@ from autotune.spec.attempt import RENEWAL_SECONDS
 from autotune.storage.attempts import Attempts
 
 
-class LeaseKeeper:
+class LeaseHeartbeat:
     """Use as a context manager round the work on an attempt."""
 
     def __init__(
@@ -20,7 +20,7 @@ class LeaseKeeper:
         self.is_lost = False
         """Whether another worker has given the attempt up: a result would be refused."""
 
-    def __enter__(self) -> "LeaseKeeper":
+    def __enter__(self) -> "LeaseHeartbeat":
         self._thread.start()
         return self
 

@@ -12,32 +12,32 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from autotune.failpoints import reached
+from autotune.failpoints import failpoint
 from autotune.spec.result import Measurement
 from autotune.storage.attempts import Delivery
 from autotune.storage.typed import check_types
 
-SPOOL = "spool"
+OUTBOX_FOLDER = "spool"
 """Folder of a study's results on their way."""
 
 _UNFINISHED, _UNREADABLE, _UNKNOWN = ".unfinished", ".unreadable", ".unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpooledResult:
+class OutboxResult:
     attempt_id: str
     number: int
     measurement: Measurement
     seconds: float
 
 
-class Spool:
+class Outbox:
     """The results of one study in one folder. Raises OSError where they cannot be written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put(self, result: SpooledResult) -> None:
+    def put(self, result: OutboxResult) -> None:
         """When this returns, the result is on disk."""
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = self._folder / f"{result.attempt_id}{_UNFINISHED}"
@@ -49,10 +49,10 @@ class Spool:
         except OSError:
             unfinished.unlink(missing_ok=True)  # what there is of it takes room on a full disk
             raise
-        reached("result written, not in place")
+        failpoint("result written, not in place")
         unfinished.rename(self._file(result.attempt_id))
         _sync(self._folder)
-        reached("result spooled")
+        failpoint("result spooled")
 
     def settle(self, attempt_id: str, delivery: Delivery) -> None:
         """Removes the result, which the database has.
@@ -64,7 +64,7 @@ class Spool:
             _put_aside(file, _UNKNOWN)
         file.unlink(missing_ok=True)
 
-    def waiting(self) -> Iterator[SpooledResult]:
+    def waiting(self) -> Iterator[OutboxResult]:
         """The results that are whole, oldest first.
 
         What cannot be read is renamed, so that it is seen and kept.
@@ -87,7 +87,7 @@ class Spool:
             file for suffix in (_UNREADABLE, _UNKNOWN) for file in self._folder.glob(f"*{suffix}")
         )
 
-    def deliver(self, finish: Callable[[SpooledResult], Delivery]) -> dict[int, Delivery]:
+    def deliver(self, finish: Callable[[OutboxResult], Delivery]) -> dict[int, Delivery]:
         """Hands every waiting result to `finish` and removes its file: {number of the trial: what became of it}.
 
         That of an attempt the database does not know, as one brought back from a copy, is renamed
@@ -124,11 +124,11 @@ def _written_at(file: Path) -> int:
         return 0
 
 
-def read_result(file: Path) -> SpooledResult | None:
+def read_result(file: Path) -> OutboxResult | None:
     """None for a file that is not a whole result."""
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
-        result = SpooledResult(**{**stored, "measurement": Measurement(**stored["measurement"])})
+        result = OutboxResult(**{**stored, "measurement": Measurement(**stored["measurement"])})
         check_types(result)
         check_types(result.measurement)
     except (ValueError, TypeError, KeyError, RecursionError):

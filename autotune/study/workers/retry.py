@@ -8,7 +8,7 @@ from autotune.errors import StorageAway
 from autotune.study.events import Listener, StorageBack, WaitingForStorage
 from autotune.units import format_duration
 
-DEFAULT_PATIENCE_SECONDS = 300.0
+DEFAULT_DATABASE_WAIT_SECONDS = 300.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
 _LOOKS_A_SECOND = 10
 
@@ -17,7 +17,7 @@ _WAITS = "finished results wait in the work folder"
 T = TypeVar("T")
 
 
-class Patience:
+class DatabaseRetry:
     """Calls what uses the database. Every call must be one that does no harm when it is repeated.
 
     Raises StorageAway after `limit_seconds` without success, and what `check_stop` raises

@@ -103,7 +103,7 @@ def apply(
         return _running[0].apply(model, optimizer)
     if config is None and not os.environ.get(CONFIG_VARIABLE):
         return model, optimizer
-    from autotune.techniques.user_training import apply_to_own
+    from autotune.techniques.user_training import apply_to_user_training
 
     if config is not None and type(optimizer).__name__ != (measured := _CLASSES[config.optimizer]):
         warnings.warn(
@@ -112,11 +112,11 @@ def apply(
         )
     config = config or current_config()
     _check_applicable(config)
-    return apply_to_own(config, model, optimizer)
+    return apply_to_user_training(config, model, optimizer)
 
 
 def _applied_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.Module":
-    from autotune.techniques.user_training import apply_to_own_model
+    from autotune.techniques.user_training import apply_to_user_model
 
     if config is None:
         raise InvalidInput(
@@ -130,7 +130,7 @@ def _applied_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.
             stacklevel=3,
         )
     _check_applicable(config)
-    apply_to_own_model(config, model)
+    apply_to_user_model(config, model)
     return model
 
 

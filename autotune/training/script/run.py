@@ -24,7 +24,7 @@ from autotune.spec.user_paths import expanded
 from autotune.spec.workload import Workload
 from autotune.techniques import before_the_device
 from autotune.techniques.pinned_memory import bound_pinned_memory
-from autotune.techniques.user_training import apply_to_own, parts_of_own
+from autotune.techniques.user_training import apply_to_user_training, parts_of_user_model
 from autotune.training.parity import ParityFailed, ParityWatch
 from autotune.training.script.interface import begin
 
@@ -95,14 +95,14 @@ class WatchedRun:
         """Applies the configuration; from here on steps are watched."""
         # Before techniques wrap the model's parts.
         self.parity = ParityWatch(
-            parts_of_own(model).parameters_by_block(),
+            parts_of_user_model(model).parameters_by_block(),
             device=self._device,
             precision=self.config.precision,
             reference=self._request.reference,
             is_trace=self.is_trace,
             progress=self._progress,
         )
-        model, optimizer = apply_to_own(self.config, model, optimizer)
+        model, optimizer = apply_to_user_training(self.config, model, optimizer)
         self.parity.follow(optimizer)
         self._watched_step.enter_context(self.parity.step())
         self._progress("step")

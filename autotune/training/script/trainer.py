@@ -28,13 +28,13 @@ from autotune.errors import InvalidInput
 from autotune.memory.meter import resident_bytes
 from autotune.memory.whole_run import make_whole_run_meter
 from autotune.spec.config import TrainingConfig
-from autotune.spec.early_stopping import SETTLED_STEPS, Rival, beaten_by
+from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.result import AFTER_STEP, NOT_AFTER_THE_LAST_STEP, Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.techniques import before_the_device
 from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
-from autotune.techniques.user_training import missing_in_own
+from autotune.techniques.user_training import missing_in_user_model
 from autotune.training.script.interface import begin
 from autotune.training.script.run import (
     ScriptEnd,
@@ -112,7 +112,7 @@ class _Examination:
         self._choices = choices
 
     def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        self.missing = missing_in_own(model, optimizer, self._choices)
+        self.missing = missing_in_user_model(model, optimizer, self._choices)
         raise ScriptEnd
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
@@ -145,7 +145,7 @@ class _ScriptTrial(WatchedRun):
         if request.shares_perplexity and device.type == "cpu":
             short = request.workload.warmup_steps + MEMORY_STEPS + SHORT_TIMED_STEPS
             self._last_step = min(self._last_step, short)
-        self._rival: Rival | None = None
+        self._rival: PruningBound | None = None
         self._updates = 0
         self._updates_evaluated: int | None = None
         """After how many updates the model was put in evaluation mode last; None: it never was."""
@@ -201,7 +201,7 @@ class _ScriptTrial(WatchedRun):
         while len(self._unfinished) > self._most_unfinished:
             self._steps.append(self._finished(self._unfinished.popleft()))
             self.note(self._steps[-1].loss, tokens=self._steps[-1].tokens)
-            if self._is_beaten():
+            if self._is_dominated():
                 self._end()
         done, steady_from = self._reports, self._workload.warmup_steps
         if done == 1:
@@ -236,14 +236,14 @@ class _ScriptTrial(WatchedRun):
         if not is_training:
             self._updates_evaluated = self._updates
 
-    def _is_beaten(self) -> bool:
+    def _is_dominated(self) -> bool:
         """Whether a trial of the same numerics needs no more memory and is faster, asked once speed has settled."""
         timed = self._timed_steps()
-        if self._request.rivals and len(timed) == SETTLED_STEPS:
+        if self._request.pruning_bounds and len(timed) == SETTLED_STEPS:
             speed = statistics.median(step.tokens / step.seconds for step in timed)
             peak_bytes = self._meter.reading().peak_memory_bytes
-            self._rival = beaten_by(
-                self._request.rivals, peak_memory_bytes=peak_bytes, tokens_per_second=speed
+            self._rival = dominated_by(
+                self._request.pruning_bounds, peak_memory_bytes=peak_bytes, tokens_per_second=speed
             )
         return self._rival is not None
 

@@ -28,7 +28,7 @@ def loaded(export, *, name="train.py"):
             del sys.modules["exported"]
 
 
-class Observer(nn.Module):
+class ObjectiveEncoder(nn.Module):
     """In the place of a model: sees what a forward pass runs in."""
 
     def __init__(self):
@@ -46,7 +46,7 @@ class Observer(nn.Module):
 
 def read(export, version):
     with loaded(export) as script:
-        training, observer = script.Training(), Observer()
+        training, observer = script.Training(), ObjectiveEncoder()
         script.forward(observer, torch.zeros(1, 2), torch.zeros(1, 2))
         updater = training.updater
         optimizer = getattr(updater.optimizer, "_single", updater.optimizer)

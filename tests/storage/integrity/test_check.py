@@ -18,7 +18,7 @@ from autotune.storage.tables import ATTEMPTS
 from autotune.study.check import check_studies
 from autotune.study.workers.coordinator import WORKERS
 from autotune.study.workers.liveness import WorkerIdentity
-from autotune.study.workers.outbox import SPOOL, Spool, SpooledResult
+from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_looking_writes_nothing_while_a_search_has_the_database_open(file):
 
 
 def test_a_study_that_is_called_by_a_path_is_found_and_nothing_is_looked_at_there(file):
-    waiting = file.parent / "outside" / SPOOL / "secret.json"
+    waiting = file.parent / "outside" / OUTBOX_FOLDER / "secret.json"
     waiting.parent.mkdir(parents=True)
     waiting.write_text("{")
     (file.parent / "work" / "autotune").mkdir(parents=True)
@@ -265,10 +265,10 @@ def test_a_running_trial_whose_lease_is_over_is_said(file):
 
 
 def waiting(work):
-    spool = Spool(work / SPOOL)
+    outbox = Outbox(work / OUTBOX_FOLDER)
     for letter in "ab":
-        spool.put(
-            SpooledResult(attempt_id=letter * 32, number=0, measurement=measured(), seconds=1.0)
+        outbox.put(
+            OutboxResult(attempt_id=letter * 32, number=0, measurement=measured(), seconds=1.0)
         )
 
 
@@ -277,12 +277,12 @@ def test_results_that_wait_are_said_with_who_delivers_them_and_still_wait(file, 
     found = [one for one in check_studies(f"sqlite:///{file}").findings if "wait in" in one.what]
     assert [(one.what.split()[0], one.is_fault) for one in found] == [("2", False)]
     assert found[0].to_do == "the next autotune search --name by-hand delivers them"
-    assert len(list((work / SPOOL).glob("*.json"))) == 2
+    assert len(list((work / OUTBOX_FOLDER).glob("*.json"))) == 2
 
 
 def test_a_waiting_file_that_is_no_result_is_found_and_left_alone(file, work):
     waiting(work)
-    broken = work / SPOOL / f"{'c' * 32}.json"
+    broken = work / OUTBOX_FOLDER / f"{'c' * 32}.json"
     broken.write_text("{")
     assert findings(file) == [f"study 'by-hand': {broken} is no whole result"]
     assert broken.exists()
@@ -290,7 +290,7 @@ def test_a_waiting_file_that_is_no_result_is_found_and_left_alone(file, work):
 
 def test_a_result_that_no_database_took_is_said(file, work):
     waiting(work)
-    Spool(work / SPOOL).deliver(lambda _: "unknown")
+    Outbox(work / OUTBOX_FOLDER).deliver(lambda _: "unknown")
     assert len([line for line in findings(file, faults=False) if ".unknown" in line]) == 2
 
 

@@ -6,7 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna._hypervolume import compute_hypervolume
 
-from autotune.study.sampler.ehvi import Point, expected_gain, hypervolume, not_dominated
+from autotune.study.sampler.ehvi import (
+    Point,
+    expected_hypervolume_improvement,
+    hypervolume,
+    not_dominated,
+)
 
 REFERENCE = Point(memory=10.0, speed=1.0, perplexity=6.0)
 _NUMBERS = st.floats(0.5, 12.0).map(lambda value: round(value, 1))
@@ -24,7 +29,7 @@ def optunas(points):
 
 
 def gain_of(points, candidate, *, deviation):
-    [gain] = expected_gain(
+    [gain] = expected_hypervolume_improvement(
         points,
         reference=REFERENCE,
         memory=numpy.array([candidate.memory]),

@@ -4,7 +4,7 @@ import pytest
 from ranking_building import CAP_BYTES, MIB, forecast, record
 
 from autotune.spec.config import TrainingConfig
-from autotune.study.sampler.memory_model import ExpectedMemory
+from autotune.study.sampler.memory_model import MemoryModel
 
 PLAIN = TrainingConfig(micro_batch_size=8)
 CHECKPOINTED = TrainingConfig(micro_batch_size=8, checkpointing="block")
@@ -18,28 +18,31 @@ NOT_MEASURED = {
 
 
 def need(config, *, records=(), forecasts=(), cap_bytes=CAP_BYTES):
-    return ExpectedMemory(list(records), list(forecasts), cap_bytes=cap_bytes).of([config])
+    return MemoryModel(list(records), list(forecasts), cap_bytes=cap_bytes).of([config])
 
 
 def test_a_prediction_far_below_the_cap_surely_fits():
     assert (
         need(
             PLAIN, forecasts=[forecast(PLAIN, peak_memory_bytes=30 * MIB, uncertainty=0.1)]
-        ).chance[0]
+        ).probability_of_feasibility[0]
         > 0.99
     )
 
 
 def test_a_prediction_right_at_the_cap_is_a_toss():
     at_the_cap = forecast(PLAIN, peak_memory_bytes=CAP_BYTES, uncertainty=0.1)
-    assert need(PLAIN, forecasts=[at_the_cap]).chance[0] == pytest.approx(0.5)
+    assert need(PLAIN, forecasts=[at_the_cap]).probability_of_feasibility[0] == pytest.approx(0.5)
 
 
 def test_a_study_whose_predictions_were_right_trusts_those_close_to_the_cap():
     close = forecast(NARROW, peak_memory_bytes=int(0.97 * CAP_BYTES), uncertainty=0.1)
     right = forecast(PLAIN, peak_memory_bytes=40 * MIB, uncertainty=0.1)
     trusting = need(NARROW, records=[record(PLAIN)] * 6, forecasts=[close, right])
-    assert trusting.chance[0] > need(NARROW, forecasts=[close]).chance[0]
+    assert (
+        trusting.probability_of_feasibility[0]
+        > need(NARROW, forecasts=[close]).probability_of_feasibility[0]
+    )
 
 
 def test_predictions_that_were_too_low_are_corrected():
@@ -57,8 +60,8 @@ def test_running_out_of_memory_makes_its_like_less_likely_to_fit():
     ]
     refused = record(PLAIN, outcome="out_of_memory", **NOT_MEASURED)
     assert (
-        need(NARROW, records=[refused] * 3, forecasts=fits).chance[0]
-        < need(NARROW, forecasts=fits).chance[0] - 0.2
+        need(NARROW, records=[refused] * 3, forecasts=fits).probability_of_feasibility[0]
+        < need(NARROW, forecasts=fits).probability_of_feasibility[0] - 0.2
     )
 
 
@@ -66,16 +69,14 @@ def test_the_context_of_the_device_is_taken_off_the_cap():
     with_context = record(
         PLAIN, peak_memory_bytes=40 * MIB, device_bytes=50 * MIB, context_bytes=10 * MIB
     )
-    assert (
-        ExpectedMemory([with_context], [], cap_bytes=CAP_BYTES).room_bytes == CAP_BYTES - 10 * MIB
-    )
+    assert MemoryModel([with_context], [], cap_bytes=CAP_BYTES).room_bytes == CAP_BYTES - 10 * MIB
 
 
 def test_what_the_allocator_kept_beside_the_tensors_is_not_taken_off():
     with_slack = record(PLAIN, peak_memory_bytes=20 * MIB, device_bytes=60 * MIB)
-    assert ExpectedMemory([with_slack], [], cap_bytes=CAP_BYTES).room_bytes == CAP_BYTES
+    assert MemoryModel([with_slack], [], cap_bytes=CAP_BYTES).room_bytes == CAP_BYTES
 
 
 def test_without_predictions_a_configuration_is_judged_by_its_like():
     alike = need(CHECKPOINTED, records=[record(PLAIN, peak_memory_bytes=20 * MIB)])
-    assert (alike.chance[0] > 0.9, bool(alike.is_predicted[0])) == (True, False)
+    assert (alike.probability_of_feasibility[0] > 0.9, bool(alike.is_predicted[0])) == (True, False)

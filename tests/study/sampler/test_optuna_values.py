@@ -7,7 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.spec.result import Outcome
-from autotune.study.sampler.optuna_values import MEMORY_CONSTRAINT, TRAINING_CONSTRAINT, Observer
+from autotune.study.sampler.optuna_values import (
+    MEMORY_CONSTRAINT,
+    TRAINING_CONSTRAINT,
+    ObjectiveEncoder,
+)
 
 CAP = 100 * MIB
 VOCABULARY = 256
@@ -30,10 +34,10 @@ RECORDS = st.builds(
 
 
 def told(one, earlier=()):
-    observer = Observer(cap_bytes=CAP, vocab_size=VOCABULARY)
+    observer = ObjectiveEncoder(cap_bytes=CAP, vocab_size=VOCABULARY)
     for other in earlier:
-        observer.observe(other)
-    return observer.observe(one)
+        observer.to_optuna_values(other)
+    return observer.to_optuna_values(one)
 
 
 def is_feasible(observation):

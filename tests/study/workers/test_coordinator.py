@@ -16,10 +16,10 @@ from autotune.spec.attempt import LEASE_SECONDS, MOST_RETRIES, RENEWAL_SECONDS
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
 from autotune.study.events import ResultRefused
-from autotune.study.workers.coordinator import WORKERS, SharedStudy
-from autotune.study.workers.heartbeat import LeaseKeeper
-from autotune.study.workers.outbox import SPOOL, Spool, SpooledResult
-from autotune.study.workers.retry import Patience
+from autotune.study.workers.coordinator import WORKERS, Coordinator
+from autotune.study.workers.heartbeat import LeaseHeartbeat
+from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
+from autotune.study.workers.retry import DatabaseRetry
 
 MOST = 5
 
@@ -38,12 +38,12 @@ class Machines:
 
     def new_worker(self, machine="here"):
         listener = self.events.append
-        return SharedStudy(
+        return Coordinator(
             definition(),
             store=self.store,
             folder=self.folder(machine),
             listener=listener,
-            patiently=Patience(limit_seconds=0.0, listener=listener, check_stop=lambda: None),
+            retry=DatabaseRetry(limit_seconds=0.0, listener=listener, check_stop=lambda: None),
             clock=lambda: self.now,
         )
 
@@ -226,7 +226,7 @@ def test_what_is_watched_is_forgotten_when_it_has_ended(machines):
 def test_a_worker_learns_that_its_attempt_was_given_up(machines):
     attempt = machines.claim(machines.worker())
     machines.store.attempts.end(attempt.id, "given_up", cause="as overdue")
-    with LeaseKeeper(machines.store.attempts, attempt.id, renewal_seconds=0.001) as lease:
+    with LeaseHeartbeat(machines.store.attempts, attempt.id, renewal_seconds=0.001) as lease:
         end = time.monotonic() + 10
         while not lease.is_lost and time.monotonic() < end:
             time.sleep(0.001)
@@ -238,10 +238,10 @@ def test_a_worker_learns_that_its_attempt_was_given_up(machines):
 
 def test_what_a_dead_worker_left_in_the_spool_is_its_result(machines):
     attempt = machines.dead_worker_with_an_attempt()
-    result = SpooledResult(
+    result = OutboxResult(
         attempt_id=attempt.id, number=0, measurement=measured(tokens_per_second=7.0), seconds=1.0
     )
-    Spool(machines.folder() / SPOOL).put(result)
+    Outbox(machines.folder() / OUTBOX_FOLDER).put(result)
     machines.worker()
     assert (machines.results(), machines.states()) == ([7.0], ["finished"])
 
@@ -270,7 +270,7 @@ def test_a_result_of_an_attempt_that_the_database_does_not_know_stays_on_disk(ma
     with machines.store._database.writing() as connection:
         connection.execute(ATTEMPTS.delete())
     worker.keep(attempt, finished())
-    assert len(Spool(machines.folder() / SPOOL).left_over()) == 1
+    assert len(Outbox(machines.folder() / OUTBOX_FOLDER).left_over()) == 1
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_a_result_that_the_database_does_not_take_waits_on_disk(machines, locked
     locked()
     with pytest.raises(StorageAway):
         worker.keep(attempt, finished())
-    assert [one.number for one in Spool(machines.folder() / SPOOL).waiting()] == [0]
+    assert [one.number for one in Outbox(machines.folder() / OUTBOX_FOLDER).waiting()] == [0]
 
 
 def test_where_neither_database_nor_disk_take_a_result_it_says_that_it_will_be_measured_again(
@@ -298,7 +298,7 @@ def test_where_neither_database_nor_disk_take_a_result_it_says_that_it_will_be_m
     worker = machines.worker()
     attempt = machines.claim(worker)
     locked()
-    (machines.folder() / SPOOL).write_text("a file where the folder would be")
+    (machines.folder() / OUTBOX_FOLDER).write_text("a file where the folder would be")
     with pytest.raises(
         StorageAway, match=r"trial 0 could not be written to .* will be measured again"
     ):

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.errors import Stopped, StorageAway, StorageUnavailable
 from autotune.study.events import StorageBack, WaitingForStorage
-from autotune.study.workers.retry import Patience
+from autotune.study.workers.retry import DatabaseRetry
 
 
 class Database:
@@ -16,7 +16,7 @@ class Database:
         self.calls = 0
 
     def patience(self, limit_seconds=60.0):
-        return Patience(
+        return DatabaseRetry(
             limit_seconds=limit_seconds,
             listener=self.events.append,
             check_stop=self.check_stop,
