@@ -1,0 +1,188 @@
+"""The documentation says what is there: commands, options, values, files, links and examples."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from autotune.cli import app
+from autotune.exporters import TARGETS
+from autotune.reporting.figures import FIGURES
+from autotune.spec.config import CHOICES, FIELD_ORDER
+from autotune.spec.result import Outcome
+from autotune.spec.space_file import load_space
+from autotune.spec.study import SAMPLERS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+MADE_BY_A_SEARCH = ("studies/autotune.db", "studies/work/")
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def on_every_page(pattern: str) -> list[tuple[str, str]]:
+    """Every match of `pattern` in the documentation, with the page it is on."""
+    return [
+        (found, str(page.relative_to(ROOT)))
+        for page in PAGES
+        for found in re.findall(pattern, page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    ]
+
+
+def command_lines() -> list[str]:
+    """Every `autotune ...` in an indented block or between backticks, without its comment."""
+    indented = {
+        line.partition("#")[0].strip() for line, _ in on_every_page(r"^ +(autotune \w[^\n]*)")
+    }
+    return sorted(indented | {line for line, _ in on_every_page(r"`(autotune \w[^`]*)`")})
+
+
+def command_of(line: str) -> tuple[str, ...]:
+    """The command that a line calls: `search`, or `studies export`."""
+    words = line.split()[1:]
+    return tuple(words[:2] if words[0] == "studies" and len(words) > 1 else words[:1])
+
+
+@cache
+def help_of(command: tuple[str, ...]) -> str:
+    shown = subprocess.run(
+        [sys.executable, "-m", "autotune", *command, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"COLUMNS": "200", "PYTHONPATH": str(ROOT)},
+    )
+    return shown.stdout
+
+
+def first_cells(page: str, heading: str) -> list[str]:
+    """The first column of the table below the row that begins with `heading`, without backticks."""
+    _, _, table = text_of(page).partition(f"\n| {heading} |")
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    return [row.split("|")[1].strip().strip("`") for row in rows]
+
+
+def test_there_are_commands_to_check():
+    assert len(command_lines()) >= 20
+
+
+@pytest.mark.parametrize("line", [line for line in command_lines() if "COMMAND" not in line])
+def test_every_command_and_option_exists(line):
+    shown = help_of(command_of(line))
+    assert [word for word in shlex.split(line) if word.startswith("--") and word not in shown] == []
+
+
+def test_every_option_that_is_mentioned_is_one_of_some_command():
+    mentioned = {option for option, _ in on_every_page(r"`(--[a-z0-9-]+)")}
+    commands = {command_of(line) for line in command_lines() if "COMMAND" not in line}
+    shown = " ".join(help_of(command) for command in sorted(commands))
+    assert mentioned
+    assert [option for option in sorted(mentioned) if option not in shown] == []
+
+
+def test_the_page_of_the_command_line_has_every_command():
+    commands = [command.name for command in app.registered_commands]
+    commands += [group.name for group in app.registered_groups]
+    listed = [
+        cell.removeprefix("autotune ") for cell in first_cells("docs/command-line.md", "command")
+    ]
+    assert sorted(listed) == sorted(commands)
+
+
+@pytest.mark.parametrize("field", FIELD_ORDER)
+def test_every_technique_is_in_the_table_with_all_its_values(field):
+    (row,) = re.findall(rf"^\| {field} \| (.*) \|$", text_of("docs/searching.md"), re.MULTILINE)
+    assert field not in CHOICES or row == ", ".join(CHOICES[field])
+
+
+def test_every_outcome_is_explained():
+    assert sorted(first_cells("docs/results.md", "outcome")) == sorted(get_args(Outcome))
+
+
+def test_every_figure_is_explained():
+    assert sorted(first_cells("docs/results.md", "kind")) == sorted(FIGURES)
+
+
+def test_every_sampler_is_explained():
+    assert sorted(first_cells("docs/samplers.md", "sampler")) == sorted(SAMPLERS)
+
+
+def test_every_target_of_an_export_is_explained():
+    cells = ", ".join(first_cells("docs/exporters.md", "target"))
+    assert sorted(cells.split(", ")) == sorted(TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("path", "page"), on_every_page(r"`((?:autotune|studies|search_spaces|tests|docs)/[\w/.]*)`")
+)
+def test_every_file_that_is_named_is_there(path, page):
+    assert path in MADE_BY_A_SEARCH or (ROOT / path).exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "page"),
+    on_every_page(r"`((?:study|execution|storage|training|cli|reporting|analysis)/[\w/.]*)`"),
+)
+def test_every_file_of_the_package_that_is_named_is_there(path, page):
+    assert (ROOT / "autotune" / path).exists()
+
+
+@pytest.mark.parametrize(("target", "page"), on_every_page(r"\]\(([^)#:]+)\)"))
+def test_every_link_and_picture_leads_to_a_file(target, page):
+    assert ((ROOT / page).parent / target).exists()
+
+
+def test_the_readme_links_to_every_page():
+    linked = {target for target, page in on_every_page(r"\]\(([^)#:]+)\)") if page == "README.md"}
+    assert {str(page.relative_to(ROOT)) for page in PAGES} - {"README.md"} <= linked
+
+
+def test_the_tree_names_every_room():
+    tree = text_of("docs/architecture.md").partition("## Rooms")[2].partition("## Ten files")[0]
+    package = ROOT / "autotune"
+    rooms = [path.parent.name for path in package.glob("*/__init__.py")]
+    rooms += [path.parent.name for path in package.glob("*/*/__init__.py")]
+    files = [path.name for path in package.glob("*.py") if not path.name.startswith("__")]
+    of_one_trainer = {"pytorch", "torchtitan", "transformers"}
+    expected = [f"{room}/" for room in rooms if room not in of_one_trainer] + files
+    assert [name for name in expected if name not in tree] == []
+
+
+def test_there_are_ten_files_to_read_first():
+    assert len(first_cells("docs/architecture.md", "file")) == 10
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"^([\w-]+):", text_of("Makefile"), re.MULTILINE))
+    named = {name for name, _ in on_every_page(r"(?:^ +|`)make ([\w-]+)")}
+    assert named
+    assert named <= targets
+
+
+def test_every_environment_variable_is_read_somewhere():
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "autotune").rglob("*.py"))
+    assert [
+        name for name, _ in on_every_page(r"\b(AUTOTUNE_[A-Z_]+)") if f'"{name}"' not in source
+    ] == []
+
+
+@pytest.mark.parametrize(("code", "page"), on_every_page(r"```python\n(.*?)```"))
+def test_python_examples_compile(code, page):
+    compile(code, page, "exec")
+
+
+def test_the_search_space_of_the_manual_can_be_read(tmp_path):
+    (example,) = [code for code, _ in on_every_page(r"```toml\n(.*?)```")]
+    file = tmp_path / "my.toml"
+    file.write_text(example, encoding="utf-8")
+    assert load_space(str(file)).techniques["precision"] == tuple(
+        tomllib.loads(example)["techniques"]["precision"]
+    )
