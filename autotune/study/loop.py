@@ -1,11 +1,9 @@
-"""The loop of a study: what next, run it, keep the result.
+"""Main loop: pick the next configuration, run it, store the result. Safe for several processes.
 
-Any number of processes may be at it at once.
-
-In its turn on the device a worker looks what the others have found, chooses, takes the trial, runs
-it and keeps the result. A configuration is never run twice: a suggestion that is known is passed
-over, and so is one that compiles to a program that was run. What is predicted to be over the cap is
-not run at all.
+While it holds a slot of the device, a worker reads the results of the other workers, picks a
+configuration, claims the trial, runs it and stores the result. No configuration runs twice: a
+suggestion that has a trial already is skipped, and so is one that compiles to a program that has
+run. A configuration predicted to be over the cap is not run at all.
 """
 
 import time
@@ -43,17 +41,19 @@ from autotune.study.trial_runner import TrialOptions, TrialRunner
 from autotune.study.workers.coordinator import Coordinator
 
 REPEATS_BEFORE_DRAWING = 6
-"""After so many suggestions in a row that are known already, an unseen configuration is drawn."""
+"""After this many suggestions in a row that have a trial already, draw a new configuration."""
 
-_SECONDS_BETWEEN_LOOKS = 0.5
-"""At what other workers do, while there is nothing to do here."""
+_SECONDS_BETWEEN_POLLS = 0.5
+"""How often an idle worker reads what the other workers have done."""
 
 
-class _AttemptGivenUp(Exception):
-    """Another worker has taken over what this one was at."""
+class _LeaseLost(Exception):
+    """The attempt's lease has expired, and another worker may run its trial now."""
 
 
 class StudySession:
+    """One worker's part of a study: what it knows of the results, and the loop that runs trials."""
+
     def __init__(
         self,
         definition: StudyDefinition,
@@ -82,18 +82,18 @@ class StudySession:
         self._optuna = OptunaStudy(
             legal=self._legal, sampler=definition.sampler, seed=definition.seed
         )
-        self._observer = ObjectiveEncoder(
+        self._objective_encoder = ObjectiveEncoder(
             cap_bytes=definition.cap_bytes, vocab_size=definition.workload.vocab_size
         )
         self._ranking = Ranking(self._legal, cap_bytes=definition.cap_bytes)
         self.seconds_in_sampler = 0.0
-        """Time in the sampler so far."""
+        """Time spent in the sampler so far."""
         self._first = definition.first_configurations()
         self._trials_wanted = 0
         self._deadline: float | None = None
         self._ending: Event | None = None
-        self._take_in(shared.records.values(), say=False)
-        self._measuring = TrialRunner(
+        self._tell_sampler(shared.records.values(), notify=False)
+        self._trial_runner = TrialRunner(
             definition,
             baseline=definition.baseline_config(),
             executor=executor,
@@ -106,17 +106,18 @@ class StudySession:
         )
 
     def run(self, *, trials_wanted: int, deadline: float | None) -> None:
-        """Runs until the study has `trials_wanted` distinct configurations, or the clock passes `deadline`.
+        """Run until the study has `trials_wanted` configurations, or the clock passes `deadline`.
 
-        Raises Stopped when asked to stop, TrialLost when the device no longer works, StorageAway
-        when the database stays away: whatever ends it early, nothing that was measured is lost.
+        Raises Stopped on a request to stop, TrialLost when the device no longer works, and
+        StorageAway when the database stays unreachable. However it ends, no measurement is lost.
         """
-        self._trials_wanted, self._deadline = trials_wanted, deadline
+        self._trials_wanted = trials_wanted
+        self._deadline = deadline
         while not self._is_over():
-            known = self._shared.revision
+            revision = self._shared.revision
             with self._slot():
                 self._refresh()
-                is_done = not self._measure_next() and self._shared.revision == known
+                is_done = not self._measure_next() and self._shared.revision == revision
             if is_done and not self._shared.running:
                 break
             if is_done:
@@ -128,52 +129,62 @@ class StudySession:
         if self._ending is not None:
             self._listener(self._ending)
 
-    # -- among others ------------------------------------------------------------------------------
+    # -- other workers -----------------------------------------------------------------------------
 
     @contextmanager
     def _slot(self) -> Iterator[None]:
-        def say(holder: str) -> None:
+        def report_wait(holder: str) -> None:
             self._listener(WaitingForDevice(device=self._definition.device.device, holder=holder))
 
-        with self._executor.slot(self._slots, on_wait=say):
+        with self._executor.slot(self._slots, on_wait=report_wait):
             failpoint("device taken")
             yield
 
     def _refresh(self) -> None:
-        self._take_in(self._shared.refresh(), say=True)
+        self._tell_sampler(self._shared.refresh(), notify=True)
 
-    def _take_in(self, records: Iterable[TrialRecord], *, say: bool) -> None:
-        """Results in the order they came: the sampler of every worker, and of every later search, hears the same."""
+    def _tell_sampler(self, records: Iterable[TrialRecord], *, notify: bool) -> None:
+        """Tell the sampler the finished trials, and the listener too with `notify`.
+
+        They come in the order of their results, so that the samplers of all workers and of every
+        later search are told the same.
+        """
         for record in records:
             if record.is_finished:
-                with self._in_sampler():
-                    self._optuna.tell(record.config, self._observer.to_optuna_values(record))
-                if say:
+                values = self._objective_encoder.to_optuna_values(record)
+                with self._timed_as_sampler():
+                    self._optuna.tell(record.config, values)
+                if notify:
                     self._listener(TrialEnded(record=record))
 
     def _wait_for_others(self) -> None:
         self._listener(WaitingForOthers(numbers=tuple(sorted(self._shared.running))))
-        end = self._clock() + _SECONDS_BETWEEN_LOOKS
+        end = self._clock() + _SECONDS_BETWEEN_POLLS
         while self._clock() < end and not self._is_over():
-            time.sleep(_SECONDS_BETWEEN_LOOKS / 5)
+            time.sleep(_SECONDS_BETWEEN_POLLS / 5)
 
-    # -- what next ---------------------------------------------------------------------------------
+    # -- the next configuration --------------------------------------------------------------------
 
     def _measure_next(self) -> bool:
-        """Measures one configuration; False when there is none, or none for this worker just now."""
+        """Run one trial; return False when none is left, or none for this worker at the moment.
+
+        Poison trials, whose attempts ended their workers, run last.
+        """
         self._ending = None
         return (
-            self._measure_unfinished(deadly=False)
+            self._measure_unfinished(poison=False)
             or self._measure_new()
-            or self._measure_unfinished(deadly=True)
+            or self._measure_unfinished(poison=True)
         )
 
-    def _measure_unfinished(self, *, deadly: bool) -> bool:
-        """One of the trials without a result that no other worker is at, and that can still be tried."""
-        busy = self._shared.running | self._shared.lost_too_often
+    def _measure_unfinished(self, *, poison: bool) -> bool:
+        """Run a trial that has no result, is not running, and has attempts left."""
+        excluded = self._shared.running | self._shared.lost_too_often
         for number, record in sorted(self._shared.unfinished.items()):
-            is_its_turn = number not in busy and (number in self._shared.deadly) == deadly
-            if is_its_turn and self._measure(record.config, name=record.name):
+            is_poison = number in self._shared.deadly
+            if number in excluded or is_poison != poison:
+                continue
+            if self._measure(record.config, name=record.name):
                 return True
         return False
 
@@ -188,18 +199,18 @@ class StudySession:
         return len(self._shared.records) < self._trials_wanted
 
     def _measure_next_suggestion(self) -> bool:
-        """Measures one configuration that was not seen; False when none is left, or none that is worth it."""
+        """Run a configuration without a trial; return False when none is left, or none worth it."""
         if self._legal.values and self._definition.sampler == "ehvi":
             return self._measure_most_promising()
         if self._legal.values and self._definition.sampler != "grid":
             for repeat in range(REPEATS_BEFORE_DRAWING):
                 self._check_stop()
-                with self._in_sampler():
+                with self._timed_as_sampler():
                     config = self._optuna.ask(repeat=repeat)
                 if not self._is_known(config) and self._measure(config):
                     return True
                 if not self._has_room():
-                    return False  # others have begun the last ones
+                    return False  # other workers have begun the last trials
         for config in self._optuna.unseen(set(self._shared.records)):
             self._check_stop()
             if not self._is_known(config) and self._measure(config):
@@ -210,7 +221,10 @@ class StudySession:
         return False
 
     def _measure_most_promising(self) -> bool:
-        """The best by all that is known; what is predicted for it first may make another the best."""
+        """Run the configuration of the largest expected hypervolume improvement.
+
+        Its memory is predicted first, after which another configuration may be the best.
+        """
         while choice := self._choose():
             if self._until_converged and choice.relative_gain < CONVERGED_IMPROVEMENT:
                 self._ending = Converged(
@@ -218,7 +232,7 @@ class StudySession:
                 )
                 return False
             if choice.surely_fits:
-                self._prediction_cache.do_without(choice.config)
+                self._prediction_cache.mark_not_needed(choice.config)
             if self._prediction_cache.is_known(choice.config):
                 return self._measure(choice.config)
             self._predict(choice.config)
@@ -231,19 +245,19 @@ class StudySession:
         self._check_stop()
         records = list(self._shared.records.values())
         finished = [record for record in records if record.is_finished]
-        beyond = self._prediction_cache.not_to_train(
+        not_to_train = self._prediction_cache.not_to_train(
             finished, limit_bytes=self._definition.cap_bytes
         )
-        with self._in_sampler():
+        with self._timed_as_sampler():
             return self._ranking.choose(
                 finished,
                 self._prediction_cache.known.values(),
-                excluded={*(record.config for record in records), *beyond},
+                excluded={*(record.config for record in records), *not_to_train},
                 seed=derived_seed(self._definition.seed, told=len(finished)),
             )
 
     @contextmanager
-    def _in_sampler(self) -> Iterator[None]:
+    def _timed_as_sampler(self) -> Iterator[None]:
         began = time.perf_counter()
         try:
             yield
@@ -251,13 +265,13 @@ class StudySession:
             self.seconds_in_sampler += time.perf_counter() - began
 
     def _is_known(self, config: TrainingConfig) -> bool:
-        """Whether there is a trial of it, or one of the very program it compiles to."""
+        """Return whether there is a trial of it, or one of the same compiled program."""
         if config.fingerprint in self._shared.records:
             return True
-        is_news = not self._prediction_cache.is_known(config)
+        was_predicted = self._prediction_cache.is_known(config)
         self._predict(config)
         same = self._prediction_cache.same_program(config, self._shared.records.values())
-        if same is not None and is_news:
+        if same is not None and not was_predicted:
             self._listener(SameProgram(config=config, number=same.number))
         return same is not None
 
@@ -270,7 +284,7 @@ class StudySession:
                 self._prediction_cache.of(config)
                 return
             except TrialLost:
-                continue  # its process was killed from outside
+                continue  # something outside killed the process of the prediction
         self._prediction_cache.of(config)
 
     def _is_over(self) -> bool:
@@ -281,20 +295,17 @@ class StudySession:
         if self._should_stop():
             raise Stopped("the search was stopped", hint="the same command goes on from here")
         if self._shared.has_lost_its_lease:
-            raise _AttemptGivenUp
+            raise _LeaseLost
 
     def _check_device_after(self, measurement: Measurement) -> None:
-        """What CUDA says of a crash may be the device's fault.
-
-        Raises TrialLost where it no longer works.
-        """
+        """Raise TrialLost if the device no longer works: a CUDA crash may be the device's fault."""
         if measurement.outcome == "crashed" and self._definition.device.type == "cuda":
             self._executor.check_device(self._definition.device.device)
 
-    # -- run and keep ------------------------------------------------------------------------------
+    # -- run and store -----------------------------------------------------------------------------
 
     def _measure(self, config: TrainingConfig, *, name: str | None = None) -> bool:
-        """Runs one attempt at the configuration; False where it was not to be had."""
+        """Run one attempt at the configuration; return False if another worker has claimed it."""
         attempt = self._shared.claim(config, most_trials=self._trials_wanted, name=name)
         if attempt is None:
             self._refresh()
@@ -303,7 +314,7 @@ class StudySession:
         with self._shared.working_on(attempt):
             try:
                 self._predict(config)
-                finished = self._measuring.measure(
+                finished = self._trial_runner.measure(
                     config, log_name=attempt.log_name, records=self._shared.records.values()
                 )
                 self._check_device_after(finished.measurement)
@@ -311,7 +322,7 @@ class StudySession:
                 self._shared.lose(attempt, cause=error.message)
                 self._executor.check_device(self._definition.device.device)
                 return True
-            except _AttemptGivenUp:
+            except _LeaseLost:
                 return True
             except BaseException:
                 self._shared.give_back(attempt)

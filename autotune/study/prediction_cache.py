@@ -1,4 +1,4 @@
-"""What a study knows of a configuration before it is run: its prediction, and whether it is another one's program."""
+"""Predictions of a study's configurations, and which of them compile to the same program."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,9 +13,9 @@ from autotune.units import format_size
 
 
 class PredictionCache:
-    """Predictions of one study, kept in its database.
+    """Predictions of one study, stored in its database.
 
-    Without `predict` only what is kept already is known.
+    With `predict` None, only the predictions stored already are available.
     """
 
     def __init__(
@@ -31,54 +31,58 @@ class PredictionCache:
         self._predict = predict
         self._retry = retry
         self._known: dict[str, Forecast] = retry(lambda: store.forecasts(definition.name))
-        self._without: set[TrainingConfig] = set()
+        self._not_needed: set[TrainingConfig] = set()
 
-    def do_without(self, config: TrainingConfig) -> None:
-        """Leaves a configuration unpredicted whose prediction would change nothing."""
-        self._without.add(config)
+    def mark_not_needed(self, config: TrainingConfig) -> None:
+        """Leave a configuration unpredicted, because its prediction would change nothing."""
+        self._not_needed.add(config)
 
     def of(self, config: TrainingConfig) -> Forecast | None:
-        """The configuration's forecast, predicted now if it never was; None where nothing is to be predicted."""
-        known = self._known.get(config.fingerprint)
-        if known is None and not self.is_known(config) and self._predict is not None:
-            known = self._predict(config)
-            self._keep(known)
-        return known
+        """Return the configuration's forecast, predicting it if there is none yet.
 
-    def _keep(self, forecast: Forecast) -> None:
+        Returns None where the study predicts nothing or the prediction is not needed.
+        """
+        forecast = self._known.get(config.fingerprint)
+        if forecast is None and not self.is_known(config) and self._predict is not None:
+            forecast = self._predict(config)
+            self._store_forecast(forecast)
+        return forecast
+
+    def _store_forecast(self, forecast: Forecast) -> None:
         self._retry(lambda: self._store.keep_forecast(self._definition.name, forecast))
         self._known[forecast.config.fingerprint] = forecast
         failpoint("forecast kept")
 
     @property
     def known(self) -> Mapping[str, Forecast]:
-        """Fingerprint to forecast, of all that was predicted so far."""
+        """All forecasts so far, by the configuration's fingerprint."""
         return self._known
 
     def is_known(self, config: TrainingConfig) -> bool:
-        """Or need not be known."""
-        return config.fingerprint in self._known or self._predict is None or config in self._without
+        """Return whether the configuration has a forecast or needs none."""
+        if self._predict is None or config in self._not_needed:
+            return True
+        return config.fingerprint in self._known
 
     def not_to_train(
         self, records: Iterable[TrialRecord], *, limit_bytes: int
     ) -> set[TrainingConfig]:
-        """What was predicted to be surely over the limit, or to run the very program a finished trial ran."""
-        finished = [
-            self._known.get(record.config.fingerprint) for record in records if record.is_finished
-        ]
-        programs = {
-            forecast.plan
-            for forecast in finished
-            if forecast is not None and forecast.plan is not None
-        }
+        """Return the configurations that are surely over the limit or repeat a finished program."""
+        finished_programs = set()
+        for record in records:
+            forecast = self._known.get(record.config.fingerprint)
+            if record.is_finished and forecast is not None and forecast.plan is not None:
+                finished_programs.add(forecast.plan)
         return {
             forecast.config
             for forecast in self._known.values()
-            if forecast.plan in programs or _is_over(forecast, limit_bytes)
+            if forecast.plan in finished_programs or _is_over(forecast, limit_bytes)
         }
 
-    def refused(self, config: TrainingConfig, *, limit_bytes: int) -> Measurement | None:
-        """The measurement that takes the place of a training where even the least it can need exceeds the limit."""
+    def measurement_if_over(
+        self, config: TrainingConfig, *, limit_bytes: int
+    ) -> Measurement | None:
+        """Return the result of a configuration that is surely over the limit; None otherwise."""
         forecast = self.of(config)
         if forecast is None or forecast.prediction is None or not _is_over(forecast, limit_bytes):
             return None
@@ -92,7 +96,7 @@ class PredictionCache:
     def same_program(
         self, config: TrainingConfig, records: Iterable[TrialRecord]
     ) -> TrialRecord | None:
-        """A finished trial that ran the very program this configuration compiles to, if there is one."""
+        """Return a finished trial of the same compiled program, if there is one."""
         forecast = self.of(config)
         if forecast is None or forecast.plan is None:
             return None
@@ -104,5 +108,5 @@ class PredictionCache:
 
 
 def _is_over(forecast: Forecast, limit_bytes: int) -> bool:
-    """Whether even the least that the prediction leaves room for is more than the limit."""
+    """Return whether even the lower bound of the predicted peak is over the limit."""
     return forecast.prediction is not None and forecast.prediction.lower_bound_bytes > limit_bytes

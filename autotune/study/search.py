@@ -1,6 +1,7 @@
-"""The study: ask, run, keep, tell.
+"""Entry of a search: open or resume a study, start its workers, run the main loop, read the result.
 
-`search` runs one, `result_of` reads one; `dry_run.py` says what one would do.
+`search` runs a study and `result_of` reads one; `dry_run.py` reports what a study would do. The
+main loop is `loop.py`, and one trial of it `trial_runner.py`.
 """
 
 import time
@@ -40,10 +41,11 @@ def search(
     should_stop: Callable[[], bool] = lambda: False,
     make_executor: Callable[..., LocalExecutor] = LocalExecutor,
 ) -> StudyResult:
-    """Begins the study, continues it or joins it, and returns what is known when it is done.
+    """Start, resume or join the study of `request`, and return its result once it is done.
 
-    Raises AutotuneError for what cannot be done as asked, and Stopped when `should_stop` says so;
-    what was measured until then is kept, and the same call goes on from there.
+    Raises AutotuneError for a request that is invalid or cannot be carried out, and Stopped once
+    `should_stop` returns True. Everything measured until then is stored, and the same call resumes
+    from there.
     """
 
     def check_stop() -> None:
@@ -72,9 +74,8 @@ def search(
             failpoint("files prepared")
         name = request.name or "" if new is None else new.definition.name
         try:
-            with opened_store(
-                request.storage, retry
-            ) as store:  # not before: what is refused leaves no database
+            # The database is opened only now, so that a rejected request does not create one.
+            with opened_store(request.storage, retry) as store:
                 with alone(work / f".{name}.opening", check_stop):
                     opened = open_study(
                         store, name, new, request, executor=executor, work=work, retry=retry
@@ -116,18 +117,20 @@ def _run(
     from autotune.study.loop import StudySession
 
     definition = opened.definition
-    is_predictable = request.predict and definition.workload.script is None
     forecaster = Forecaster.of_device(
         definition.device, executor=executor, workload=definition.workload
     )
-    predict = forecaster.forecast if is_predictable else None
-    budget = request.time_budget_seconds
-    deadline = None if budget is None else time.monotonic() + budget
+    predict = None
+    if request.predict and definition.workload.script is None:
+        predict = forecaster.forecast
+    deadline = None
+    if request.time_budget_seconds is not None:
+        deadline = time.monotonic() + request.time_budget_seconds
     slots = executor.slots_on(definition.device, places=request.trials_per_device)
     with Coordinator(
         definition, store=store, folder=folder, listener=listener, retry=retry
     ) as shared:
-        for sentence in _of_this_machine(definition.device, request):
+        for sentence in _device_warnings(definition.device, request):
             listener(Notice(message=sentence))
         listener(
             StudyOpened(
@@ -161,12 +164,13 @@ def _run(
         session.run(trials_wanted=opened.trials_wanted, deadline=deadline)
 
 
-def _of_this_machine(device: DeviceInfo, request: SearchRequest) -> Iterator[str]:
-    """What of the machine makes a search on a GPU mean something else than it seems to."""
+def _device_warnings(device: DeviceInfo, request: SearchRequest) -> Iterator[str]:
+    """Sentences on how this machine changes the meaning of measurements on a GPU."""
     if request.trials_per_device > 1 and device.context_bytes is not None:
         yield (
-            f"{request.trials_per_device} trials at a time share {device.device}: their speeds are those of sharing "
-            f"it, and each counts {format_size(device.context_bytes)} for its CUDA context, as of a new one, without "
+            f"{request.trials_per_device} trials at a time share {device.device}: their speeds are "
+            "those of sharing it, and each counts "
+            f"{format_size(device.context_bytes)} for its CUDA context, as of a new one, without "
             "the kernels that it loads; leave --trials-per-device out to measure both"
         )
     if sentence := why_containers_are_not_seen(device):
@@ -176,7 +180,7 @@ def _of_this_machine(device: DeviceInfo, request: SearchRequest) -> Iterator[str
 def result_of(
     store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES
 ) -> StudyResult:
-    """Everything known of a study, with its front and pick. Raises UnknownStudy."""
+    """Return a study's trials with its Pareto front, pick and baseline. Raises UnknownStudy."""
     definition, _ = store.definition(study)
     records = store.trials(study)
     baseline = _baseline_of(definition, records)
@@ -197,7 +201,7 @@ def result_of(
 def view_of(
     store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES
 ) -> StudyView:
-    """The same with the study's definition and predictions, for figures and reports.
+    """Return the result with the study's definition and predictions, for figures and reports.
 
     Raises UnknownStudy.
     """
@@ -215,19 +219,23 @@ def view_of(
 def _devices_of_workers(
     request: SearchRequest, definition: StudyDefinition, executor: LocalExecutor
 ) -> list[DeviceInfo]:
-    """The study's device, and where none was asked for by name the others of its kind."""
+    """Return the study's device, and other GPUs of its kind unless one was requested by name."""
     device = definition.device
-    if request.workers == 1 or request.device not in (None, device.type) or device.type == "cpu":
+    is_named = request.device not in (None, device.type)
+    if request.workers == 1 or is_named or device.type == "cpu":
         return [device]
-    alike = [
-        other
-        for other in executor.devices()
-        if other.name == device.name and other.device != device.device
-    ]
-    return [device, *alike]
+    devices = [device]
+    for other in executor.devices():
+        if other.name == device.name and other.device != device.device:
+            devices.append(other)
+    return devices
 
 
 def _baseline_of(definition: StudyDefinition, records: Iterable[TrialRecord]) -> TrialRecord | None:
+    """Return the baseline's record; None while it has no result that others can be compared with."""
     baseline = definition.baseline_config()
-    known = ("ok", "over_cap", "predicted_over_cap")
-    return next((r for r in records if r.config == baseline and r.outcome in known), None)
+    for record in records:
+        is_comparable = record.outcome in ("ok", "over_cap", "predicted_over_cap")
+        if is_comparable and record.config == baseline:
+            return record
+    return None

@@ -1,12 +1,12 @@
-"""One configuration put to the test: foreseen, held against a plain training, trained under the cap.
+"""Runs one trial: prediction, comparison with a plain training, training under the memory cap.
 
-Perplexity belongs to a numerics class: the first trial of a class is trained to the end, with
-`seeds` more than once, and stands for the others, which are trained for memory and speed only.
-`full_trainings` trains every one to the end.
+Configurations of one numerics class compute the same numbers and share one perplexity. The first
+trial of a class, its representative, is trained to the end (once for each of `seeds`); the others
+are trained for memory and speed only. With `full_trainings` every trial is trained to the end.
 
-That holds for a training script, too. Its own evaluation may read other text with another micro
-batch; compared between configurations that compute the same numbers, that is noise. But whether
-another micro batch is the same training, the script decides: `ParityGate.updates_alike`.
+This applies to a training script, too. The script's evaluation may read other text with another
+micro batch; between configurations that compute the same numbers, that difference is noise. Whether
+another micro batch is the same training depends on the script: see `ParityGate.updates_alike`.
 """
 
 import math
@@ -34,24 +34,27 @@ from autotune.study.parity_gate import ParityGate, Verdict
 from autotune.study.prediction_cache import PredictionCache
 
 _SECONDS_TO_END_A_TRIAL = 5.0
+"""How long to wait for a cancelled trial to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOptions:
-    """How trials are run; may differ from one run of a study to the next."""
+    """How trials are run; these options may differ from one run of a study to the next."""
 
     time_limit_seconds: float
     compile_time_limit_seconds: float | None = None
     step_time_limit_seconds: float | None = None
-    """None: a share of the whole (`execution/server/limits.py`)."""
+    """None: a share of `time_limit_seconds` (`execution/server/limits.py`)."""
     full_trainings: bool = False
     seeds: int = 1
-    """Trainings of a trial that stands for its numerics class, each from its own initial weights
-    and data order."""
+    """How often the representative of a numerics class is trained, each time with other initial
+    weights and another order of the data."""
     keep_snapshots: bool = False
 
 
 class TrialRunner:
+    """Runs the trials of one study on one device."""
+
     def __init__(
         self,
         definition: StudyDefinition,
@@ -70,14 +73,14 @@ class TrialRunner:
         self._executor = executor
         self._prediction_cache = prediction_cache
         self._folder = study_folder
-        self._manner = trial_options
+        self._options = trial_options
         self._check_stop = check_stop
         self._clock = clock
         workload = definition.workload
         self._listener = listener
         self._was_evaluation_noted = False
-        # A model or a script of the user's may have a loss that is no sum over the sequences of the
-        # global batch.
+        # The loss of a user's model or script need not be a sum over the sequences of the global
+        # batch.
         self._any_micro_batch = workload.script is None and not is_function_reference(
             workload.model
         )
@@ -91,28 +94,28 @@ class TrialRunner:
     def measure(
         self, config: TrainingConfig, *, log_name: str, records: Iterable[TrialRecord]
     ) -> FinishedTrial:
-        """The result of one configuration.
+        """Return the result of one configuration.
 
-        Raises Stopped, and TrialLost where the machine has cost it.
+        Raises Stopped, and TrialLost when the machine, not the configuration, ended the trial.
         """
-        return self._skip_if_predicted_over_cap(config) or self._run_with_parity_check(
-            config, log_name=log_name, records=records
-        )
+        skipped = self._skip_if_predicted_over_cap(config)
+        if skipped is not None:
+            return skipped
+        return self._run_with_parity_check(config, log_name=log_name, records=records)
 
     def _skip_if_predicted_over_cap(self, config: TrainingConfig) -> FinishedTrial | None:
-        """The result of a configuration whose prediction leaves no doubt; None where it must be trained.
+        """Return the result of a configuration that is surely over the cap; None to train it.
 
-        The baseline is trained beyond the cap, wherever the device can hold it.
+        The baseline is trained even over the cap if the device can hold it.
         """
         began = self._clock()
-        device_bytes = self._definition.device.total_memory_bytes
-        limit_bytes = device_bytes if config == self._baseline else self._definition.cap_bytes
-        refused = self._prediction_cache.refused(config, limit_bytes=limit_bytes)
-        return (
-            None
-            if refused is None
-            else FinishedTrial(measurement=refused, seconds=self._clock() - began)
-        )
+        limit_bytes = self._definition.cap_bytes
+        if config == self._baseline:
+            limit_bytes = self._definition.device.total_memory_bytes
+        measurement = self._prediction_cache.measurement_if_over(config, limit_bytes=limit_bytes)
+        if measurement is None:
+            return None
+        return FinishedTrial(measurement=measurement, seconds=self._clock() - began)
 
     def _run_with_parity_check(
         self, config: TrainingConfig, *, log_name: str, records: Iterable[TrialRecord]
@@ -127,23 +130,21 @@ class TrialRunner:
                 parity_message=verdict.message,
             )
             return FinishedTrial(measurement=failed, seconds=self._clock() - began)
-        stands_for_it = None
-        if verdict.kind != "not compared" and not self._manner.full_trainings:
-            stands_for_it = self._representative(config, records)
+        shared_with = None
+        if verdict.kind != "not compared" and not self._options.full_trainings:
+            shared_with = self._representative(config, records)
+        bounds = None
+        if shared_with is not None:
+            bounds = pruning_bounds(config, records, is_same=self._is_same_training)
         finished = self._train_under_cap(
-            config,
-            log_name=log_name,
-            reference=verdict.reference,
-            pruning_bounds=None
-            if stands_for_it is None
-            else pruning_bounds(config, records, is_same=self._is_same_training),
+            config, log_name=log_name, reference=verdict.reference, pruning_bounds=bounds
         )
         measurement = _with_verdict(finished.measurement, verdict)
         self._note_evaluation(measurement)
-        if stands_for_it is not None:
-            measurement = _with_perplexity_of(stands_for_it, measurement)
+        if shared_with is not None:
+            measurement = _with_perplexity_of(shared_with, measurement)
         elif self._representative(config, records) is None:
-            measurement = self._repeated(config, measurement, log_name=log_name)
+            measurement = self._with_repeats(config, measurement, log_name=log_name)
         return FinishedTrial(measurement=measurement, seconds=self._clock() - began)
 
     def _representative(
@@ -153,7 +154,7 @@ class TrialRunner:
         return representative(config, records, steps=steps, is_same=self._is_same_training)
 
     def _is_same_training(self, config: TrainingConfig, other: TrainingConfig) -> bool:
-        """Whether two configurations of one numerics class train alike, whatever their micro batches."""
+        """Return whether two configurations of a numerics class are one training."""
         if self._any_micro_batch or config.micro_batch_size == other.micro_batch_size:
             return True
         return self._definition.workload.script is not None and self._gate.updates_alike(
@@ -161,29 +162,31 @@ class TrialRunner:
         )
 
     def _note_evaluation(self, measurement: Measurement) -> None:
-        """Says once that the evaluation of a script decides nothing."""
-        if (
-            NOT_AFTER_THE_LAST_STEP in (measurement.perplexity_source or "")
-            and not self._was_evaluation_noted
-        ):
-            self._was_evaluation_noted = True
-            steps = self._definition.workload.steps
-            self._listener(
-                Notice(
-                    message=f"from here on perplexity is that of the {measurement.perplexity_source}: evaluate after "
-                    f"the update of step {steps} and give the loss to autotune.report(..., evaluation_loss=...)"
-                )
+        """Tell the user, once, that the evaluation of a script is not after its last step."""
+        source = measurement.perplexity_source or ""
+        if NOT_AFTER_THE_LAST_STEP not in source or self._was_evaluation_noted:
+            return
+        self._was_evaluation_noted = True
+        steps = self._definition.workload.steps
+        self._listener(
+            Notice(
+                message=f"from here on perplexity is that of the {source}: evaluate after the "
+                f"update of step {steps} and give the loss to "
+                "autotune.report(..., evaluation_loss=...)"
             )
+        )
 
-    def _repeated(
+    def _with_repeats(
         self, config: TrainingConfig, first: Measurement, *, log_name: str
     ) -> Measurement:
-        """With the mean and the spread of perplexity over the seeds wanted."""
+        """Train with the remaining seeds; return `first` with the perplexities' mean and spread."""
         workload = self._definition.workload
-        if self._manner.seeds == 1 or first.perplexity is None or workload.script is not None:
+        if self._options.seeds == 1 or first.perplexity is None or workload.script is not None:
             return first
-        perplexities, failures = [first.perplexity], []
-        for seed in ((workload.seed + extra) % 2**32 for extra in range(1, self._manner.seeds)):
+        perplexities = [first.perplexity]
+        failures = []
+        for extra in range(1, self._options.seeds):
+            seed = (workload.seed + extra) % 2**32
             seeded = replace(workload, seed=seed)
             self._executor.prepare_seed(self._definition, seeded, self._folder)
             repeat = self._train(
@@ -205,7 +208,7 @@ class TrialRunner:
             perplexity_source=f"measured, mean of {len(perplexities)} seeds{failed}",
         )
 
-    # -- in a process of its own -------------------------------------------------------------------
+    # -- training in a separate process ------------------------------------------------------------
 
     def _train_under_cap(
         self,
@@ -215,7 +218,10 @@ class TrialRunner:
         reference: ParityTrace | None,
         pruning_bounds: Sequence[PruningBound] | None,
     ) -> FinishedTrial:
-        """`pruning_bounds` where perplexity is shared; None where it is to be measured."""
+        """Train once; the baseline, if it does not fit the cap, without it.
+
+        `pruning_bounds` is None where perplexity is to be measured, not shared.
+        """
 
         def train(*, enforce_cap: bool) -> FinishedTrial:
             return self._train(
@@ -227,7 +233,7 @@ class TrialRunner:
             )
 
         is_baseline = config == self._baseline
-        if is_baseline and self._prediction_cache.refused(
+        if is_baseline and self._prediction_cache.measurement_if_over(
             config, limit_bytes=self._definition.cap_bytes
         ):
             return train(enforce_cap=False)
@@ -257,20 +263,20 @@ class TrialRunner:
             reference=reference,
             shares_perplexity=pruning_bounds is not None,
             pruning_bounds=pruning_bounds or (),
-            keep_snapshot=self._manner.keep_snapshots,
+            keep_snapshot=self._options.keep_snapshots,
         )
         return self._wait_for(future)
 
     @property
     def _time_limits(self) -> dict[str, Any]:
         return {
-            "time_limit_seconds": self._manner.time_limit_seconds,
-            "compile_time_limit_seconds": self._manner.compile_time_limit_seconds,
-            "step_time_limit_seconds": self._manner.step_time_limit_seconds,
+            "time_limit_seconds": self._options.time_limit_seconds,
+            "compile_time_limit_seconds": self._options.compile_time_limit_seconds,
+            "step_time_limit_seconds": self._options.step_time_limit_seconds,
         }
 
     def _wait_for(self, future: "Future[FinishedTrial]") -> FinishedTrial:
-        """The trial's result; whatever ends the wait early ends the trial, and it will be run again."""
+        """Return the trial's result; an exception during the wait cancels the trial."""
         try:
             while True:
                 try:
@@ -291,7 +297,7 @@ class TrialRunner:
                 dropout=dropout,
                 **self._time_limits,
             )
-        except PreparationFailed as error:  # its process died or ran out of time
+        except PreparationFailed as error:  # the process died or ran out of time
             return error.message
 
 
@@ -309,26 +315,25 @@ def representative(
     steps: int,
     is_same: IsSameTraining = _always_same,
 ) -> TrialRecord | None:
-    """The first trial of the same numerics class that was trained all `steps`, and is the same training.
+    """Return the first trial of the same training that was trained for all `steps`, if any.
 
-    `is_same` says whether two configurations of a numerics class are one training.
+    It is of the numerics class of `config`; `is_same` decides whether two configurations of a
+    numerics class are one training.
     """
-    alike = (
-        record
-        for record in records
-        if record.parity == "same"
-        and record.perplexity is not None
-        and _is_of_its_whole_training(record.perplexity_source or "", steps=steps)
-        and record.config.numerics_class == config.numerics_class
-    )
-    for record in sorted(alike, key=lambda record: record.number):
-        if is_same(config, record.config):
+    for record in sorted(records, key=lambda record: record.number):
+        if (
+            record.parity == "same"
+            and record.perplexity is not None
+            and _is_after_all_steps(record.perplexity_source or "", steps=steps)
+            and record.config.numerics_class == config.numerics_class
+            and is_same(config, record.config)
+        ):
             return record
     return None
 
 
-def _is_of_its_whole_training(source: str, *, steps: int) -> bool:
-    """Whether a perplexity says what the trial itself has learned in all its steps."""
+def _is_after_all_steps(source: str, *, steps: int) -> bool:
+    """Return whether a perplexity was measured in the trial itself, after all of its steps."""
     return source.startswith(("measured", "training loss")) or source == f"{AFTER_STEP} {steps}"
 
 
@@ -338,33 +343,37 @@ def pruning_bounds(
     *,
     is_same: IsSameTraining = _always_same,
 ) -> tuple[PruningBound, ...]:
-    """The feasible trials that are the same training: one that is better in memory and speed ends this one.
+    """Return the feasible trials of the same training: one better in memory and speed prunes it.
 
-    Not those of an earlier study: how fast the device was that day is not known.
+    Trials reused from an earlier study are excluded: how fast the device was then is not known.
     """
-    return tuple(
-        PruningBound(
-            number=r.number,
-            peak_memory_bytes=r.peak_memory_bytes,
-            tokens_per_second=r.tokens_per_second,
-        )
-        for r in records
-        if r.feasible
-        and r.parity == "same"
-        and r.reused_from is None
-        and r.config.numerics_class == config.numerics_class
-        and r.peak_memory_bytes is not None
-        and r.tokens_per_second is not None
-        and is_same(config, r.config)
-    )
+    bounds = []
+    for record in records:
+        if (
+            record.feasible
+            and record.parity == "same"
+            and record.reused_from is None
+            and record.config.numerics_class == config.numerics_class
+            and record.peak_memory_bytes is not None
+            and record.tokens_per_second is not None
+            and is_same(config, record.config)
+        ):
+            bounds.append(
+                PruningBound(
+                    number=record.number,
+                    peak_memory_bytes=record.peak_memory_bytes,
+                    tokens_per_second=record.tokens_per_second,
+                )
+            )
+    return tuple(bounds)
 
 
 def bits_per_byte_at(perplexity: float, first: Measurement) -> float | None:
-    """Bits a byte where `perplexity` stands in the place of the one that was measured first.
+    """Return the bits per byte of `perplexity`, scaled from the pair in `first`.
 
-    Both are the same mean loss in other units, so that they grow as the logarithm of perplexity
-    does. A perplexity of 1 is no loss at all, which no unit scales: its bits are returned as they
-    are.
+    Both numbers are the mean loss in different units, so bits per byte are proportional to the
+    logarithm of perplexity: bits = bits(first) * ln(perplexity) / ln(perplexity(first)). With a
+    first perplexity of 1 the loss is zero and cannot be scaled: the bits of `first` are returned.
     """
     if first.bits_per_byte is None or first.perplexity is None or first.perplexity == 1.0:
         return first.bits_per_byte
@@ -372,8 +381,7 @@ def bits_per_byte_at(perplexity: float, first: Measurement) -> float | None:
 
 
 def _with_verdict(measurement: Measurement, verdict: Verdict) -> Measurement:
-    """A trial that compared itself with the reference has said so already."""
-    if verdict.kind == "compare":
+    if verdict.kind == "compare":  # the trial has made the comparison itself
         return measurement
     return replace(measurement, parity=verdict.kind, parity_message=verdict.message)
 

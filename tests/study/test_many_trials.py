@@ -95,7 +95,7 @@ def test_nothing_is_left_only_after_all_of_the_space_was_looked_at(study, made, 
         looked_at.extend(config.fingerprint for config in candidates.configs)
         return numpy.zeros(len(candidates.configs))
 
-    monkeypatch.setattr(Knowledge, "gains", no_gain)
+    monkeypatch.setattr(Knowledge, "scores", no_gain)
     legal = study.legal_space()
     tried = {record.config for record in made.records}
     assert (

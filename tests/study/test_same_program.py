@@ -97,7 +97,7 @@ def test_only_what_even_at_its_least_exceeds_the_limit_is_refused(tmp_path):
     try:
         limits = (38 * MIB, 39 * MIB, 40 * MIB)
         refused = [
-            prediction_cache.refused(compiled(0.9), limit_bytes=limit) is not None
+            prediction_cache.measurement_if_over(compiled(0.9), limit_bytes=limit) is not None
             for limit in limits
         ]
     finally:

@@ -1,1 +1,1 @@
-"""Which configuration to try next: our expected hypervolume improvement, or one of Optuna's samplers."""
+"""Samplers, which pick the next configuration: expected hypervolume improvement, or Optuna's."""

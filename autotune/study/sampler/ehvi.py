@@ -1,11 +1,17 @@
-"""Expected gain in hypervolume of trying a configuration whose memory and perplexity are known and whose speed is not.
+"""Expected hypervolume improvement of configurations with known memory, perplexity; unknown speed.
 
-With memory and perplexity known the expectation has a closed form: the dominated volume is a stack
-of slices, one for each level of perplexity, and in each slice a staircase over memory; what a speed
-adds above a stair is the expected improvement of Jones et al. ("Efficient global optimization of
-expensive black-box functions", 1998). The hypervolume improvement as such: Emmerich, Giannakoglou
-and Naujoks, "Single- and multiobjective evolutionary optimization assisted by Gaussian random field
-metamodels", 2006.
+With memory m and perplexity p known and speed normally distributed, the expectation has a closed
+form. The dominated volume is a stack of slices, one for each level of perplexity, and each slice is
+a staircase over memory, which gives the best speed to be had with so much memory:
+
+    EHVI(m, p) = sum over levels l above p of  height(l)
+                 * sum over stairs j of l of  width(j, above m) * EI(speed(j))
+    EI(s) = E[max(0, speed - s)] = (mean - s) * Phi(z) + deviation * phi(z),
+            z = (mean - s) / deviation
+
+EI is the expected improvement of Jones, Schonlau and Welch, "Efficient global optimization of
+expensive black-box functions", 1998. EHVI is from Emmerich, Giannakoglou and Naujoks, "Single- and
+multiobjective evolutionary optimization assisted by Gaussian random field metamodels", 2006.
 """
 
 import itertools
@@ -18,13 +24,14 @@ from numpy.typing import NDArray
 
 Array = NDArray[numpy.float64]
 
-_SURELY_BELOW, _SURELY_ABOVE = 39.0, 9.0
-"""Standard deviations at which a normal distribution function is 0 and 1 in a float."""
+_CDF_IS_0_BELOW, _CDF_IS_1_ABOVE = 39.0, 9.0
+"""Distance from the mean, in standard deviations, from which the normal cumulative distribution
+function is exactly 0 and 1 in a float."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Objectives of a trial, in any units: memory and perplexity smaller, speed larger is better."""
+    """Objectives of a trial, in any units: smaller memory and perplexity and larger speed win."""
 
     memory: float
     speed: float
@@ -32,26 +39,34 @@ class Point:
 
 
 def not_dominated(points: Sequence[Point]) -> list[Point]:
-    """Without those that another is as good as in everything; of equal ones the first stays."""
+    """Return the points that no other equals or beats in all objectives.
+
+    Of equal points the first is returned.
+    """
     rows = numpy.array([(point.memory, point.speed, point.perplexity) for point in points]).reshape(
         len(points), 3
     )
-    return [points[place] for place in places_not_dominated(*rows.T)]
+    return [points[index] for index in indices_not_dominated(*rows.T)]
 
 
-def places_not_dominated(memory: Array, speed: Array, perplexity: Array) -> list[int]:
-    """The same of points as columns, in the order of their memory: as many passes as are kept, each over the others."""
-    left = numpy.lexsort((perplexity, -speed, memory))
-    kept = []
-    while len(left):
-        first = left[0]
-        kept.append(int(first))
-        left = left[(speed[left] > speed[first]) | (perplexity[left] < perplexity[first])]
-    return kept
+def indices_not_dominated(memory: Array, speed: Array, perplexity: Array) -> list[int]:
+    """Return the indices of the points that are not dominated, in the order of their memory.
+
+    Each pass takes the remaining point of least memory and drops all that it dominates.
+    """
+    remaining = numpy.lexsort((perplexity, -speed, memory))
+    front = []
+    while len(remaining):
+        first = remaining[0]
+        front.append(int(first))
+        is_faster = speed[remaining] > speed[first]
+        is_better = perplexity[remaining] < perplexity[first]
+        remaining = remaining[is_faster | is_better]
+    return front
 
 
 def hypervolume(points: Sequence[Point], *, reference: Point) -> float:
-    """Volume that `points` dominate and that dominates `reference`."""
+    """Return the volume between `points` and `reference` that the points dominate."""
     total = 0.0
     for level in _levels(points, reference):
         stairs = _staircase(points, level.upper_end, reference)
@@ -70,27 +85,30 @@ def expected_hypervolume_improvement(
     speed_mean: Array,
     speed_deviation: Array,
 ) -> Array:
-    """Expected growth of the hypervolume by each candidate, [candidate]; its speed is normally distributed."""
-    gain = numpy.zeros(len(memory))
-    stairs_speeds = numpy.unique([reference.speed, *(point.speed for point in points)])
-    improvements = _expected_improvement(speed_mean, speed_deviation, stairs_speeds)
-    for level in _levels(
-        [*points, *(_at(reference, p) for p in numpy.unique(perplexity))], reference
-    ):
-        (there,) = numpy.nonzero(perplexity <= level.lower_end)
+    """Return the expected growth of the hypervolume by each candidate, [candidate].
+
+    `memory`, `perplexity`, `speed_mean` and `speed_deviation` are [candidate]; the speed of a
+    candidate is normally distributed. The formula is at the top of the module.
+    """
+    improvement = numpy.zeros(len(memory))
+    stair_speeds = numpy.unique([reference.speed, *(point.speed for point in points)])
+    speed_improvements = _expected_improvement(speed_mean, speed_deviation, stair_speeds)
+    # A candidate's perplexity splits a level: only the part above it counts for the candidate.
+    splits = [_split_at(value, reference) for value in numpy.unique(perplexity)]
+    for level in _levels([*points, *splits], reference):
+        (below,) = numpy.nonzero(perplexity <= level.lower_end)
         stairs = _staircase(points, level.upper_end, reference)
-        left = numpy.maximum(stairs.left[None, :], memory[there, None])
+        left = numpy.maximum(stairs.left[None, :], memory[below, None])
         width = numpy.clip(stairs.right[None, :] - left, 0.0, None)
-        improvement = improvements[
-            numpy.ix_(there, numpy.searchsorted(stairs_speeds, stairs.speed))
-        ]
-        gain[there] += level.height * (width * improvement).sum(axis=1)
-    return gain
+        columns = numpy.searchsorted(stair_speeds, stairs.speed)
+        above_stair = speed_improvements[numpy.ix_(below, columns)]
+        improvement[below] += level.height * (width * above_stair).sum(axis=1)
+    return improvement
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Level:
-    """Perplexities between two neighbours among those seen."""
+    """A range of perplexity between two neighbouring values of the points."""
 
     lower_end: float
     upper_end: float
@@ -110,7 +128,7 @@ def _levels(points: Sequence[Point], reference: Point) -> list[_Level]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Stairs:
-    """Between two amounts of memory, the best speed that is had with the lower one; [stair] each."""
+    """The best speed to be had with memory between `left` and `right`, each [stair]."""
 
     left: Array
     right: Array
@@ -118,8 +136,8 @@ class _Stairs:
 
 
 def _staircase(points: Sequence[Point], below_perplexity: float, reference: Point) -> _Stairs:
-    """Of the points that are better than `below_perplexity`, from no memory up to the reference's."""
-    within = sorted(
+    """Return the staircase of the points below a perplexity, from no memory to the reference's."""
+    candidates = sorted(
         (point.memory, point.speed)
         for point in points
         if point.perplexity < below_perplexity
@@ -127,10 +145,10 @@ def _staircase(points: Sequence[Point], below_perplexity: float, reference: Poin
         and point.speed > reference.speed
     )
     left, speed = [-math.inf], [reference.speed]
-    for memory, best in within:
-        if best > speed[-1]:
-            left.append(memory)
-            speed.append(best)
+    for point_memory, point_speed in candidates:
+        if point_speed > speed[-1]:
+            left.append(point_memory)
+            speed.append(point_speed)
     left[0] = 0.0
     return _Stairs(
         left=numpy.array(left),
@@ -139,17 +157,17 @@ def _staircase(points: Sequence[Point], below_perplexity: float, reference: Poin
     )
 
 
-def _at(reference: Point, perplexity: float) -> Point:
-    """A level's place holder, which dominates nothing."""
+def _split_at(perplexity: float, reference: Point) -> Point:
+    """Return a point that ends a level at `perplexity` and dominates nothing."""
     return Point(memory=reference.memory, speed=reference.speed, perplexity=float(perplexity))
 
 
 def _expected_improvement(mean: Array, deviation: Array, speeds: Array) -> Array:
-    """E[max(0, speed - s)] for each candidate and each s of `speeds`, [candidate, speed]."""
+    """Return E[max(0, speed - s)] for each candidate and each s of `speeds`, [candidate, speed]."""
     above = mean[:, None] - speeds[None, :]
     spread = numpy.maximum(deviation, 1e-12)[:, None]
     ratio = above / spread
-    # Far below, the two terms cancel but for rounding.
+    # Far below s the two terms cancel, and rounding may leave less than 0.
     return numpy.maximum(above * normal_cdf(ratio) + spread * normal_density(ratio), 0.0)
 
 
@@ -158,9 +176,13 @@ def normal_density(values: Array) -> Array:
 
 
 def normal_cdf(values: Array) -> Array:
-    """numpy has no error function; the standard library's, value by value, wherever it can differ from 0 and 1."""
+    """Return Phi of each value, erfc(-value / sqrt(2)) / 2.
+
+    numpy has no error function, so the standard library's is called value by value, but only where
+    the result can differ from 0 and 1.
+    """
     result = numpy.where(values > 0.0, 1.0, 0.0)
-    between = (values > -_SURELY_BELOW) & (values < _SURELY_ABOVE)
+    between = (values > -_CDF_IS_0_BELOW) & (values < _CDF_IS_1_ABOVE)
     result[between] = 0.5 * numpy.array(
         [*map(math.erfc, (-values[between] / math.sqrt(2)).tolist())]
     )

@@ -1,10 +1,12 @@
-"""Which configuration to try next: the one whose expected gain in hypervolume is largest.
+"""Picks the configuration with the largest expected hypervolume improvement (EHVI).
 
-Memory is known before training, from the prediction; perplexity belongs to a numerics class and is
-measured once. What is not predicted yet is expected from its like (`surrogate.py`), so that only
-promising configurations are ever predicted; speed is expected in the same way. The gain has a
-closed form (`ehvi.py`). What a trial will take is left out: over a recorded table
-(`studies/search_efficiency/`) gain for time found the front later than gain alone.
+    score = P(fits the cap) * P(trains without a failure) * EHVI
+
+Memory is known before training, from its prediction; perplexity belongs to a numerics class and is
+measured once. What is not predicted yet is estimated from similar configurations (`surrogate.py`),
+so that only promising configurations are ever predicted; speed is estimated in the same way. EHVI
+then has a closed form (`ehvi.py`). The time that a trial takes is not part of the score: over a
+recorded table (`studies/search_efficiency/`) EHVI per second found the front later than EHVI.
 """
 
 import math
@@ -23,7 +25,7 @@ from autotune.study.sampler.ehvi import (
     Point,
     expected_hypervolume_improvement,
     hypervolume,
-    places_not_dominated,
+    indices_not_dominated,
 )
 from autotune.study.sampler.features import Array, features_of
 from autotune.study.sampler.memory_model import MemoryModel
@@ -31,61 +33,66 @@ from autotune.study.sampler.surrogate import Surrogate
 from autotune.study.sampler.training_subset import TrainingSubset
 
 MOST_CANDIDATES = 1000
-"""Of a larger space so many are drawn anew for each choice, beside the neighbours of the best."""
+"""How many configurations of a larger space are drawn for each choice, in addition to the
+neighbours of the front."""
 
 MANY_TRIALS, MOST_LOOKED_AT = 1000, 3000
-"""After so many trials no more than so many of a larger space are looked at for one choice, beside
-the neighbours of the best: a search that has converged would look at all of it each time."""
+"""After `MANY_TRIALS` trials, how many configurations of a larger space are scored for one choice at
+most: a search that has converged would otherwise score the whole space each time."""
 
 _SPEED_NOISES, _FAILURE_NOISE = (0.02, 0.05, 0.12), 0.1
-"""Standard deviations of what was measured: of the logarithm, and of 1 for a failure. Some machines
-are noisy."""
+"""Standard deviations of the measurements: of the logarithm of speed (to choose from, because some
+machines are noisy), and of the failure indicator, which is 0 or 1."""
 LEAST_PROBABILITY_OF_FEASIBILITY = 0.05
-"""What fits the cap with a smaller probability, by its prediction, is not trained."""
-LEAST_CHANCE_OF_ITS_LIKE, ENOUGH_OF_ITS_LIKE = 0.005, 30
-"""What fits the cap with a smaller probability, by so many of its like, is not even predicted."""
+"""Below this probability of feasibility, by its prediction, a configuration is not trained."""
+LEAST_PROBABILITY_TO_PREDICT, ENOUGH_KNOWN_PEAKS = 0.005, 30
+"""Below this probability of feasibility a configuration is skipped without a prediction, once so
+many peaks are known to estimate it from."""
 SURE = 0.99
-"""What fits with a larger probability, by its like, is trained without a prediction."""
+"""Above this probability of feasibility a configuration is trained without a prediction."""
 _OUT_OF_COMPETITION = 4.0
-"""What is so many times worse than the best does not stretch the scale on which the others are
-compared."""
+"""Speeds and perplexities this many times worse than the best do not move the reference point."""
 CONVERGED_IMPROVEMENT = 0.001
 """A search has converged once no trial is expected to add a thousandth to the hypervolume."""
 _NEARLY_AS_GOOD = 0.95
-"""Gains this close to the largest are equal for what is known of them: the seed decides."""
+"""Scores of at least this share of the largest count as equal, and the seed decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
+    """The configuration to try next."""
+
     config: TrainingConfig
     relative_gain: float
-    """Expected growth of the hypervolume, relative to the hypervolume; infinite while nothing fits.
-    """
+    """Score relative to the hypervolume so far; infinite while no trial fits."""
     surely_fits: bool
-    """Whether its like leave no doubt that it fits: a prediction would change nothing."""
+    """Whether it fits with a probability above `SURE`, so that a prediction would change nothing.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Space:
-    """Every legal configuration in its order, and their traits in the same."""
+    """Every legal configuration, and their features in the same order."""
 
     configs: Sequence[TrainingConfig]
     features: Array
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        """By fingerprint."""
-        return {config.fingerprint: place for place, config in enumerate(self.configs)}
+    def indices(self) -> dict[str, int]:
+        """Indices of the configurations by fingerprint."""
+        return {config.fingerprint: index for index, config in enumerate(self.configs)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
+    """Configurations to score, and their features in the same order."""
+
     configs: Sequence[TrainingConfig]
     features: Array
 
 
 class Ranking:
-    """Chooses among the configurations of a space that is bound to a workload and a device."""
+    """Picks the next configuration of a space that is bound to a workload and a device."""
 
     def __init__(self, legal: LegalSpace, *, cap_bytes: int) -> None:
         self._legal = legal
@@ -105,116 +112,124 @@ class Ranking:
         excluded: Collection[TrainingConfig],
         seed: int,
     ) -> Choice | None:
-        """The most promising configuration that is not `excluded`; None when none is left that may fit and gain."""
-        draw = random.Random(seed)
-        beyond = {config.fingerprint for config in excluded}
-        left = [
-            place for fingerprint, place in self._all.places.items() if fingerprint not in beyond
+        """Return the configuration with the largest score that is not `excluded`.
+
+        Returns None when no configuration that may fit has an expected improvement.
+        """
+        rng = random.Random(seed)
+        excluded_fingerprints = {config.fingerprint for config in excluded}
+        remaining = [
+            index
+            for fingerprint, index in self._all.indices.items()
+            if fingerprint not in excluded_fingerprints
         ]
         forecasts = list(forecasts)
         on_front = front_of(records)
-        near = [place for record in on_front for place in self._one_change_away(record.config)]
-        fingerprints = {self._all.configs[place].fingerprint for place in near}
-        training_subset = TrainingSubset(
-            near=frozenset(fingerprints.union(record.config.fingerprint for record in on_front))
-        )
+        near: list[int] = []
+        for record in on_front:
+            near.extend(self._one_change_away(record.config))
+        near_fingerprints = {self._all.configs[index].fingerprint for index in near}
+        near_fingerprints.update(record.config.fingerprint for record in on_front)
         knowledge = Knowledge(
             records,
             forecasts,
             cap_bytes=self._cap_bytes,
-            points=[*map(_point, on_front)],
-            training_subset=training_subset,
+            points=[_point(record) for record in on_front],
+            training_subset=TrainingSubset(near=frozenset(near_fingerprints)),
         )
-        best, looked_at = None, 0
-        for places in self._batches(left, near, forecasts, draw=draw):
-            choice = _best_of(self._candidates(places), knowledge, draw=draw)
-            best = max(
-                filter(None, (best, choice)), key=lambda one: one.relative_gain, default=None
-            )
-            looked_at += len(places)
-            is_enough = len(records) > MANY_TRIALS and looked_at >= MOST_LOOKED_AT
+        best: Choice | None = None
+        scored = 0
+        for indices in self._batches(remaining, near, forecasts, rng=rng):
+            choice = _best_of(self._candidates(indices), knowledge, rng=rng)
+            if best is None or (choice and choice.relative_gain > best.relative_gain):
+                best = choice
+            scored += len(indices)
+            is_enough = len(records) > MANY_TRIALS and scored >= MOST_LOOKED_AT
             if best is not None and (is_enough or best.relative_gain >= CONVERGED_IMPROVEMENT):
                 return best
         return best
 
     def _batches(
         self,
-        left: list[int],
+        remaining: list[int],
         near: Iterable[int],
         forecasts: Sequence[Forecast],
         *,
-        draw: random.Random,
+        rng: random.Random,
     ) -> Iterator[list[int]]:
-        """All of a small space at once.
+        """Yield batches of indices to score: a small space in one batch.
 
-        Of a large one first what is known best, with a sample; then the others.
+        The first batch of a large space has the predicted configurations, the neighbours of the
+        front and a random sample; the rest follows in random order.
         """
-        if len(left) <= MOST_CANDIDATES:
-            yield left
+        if len(remaining) <= MOST_CANDIDATES:
+            yield remaining
             return
-        among = set(left)
-        predicted = (
-            self._all.places.get(forecast.config.fingerprint, -1) for forecast in forecasts
-        )
-        known = [place for place in predicted if place in among]
-        draw.shuffle(left)
+        remaining_set = set(remaining)
+        predicted = []
+        for forecast in forecasts:
+            index = self._all.indices.get(forecast.config.fingerprint)
+            if index is not None and index in remaining_set:
+                predicted.append(index)
+        rng.shuffle(remaining)
         first = [
-            *known[-MOST_CANDIDATES:],
-            *(place for place in near if place in among),
-            *left[:MOST_CANDIDATES],
+            *predicted[-MOST_CANDIDATES:],
+            *(index for index in near if index in remaining_set),
+            *remaining[:MOST_CANDIDATES],
         ]
         yield list(dict.fromkeys(first))
-        for start in range(MOST_CANDIDATES, len(left), MOST_CANDIDATES):
-            yield left[start : start + MOST_CANDIDATES]
+        for start in range(MOST_CANDIDATES, len(remaining), MOST_CANDIDATES):
+            yield remaining[start : start + MOST_CANDIDATES]
 
-    def _candidates(self, places: Sequence[int]) -> Candidates:
+    def _candidates(self, indices: Sequence[int]) -> Candidates:
         return Candidates(
-            configs=[self._all.configs[place] for place in places],
-            features=self._all.features[places],
+            configs=[self._all.configs[index] for index in indices],
+            features=self._all.features[indices],
         )
 
     def _one_change_away(self, config: TrainingConfig) -> list[int]:
-        """Places of the legal ones."""
+        """Return the indices of the legal configurations that differ in one technique."""
         if config.fingerprint not in self._neighbours:
-            changed = (
-                replace(config, **{f: value})
-                for f, values in self._legal.values.items()
-                for value in values
-            )
-            places = (
-                self._all.places.get(other.fingerprint) for other in changed if other != config
-            )
-            self._neighbours[config.fingerprint] = [place for place in places if place is not None]
+            neighbours = []
+            for field, values in self._legal.values.items():
+                for value in values:
+                    changed = replace(config, **{field: value})
+                    index = self._all.indices.get(changed.fingerprint)
+                    if index is not None and changed != config:
+                        neighbours.append(index)
+            self._neighbours[config.fingerprint] = neighbours
         return self._neighbours[config.fingerprint]
 
 
 def front_of(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Without any tolerance; in the order of their memory."""
+    """Return the Pareto front without any tolerance, in the order of memory."""
     feasible = [record for record in records if record.feasible]
     memory = numpy.array([float(record.peak_memory_bytes or 0) for record in feasible])
     speed = numpy.array([record.tokens_per_second or 0.0 for record in feasible])
     perplexity = numpy.array([record.perplexity or math.inf for record in feasible])
-    return [feasible[place] for place in places_not_dominated(memory, speed, perplexity)]
+    return [feasible[index] for index in indices_not_dominated(memory, speed, perplexity)]
 
 
 def _best_of(
-    candidates: Candidates, knowledge: "Knowledge", *, draw: random.Random
+    candidates: Candidates, knowledge: "Knowledge", *, rng: random.Random
 ) -> Choice | None:
-    """By expected gain; among near-equals the seed decides."""
-    gains = knowledge.gains(candidates) if candidates.configs else numpy.zeros(0)
-    if not (gains > 0).any():
+    """Return the candidate with the largest score; among nearly equal ones the seed decides."""
+    if not candidates.configs:
         return None
-    chosen = int(draw.choice(list(numpy.flatnonzero(gains >= _NEARLY_AS_GOOD * gains.max()))))
-    config = candidates.configs[chosen]
+    scores = knowledge.scores(candidates)
+    if not (scores > 0).any():
+        return None
+    nearly_best = numpy.flatnonzero(scores >= _NEARLY_AS_GOOD * scores.max())
+    config = candidates.configs[int(rng.choice(list(nearly_best)))]
     return Choice(
         config=config,
-        relative_gain=knowledge.relative(float(gains.max())),
+        relative_gain=knowledge.relative(float(scores.max())),
         surely_fits=knowledge.probability_of_feasibility(config) > SURE,
     )
 
 
 class Knowledge:
-    """What the trials and predictions of a study say of any configuration."""
+    """Models of memory, speed, failures and perplexity, fitted to a study's trials."""
 
     def __init__(
         self,
@@ -227,7 +242,7 @@ class Knowledge:
     ) -> None:
         self._records = records
         self.points = points
-        """The front, without any tolerance."""
+        """The Pareto front, without any tolerance."""
         self._training_subset = training_subset
         self._memory = MemoryModel(
             records, forecasts, cap_bytes=cap_bytes, training_subset=training_subset
@@ -237,23 +252,30 @@ class Knowledge:
         ]
         self._perplexities = _perplexity_of_classes(records)
 
-    def gains(self, candidates: Candidates) -> Array:
-        """Expected growth of the hypervolume by each candidate, [candidate]."""
-        memory = self._memory.of(candidates.configs, features=candidates.features)
-        like = LEAST_CHANCE_OF_ITS_LIKE if self._memory.seen >= ENOUGH_OF_ITS_LIKE else 0.0
-        least = numpy.where(memory.is_predicted, LEAST_PROBABILITY_OF_FEASIBILITY, like)
-        fits = numpy.where(
+    def scores(self, candidates: Candidates) -> Array:
+        """Return P(feasible) * P(no failure) * EHVI of each candidate, [candidate].
+
+        Without any measured speed it is P(feasible) * P(no failure) / peak, which prefers what
+        surely fits.
+        """
+        memory = self._memory.estimate(candidates.configs, features=candidates.features)
+        least_to_predict = 0.0
+        if self._memory.seen >= ENOUGH_KNOWN_PEAKS:
+            least_to_predict = LEAST_PROBABILITY_TO_PREDICT
+        least = numpy.where(memory.is_predicted, LEAST_PROBABILITY_OF_FEASIBILITY, least_to_predict)
+        probability = numpy.where(
             memory.probability_of_feasibility < least,
             0.0,
-            memory.probability_of_feasibility * self._works(candidates),
+            memory.probability_of_feasibility * self._probability_of_no_failure(candidates),
         )
         if not self._timed or not self._perplexities:
-            return (
-                fits / memory.if_it_fits
-            )  # nothing is known of speed: what surely fits comes first
-        speed = self._speed.of(candidates.features)
+            return probability / memory.if_it_fits
+        # The logarithm of speed is normally distributed. EHVI takes the mean and the standard
+        # deviation of the log-normal distribution of speed:
+        # exp(m + s^2 / 2) and mean * sqrt(exp(s^2) - 1).
+        speed = self._speed.predict(candidates.features)
         mean = numpy.exp(speed.mean + speed.deviation**2 / 2)
-        gains = expected_hypervolume_improvement(
+        improvements = expected_hypervolume_improvement(
             self.points,
             reference=self.reference,
             memory=memory.if_it_fits,
@@ -261,14 +283,15 @@ class Knowledge:
             speed_mean=mean,
             speed_deviation=mean * numpy.sqrt(numpy.expm1(speed.deviation**2)),
         )
-        return fits * gains
+        return probability * improvements
 
     def probability_of_feasibility(self, config: TrainingConfig) -> float:
-        """That it fits."""
-        return float(self._memory.of([config]).probability_of_feasibility[0])
+        """Return the probability that the configuration fits the cap."""
+        return float(self._memory.estimate([config]).probability_of_feasibility[0])
 
-    def relative(self, gain: float) -> float:
-        return gain / self._volume if self._volume > 0 else math.inf
+    def relative(self, score: float) -> float:
+        """Return a score relative to the hypervolume of the front; infinite without a front."""
+        return score / self._volume if self._volume > 0 else math.inf
 
     @cached_property
     def _volume(self) -> float:
@@ -276,7 +299,11 @@ class Knowledge:
 
     @cached_property
     def reference(self) -> Point:
-        """The largest peak that fits, and a little worse than the worst speed and perplexity that still compete."""
+        """The reference point of the hypervolume.
+
+        Its memory is the largest peak that fits. Its speed and perplexity are a little worse than
+        the worst measured, or than `_OUT_OF_COMPETITION` times worse than the best.
+        """
         speeds = [record.tokens_per_second or 0.0 for record in self._timed]
         perplexities = self._perplexities.values()
         return Point(
@@ -287,42 +314,48 @@ class Knowledge:
 
     @cached_property
     def _speed(self) -> Surrogate:
-        """Of the logarithm of tokens per second."""
-        return self._fitted(
-            self._timed, [math.log(r.tokens_per_second or 1.0) for r in self._timed], _SPEED_NOISES
-        )
+        """A model of the logarithm of tokens per second."""
+        logarithms = [math.log(record.tokens_per_second or 1.0) for record in self._timed]
+        return self._fit(self._timed, logarithms, _SPEED_NOISES)
 
-    def _works(self, candidates: Candidates) -> Array:
-        """Probability that a candidate trains at all, judged by its like that crashed or computed something else."""
+    def _probability_of_no_failure(self, candidates: Candidates) -> Array:
+        """Return the probability that a candidate neither crashes nor fails the parity check.
+
+        It is estimated from the failures of similar configurations.
+        """
         if self._failure is None:
             return numpy.ones(len(candidates.configs))
-        return numpy.asarray(
-            1.0 - numpy.clip(self._failure.mean_of(candidates.features), 0.0, 0.99)
-        )
+        failure = self._failure.predict_mean(candidates.features)
+        return numpy.asarray(1.0 - numpy.clip(failure, 0.0, 0.99))
 
     @cached_property
     def _failure(self) -> Surrogate | None:
-        """Of 1 for a failure and 0 else; None where nothing has failed."""
+        """A model of the failure indicator, 1 for a failure and 0 else; None without failures."""
         failed = [
-            float(r.outcome in ("crashed", "timeout", "diverged", "parity_failed"))
-            for r in self._records
+            float(record.outcome in ("crashed", "timeout", "diverged", "parity_failed"))
+            for record in self._records
         ]
-        return self._fitted(self._records, failed, (_FAILURE_NOISE,)) if any(failed) else None
+        if not any(failed):
+            return None
+        return self._fit(self._records, failed, (_FAILURE_NOISE,))
 
-    def _fitted(
+    def _fit(
         self, records: Sequence[TrialRecord], values: Sequence[float], noises: Sequence[float]
     ) -> Surrogate:
-        places = self._training_subset.places([record.config for record in records])
-        seen = features_of([records[place].config for place in places])
-        return Surrogate(seen, [values[place] for place in places], noises=noises)
+        indices = self._training_subset.places([record.config for record in records])
+        x_train = features_of([records[index].config for index in indices])
+        return Surrogate(x_train, [values[index] for index in indices], noises=noises)
 
     def _perplexity(self, config: TrainingConfig) -> float:
-        """Of its numerics class, else of a class of the same precision and optimizer, else the best that was seen."""
+        """Return the perplexity of its numerics class, or the best guess where that is not known.
+
+        The guess is the best of the classes with the same precision and optimizer, or of all.
+        """
         known = self._perplexities
         if config.numerics_class in known:
             return known[config.numerics_class]
-        alike = [value for name, value in known.items() if name[:2] == config.numerics_class[:2]]
-        return min(alike or known.values())
+        similar = [value for name, value in known.items() if name[:2] == config.numerics_class[:2]]
+        return min(similar) if similar else min(known.values())
 
 
 def _point(record: TrialRecord) -> Point:
@@ -334,8 +367,9 @@ def _point(record: TrialRecord) -> Point:
 
 
 def _perplexity_of_classes(records: Iterable[TrialRecord]) -> dict[tuple[str, ...], float]:
-    found: dict[tuple[str, ...], float] = {}
+    """Return the first finite perplexity of each numerics class."""
+    perplexities: dict[tuple[str, ...], float] = {}
     for record in records:
         if record.perplexity is not None and math.isfinite(record.perplexity):
-            found.setdefault(record.config.numerics_class, record.perplexity)
-    return found
+            perplexities.setdefault(record.config.numerics_class, record.perplexity)
+    return perplexities

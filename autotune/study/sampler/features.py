@@ -1,4 +1,4 @@
-"""Configurations as rows of numbers, one a technique, for arithmetic over thousands of them."""
+"""Features of configurations: a row of numbers each, one column for each technique."""
 
 import math
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from autotune.spec.config import CHOICES, FIELD_ORDER, TrainingConfig
 Array = NDArray[numpy.float64]
 
 BUDGET, MICRO_BATCH = FIELD_ORDER.index("memory_budget"), FIELD_ORDER.index("micro_batch_size")
-"""The columns whose numbers have an order, a micro batch's in doublings; the others are places in a
-list of choices."""
-_PLACES = [
-    {value: float(place) for place, value in enumerate(CHOICES.get(field, ()))}
+"""The ordered columns; a micro batch is given by its logarithm to base 2. The other columns are
+categorical: indices into a list of choices."""
+_INDICES = [
+    {value: float(index) for index, value in enumerate(CHOICES.get(field, ()))}
     for field in FIELD_ORDER
 ]
 
 
 def features_of(configs: Sequence[TrainingConfig]) -> Array:
-    """[configuration, technique]."""
+    """Return the features, [configuration, technique]."""
     return numpy.array([_row(config) for config in configs], dtype=float).reshape(
         len(configs), len(FIELD_ORDER)
     )
@@ -29,7 +29,9 @@ def features_of(configs: Sequence[TrainingConfig]) -> Array:
 def _row(config: TrainingConfig) -> list[float]:
     values = vars(config)
     row = [
-        places.get(values[field], 0.0) for field, places in zip(FIELD_ORDER, _PLACES, strict=True)
+        indices.get(values[field], 0.0)
+        for field, indices in zip(FIELD_ORDER, _INDICES, strict=True)
     ]
-    row[BUDGET], row[MICRO_BATCH] = config.memory_budget, math.log2(config.micro_batch_size)
+    row[BUDGET] = config.memory_budget
+    row[MICRO_BATCH] = math.log2(config.micro_batch_size)
     return row

@@ -1,7 +1,9 @@
-"""What a configuration will need: from its prediction where there is one, else from its like.
+"""Estimates the peak memory of configurations, and the probability that they fit the cap.
 
-A prediction is corrected by how far the study's own predictions were off; until there are any, its
-bounds say how far that can be.
+The estimate is the configuration's prediction where there is one, corrected by the errors of this
+study's predictions so far; until there are any, the prediction's bounds give the size of the error.
+Without a prediction it is the surrogate's posterior over similar configurations. Logarithms of
+peaks are normally distributed in both.
 """
 
 import math
@@ -24,23 +26,26 @@ from autotune.study.sampler.training_subset import TrainingSubset
 
 _NOISE = 0.01
 _LEAST_DEVIATION = 0.001
-"""Both in logarithms."""
-_MORE_THAN_REFUSED = 1.05
+"""Standard deviations of a measured peak and of any estimate (at least), in logarithms."""
+_MORE_THAN_REQUESTED = 1.05
+"""A trial that ran out of memory is assumed to need this much more than what it held and requested
+when it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Of each configuration asked about."""
+    """Estimates for each configuration, each [configuration]."""
 
     if_it_fits: Array
-    """Expected peak in bytes, should the configuration fit."""
+    """Expected peak in bytes, provided that the configuration fits."""
     probability_of_feasibility: Array
     """Probability that it fits."""
     is_predicted: NDArray[numpy.bool_]
+    """Whether the estimate comes from a prediction of this configuration."""
 
 
 class MemoryModel:
-    """Peaks of the configurations of a study under its cap, by what was predicted and measured so far."""
+    """Peaks of a study's configurations, from what has been predicted and measured so far."""
 
     def __init__(
         self,
@@ -55,7 +60,7 @@ class MemoryModel:
         }
         """By fingerprint."""
         self.room_bytes = _room_bytes(records, cap_bytes=cap_bytes)
-        """The largest peak that fits."""
+        """The largest peak that fits, in bytes."""
         self._peaks = _known_peaks(records, forecasts, self.predictions, room_bytes=self.room_bytes)
         self._errors = _PredictionErrors(self._peaks, self.predictions, records)
         self._training_subset = training_subset or TrainingSubset()
@@ -65,23 +70,27 @@ class MemoryModel:
         """How many peaks are known."""
         return len(self._peaks)
 
-    def of(
+    def estimate(
         self, configs: Sequence[TrainingConfig], *, features: Array | None = None
     ) -> MemoryEstimate:
-        """`features`: those of `configs`, where they are known already."""
-        mean, deviation = self._from_their_like(
-            features_of(configs) if features is None else features
-        )
+        """Estimate the peaks of `configs`; `features` are theirs, if the caller has them already.
+
+        With z = (log(room) - mean) / deviation, the probability of feasibility is Phi(z), and the
+        expected logarithm of a peak that fits is that of the normal distribution truncated at the
+        room: mean - deviation * phi(z) / Phi(z).
+        """
+        if features is None:
+            features = features_of(configs)
+        mean, deviation = self._by_similar_configurations(features)
         is_predicted = numpy.zeros(len(configs), dtype=bool)
-        for place, config in enumerate(configs):
+        for index, config in enumerate(configs):
             if prediction := self.predictions.get(config.fingerprint):
                 error = self._errors.of(config, prediction)
-                mean[place] = math.log(prediction.peak_memory_bytes) + error.mean
-                deviation[place] = error.deviation
-                is_predicted[place] = True
+                mean[index] = math.log(prediction.peak_memory_bytes) + error.mean
+                deviation[index] = error.deviation
+                is_predicted[index] = True
         margin = (math.log(self.room_bytes) - mean) / deviation
         probability_of_feasibility = normal_cdf(margin)
-        # The mean of a normal distribution that is cut off above the room.
         below = mean - deviation * normal_density(margin) / numpy.maximum(
             probability_of_feasibility, 1e-12
         )
@@ -92,38 +101,42 @@ class MemoryModel:
             is_predicted=is_predicted,
         )
 
-    def _from_their_like(self, features: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of the logarithm; where nothing is known at all, anything up to the room."""
+    def _by_similar_configurations(self, features: Array) -> tuple[Array, Array]:
+        """Return mean and standard deviation of the logarithm of each peak.
+
+        Without any known peak: half of the room, within a factor of e.
+        """
         if not self._peaks:
-            return numpy.full(len(features), math.log(self.room_bytes / 2)), numpy.ones(
-                len(features)
-            )
-        belief = self._like.of(features)
-        return belief.mean, numpy.maximum(belief.deviation, _LEAST_DEVIATION)
+            mean = numpy.full(len(features), math.log(self.room_bytes / 2))
+            return mean, numpy.ones(len(features))
+        posterior = self._surrogate.predict(features)
+        return posterior.mean, numpy.maximum(posterior.deviation, _LEAST_DEVIATION)
 
     @cached_property
-    def _like(self) -> Surrogate:
+    def _surrogate(self) -> Surrogate:
         configs, sizes = zip(*self._peaks.values(), strict=True)
-        places = self._training_subset.places(configs)
-        seen = features_of([configs[place] for place in places])
-        return Surrogate(seen, [math.log(sizes[place]) for place in places], noises=(_NOISE,))
+        indices = self._training_subset.places(configs)
+        x_train = features_of([configs[index] for index in indices])
+        y_train = [math.log(sizes[index]) for index in indices]
+        return Surrogate(x_train, y_train, noises=(_NOISE,))
 
 
 def _room_bytes(records: Sequence[TrialRecord], *, cap_bytes: int) -> float:
-    """The cap less the device's own share, its context; never less than what was seen to fit.
+    """Return the cap less the device's context, and at least the largest peak that has fitted.
 
-    What the allocator keeps beside the tensors is not taken off: under a cap it gives most of that
-    back.
+    What the allocator reserves beyond the tensors is not subtracted: under a cap it returns most of
+    that.
     """
     contexts = [record.context_bytes for record in records if record.context_bytes]
+    context_bytes = statistics.median(contexts) if contexts else 0.0
     fitted = max(
         (record.peak_memory_bytes or 0 for record in records if record.feasible), default=0
     )
-    return max(1.0, float(fitted), cap_bytes - (statistics.median(contexts) if contexts else 0.0))
+    return max(1.0, float(fitted), cap_bytes - context_bytes)
 
 
 _Peak = tuple[TrainingConfig, float]
-"""In bytes. No class of its own: there are thousands, made anew for each choice."""
+"""A configuration and its peak in bytes. A tuple, because thousands are made for each choice."""
 
 
 def _known_peaks(
@@ -133,18 +146,16 @@ def _known_peaks(
     *,
     room_bytes: float,
 ) -> dict[str, _Peak]:
-    """Peaks by fingerprint: measured, else what was refused and a little more, else predicted."""
+    """Return peaks by fingerprint: measured, else the least after running out, else predicted."""
     peaks: dict[str, _Peak] = {}
     for record in records:
         size = float(record.peak_memory_bytes or 0)
         if record.outcome == "out_of_memory":
-            refused_at = max(
-                room_bytes, (record.peak_memory_bytes or 0) + (record.requested_bytes or 0)
-            )
-            predicted = predictions.get(record.config.fingerprint)
-            size = max(
-                _MORE_THAN_REFUSED * refused_at, predicted.peak_memory_bytes if predicted else 0
-            )
+            requested_in_all = (record.peak_memory_bytes or 0) + (record.requested_bytes or 0)
+            size = _MORE_THAN_REQUESTED * max(room_bytes, requested_in_all)
+            prediction = predictions.get(record.config.fingerprint)
+            if prediction is not None:
+                size = max(size, prediction.peak_memory_bytes)
         if size:
             peaks[record.config.fingerprint] = record.config, size
     for forecast in forecasts:
@@ -156,14 +167,21 @@ def _known_peaks(
 
 @dataclass(frozen=True, kw_only=True)
 class _Error:
-    """Logarithm of measured over predicted, normally distributed."""
+    """The logarithm of measured over predicted peak, which is normally distributed."""
 
     mean: float
     deviation: float
 
 
 class _PredictionErrors:
-    """How far predictions were off in this study: the bounds of the first prediction, narrowed by what was measured."""
+    """Errors of this study's predictions, separately for each precision.
+
+    They are estimated from the n errors measured so far and one pseudo-observation: an error of
+    size a quarter of the prediction's bounds, relative to its peak. With mean = sum(errors) /
+    (n + 1),
+
+        variance = (pseudo^2 + mean^2 + sum((error - mean)^2)) / (n + 1)
+    """
 
     def __init__(
         self,
@@ -171,26 +189,29 @@ class _PredictionErrors:
         predictions: Mapping[str, Prediction],
         records: Sequence[TrialRecord],
     ) -> None:
-        seen: dict[str, list[float]] = defaultdict(list)
-        for config in (record.config for record in records):
-            predicted, peak = predictions.get(config.fingerprint), peaks.get(config.fingerprint)
-            if predicted is not None and peak is not None:
-                seen[config.precision].append(math.log(peak[1] / predicted.peak_memory_bytes))
-        self._of_precision = {precision: _summed(errors) for precision, errors in seen.items()}
+        measured: dict[str, list[float]] = defaultdict(list)
+        for record in records:
+            config = record.config
+            prediction = predictions.get(config.fingerprint)
+            peak = peaks.get(config.fingerprint)
+            if prediction is not None and peak is not None:
+                error = math.log(peak[1] / prediction.peak_memory_bytes)
+                measured[config.precision].append(error)
+        self._by_precision = {precision: _moments(errors) for precision, errors in measured.items()}
 
     def of(self, config: TrainingConfig, prediction: Prediction) -> _Error:
-        """Of a precision, as if one prediction had been seen to be off by half of what its bounds leave room for."""
-        count, mean, squares = self._of_precision.get(config.precision, (0, 0.0, 0.0))
-        room = (
+        """Return the distribution of the error of `prediction`."""
+        count, mean, squares = self._by_precision.get(config.precision, (0, 0.0, 0.0))
+        pseudo_error = (
             (prediction.upper_bound_bytes - prediction.lower_bound_bytes)
             / prediction.peak_memory_bytes
             / 4
         )
-        variance = (room**2 + mean**2 + squares) / (count + 1)
+        variance = (pseudo_error**2 + mean**2 + squares) / (count + 1)
         return _Error(mean=mean, deviation=max(_LEAST_DEVIATION, math.sqrt(variance)))
 
 
-def _summed(errors: Sequence[float]) -> tuple[int, float, float]:
-    """Their number, their mean together with one of 0, and the sum of their squared distances from it."""
+def _moments(errors: Sequence[float]) -> tuple[int, float, float]:
+    """Return their number n, sum(errors) / (n + 1), and the sum of squared distances from it."""
     mean = sum(errors) / (len(errors) + 1)
     return len(errors), mean, sum((error - mean) ** 2 for error in errors)

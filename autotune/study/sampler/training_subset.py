@@ -1,9 +1,9 @@
-"""Which of many trials the surrogate sees: those near the front, the latest, and of the others evenly spaced ones.
+"""Selects the trials that a surrogate is fitted to, when a study has thousands of them.
 
-A fit's time grows with the third power of what it sees, so a study of thousands shows it some
-hundreds. The expected gain is decided beside the front: by what differs from it in one technique.
-The latest are where the search is now, so that each result changes what follows. The others, from
-the whole of the study, keep each technique's own effect known.
+The time of a fit grows with the third power of the number of trials, so a fit uses some hundreds:
+those near the front, where the expected hypervolume improvement is decided; the latest, so that
+each new result changes the next choice; and trials spaced evenly over the rest of the study, so
+that the effect of each technique stays known.
 """
 
 from collections.abc import Sequence
@@ -20,27 +20,27 @@ MOST_NEAR = MOST_LATEST = MOST_SEEN // 3
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSubset:
+    """Selects at most `MOST_SEEN` trials of a study."""
+
     near: frozenset[str] = frozenset()
-    """Fingerprints of the front and of what differs from it in one technique."""
+    """Fingerprints of the front's configurations and of those one technique away from it."""
 
-    def places(self, seen: Sequence[TrainingConfig]) -> Sequence[int]:
-        """At most `MOST_SEEN` places in `seen`, which is in the order of the study; all of them where there are fewer.
+    def places(self, configs: Sequence[TrainingConfig]) -> Sequence[int]:
+        """Return the indices of the selected trials; all indices if there are few enough.
 
-        The evenly spaced come first: by them the scales are found.
+        `configs` are in the order of the study. The evenly spaced trials come first, because the
+        scales of the surrogate's kernel are chosen by the first ones.
         """
-        if len(seen) <= MOST_SEEN:
-            return range(len(seen))
-        backwards = range(len(seen) - 1, -1, -1)
-        taken = list(
-            islice(
-                (place for place in backwards if seen[place].fingerprint in self.near), MOST_NEAR
-            )
-        )
-        is_free = numpy.ones(len(seen), dtype=bool)
-        is_free[taken] = False
-        latest = numpy.flatnonzero(is_free)[-MOST_LATEST:]
-        is_free[latest] = False
-        others = numpy.flatnonzero(is_free)
-        count = MOST_SEEN - len(taken) - len(latest)
+        if len(configs) <= MOST_SEEN:
+            return range(len(configs))
+        latest_first = range(len(configs) - 1, -1, -1)
+        near_front = (i for i in latest_first if configs[i].fingerprint in self.near)
+        near = list(islice(near_front, MOST_NEAR))
+        is_left = numpy.ones(len(configs), dtype=bool)
+        is_left[near] = False
+        latest = numpy.flatnonzero(is_left)[-MOST_LATEST:]
+        is_left[latest] = False
+        others = numpy.flatnonzero(is_left)
+        count = MOST_SEEN - len(near) - len(latest)
         spaced = others[numpy.arange(count) * len(others) // count]
-        return [*spaced.tolist(), *sorted([*taken, *latest.tolist()])]
+        return [*spaced.tolist(), *sorted([*near, *latest.tolist()])]

@@ -18,7 +18,7 @@ NOT_MEASURED = {
 
 
 def need(config, *, records=(), forecasts=(), cap_bytes=CAP_BYTES):
-    return MemoryModel(list(records), list(forecasts), cap_bytes=cap_bytes).of([config])
+    return MemoryModel(list(records), list(forecasts), cap_bytes=cap_bytes).estimate([config])
 
 
 def test_a_prediction_far_below_the_cap_surely_fits():

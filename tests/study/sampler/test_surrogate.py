@@ -43,18 +43,18 @@ def test_factors_seen_apart_are_expected_together():
         for config in configs()
         if config.checkpointing == "none" or config == plain_checkpointing
     ]
-    belief = posterior(
-        [unseen], seen=seen, logarithms=[value(config) for config in seen], noises=(0.01,)
+    estimate = posterior(
+        [unseen], x_train=seen, y_train=[value(config) for config in seen], noises=(0.01,)
     )
-    assert belief.mean[0] == pytest.approx(value(unseen), abs=0.1)
+    assert estimate.mean[0] == pytest.approx(value(unseen), abs=0.1)
 
 
 def test_what_was_seen_is_believed():
     seen = configs()
-    belief = posterior(
-        seen, seen=seen, logarithms=[value(config) for config in seen], noises=(0.01,)
+    estimate = posterior(
+        seen, x_train=seen, y_train=[value(config) for config in seen], noises=(0.01,)
     )
-    assert belief.mean == pytest.approx([value(config) for config in seen], abs=0.02)
+    assert estimate.mean == pytest.approx([value(config) for config in seen], abs=0.02)
 
 
 def test_what_shares_less_with_the_trials_is_less_sure():
@@ -65,21 +65,21 @@ def test_what_shares_less_with_the_trials_is_less_sure():
             optimizer_fusion="kernel", precision="bf16-true", compile="model", loss="chunked"
         ),
     )
-    belief = posterior([*seen, near, far], seen=seen, logarithms=[0.0, -0.5], noises=(0.01,))
-    assert list(numpy.argsort(belief.deviation)[2:]) == [2, 3]
+    estimate = posterior([*seen, near, far], x_train=seen, y_train=[0.0, -0.5], noises=(0.01,))
+    assert list(numpy.argsort(estimate.deviation)[2:]) == [2, 3]
 
 
 def test_a_budget_between_two_that_were_seen_is_expected_between_them():
     seen = [TrainingConfig(compile="block", memory_budget=budget) for budget in (1.0, 0.0)]
     between = TrainingConfig(compile="block", memory_budget=0.5)
-    belief = posterior([between], seen=seen, logarithms=[0.0, -1.0], noises=(0.01,))
-    assert -0.75 < belief.mean[0] < -0.25
+    estimate = posterior([between], x_train=seen, y_train=[0.0, -1.0], noises=(0.01,))
+    assert -0.75 < estimate.mean[0] < -0.25
 
 
 def test_trials_that_came_out_alike_do_not_show_that_techniques_have_no_effect():
     seen = [TrainingConfig(), TrainingConfig(micro_batch_size=2)]
     [deviation] = posterior(
-        [TrainingConfig(checkpointing="block")], seen=seen, logarithms=[1.0, 1.0], noises=(0.01,)
+        [TrainingConfig(checkpointing="block")], x_train=seen, y_train=[1.0, 1.0], noises=(0.01,)
     ).deviation
     assert deviation > 0.05
 
@@ -91,6 +91,6 @@ def test_scattered_values_are_believed_less_than_smooth_ones():
     scattered = [one + draw.gauss(0.0, 0.2) for one in smooth]
     noises = (0.01, 0.1)
     of_smooth, of_scattered = (
-        posterior(seen, seen=seen, logarithms=v, noises=noises) for v in (smooth, scattered)
+        posterior(seen, x_train=seen, y_train=v, noises=noises) for v in (smooth, scattered)
     )
     assert of_scattered.deviation.mean() > 2 * of_smooth.deviation.mean()
