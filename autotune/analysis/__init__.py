@@ -1,1 +1,1 @@
-"""Pure functions over records and predictions: the front, the pick, ablation, comparison with a published table."""
+"""Pure functions over records and predictions: front, pick, ablation, published comparison."""

@@ -1,7 +1,8 @@
-"""What each technique buys: alone, on top of the others, and over all pairs of trials that differ in nothing else.
+"""Ablation: the effect of each technique alone, on top of the others, and over all pairs of trials.
 
-Pure functions over records and predictions. Memory is measured where both sides were measured, else
-predicted for both; speed and perplexity are measured or not known.
+A pair is two trials that differ in one technique only. Pure functions over records and predictions.
+Memory is measured if both sides were measured, otherwise predicted for both; speed and perplexity
+are measured or not known.
 """
 
 import math
@@ -21,9 +22,9 @@ Missing = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """A configuration with a technique against one without it.
+    """A configuration with a technique compared with one without it.
 
-    Shares are of the value without; None: not known.
+    Shares are relative to the value without the technique; None: not known.
     """
 
     with_it: TrainingConfig
@@ -33,18 +34,18 @@ class Effect:
     saved_bytes: int | None
     saved_share: float | None
     is_predicted: bool
-    """Both peaks are predictions."""
+    """Whether both peaks are predictions."""
     speed_share: float | None
-    """0.2: 20 % faster."""
+    """0.2 is 20 % faster."""
     speed_spread: float | None
-    """Of `speed_share`: the two spreads over the steps together."""
+    """Spread of `speed_share`, from the spreads of both speeds over the steps."""
     perplexity_share: float | None
     perplexity_spread: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Median and range over pairs."""
+    """Median, lowest and highest value over pairs."""
 
     median: float
     lowest: float
@@ -53,7 +54,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """All pairs of measured trials which differ in this technique only.
+    """All pairs of measured trials that differ in this technique only.
 
     None: no pair has the number on both sides.
     """
@@ -67,14 +68,14 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class AblationStep:
-    """One value of a technique, in the place of its plain value."""
+    """One value of a technique, compared with its plain value."""
 
     technique: str
     value: Any
     plain: Any
     alone: Effect | Missing
     on_top: Effect | Missing
-    """In the pick: what would be lost without it."""
+    """The effect in the pick, compared with the pick without the technique."""
     pairs: Pairs
 
 
@@ -86,71 +87,78 @@ def ladder(
     predicted_peak: PredictedPeak,
     at: Circumstances,
 ) -> tuple[AblationStep, ...]:
-    """A rung for every value that was tried and is not that of `plain`, the baseline's configuration."""
-    known, measured = _Known(records, predicted_peak), _Measured(records)
-    tried: dict[str, list[Any]] = {
-        field: sorted(
-            {getattr(r.config, field) for r in records} - {getattr(plain, field)},
-            key=lambda value: (isinstance(value, str), value),
-        )
-        for field in FIELD_ORDER
-    }
+    """Return a step for every value that was tried, except those of `plain`, the baseline."""
+    known = _Known(records, predicted_peak)
+    measured = _Measured(records)
 
     def legal(config: TrainingConfig) -> bool:
         return not broken_rules(config.to_dict(), at)
 
-    return tuple(
-        AblationStep(
-            technique=technique,
-            value=value,
-            plain=getattr(plain, technique),
-            alone=_alone(known, plain, technique, value, legal=legal),
-            on_top=_on_top(known, plain, pick, technique, value, legal=legal),
-            pairs=_pairs(list(measured.pairs(technique, value, plain=plain))),
-        )
-        for technique, values in tried.items()
-        for value in values
-    )
+    steps = []
+    for technique in FIELD_ORDER:
+        plain_value = getattr(plain, technique)
+        tried = {getattr(record.config, technique) for record in records} - {plain_value}
+        # Numbers before text, each in order.
+        for value in sorted(tried, key=lambda value: (isinstance(value, str), value)):
+            steps.append(
+                AblationStep(
+                    technique=technique,
+                    value=value,
+                    plain=plain_value,
+                    alone=_alone(known, plain, technique, value, legal=legal),
+                    on_top=_on_top(known, plain, pick, technique, value, legal=legal),
+                    pairs=_pairs(list(measured.pairs(technique, value, plain=plain))),
+                )
+            )
+    return tuple(steps)
 
 
 def without(config: TrainingConfig, technique: str, *, plain: TrainingConfig) -> TrainingConfig:
-    """The same with the plain value of `technique`; a memory budget goes with the compilation it steers."""
+    """Return `config` with the plain value of `technique`.
+
+    Without compilation the memory budget is plain, too, as it has no effect.
+    """
     reverted = replace(config, **{technique: getattr(plain, technique)})
     if technique == "compile" and reverted.compile == "none":
         return replace(reverted, memory_budget=1.0)
     return reverted
 
 
-# -- one against one -------------------------------------------------------------------------------
+# -- one pair --------------------------------------------------------------------------------------
 
 
 class _Known:
-    """What is known of a configuration: its record, and its peak as measured or predicted."""
+    """The record of each configuration, and its peak, measured or predicted."""
 
     def __init__(self, records: Sequence[TrialRecord], predicted_peak: PredictedPeak) -> None:
         self._by_config = {record.config: record for record in records}
         self._predicted_peak = predicted_peak
 
     def effect(self, *, with_it: TrainingConfig, without: TrainingConfig) -> Effect | None:
-        """None where neither memory nor speed can be compared."""
-        one, other = self._by_config.get(with_it), self._by_config.get(without)
+        """Return the effect; None if neither memory nor speed can be compared."""
+        new = self._by_config.get(with_it)
+        old = self._by_config.get(without)
         peaks, is_predicted = self._peaks(with_it, without)
-        saved = None if peaks is None else peaks[1] - peaks[0]
-        speed = _change(one, other, "tokens_per_second")
+        saved: int | None = None
+        saved_share: float | None = None
+        if peaks is not None:
+            saved = peaks[1] - peaks[0]
+            saved_share = saved / peaks[1]
+        speed = _change(new, old, "tokens_per_second")
         if saved is None and speed is None:
             return None
         return Effect(
             with_it=with_it,
             without=without,
-            with_number=None if one is None else one.number,
-            without_number=None if other is None else other.number,
+            with_number=None if new is None else new.number,
+            without_number=None if old is None else old.number,
             saved_bytes=saved,
-            saved_share=None if peaks is None or saved is None else saved / peaks[1],
+            saved_share=saved_share,
             is_predicted=is_predicted,
             speed_share=speed,
-            speed_spread=_spread(one, other, "tokens_per_second"),
-            perplexity_share=_change(one, other, "perplexity"),
-            perplexity_spread=_spread(one, other, "perplexity"),
+            speed_spread=_spread(new, old, "tokens_per_second"),
+            perplexity_share=_change(new, old, "perplexity"),
+            perplexity_spread=_spread(new, old, "perplexity"),
         )
 
     def was_tried(self, config: TrainingConfig) -> bool:
@@ -161,23 +169,32 @@ class _Known:
         return record is not None and bool(record.peak_memory_bytes or record.tokens_per_second)
 
     def _peaks(self, *configs: TrainingConfig) -> tuple[list[int] | None, bool]:
-        """The peaks and whether they are predicted: never one of each, whose difference would be neither."""
-        records = [self._by_config.get(config) for config in configs]
-        measured = [
-            record.peak_memory_bytes
-            for record in records
-            if record is not None and record.peak_memory_bytes
-        ]
+        """Return the peaks, and whether they are predicted; None if any is not known.
+
+        All are measured or all are predicted: the difference of a measured and a predicted peak
+        would be neither.
+        """
+        measured = []
+        for config in configs:
+            record = self._by_config.get(config)
+            if record is not None and record.peak_memory_bytes:
+                measured.append(record.peak_memory_bytes)
         if len(measured) == len(configs):
             return measured, False
-        predicted = [peak for config in configs if (peak := self._peak_ahead(config))]
-        return (predicted, True) if len(predicted) == len(configs) else (None, False)
+        predicted = []
+        for config in configs:
+            if peak := self._prediction_of(config):
+                predicted.append(peak)
+        if len(predicted) == len(configs):
+            return predicted, True
+        return None, False
 
-    def _peak_ahead(self, config: TrainingConfig) -> int | None:
+    def _prediction_of(self, config: TrainingConfig) -> int | None:
+        predicted = self._predicted_peak(config)
         record = self._by_config.get(config)
-        return self._predicted_peak(config) or (
-            None if record is None else record.predicted_peak_memory_bytes
-        )
+        if not predicted and record is not None:
+            predicted = record.predicted_peak_memory_bytes
+        return predicted
 
 
 def _alone(
@@ -192,9 +209,11 @@ def _alone(
     if not legal(changed):
         return "not possible"
     effect = known.effect(with_it=changed, without=plain)
-    if effect is None and known.has_numbers(changed):
+    if effect is not None:
+        return effect
+    if known.has_numbers(changed):
         return "baseline not known"
-    return effect or ("failed" if known.was_tried(changed) else "not tried")
+    return "failed" if known.was_tried(changed) else "not tried"
 
 
 def _on_top(
@@ -214,55 +233,69 @@ def _on_top(
     if not legal(reverted):
         return "not possible"
     effect = known.effect(with_it=pick.config, without=reverted)
-    return effect or ("failed" if known.was_tried(reverted) else "not tried")
+    if effect is not None:
+        return effect
+    return "failed" if known.was_tried(reverted) else "not tried"
 
 
-def _change(one: TrialRecord | None, other: TrialRecord | None, number: str) -> float | None:
-    """`one` relative to `other`, less 1."""
-    if one is None or other is None:
+def _change(new: TrialRecord | None, old: TrialRecord | None, number: str) -> float | None:
+    """Return new / old - 1 of a number of two records; None if one has not the number."""
+    if new is None or old is None:
         return None
-    new, old = getattr(one, number), getattr(other, number)
-    if not new or not old or not math.isfinite(new) or not math.isfinite(old):
+    new_value = getattr(new, number)
+    old_value = getattr(old, number)
+    if not new_value or not old_value:
         return None
-    return float(new / old - 1)
+    if not math.isfinite(new_value) or not math.isfinite(old_value):
+        return None
+    return float(new_value / old_value - 1)
 
 
-def _spread(one: TrialRecord | None, other: TrialRecord | None, number: str) -> float | None:
-    """Of `_change`, from the spreads of both; None where one has none."""
-    change = _change(one, other, number)
-    if change is None or one is None or other is None:
+def _spread(new: TrialRecord | None, old: TrialRecord | None, number: str) -> float | None:
+    """Return the spread of `_change` from the spreads of both; None if one has no spread.
+
+    The relative spreads of a quotient add as squares: new / old * hypot(spread of new / new, spread
+    of old / old).
+    """
+    change = _change(new, old, number)
+    if change is None or new is None or old is None:
         return None
-    spreads = [getattr(record, f"{number}_spread") for record in (one, other)]
-    if None in spreads:
+    new_spread = getattr(new, f"{number}_spread")
+    old_spread = getattr(old, f"{number}_spread")
+    if new_spread is None or old_spread is None:
         return None
-    relative = [
-        spread / getattr(record, number)
-        for spread, record in zip(spreads, (one, other), strict=True)
-    ]
-    return float((1 + change) * math.hypot(*relative))
+    relative = math.hypot(new_spread / getattr(new, number), old_spread / getattr(old, number))
+    return float((1 + change) * relative)
 
 
 # -- all pairs -------------------------------------------------------------------------------------
 
 
 class _Measured:
-    """The trials with a measured peak or speed, by their choices: thousands are looked up for every rung."""
+    """The trials with a measured peak or speed, by a tuple of their choices.
+
+    Tuples are faster to compare than configurations, and thousands are looked up for every step.
+    """
 
     def __init__(self, records: Sequence[TrialRecord]) -> None:
-        measured = (
-            record for record in records if record.peak_memory_bytes or record.tokens_per_second
-        )
-        self._by_choices = {_choices(record.config): record for record in measured}
+        self._by_choices = {
+            _choices(record.config): record
+            for record in records
+            if record.peak_memory_bytes or record.tokens_per_second
+        }
 
     def pairs(
         self, technique: str, value: Any, *, plain: TrainingConfig
     ) -> Iterator[tuple[TrialRecord, TrialRecord]]:
-        """(with it, without it) for each that differs from another in nothing else; see `without`."""
-        place = FIELD_ORDER.index(technique)
+        """Yield (with the technique, without it) for trials that differ in nothing else.
+
+        What "without" means is defined by `without`.
+        """
+        index = FIELD_ORDER.index(technique)
         for choices, record in self._by_choices.items():
-            if choices[place] == value:
+            if choices[index] == value:
                 reverted = list(choices)
-                reverted[place] = getattr(plain, technique)
+                reverted[index] = getattr(plain, technique)
                 if technique == "compile" and plain.compile == "none":
                     reverted[_BUDGET] = 1.0
                 if partner := self._by_choices.get(tuple(reverted)):
@@ -277,17 +310,19 @@ def _choices(config: TrainingConfig) -> tuple[Any, ...]:
 
 
 def _pairs(found: Sequence[tuple[TrialRecord, TrialRecord]]) -> Pairs:
-    saved = [
-        (other.peak_memory_bytes - one.peak_memory_bytes, other.peak_memory_bytes)
-        for one, other in found
-        if one.peak_memory_bytes and other.peak_memory_bytes
-    ]
-    speeds = [_change(one, other, "tokens_per_second") for one, other in found]
-    perplexities = [_change(one, other, "perplexity") for one, other in found]
+    saved_bytes = []
+    saved_shares = []
+    for new, old in found:
+        if new.peak_memory_bytes and old.peak_memory_bytes:
+            saved = old.peak_memory_bytes - new.peak_memory_bytes
+            saved_bytes.append(saved)
+            saved_shares.append(saved / old.peak_memory_bytes)
+    speeds = [_change(new, old, "tokens_per_second") for new, old in found]
+    perplexities = [_change(new, old, "perplexity") for new, old in found]
     return Pairs(
         count=len(found),
-        saved_bytes=_range([size for size, _ in saved]),
-        saved_share=_range([size / of for size, of in saved]),
+        saved_bytes=_range(saved_bytes),
+        saved_share=_range(saved_shares),
         speed_share=_range([change for change in speeds if change is not None]),
         perplexity_share=_range([change for change in perplexities if change is not None]),
     )

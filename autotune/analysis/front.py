@@ -22,7 +22,7 @@ DEFAULT_PERPLEXITY_TOLERANCE = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """Relative differences that are no differences. Peak memory is exact and has none."""
+    """Relative differences that count as equal. Peak memory is exact and has no tolerance."""
 
     speed: float = DEFAULT_SPEED_TOLERANCE
     perplexity: float = DEFAULT_PERPLEXITY_TOLERANCE
@@ -30,14 +30,12 @@ class Tolerance:
     def __post_init__(self) -> None:
         for name, value in (("speed", self.speed), ("perplexity", self.perplexity)):
             if not 0 <= value < 1:
-                raise InvalidInput(
-                    f"a {name} tolerance of {value} is not possible", hint="use 0 up to below 1"
-                )
+                raise InvalidInput(f"invalid {name} tolerance: {value}", hint="use 0 up to below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Points:
-    """The objectives of trials, as columns."""
+    """The objectives of trials, each [trial]."""
 
     peak_memory_bytes: "NDArray[numpy.int64]"
     tokens_per_second: "Column"
@@ -46,7 +44,7 @@ class _Points:
 
     @classmethod
     def of(cls, records: Sequence[TrialRecord]) -> "_Points":
-        """All objectives of all `records` must have been measured."""
+        """Return the objectives of `records`, in which all must have been measured."""
         import numpy
 
         return cls(
@@ -62,35 +60,38 @@ class _Points:
             ),
         )
 
-    def at(self, places: Any) -> "_Points":
-        return _Points(**{name: column[places] for name, column in vars(self).items()})
+    def at(self, indices: Any) -> "_Points":
+        return _Points(**{name: column[indices] for name, column in vars(self).items()})
 
 
 def pareto_front(records: Iterable[TrialRecord], *, tolerance: Tolerance) -> tuple[int, ...]:
-    """Numbers of the feasible trials that no other dominates, in the order of their memory.
+    """Return the numbers of the feasible trials that no other dominates, in the order of memory.
 
-    In the order of memory, speed, perplexity and number each trial is compared only with those
-    already kept, so that noise adds no points and near-equal trials never remove each other in a
-    chain.
+    One trial dominates another if it is worse on no objective and better on one, each by more than
+    the tolerance. In the order of memory, speed, perplexity and number, each trial is compared only
+    with those already on the front. So noise adds no points, and nearly equal trials do not remove
+    each other in a chain.
     """
     import numpy
 
     feasible = [record for record in records if record.feasible]
-    points, numbers = _Points.of(feasible), numpy.array([record.number for record in feasible])
-    left = numpy.lexsort(
+    points = _Points.of(feasible)
+    numbers = numpy.array([record.number for record in feasible])
+    remaining = numpy.lexsort(
         (numbers, points.perplexity, -points.tokens_per_second, points.peak_memory_bytes)
     )
-    kept: list[int] = []
-    while len(left):
-        # The first that is left is kept; all that it dominates goes at once.
-        kept.append(int(numbers[left[0]]))
-        others = left[1:]
-        left = others[~_dominates(points.at(left[0]), points.at(others), tolerance)]
-    return tuple(kept)
+    front: list[int] = []
+    while len(remaining):
+        # The first remaining trial is on the front, and removes all that it dominates.
+        first, others = remaining[0], remaining[1:]
+        front.append(int(numbers[first]))
+        is_dominated = _dominates(points.at(first), points.at(others), tolerance)
+        remaining = others[~is_dominated]
+    return tuple(front)
 
 
 class TrialIndex:
-    """The feasible trials of a study, fastest first, to hold any number of trials against."""
+    """The feasible trials of a study, fastest first, prepared for many comparisons."""
 
     def __init__(self, records: Iterable[TrialRecord]) -> None:
         feasible = (record for record in records if record.feasible)
@@ -102,11 +103,11 @@ class TrialIndex:
     def no_worse(
         self, other: TrialRecord, *, tolerance: Tolerance, speed_factor: float = 1.0
     ) -> Iterator[TrialRecord]:
-        """Those that are worse than `other` on no objective by more than its tolerance, fastest first.
+        """Yield the trials worse than `other` on no objective by more than its tolerance.
 
-        `other` may be of another study; `speed_factor` is then how many times faster a common
-        configuration, such as the baseline, ran in the study of the rivals. Nothing where not all
-        objectives of `other` were measured.
+        They come fastest first. `other` may be of another study; `speed_factor` is then how many
+        times faster a common configuration, such as the baseline, ran in the study of this index.
+        Yields nothing if an objective of `other` was not measured.
         """
         if None in (other.peak_memory_bytes, other.tokens_per_second, other.perplexity):
             return
@@ -114,12 +115,15 @@ class TrialIndex:
 
         point = _Points.of([other])
         at_our_speed = replace(point, tokens_per_second=point.tokens_per_second * speed_factor)
-        for place in numpy.flatnonzero(_is_no_worse(self._points, at_our_speed, tolerance)):
-            yield self._fastest_first[place]
+        for index in numpy.flatnonzero(_is_no_worse(self._points, at_our_speed, tolerance)):
+            yield self._fastest_first[index]
 
 
 def _dominates(one: _Points, other: _Points, tolerance: Tolerance) -> "Truth":
-    """`one` is worse on no objective by more than its tolerance, and better on one by more than its tolerance."""
+    """Return whether `one` is no worse than `other`, and better on one objective.
+
+    Differences within the tolerance count as equal.
+    """
     return _is_no_worse(one, other, tolerance) & (
         (one.peak_memory_bytes < other.peak_memory_bytes)
         | (one.tokens_per_second > other.tokens_per_second * (1 + tolerance.speed))
@@ -128,13 +132,15 @@ def _dominates(one: _Points, other: _Points, tolerance: Tolerance) -> "Truth":
 
 
 def _is_no_worse(one: _Points, other: _Points, tolerance: Tolerance) -> "Truth":
-    slower = one.tokens_per_second < other.tokens_per_second * (1 - tolerance.speed)
-    less_sure = one.perplexity > other.perplexity + _perplexity_noise(one, other, tolerance)
-    return ~((one.peak_memory_bytes > other.peak_memory_bytes) | slower | less_sure)
+    needs_more = one.peak_memory_bytes > other.peak_memory_bytes
+    is_slower = one.tokens_per_second < other.tokens_per_second * (1 - tolerance.speed)
+    noise = _perplexity_noise(one, other, tolerance)
+    is_less_accurate = one.perplexity > other.perplexity + noise
+    return ~(needs_more | is_slower | is_less_accurate)
 
 
 def _perplexity_noise(one: _Points, other: _Points, tolerance: Tolerance) -> "Column":
-    """A perplexity measured over seeds has no smaller tolerance than its spread."""
+    """Return the tolerated difference in perplexity, at least the spread over seeds."""
     import numpy
 
     spreads = numpy.maximum(one.perplexity_spread, other.perplexity_spread)
@@ -142,10 +148,13 @@ def _perplexity_noise(one: _Points, other: _Points, tolerance: Tolerance) -> "Co
 
 
 def perplexity_spread(records: Sequence[TrialRecord]) -> float:
-    """Relative spread of perplexity among trials that compute the same numbers: the noise of its measurement.
+    """Return the relative noise of perplexity, among trials that compute the same numbers.
 
-    The pooled standard deviation over all numerics classes with at least two trained trials, or the
-    largest over seeds where that is more; 0 where there is neither.
+    It is the pooled standard deviation over the numerics classes with at least two trained trials,
+
+        sqrt(sum over classes of sum((perplexity / class mean - 1)^2) / sum(class size - 1)),
+
+    or the largest spread over seeds if that is larger; 0 if there is neither.
     """
     classes: dict[tuple[str, ...], list[float]] = defaultdict(list)
     over_seeds = 0.0
@@ -157,8 +166,10 @@ def perplexity_spread(records: Sequence[TrialRecord]) -> float:
     repeated = [values for values in classes.values() if len(values) > 1]
     if not repeated:
         return over_seeds
-    squares = sum(
-        sum((v / statistics.fmean(values) - 1) ** 2 for v in values) for values in repeated
-    )
-    degrees_of_freedom = sum(len(values) - 1 for values in repeated)
+    squares = 0.0
+    degrees_of_freedom = 0
+    for values in repeated:
+        mean = statistics.fmean(values)
+        squares += sum((value / mean - 1) ** 2 for value in values)
+        degrees_of_freedom += len(values) - 1
     return max(over_seeds, float((squares / degrees_of_freedom) ** 0.5))

@@ -1,11 +1,11 @@
-"""For every trial of one study, a trial of another of the same workload that is worse on no objective.
+"""Finds, for each trial of one study, a trial of another study that is worse on no objective.
 
-Another configuration, where there is one; else the trial's own where it is on the other study's
-front: nothing that was found beats it, and it was found.
+The match is another configuration if there is one. Otherwise it is the same configuration, if that
+is on the other study's front: then nothing found there is better.
 
-A trial that the other study has measured too is held against the others as it ran there. For the
-rest, speeds of two runs compare only by configurations that both have measured: the median of their
-ratios says how much faster one run was as a whole, be it for another load of the machine.
+A trial that the other study has measured, too, is compared as it ran there. For the rest, speeds of
+two runs are comparable only through configurations that both have measured: the median of their
+speed ratios is how much faster one run was as a whole, for example under another load.
 """
 
 import statistics
@@ -19,17 +19,18 @@ from autotune.spec.result import StudyResult, TrialRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
+    """A trial of the first study and its match in the other."""
+
     trial: TrialRecord
-    """Of the first study, with all its objectives measured, over that study's cap or not."""
+    """A trial with all objectives measured, over the cap or not."""
     found: TrialRecord | None
-    """The fastest of the other study's feasible trials of another configuration, else its own on
-    the front."""
+    """The fastest matching trial of another configuration, else that of the same configuration."""
     speed: float | None
-    """Speed of what was found over the trial's, both in one run or as in one."""
+    """Speed of `found` over that of `trial`, in one run or corrected to one."""
 
     @property
     def found_itself(self) -> bool:
-        """Whether what was found is the same configuration."""
+        """Whether the match is of the same configuration."""
         return self.found is not None and self.found.config == self.trial.config
 
     def to_dict(self) -> dict[str, Any]:
@@ -46,14 +47,14 @@ class Match:
 def find_matches(
     first: StudyResult, other: StudyResult, *, tolerance: Tolerance
 ) -> tuple[Match, ...]:
-    """One match a measured trial of `first`, in its order.
+    """Return one match for each measured trial of `first`, in its order.
 
-    Raises InvalidInput where the two trained different workloads, or have no measured configuration
+    Raises InvalidInput if the studies trained different workloads or have no measured configuration
     in common.
     """
     if first.workload.fingerprint != other.workload.fingerprint:
         raise InvalidInput(
-            f"the trials of {first.study!r} and {other.study!r} cannot be held against each other: "
+            f"the trials of {first.study!r} and {other.study!r} cannot be compared: "
             "their workloads differ",
             hint="leave --no-worse out to see in what, or search again with the same workload",
         )
@@ -63,49 +64,57 @@ def find_matches(
 
 
 def speed_factor(first: StudyResult, other: StudyResult) -> float:
-    """How many times faster the run of `other` was: the median over what both have measured.
+    """Return how many times faster the run of `other` was.
 
-    Raises InvalidInput.
+    It is the median ratio of speeds over the configurations that both have measured. Raises
+    InvalidInput if there is none.
     """
     others = {trial.config: trial.tokens_per_second for trial in other.trials}
-    ratios = [
-        theirs / ours.tokens_per_second
-        for ours in first.trials
-        if ours.tokens_per_second and (theirs := others.get(ours.config))
-    ]
+    ratios = []
+    for trial in first.trials:
+        other_speed = others.get(trial.config)
+        if trial.tokens_per_second and other_speed:
+            ratios.append(other_speed / trial.tokens_per_second)
     if not ratios:
         raise InvalidInput(
-            f"speeds of {first.study!r} and {other.study!r} do not compare: both have measured no configuration",
-            hint="leave --no-worse out, or let both begin with the same configurations: a space can extend another",
+            f"the speeds of {first.study!r} and {other.study!r} cannot be compared: no "
+            "configuration was measured in both",
+            hint="leave --no-worse out, or let both begin with the same configurations: a space "
+            "can extend another",
         )
     return statistics.median(ratios)
 
 
 class _Search:
-    """The other study, to be asked for each trial."""
+    """Finds matches in the other study."""
 
     def __init__(self, other: StudyResult, *, factor: float, tolerance: Tolerance) -> None:
-        self._factor, self._tolerance = factor, tolerance
-        self._pruning_bounds = TrialIndex(other.trials)
-        self._there = {one.config: one for one in reversed(other.trials) if one.feasible}
+        self._factor = factor
+        self._tolerance = tolerance
+        self._index = TrialIndex(other.trials)
+        self._by_config = {
+            trial.config: trial for trial in reversed(other.trials) if trial.feasible
+        }
         self._front = frozenset(other.front)
 
     def match(self, trial: TrialRecord) -> Match:
-        there = self._there.get(trial.config)
-        compared, factor = (trial, self._factor) if there is None else (there, 1.0)
+        compared = self._by_config.get(trial.config)
+        factor = 1.0
+        if compared is None:
+            compared = trial
+            factor = self._factor
         best: TrialRecord | None = None
-        for one in self._pruning_bounds.no_worse(
+        for candidate in self._index.no_worse(
             compared, tolerance=self._tolerance, speed_factor=factor
         ):
-            if one.config != trial.config:
-                best = one
+            if candidate.config != trial.config:
+                best = candidate
                 break
-            best = best or (one if one.number in self._front else None)
-        speed = (
-            None
-            if best is None
-            else (best.tokens_per_second or 0.0) / factor / (compared.tokens_per_second or 1.0)
-        )
+            if best is None and candidate.number in self._front:
+                best = candidate
+        if best is None:
+            return Match(trial=trial, found=None, speed=None)
+        speed = (best.tokens_per_second or 0.0) / factor / (compared.tokens_per_second or 1.0)
         return Match(trial=trial, found=best, speed=speed)
 
 

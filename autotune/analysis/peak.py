@@ -1,4 +1,4 @@
-"""Where a predicted peak is and why, in words: the moment of the step, the module, what holds the bytes.
+"""Describes a predicted peak: the moment of the training step, the module, what holds the bytes.
 
 Pure functions over a prediction; nothing is predicted here.
 """
@@ -22,7 +22,7 @@ Moment = Literal[
     "elsewhere",
 ]
 MOMENTS = get_args(Moment)
-MOMENT_WORDS: Mapping[Moment, str] = {
+MOMENT_DESCRIPTIONS: Mapping[Moment, str] = {
     "forward": "in the forward pass",
     "start of backward": "at the start of backward",
     "middle of backward": "in the middle of backward",
@@ -33,15 +33,15 @@ MOMENT_WORDS: Mapping[Moment, str] = {
 }
 
 HARDLY_ANY = 0.05
-"""Gradients of less than this share of the parameters are those of the very first layers of
-backward."""
+"""With gradients below this share of the parameters, backward has just begun."""
 MOST = 0.5
+"""With gradients above this share of the parameters, backward is about to end."""
 EDGE = 0.1
 """Share of a phase's allocations that counts as its start, and as its end."""
 NOTABLE = 0.01
-"""Shares of the peak below this are not worth a word."""
+"""Smaller shares of the peak are not mentioned."""
 
-_CATEGORY_WORDS: Mapping[Category, str] = {
+_CATEGORY_NAMES: Mapping[Category, str] = {
     "optimizer_state": "optimizer state",
     "workspace": "cuBLAS workspace",
 }
@@ -50,7 +50,11 @@ _KERNEL_NAME_LENGTH = 60
 
 
 def moment_of(prediction: Prediction, config: TrainingConfig, *, global_batch: int) -> Moment:
-    """Backward is divided by the gradients that exist, where they come and stay; else by its allocations."""
+    """Return the moment of the peak.
+
+    Backward is divided into three by the share of gradients that exist, if gradients accumulate in
+    it, otherwise by the share of its allocations.
+    """
     if prediction.phase not in ("forward", "backward", "step"):
         return "elsewhere"
     if prediction.phase != "backward":
@@ -63,12 +67,15 @@ def moment_of(prediction: Prediction, config: TrainingConfig, *, global_batch: i
 
 
 def frees_gradients_at_once(config: TrainingConfig) -> bool:
-    """Whether a step in backward works: one graph of the whole model hands out all gradients only when it ends."""
+    """Return whether a step in backward frees each gradient at once.
+
+    It does not for one graph of the whole model, which returns all gradients when it ends.
+    """
     return config.optimizer_fusion == "backward" and config.compile != "model"
 
 
 def gradient_share(prediction: Prediction) -> float:
-    """Bytes of gradients relative to those of the parameters."""
+    """Return the bytes of gradients at the peak relative to those of the parameters."""
     sizes = prediction.bytes_by_category
     return sizes.get("gradients", 0) / max(1, sizes.get("parameters", 0))
 
@@ -80,14 +87,16 @@ def peak_sentences(
     global_batch: int,
     measured_bytes: int | None = None,
 ) -> tuple[str, ...]:
-    """When and where, what all bytes are, and who holds the largest part of those that come and go."""
+    """Return sentences on when and where the peak is, and what holds its bytes."""
     moment = moment_of(prediction, config, global_batch=global_batch)
-    first = (
-        f"The peak, {format_size(prediction.peak_memory_bytes)}, is {MOMENT_WORDS[moment]}, "
-        f"{_place(prediction, config)}: {_cause(prediction, config, moment, global_batch=global_batch)}."
-    )
-    sentences = [first, f"At the peak: {_categories(prediction)}."]
-    sentences += [f"{_capital(line)}." for line in _largest_groups(prediction, config)]
+    cause = _cause(prediction, config, moment, global_batch=global_batch)
+    sentences = [
+        f"The peak, {format_size(prediction.peak_memory_bytes)}, is {MOMENT_DESCRIPTIONS[moment]}, "
+        f"{_location(prediction, config)}: {cause}.",
+        f"At the peak: {_categories(prediction)}.",
+    ]
+    for group in _largest_groups(prediction, config):
+        sentences.append(f"{group[:1].upper()}{group[1:]}.")
     if measured_bytes is not None:
         share = 100 * (prediction.peak_memory_bytes / measured_bytes - 1)
         sentences.append(
@@ -97,36 +106,41 @@ def peak_sentences(
 
 
 def burden(prediction: Prediction) -> str:
-    """`14.73 GiB of activations`: what a step adds at this peak, without its gradients."""
-    notable = [
-        (size, name) for name, size in _sizes(prediction) if name in ("activations", "temporaries")
+    """Return `14.73 GiB of activations`: what a step adds at this peak, except its gradients."""
+    added = [
+        (name, size) for name, size in _sizes(prediction) if name in ("activations", "temporaries")
     ]
-    notable = [
-        (size, name) for size, name in notable if size >= 0.1 * max(size for size, _ in notable)
-    ]
-    return listed(*(f"{format_size(size)} of {name}" for size, name in notable)) or "no activations"
+    if not added:
+        return "no activations"
+    largest = max(size for _, size in added)
+    return listed(
+        *(f"{format_size(size)} of {name}" for name, size in added if size >= 0.1 * largest)
+    )
 
 
-def listed(*words: str) -> str:
-    """`a, b and c`."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def listed(*items: str) -> str:
+    """Return `a, b and c`."""
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 # -- the moment ------------------------------------------------------------------------------------
 
 
 def _divided(share: float, *, start: float, end: float) -> Moment:
-    return (
-        "start of backward"
-        if share <= start
-        else "end of backward"
-        if share >= end
-        else "middle of backward"
-    )
+    if share <= start:
+        return "start of backward"
+    if share >= end:
+        return "end of backward"
+    return "middle of backward"
 
 
 def _progress(prediction: Prediction) -> float | None:
-    """How far into its phase the peak is, counted in allocations and frees; None without a timeline."""
+    """Return how far into its phase the peak is, from 0 to 1; None without a timeline.
+
+    It is counted in allocations and frees.
+    """
     if prediction.timeline is None:
         return None
     event = prediction.timeline.peak_event
@@ -139,29 +153,36 @@ def _progress(prediction: Prediction) -> float | None:
 def _cause(
     prediction: Prediction, config: TrainingConfig, moment: Moment, *, global_batch: int
 ) -> str:
+    """Return why the peak is at this moment."""
     sizes = prediction.bytes_by_category
     gradients = f"{format_size(sizes.get('gradients', 0))} of gradients"
     accumulates = config.micro_batch_size != global_batch
     if moment == "forward":
-        return f"{burden(prediction)} have come together, and backward needs less than that" + (
-            f"; {gradients} of the micro batches before are kept" if accumulates else ""
-        )
+        cause = f"{burden(prediction)} have come together, and backward needs less than that"
+        if accumulates:
+            cause += f"; {gradients} of the micro batches before are kept"
+        return cause
     if moment == "step":
         return f"{gradients} and the optimizer's own memory exist together"
     if moment == "elsewhere":
         return "no phase of the step exceeds what stays between them"
     if moment == "start of backward":
-        recomputed = config.checkpointing != "none" or config.memory_budget != 1.0
-        kept = (
-            "what is recomputed first comes on top of all that forward kept" if recomputed else ""
-        )
-        kept = kept or "all that forward kept for backward is still there"
-        return f"{kept}, {burden(prediction)}, and {_gradients_so_far(prediction, config, accumulates=accumulates)}"
+        if config.checkpointing != "none" or config.memory_budget != 1.0:
+            stored = "what is recomputed first comes on top of all that forward kept"
+        else:
+            stored = "all that forward kept for backward is still there"
+        so_far = _gradients_so_far(prediction, config, accumulates=accumulates)
+        return f"{stored}, {burden(prediction)}, and {so_far}"
     if frees_gradients_at_once(config):
-        return f"{burden(prediction)} are alive, and each gradient is freed once its parameter is updated"
+        return (
+            f"{burden(prediction)} are alive, and each gradient is freed once its parameter is "
+            "updated"
+        )
     if moment == "end of backward":
-        return f"{100 * min(1.0, gradient_share(prediction)):.0f} % of all gradients exist, and {burden(prediction)}"
-    gradients += ", kept since the micro batch before," if accumulates else ""
+        share = 100 * min(1.0, gradient_share(prediction))
+        return f"{share:.0f} % of all gradients exist, and {burden(prediction)}"
+    if accumulates:
+        gradients += ", kept since the micro batch before,"
     return f"{gradients} and {burden(prediction)} exist together"
 
 
@@ -176,13 +197,14 @@ def _gradients_so_far(prediction: Prediction, config: TrainingConfig, *, accumul
     return f"only {format_size(size)} of gradients exist" if size else "no gradient exists yet"
 
 
-# -- the place -------------------------------------------------------------------------------------
+# -- the location ----------------------------------------------------------------------------------
 
 
-def _place(prediction: Prediction, config: TrainingConfig) -> str:
+def _location(prediction: Prediction, config: TrainingConfig) -> str:
+    """Return which operator allocates at the peak, and in which module."""
     if not prediction.operator:
         return "with nothing allocated since the step began"
-    operator = _operator_words(prediction.operator)
+    operator = _operator_name(prediction.operator)
     if config.compile == "model":
         return (
             f"in the one program that inductor made of the whole model, where {operator} allocates"
@@ -191,29 +213,30 @@ def _place(prediction: Prediction, config: TrainingConfig) -> str:
         return (
             f"where {operator} allocates outside all modules, as updates and sums of gradients do"
         )
-    compiled = (
-        "the compiled "
-        if config.compile == "block" and re.search(r"\.\d+$", prediction.module)
-        else ""
-    )
-    return f"where {operator} allocates in {compiled}{module_words(prediction.module)}"
+    module = describe_module(prediction.module)
+    if config.compile == "block" and re.search(r"\.\d+$", prediction.module):
+        module = f"the compiled {module}"
+    return f"where {operator} allocates in {module}"
 
 
-def module_words(module: str) -> str:
-    """`feed_forward.up of block 3` for `blocks.3.feed_forward.up`."""
+def describe_module(module: str) -> str:
+    """Return `feed_forward.up of block 3` for `blocks.3.feed_forward.up`."""
     match = re.fullmatch(r"(?:.*\.)?\w+\.(\d+)(?:\.(.+))?", module)
     if match is None:
         return module
     return f"{match[2]} of block {match[1]}" if match[2] else f"block {match[1]}"
 
 
-def _operator_words(operator: str) -> str:
-    """`log_softmax_backward_data` for `aten._log_softmax_backward_data`; a long kernel's name is cut."""
+def _operator_name(operator: str) -> str:
+    """Return `log_softmax_backward_data` for `aten._log_softmax_backward_data`.
+
+    The long name of a kernel is cut.
+    """
     if operator.startswith("aten."):
         return operator.removeprefix("aten.").removeprefix("_")
-    short = (
-        operator if len(operator) <= _KERNEL_NAME_LENGTH else operator[:_KERNEL_NAME_LENGTH] + "..."
-    )
+    short = operator
+    if len(operator) > _KERNEL_NAME_LENGTH:
+        short = operator[:_KERNEL_NAME_LENGTH] + "..."
     return f"the kernel {short}" if "fused" in operator else short
 
 
@@ -221,64 +244,60 @@ def _operator_words(operator: str) -> str:
 
 
 def _sizes(prediction: Prediction) -> list[tuple[Category, int]]:
-    """Categories that hold something, largest first."""
-    return sorted(
-        ((name, s) for name, s in prediction.bytes_by_category.items() if s),
-        key=lambda one: -one[1],
-    )
+    """Return the categories that hold bytes, with their sizes, largest first."""
+    sizes = [(name, size) for name, size in prediction.bytes_by_category.items() if size]
+    return sorted(sizes, key=lambda name_and_size: -name_and_size[1])
 
 
 def _categories(prediction: Prediction) -> str:
     peak = prediction.peak_memory_bytes
     notable = [(name, size) for name, size in _sizes(prediction) if size >= NOTABLE * peak]
-    words = [
-        f"{_CATEGORY_WORDS.get(name, name)} {format_size(size)} ({100 * size / peak:.0f} %)"
+    parts = [
+        f"{_CATEGORY_NAMES.get(name, name)} {format_size(size)} ({100 * size / peak:.0f} %)"
         for name, size in notable
     ]
+    text = ", ".join(parts)
     rest = peak - sum(size for _, size in notable)
-    return ", ".join(words) + (f", everything else {format_size(rest)}" if rest else "")
+    if rest:
+        text += f", everything else {format_size(rest)}"
+    return text
 
 
 def _largest_groups(prediction: Prediction, config: TrainingConfig) -> Iterator[str]:
-    """`of the 14.73 GiB of activations: feed_forward 5.93 GiB, ...`, of each category with a tenth of the peak.
+    """Yield `of the 14.73 GiB of activations: feed_forward 5.93 GiB, ...`.
 
-    By parts of the blocks; in a compiled model, which has no parts left, by operator.
+    One for each category with a tenth of the peak or more. It is divided by parts of the blocks; in
+    a compiled model, which has no parts, by operator.
     """
     for category, size in _sizes(prediction):
         comes_and_goes = category in ("activations", "temporaries", "gradients")
         if not comes_and_goes or size < 0.1 * prediction.peak_memory_bytes:
             continue
+        by_operator = config.compile == "model" and category != "gradients"
         groups: Counter[str] = Counter()
         for holder in prediction.holders:
             if holder.category == category:
-                whole = config.compile == "model" and category != "gradients"
-                groups[_operator_words(holder.operator) if whole else _part(holder.module)] += (
-                    holder.size_bytes
-                )
+                name = _operator_name(holder.operator) if by_operator else _part(holder.module)
+                groups[name] += holder.size_bytes
         shown = groups.most_common(_GROUPS_SHOWN)
+        if not shown:
+            continue
+        parts = [f"{name} {format_size(held)}" for name, held in shown]
         rest = size - sum(held for _, held in shown)
-        words = [f"{name} {format_size(held)}" for name, held in shown]
-        words += (
-            [f"in smaller pieces {format_size(rest)}"] if shown and rest >= NOTABLE * size else []
-        )
-        if words:
-            label = _CATEGORY_WORDS.get(category, category)
-            is_recomputed = (
-                category == "temporaries"
-                and config.compile == "model"
-                and config.memory_budget != 1.0
-            )
-            label += ", among them what compiled code recomputes" if is_recomputed else ""
-            yield f"of the {format_size(size)} of {label}: {', '.join(words)}"
+        if rest >= NOTABLE * size:
+            parts.append(f"in smaller pieces {format_size(rest)}")
+        label = _CATEGORY_NAMES.get(category, category)
+        is_compiled = config.compile == "model" and config.memory_budget != 1.0
+        if category == "temporaries" and is_compiled:
+            label += ", among them what compiled code recomputes"
+        yield f"of the {format_size(size)} of {label}: {', '.join(parts)}"
 
 
 def _part(module: str) -> str:
-    """The part of a block that `module` is or is within: `feed_forward` for `blocks.*.feed_forward.up`."""
-    before, star, after = module.rpartition("*")
-    if star:
-        return after.strip(".").partition(".")[0] or "the blocks themselves"
-    return before + after if module else "outside all modules"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """Return the part of a block: `feed_forward` for `blocks.*.feed_forward.up`."""
+    if not module:
+        return "outside all modules"
+    _, star, after = module.rpartition("*")
+    if not star:
+        return module
+    return after.strip(".").partition(".")[0] or "the blocks themselves"

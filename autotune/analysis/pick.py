@@ -1,4 +1,4 @@
-"""The one configuration to recommend, and why, in words a person can check."""
+"""Picks the configuration to recommend, and gives reasons that a person can check."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,22 +20,22 @@ NOISY_SPREAD = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Preferences:
-    """How the front and the pick are drawn from the records; may differ at every look."""
+    """How the front and the pick are chosen from the records; they may differ at each call."""
 
     tolerance: Tolerance = field(default_factory=Tolerance)
     prefer: Preference = "fastest"
     max_perplexity_increase: float = MAX_PERPLEXITY_INCREASE
-    """Share of the best perplexity that the pick may be worse by."""
+    """By what share of the best perplexity the pick's may be worse."""
 
     def __post_init__(self) -> None:
         if self.prefer not in PREFERENCES:
             raise InvalidInput(
-                f"there is no preference {self.prefer!r}",
+                f"invalid preference: {self.prefer!r}",
                 hint=f"use one of {', '.join(PREFERENCES)}",
             )
         if not 0 <= self.max_perplexity_increase < 100:
             raise InvalidInput(
-                f"a perplexity increase of {self.max_perplexity_increase} is not possible",
+                f"invalid perplexity increase: {self.max_perplexity_increase}",
                 hint="give a share of the best perplexity, for example 0.01 for 1 %",
             )
 
@@ -50,25 +50,28 @@ def choose(
     baseline: TrialRecord | None,
     preferences: Preferences,
 ) -> Pick | None:
-    """The preferred trial of the front among those whose perplexity is good enough; None when the front is empty.
+    """Return the preferred trial of the front with a good perplexity; None for an empty front.
 
-    Good enough: within `max_perplexity_increase` of the front's best, or within the measured spread
-    of perplexity where that is larger.
+    A perplexity is good within `max_perplexity_increase` of the front's best, or within the
+    measured spread of perplexity if that is larger.
     """
-    prefer, max_perplexity_increase = preferences.prefer, preferences.max_perplexity_increase
     candidates = [record for record in records if record.number in front]
     if not candidates:
         return None
-    allowed = max(max_perplexity_increase, perplexity_spread(records))
+    allowed = max(preferences.max_perplexity_increase, perplexity_spread(records))
     best = min(_perplexity(record) for record in candidates)
     good = [record for record in candidates if _perplexity(record) <= best * (1 + allowed)]
-    picked = min(good, key=lambda record: (_COST[prefer](record, good), record.number))
-    words = {
+    cost = _COST[preferences.prefer]
+    picked = min(good, key=lambda record: (cost(record, good), record.number))
+    descriptions = {
         "fastest": "the fastest",
         "smallest": "the smallest",
         "balanced": "the best balance of speed and memory",
     }
-    reason = f"{words[prefer]} on the front whose perplexity is within {100 * allowed:.2g} % of the best, {best:.4g}"
+    reason = (
+        f"{descriptions[preferences.prefer]} on the front whose perplexity is within "
+        f"{100 * allowed:.2g} % of the best, {best:.4g}"
+    )
     return Pick(
         number=picked.number, reason=reason + savings(picked, baseline) + _noise_warning(picked)
     )
@@ -79,48 +82,55 @@ def _noise_warning(picked: TrialRecord) -> str:
     spread = (picked.tokens_per_second_spread or 0.0) / picked.tokens_per_second
     if spread <= NOISY_SPREAD:
         return ""
-    return f"; its speed varied by ±{100 * spread:.0f} %, so something else was using the device: do not trust speeds"
+    return (
+        f"; its speed varied by ±{100 * spread:.0f} %, so something else was using the device: do "
+        "not trust speeds"
+    )
 
 
 def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
-    """`; against the baseline: 62 % less memory, 1.2x the speed, perplexity +0.1 %`; empty without a baseline."""
-    if baseline is None or baseline.number == record.number or not _known_peak(baseline):
-        return (
-            "; it is the baseline"
-            if baseline is not None and baseline.number == record.number
-            else ""
-        )
-    words = []
+    """Return a comparison with the baseline, empty without one.
+
+    For example `; against the baseline: 62 % less memory (...), 1.20x the speed`.
+    """
+    if baseline is None:
+        return ""
+    if baseline.number == record.number:
+        return "; it is the baseline"
+    baseline_peak = _known_peak(baseline)
+    if not baseline_peak:
+        return ""
+    parts = []
     if record.peak_memory_bytes is not None:
-        saved = 1 - record.peak_memory_bytes / _known_peak(baseline)
+        saved = 1 - record.peak_memory_bytes / baseline_peak
+        less = "less" if saved >= 0 else "more"
         source = "" if baseline.peak_memory_bytes else " predicted"
-        sizes = f"{format_size(record.peak_memory_bytes)} for {format_size(_known_peak(baseline))}{source}"
-        words.append(
-            f"{100 * abs(saved):.0f} % {'less' if saved >= 0 else 'more'} memory ({sizes})"
-        )
+        sizes = f"{format_size(record.peak_memory_bytes)} for {format_size(baseline_peak)}{source}"
+        parts.append(f"{100 * abs(saved):.0f} % {less} memory ({sizes})")
     if record.tokens_per_second and baseline.tokens_per_second:
-        words.append(f"{record.tokens_per_second / baseline.tokens_per_second:.2f}x the speed")
+        parts.append(f"{record.tokens_per_second / baseline.tokens_per_second:.2f}x the speed")
     if record.perplexity and baseline.perplexity:
         change_percent = round(100 * (record.perplexity / baseline.perplexity - 1), 2)
-        words.append(
-            f"perplexity {change_percent:+.2f} %" if change_percent else "the same perplexity"
-        )
-    return f"; against the baseline: {', '.join(words)}"
+        if change_percent:
+            parts.append(f"perplexity {change_percent:+.2f} %")
+        else:
+            parts.append("the same perplexity")
+    return f"; against the baseline: {', '.join(parts)}"
 
 
 def _known_peak(record: TrialRecord) -> int:
-    """Measured, or for a baseline that no device could hold, predicted."""
+    """Return the measured peak, or the predicted one of a baseline that no device could hold."""
     return record.peak_memory_bytes or record.predicted_peak_memory_bytes or 0
 
 
 def closest_miss(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The trial that was over the cap by least, measured or predicted; None when none got as far as a number."""
+    """Return the trial over the cap by least, measured or predicted; None if no size is known."""
     over = [record for record in records if record.outcome in ("over_cap", "predicted_over_cap")]
     return min((record for record in over if needed_bytes(record)), key=needed_bytes, default=None)
 
 
 def needed_bytes(record: TrialRecord) -> int:
-    """What the device must have: measured, else predicted; 0 where neither is known."""
+    """Return what the device must have: measured, else predicted; 0 if neither is known."""
     return record.device_bytes or record.predicted_peak_memory_bytes or 0
 
 
@@ -140,7 +150,10 @@ def _memory(record: TrialRecord, _good: Sequence[TrialRecord]) -> float:
 
 
 def _balance(record: TrialRecord, good: Sequence[TrialRecord]) -> float:
-    """Time and memory relative to the best of each, multiplied: 10 % of one is worth 10 % of the other."""
+    """Return (memory / least memory) * (time / least time).
+
+    So 10 % of memory is worth 10 % of time.
+    """
     least_memory = min(_memory(other, good) for other in good)
     least_seconds = min(_seconds_per_token(other, good) for other in good)
     return _memory(record, good) / least_memory * (_seconds_per_token(record, good) / least_seconds)

@@ -1,6 +1,7 @@
-"""One's own results beside a published table: memory, savings and speed, each against its own control row.
+"""Compares results with a published table: memory, savings and speed.
 
-What was not measured stays None; a peak that was only predicted says so.
+Savings and speeds are relative to a control row, here and in the table. What was not measured stays
+None, and a peak that was only predicted is marked.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ _SIZES = (
     "sequence_length",
     "global_batch",
 )
-"""What of a workload decides memory."""
+"""The fields of a workload that decide its memory."""
 
 _NOTHING_KNOWN = Figures()
 LEFT_OUT = "cannot be trained here"
@@ -33,43 +34,43 @@ LEFT_OUT = "cannot be trained here"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRow:
-    """What is known here of one row of the table."""
+    """The user's results for one row of the table."""
 
     figures: Figures = _NOTHING_KNOWN
     peak_is_predicted: bool = False
     trial: int | None = None
     remark: str = ""
-    """How the trial ended where it was not well."""
+    """How the trial ended, if it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRow:
-    """One row. Shares and ratios are of the control row of the same table."""
+    """One row of the comparison. Shares and speeds are relative to the control row."""
 
     name: str
     own: OwnRow
     published: Figures
     saved: float | None
-    """Share of the control's peak memory that is saved; negative where more is needed."""
+    """Share of the control's peak memory that is saved; negative if the row needs more."""
     published_saved: float | None
     speed: float | None
-    """Tokens a second over the control's."""
+    """Tokens per second, relative to the control's."""
     published_speed: float | None
     peak_ratio: float | None
-    """Own over published peak; None where the two are of different sizes."""
+    """The user's peak over the published one; None if the two workloads differ in size."""
 
     @property
     def saved_difference(self) -> float | None:
-        """Own less published, as a share of the control."""
-        return _less(self.saved, self.published_saved)
+        """The user's saving less the published one, each a share of its control."""
+        return _difference(self.saved, self.published_saved)
 
     @property
     def speed_ratio(self) -> float | None:
-        """Own relative speed over the published one."""
-        return _over(self.speed, self.published_speed)
+        """The user's relative speed over the published one."""
+        return _ratio(self.speed, self.published_speed)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, flat."""
+        """Return a flat dictionary, ready for JSON."""
         return {
             "name": self.name,
             "trial": self.own.trial,
@@ -90,67 +91,78 @@ class ComparedRow:
 
 
 def reference_of(space: SearchSpace, *, what: str) -> Reference:
-    """The table that `space` holds. Raises InvalidInput, naming `what` has none."""
+    """Return the published table of `space`. Raises InvalidInput, naming `what`, if it has none."""
     if space.reference is None:
         raise InvalidInput(
-            f"{what} has no published table beside it: search space {space.name!r} has no [reference]",
-            hint="leave --reference out, or use a space with one: peak_memory as it is today, or your own",
+            f"{what} has no published table to compare with: search space {space.name!r} has no "
+            "[reference]",
+            hint="leave --reference out, or use a space with one: peak_memory as it is today, or "
+            "your own",
         )
     return space.reference
 
 
 def is_of_published_size(space: SearchSpace, workload: Workload) -> bool:
-    """Whether `workload` needs the memory of the one the table was measured with: that of the space, unscaled."""
+    """Return whether `workload` has the published sizes: those of the space without a scale."""
     scaled = {} if space.scale is None else space.scales.get(space.scale, {})
-    said = {
-        "feed_forward_width": None,
-        **space.workload,
-    }  # None: the model's own choice, as where nothing is said
-    return not any(name in scaled for name in _SIZES) and all(
-        getattr(workload, name) == said[name] for name in _SIZES if name in said
-    )
+    if any(name in scaled for name in _SIZES):
+        return False
+    # None is the model's default, which applies where the space specifies no width.
+    published = {"feed_forward_width": None, **space.workload}
+    return all(getattr(workload, name) == published[name] for name in _SIZES if name in published)
 
 
 def compare_with_published(
     reference: Reference, own: Callable[[str], OwnRow], *, has_published_size: bool
 ) -> tuple[ComparedRow, ...]:
-    """Every row of the table, in its order, beside what `own` knows of the row of that name."""
-    known = {name: own(name) for name in reference.rows}
-    control, published_control = known[reference.control].figures, reference.rows[reference.control]
-    return tuple(
-        ComparedRow(
-            name=name,
-            own=known[name],
-            published=published,
-            saved=_saved(known[name].figures, control),
-            published_saved=_saved(published, published_control),
-            speed=_over(known[name].figures.tokens_per_second, control.tokens_per_second),
-            published_speed=_over(published.tokens_per_second, published_control.tokens_per_second),
-            peak_ratio=_over(known[name].figures.peak_memory_bytes, published.peak_memory_bytes)
-            if has_published_size
-            else None,
+    """Return every row of the table, in its order, with the user's results from `own(name)`."""
+    own_rows = {name: own(name) for name in reference.rows}
+    control = own_rows[reference.control].figures
+    published_control = reference.rows[reference.control]
+    compared = []
+    for name, published in reference.rows.items():
+        figures = own_rows[name].figures
+        peak_ratio = None
+        if has_published_size:
+            peak_ratio = _ratio(figures.peak_memory_bytes, published.peak_memory_bytes)
+        published_speed = _ratio(published.tokens_per_second, published_control.tokens_per_second)
+        compared.append(
+            ComparedRow(
+                name=name,
+                own=own_rows[name],
+                published=published,
+                saved=_saved(figures, control),
+                published_saved=_saved(published, published_control),
+                speed=_ratio(figures.tokens_per_second, control.tokens_per_second),
+                published_speed=published_speed,
+                peak_ratio=peak_ratio,
+            )
         )
-        for name, published in reference.rows.items()
-    )
+    return tuple(compared)
 
 
 def rows_of_study(
     definition: StudyDefinition, records: Mapping[str, TrialRecord]
 ) -> Callable[[str], OwnRow]:
-    """What a study knows of a named configuration; `records` by fingerprint."""
+    """Return a function from the name of a configuration to the study's results for it.
+
+    `records` are the study's trials by fingerprint.
+    """
     named: Mapping[str, TrainingConfig] = definition.legal_space().named
 
     def own(name: str) -> OwnRow:
         if name not in named:
             return OwnRow(remark=LEFT_OUT)
         record = records.get(named[name].fingerprint)
-        return OwnRow(remark="not tried") if record is None else _own_row(record)
+        if record is None:
+            return OwnRow(remark="not tried")
+        return _own_row(record)
 
     return own
 
 
 def _own_row(record: TrialRecord) -> OwnRow:
-    # What a training held when it ran out of memory is no peak: it would have gone on to more.
+    # What a training held when it ran out of memory is not its peak: it would have needed more.
     measured = None if record.outcome == "out_of_memory" else record.peak_memory_bytes
     predicted = record.predicted_peak_memory_bytes
     return OwnRow(
@@ -166,13 +178,17 @@ def _own_row(record: TrialRecord) -> OwnRow:
 
 
 def _saved(figures: Figures, control: Figures) -> float | None:
-    share = _over(figures.peak_memory_bytes, control.peak_memory_bytes)
+    share = _ratio(figures.peak_memory_bytes, control.peak_memory_bytes)
     return None if share is None else 1 - share
 
 
-def _over(one: float | None, other: float | None) -> float | None:
-    return one / other if one is not None and other else None
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    if numerator is None or not denominator:
+        return None
+    return numerator / denominator
 
 
-def _less(one: float | None, other: float | None) -> float | None:
-    return one - other if one is not None and other is not None else None
+def _difference(minuend: float | None, subtrahend: float | None) -> float | None:
+    if minuend is None or subtrahend is None:
+        return None
+    return minuend - subtrahend

@@ -1,4 +1,4 @@
-"""Why a technique saves nothing: what it could take away is no part of the peak.
+"""Sentences on why a technique saves nothing: what it could remove is not part of the peak.
 
 Pure functions over a prediction.
 """
@@ -7,8 +7,7 @@ from typing import Any
 
 from autotune.analysis.peak import (
     HARDLY_ANY,
-    MOMENT_WORDS,
-    Moment,
+    MOMENT_DESCRIPTIONS,
     burden,
     gradient_share,
     moment_of,
@@ -18,7 +17,7 @@ from autotune.spec.prediction import Prediction
 from autotune.units import format_size
 
 FEW = 0.1
-"""Activations below this share of the peak are few."""
+"""Activations below this share of the peak count as few."""
 
 
 def why_nothing(
@@ -30,7 +29,10 @@ def why_nothing(
     prediction_with_it: Prediction,
     global_batch: int,
 ) -> str:
-    """`config` and `prediction`: those without the technique, at whose peak it would have to save."""
+    """Return why `technique` with `value` saves nothing.
+
+    `config` and `prediction` are those without the technique: it would have to save at their peak.
+    """
     sizes = prediction.bytes_by_category
     activations = format_size(sizes.get("activations", 0))
     if technique == "optimizer_fusion":
@@ -43,47 +45,53 @@ def why_nothing(
         )
     if technique == "micro_batch_size":
         gradients = format_size(sizes.get("parameters", 0))
-        return f"it shrinks activations, {activations}, and keeps about {gradients} of gradients from one to the next"
-    if (
-        technique == "memory_budget"
-        and prediction.plan
-        and prediction.plan == prediction_with_it.plan
-    ):
+        return (
+            f"it shrinks activations, {activations}, and keeps about {gradients} of gradients "
+            "from one to the next"
+        )
+    has_same_plan = prediction.plan and prediction.plan == prediction_with_it.plan
+    if technique == "memory_budget" and has_same_plan:
         return "the compiler makes the same plan of what to keep"
     if technique == "loss":
-        return f"the logits are no part of the peak, which is {MOMENT_WORDS[_moment(config, prediction, global_batch)]}"
+        moment = moment_of(prediction, config, global_batch=global_batch)
+        return f"the logits are no part of the peak, which is {MOMENT_DESCRIPTIONS[moment]}"
     if technique == "precision" and value == "tf32":
         return "it computes faster and keeps four bytes a number"
     if sizes.get("activations", 0) >= FEW * prediction.peak_memory_bytes:
-        return f"at the peak with it, {burden(prediction_with_it)} are alive, where there were {burden(prediction)}"
+        return (
+            f"at the peak with it, {burden(prediction_with_it)} are alive, where there were "
+            f"{burden(prediction)}"
+        )
     if technique == "precision":
-        return f"it keeps weights, gradients and optimizer state in fp32, and only {activations} are activations"
-    return f"it spends less on activations, and only {activations} of the peak are any"
-
-
-def _moment(config: TrainingConfig, prediction: Prediction, global_batch: int) -> Moment:
-    return moment_of(prediction, config, global_batch=global_batch)
+        return (
+            "it keeps weights, gradients and optimizer state in fp32, and only "
+            f"{activations} are activations"
+        )
+    return f"it reduces activations, and only {activations} of the peak are activations"
 
 
 def _why_no_fusion(
     value: str, *, config: TrainingConfig, prediction: Prediction, global_batch: int
 ) -> str:
     moment = moment_of(prediction, config, global_batch=global_batch)
-    where = MOMENT_WORDS[moment]
+    where = MOMENT_DESCRIPTIONS[moment]
     leaves_together = config.compile == "model" and value == "backward"
     if moment != "step" and gradient_share(prediction) <= HARDLY_ANY:
         size = prediction.bytes_by_category.get("gradients", 0)
-        before = (
-            f"when only {format_size(size)} of gradients exist"
-            if size
-            else "before any gradient exists"
-        )
-        later = "; nor could it later: the one compiled graph hands out all gradients together"
-        return (
-            f"the peak is {where}, {burden(prediction)}, {before}{later if leaves_together else ''}"
-        )
+        gradients = "before any gradient exists"
+        if size:
+            gradients = f"when only {format_size(size)} of gradients exist"
+        sentence = f"the peak is {where}, {burden(prediction)}, {gradients}"
+        if leaves_together:
+            sentence += (
+                "; nor could it later: the one compiled graph returns all gradients together"
+            )
+        return sentence
     if leaves_together:
-        return "the whole model is one compiled graph, which hands out all gradients together when it ends"
+        return (
+            "the whole model is one compiled graph, which returns all gradients together when it "
+            "ends"
+        )
     if value in ("foreach", "kernel"):
         return f"it changes how the update runs, and the peak is {where}"
     return f"the peak is {where} and holds {burden(prediction)}"

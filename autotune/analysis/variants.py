@@ -1,4 +1,4 @@
-"""A configuration to explain beside what was predicted for changes of it: what each saves, and which go well together.
+"""Variants of a configuration to explain: what each saves, and which to combine.
 
 Pure functions over predictions and records.
 """
@@ -12,12 +12,15 @@ from autotune.spec.prediction import Prediction
 from autotune.spec.result import TrialRecord
 
 NOTHING = 0.01
-"""A saving below this share of the peak is none."""
+"""A saving below this share of the peak counts as none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """The configuration with one technique changed; `prediction` is None where it was refused."""
+    """The configuration with one technique changed.
+
+    `prediction` is None where it could not be predicted; `refusal` then has the reason.
+    """
 
     technique: str
     value: Any
@@ -28,13 +31,13 @@ class Variant:
     refusal: str = ""
 
     @property
-    def words(self) -> str:
+    def name(self) -> str:
         return named(self.technique, self.value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A technique that saves nothing by itself, with a partner: the partner alone, and both together."""
+    """A technique that saves nothing alone, and a partner: the partner alone, and both together."""
 
     technique: str
     value: Any
@@ -47,18 +50,18 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """The configuration to explain, its prediction, and what is known of it as a trial of a study."""
+    """The configuration to explain, its prediction, and its trial if it is of a study."""
 
     config: TrainingConfig
     prediction: Prediction
     at: Circumstances
-    """What of the workload decides which configurations are legal."""
+    """The features of the workload that decide which configurations are legal."""
     record: TrialRecord | None = None
     records: Sequence[TrialRecord] = ()
     """All trials of the study."""
 
     def saved_by(self, variant: Variant) -> int:
-        """Bytes that a variant saves; for a removal those that the technique in use saves."""
+        """Return the bytes that a variant saves; for a removal, that the technique in use saves."""
         assert variant.prediction is not None
         saved = self.prediction.peak_memory_bytes - variant.prediction.peak_memory_bytes
         return -saved if variant.is_removal else saved
@@ -66,41 +69,48 @@ class Explained:
     def trains_other_numbers(self, variant: Variant) -> bool:
         return variant.config.numerics_class != self.config.numerics_class
 
-    def is_worth_a_word(self, saved_bytes: int) -> bool:
+    def is_notable(self, saved_bytes: int) -> bool:
+        """Return whether a saving is at least the share `NOTHING` of the peak."""
         return saved_bytes >= NOTHING * self.prediction.peak_memory_bytes
 
 
 def named(technique: str, value: Any) -> str:
-    """`optimizer-fusion backward`, as in a configuration's description."""
+    """Return `optimizer-fusion backward`, as in a configuration's description."""
     return f"{technique.removesuffix('_size').replace('_', '-')} {value}"
 
 
 def techniques_without_effect(
     explained: Explained, variants: Sequence[Variant]
 ) -> Iterator[Variant]:
-    """One variant of each technique that saves nothing by itself: its removal if in use, else its smallest value."""
+    """Yield one variant of each technique that saves nothing by itself.
+
+    It is the removal of a technique in use, otherwise the value that saves most.
+    """
     for technique in FIELD_ORDER:
-        mine = [v for v in variants if v.technique == technique and v.prediction is not None]
-        removals = [variant for variant in mine if variant.is_removal]
+        predicted = [v for v in variants if v.technique == technique and v.prediction is not None]
+        removals = [variant for variant in predicted if variant.is_removal]
         if removals:
-            yield from (v for v in removals if not explained.is_worth_a_word(explained.saved_by(v)))
-        elif mine and not any(
-            explained.is_worth_a_word(explained.saved_by(variant)) for variant in mine
+            for variant in removals:
+                if not explained.is_notable(explained.saved_by(variant)):
+                    yield variant
+        elif predicted and not any(
+            explained.is_notable(explained.saved_by(variant)) for variant in predicted
         ):
-            yield max(reversed(mine), key=explained.saved_by)  # of equals the last, which does most
+            # Of equal values the last, which has the strongest effect.
+            yield max(reversed(predicted), key=explained.saved_by)
 
 
 def best_partner(
-    explained: Explained, variants: Sequence[Variant], *, beside: str
+    explained: Explained, variants: Sequence[Variant], *, other_than: str
 ) -> Variant | None:
-    """The variant of another technique than `beside` that saves most and trains the same numbers."""
+    """Return the variant that saves most and trains the same numbers, of another technique."""
     candidates = [
         v
         for v in variants
         if v.prediction is not None
         and not v.is_removal
-        and v.technique != beside
+        and v.technique != other_than
         and not explained.trains_other_numbers(v)
-        and explained.is_worth_a_word(explained.saved_by(v))
+        and explained.is_notable(explained.saved_by(v))
     ]
     return max(candidates, key=explained.saved_by, default=None)

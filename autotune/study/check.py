@@ -1,4 +1,4 @@
-"""A look at studies with all that belongs to them: the database, and what waits beside it in the work folder."""
+"""Checks studies: the database, and the results in the work folder that are not in it yet."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -17,25 +17,24 @@ from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, read_result
 
 
 def check_studies(storage: str, studies: Sequence[str] = ()) -> Checked:
-    """All studies of a database, or those named; nothing is changed.
+    """Check all studies of a database, or those named; nothing is changed.
 
     Raises UnknownStudy and StorageUnavailable.
     """
-    checked = _looked_at(storage, studies)
+    checked = _check_database(storage, studies)
     work = place_of_work(storage)
-    folders = {name: work / name for name in checked.studies if _names_a_folder(name)}
-    beside = [finding for name, folder in folders.items() for finding in _waiting(name, folder)]
-    running = [
-        finding
-        for one in checked.running
-        if one.study in folders
-        for finding in _running(one, folders[one.study] / WORKERS)
-    ]
-    return replace(checked, findings=(*checked.findings, *running, *beside))
+    folders = {name: work / name for name in checked.studies if _is_study_name(name)}
+    findings = list(checked.findings)
+    for trial in checked.running:
+        if trial.study in folders:
+            findings.extend(_check_running(trial, folders[trial.study] / WORKERS))
+    for name, folder in folders.items():
+        findings.extend(_check_outbox(name, folder))
+    return replace(checked, findings=tuple(findings))
 
 
-def _names_a_folder(study: str) -> bool:
-    """What cannot be a study's name is a finding of the database's check already."""
+def _is_study_name(study: str) -> bool:
+    """Return whether it is a valid name; the database's check reports an invalid one."""
     try:
         check_study_name(study)
     except InvalidInput:
@@ -43,8 +42,8 @@ def _names_a_folder(study: str) -> bool:
     return True
 
 
-def _looked_at(storage: str, studies: Sequence[str]) -> Checked:
-    """Again where somebody began to write into a file that nobody had open, and was read as such."""
+def _check_database(storage: str, studies: Sequence[str]) -> Checked:
+    """Check the database, again if another process opened its file to write meanwhile."""
     while True:
         database = Database(storage, read_only=True)
         try:
@@ -58,50 +57,43 @@ def _looked_at(storage: str, studies: Sequence[str]) -> Checked:
             database.close()
 
 
-def _running(one: RunningTrial, workers: Path) -> Iterator[Finding]:
-    what = (
-        "its worker has ended"
-        if is_dead(workers, one.worker)
-        else "its lease is over"
-        if one.is_expired
-        else None
+def _check_running(trial: RunningTrial, workers: Path) -> Iterator[Finding]:
+    """Yield a finding for a trial that is marked as running and is not."""
+    if is_dead(workers, trial.worker):
+        reason = "its worker has ended"
+    elif trial.is_expired:
+        reason = "its lease has expired"
+    else:
+        return
+    yield Finding(
+        where=f"study {trial.study!r}, trial {trial.number}",
+        what=f"is marked as running, but {reason}",
+        to_do=f"the next autotune search --name {trial.study} releases it and tries again",
+        is_fault=False,
     )
-    if what:
-        yield Finding(
-            where=f"study {one.study!r}, trial {one.number}",
-            what=f"is said to be running, and {what}",
-            to_do=_goes_on(one.study, "gives it up and tries again"),
-            is_fault=False,
-        )
 
 
-def _waiting(study: str, folder: Path) -> Iterator[Finding]:
+def _check_outbox(study: str, folder: Path) -> Iterator[Finding]:
+    """Yield findings for results not in the database yet, and for files that are not results."""
     where = f"study {study!r}"
-    whole, damaged = list[Path](), list[Path]()
-    for file in sorted((folder / OUTBOX_FOLDER).glob("*.json")):
+    outbox = folder / OUTBOX_FOLDER
+    readable: list[Path] = []
+    damaged: list[Path] = []
+    for file in sorted(outbox.glob("*.json")):
         with suppress(FileNotFoundError):  # delivered meanwhile
-            (damaged if read_result(file) is None else whole).append(file)
-    if whole:
-        what = (
-            f"{len(whole)} finished results wait in {folder / OUTBOX_FOLDER}"
-            if len(whole) > 1
-            else _waits(whole[0])
-        )
-        yield Finding(
-            where=where, what=what, to_do=_goes_on(study, "delivers them"), is_fault=False
-        )
+            if read_result(file) is None:
+                damaged.append(file)
+            else:
+                readable.append(file)
+    if readable:
+        what = f"the finished result {readable[0]} waits"
+        if len(readable) > 1:
+            what = f"{len(readable)} finished results wait in {outbox}"
+        to_do = f"the next autotune search --name {study} delivers them"
+        yield Finding(where=where, what=what, to_do=to_do, is_fault=False)
+    to_do = "look at it, then remove it"
     for file in damaged:
-        yield Finding(
-            where=where, what=f"{file} is no whole result", to_do="look at it, then remove it"
-        )
-    for file in Outbox(folder / OUTBOX_FOLDER).left_over():
-        what = f"{file} is a result that could not be read, or of an attempt that the database does not know"
-        yield Finding(where=where, what=what, to_do="look at it, then remove it", is_fault=False)
-
-
-def _waits(file: Path) -> str:
-    return f"the finished result {file} waits"
-
-
-def _goes_on(study: str, does: str) -> str:
-    return f"the next autotune search --name {study} {does}"
+        yield Finding(where=where, what=f"{file} is not a complete result", to_do=to_do)
+    for file in Outbox(outbox).left_over():
+        what = f"{file} is a result that cannot be read, or of an attempt unknown to the database"
+        yield Finding(where=where, what=what, to_do=to_do, is_fault=False)

@@ -1,4 +1,7 @@
-"""What a search would do, and how long it would take: from one short training a precision and one that compiles."""
+"""Dry run: what a search would do and how long it would take, by a few short trainings.
+
+One short training is run for each precision, and one that compiles.
+"""
 
 import shutil
 import time
@@ -35,59 +38,54 @@ class Plan:
     configurations: int
     """Number of legal configurations, the named ones included."""
     trials_wanted: int
-    """Without those that are taken over."""
+    """Number of trials to run, without the reused ones."""
     reused: Mapping[str, int]
-    """How many results of each earlier study would be."""
+    """Number of results that would be reused from each earlier study."""
     first: tuple[tuple[str, TrainingConfig], ...]
-    """The baseline and the named configurations, by name, as far as they are not taken over."""
+    """The baseline and the named configurations that are not reused, each with its name."""
     seconds_by_precision: Mapping[str, float]
     """Wall-clock seconds of an eager trial to the end; without the precisions whose short training
     did not finish."""
     shared_seconds_by_precision: Mapping[str, float]
-    """Of one that measures memory and speed only."""
+    """Wall-clock seconds of an eager trial that measures memory and speed only."""
     full_trainings: int
-    """How many of the trials wanted are trained to the end: one of each numerics class."""
+    """Number of trials that are trained to the end: one of each numerics class."""
     compile_seconds: float | None
-    """What compiling adds to a trial; None when nothing in the space compiles, or it did not
-    finish."""
+    """Seconds that compiling adds to a trial; None if nothing in the space compiles, or the short
+    training did not finish."""
     share_by_precision: Mapping[str, float]
+    """Share of the legal configurations that have each precision."""
     compiled_share: float
     """Share of the legal configurations that compile."""
 
     @property
     def seconds(self) -> float | None:
-        """Of the whole search, were its trials drawn evenly from the space; None when nothing could be timed."""
-        full, shared = (
-            self._mean(self.seconds_by_precision),
-            self._mean(self.shared_seconds_by_precision),
-        )
+        """Seconds of the whole search, if its trials were drawn evenly from the space.
+
+        None when nothing could be timed.
+        """
+        full = self._mean(self.seconds_by_precision)
+        shared = self._mean(self.shared_seconds_by_precision)
         if full is None or shared is None:
             return None
         compile_seconds = self.trials_wanted * self.compiled_share * (self.compile_seconds or 0.0)
-        return (
-            self.full_trainings * full
-            + (self.trials_wanted - self.full_trainings) * shared
-            + compile_seconds
-        )
+        shared_trainings = self.trials_wanted - self.full_trainings
+        return self.full_trainings * full + shared_trainings * shared + compile_seconds
 
     def _mean(self, seconds_by_precision: Mapping[str, float]) -> float | None:
-        """Over the precisions that were timed, by their shares of the space."""
-        timed = sum(self.share_by_precision[precision] for precision in seconds_by_precision)
-        if not timed:
-            return None
-        return (
-            sum(
-                self.share_by_precision[name] * seconds
-                for name, seconds in seconds_by_precision.items()
-            )
-            / timed
-        )
+        """Return the mean over the timed precisions, weighted by their shares of the space."""
+        timed_share = 0.0
+        total = 0.0
+        for precision, seconds in seconds_by_precision.items():
+            timed_share += self.share_by_precision[precision]
+            total += self.share_by_precision[precision] * seconds
+        return total / timed_share if timed_share else None
 
 
 def plan(request: SearchRequest, *, listener: Listener = lambda event: None) -> Plan:
-    """What a new study of this request would do; leaves no study behind.
+    """Return what a new study of this request would do; no study is created.
 
-    Raises InvalidInput of every kind.
+    Raises InvalidInput for any invalid part of the request.
     """
     space = space_of(request)
     with suppress(UnknownStudy):  # no database yet
@@ -101,16 +99,16 @@ def plan(request: SearchRequest, *, listener: Listener = lambda event: None) -> 
         folder = work / new.definition.name
         try:
             new.settle(folder)
-            taken = _would_be_taken_over(new.definition, request)
+            reused = _would_be_reused(new.definition, request)
             return _plan(
-                new.definition, request, taken, executor=executor, folder=folder, listener=listener
+                new.definition, request, reused, executor=executor, folder=folder, listener=listener
             )
         finally:
             new.discard()
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _would_be_taken_over(definition: StudyDefinition, request: SearchRequest) -> ReusedResults:
+def _would_be_reused(definition: StudyDefinition, request: SearchRequest) -> ReusedResults:
     try:
         store = StudyStore(request.storage)
     except UnknownStudy:  # no database yet
@@ -124,7 +122,7 @@ def _would_be_taken_over(definition: StudyDefinition, request: SearchRequest) ->
 def _plan(
     definition: StudyDefinition,
     request: SearchRequest,
-    taken: ReusedResults,
+    reused: ReusedResults,
     *,
     executor: LocalExecutor,
     folder: Path,
@@ -164,20 +162,22 @@ def _plan(
         for precision in precisions
     }
     finished = {
-        precision: one for precision, one in timed.items() if one.tokens_per_second is not None
+        precision: measurement
+        for precision, measurement in timed.items()
+        if measurement.tokens_per_second is not None
     }
-    known = {record.config.fingerprint for record in taken.records}
-    left = {
+    known = {record.config.fingerprint for record in reused.records}
+    remaining = {
         c.fingerprint: c for c in [baseline, *configurations.values()] if c.fingerprint not in known
     }
-    wanted = min(request.new_trials, len(left))
+    wanted = min(request.new_trials, len(remaining))
     steps = definition.workload.steps
     represented = {
-        one.config.numerics_class
-        for one in taken.records
-        if representative(one.config, [one], steps=steps)
+        record.config.numerics_class
+        for record in reused.records
+        if representative(record.config, [record], steps=steps)
     }
-    classes = len({config.numerics_class for config in left.values()} - represented)
+    classes = len({config.numerics_class for config in remaining.values()} - represented)
     named = [("baseline", baseline), *legal.named.items()]
     first = {c.fingerprint: (name, c) for name, c in named if c.fingerprint not in known}
     return Plan(
@@ -185,13 +185,15 @@ def _plan(
         legal=legal,
         configurations=len(configurations),
         trials_wanted=wanted,
-        reused=taken.counts,
+        reused=reused.counts,
         first=tuple(first.values()),
         seconds_by_precision={
-            precision: _full_seconds(definition, one) for precision, one in finished.items()
+            precision: _full_seconds(definition, measurement)
+            for precision, measurement in finished.items()
         },
         shared_seconds_by_precision={
-            precision: _shared_seconds(definition, one) for precision, one in finished.items()
+            precision: _shared_seconds(definition, measurement)
+            for precision, measurement in finished.items()
         },
         full_trainings=wanted if request.full_trainings else min(wanted, classes),
         compile_seconds=short_training(compiled[0]).compile_seconds if compiled else None,
@@ -203,7 +205,7 @@ def _plan(
 
 
 def _full_seconds(definition: StudyDefinition, measurement: Measurement) -> float:
-    """Of a whole trial at the measured speed; a held-out sequence costs a third of a trained one."""
+    """Return the seconds of a trial trained to the end, at the measured speed."""
     workload = definition.workload
     return _trial_seconds(
         workload, measurement, workload.steps * workload.global_batch, workload.evaluation_sequences
@@ -211,6 +213,7 @@ def _full_seconds(definition: StudyDefinition, measurement: Measurement) -> floa
 
 
 def _shared_seconds(definition: StudyDefinition, measurement: Measurement) -> float:
+    """Return the seconds of a trial that measures memory and speed only."""
     workload = definition.workload
     steps = min(workload.steps, workload.warmup_steps + MEMORY_STEPS + SHORT_TIMED_STEPS)
     return _trial_seconds(workload, measurement, steps * workload.global_batch, 0)
@@ -219,8 +222,10 @@ def _shared_seconds(definition: StudyDefinition, measurement: Measurement) -> fl
 def _trial_seconds(
     workload: Workload, measurement: Measurement, trained: int, evaluated: int
 ) -> float:
+    """Return the seconds of a trial from its number of trained and evaluated sequences.
+
+    An evaluated sequence takes a third of a trained one, as it has no backward pass.
+    """
     assert measurement.tokens_per_second is not None
-    training_seconds = (
-        (trained + evaluated / 3) * workload.sequence_length / measurement.tokens_per_second
-    )
-    return (measurement.startup_seconds or 0.0) + training_seconds
+    tokens = (trained + evaluated / 3) * workload.sequence_length
+    return (measurement.startup_seconds or 0.0) + tokens / measurement.tokens_per_second

@@ -1,20 +1,24 @@
-"""How long a search will still take, judged by the pace of its latest trials.
+"""Estimated time left of a search, from the average duration of its latest trials.
 
-The first trials are no measure of the others: they compile what later ones find in a cache, and
-train to the end what later ones share. So the pace is that of the latter half of the trials ended
-so far.
+The first trials say little of the others: they compile code that later ones find in a cache, and
+are trained to the end where later ones share a perplexity. So the average is over the latter half
+of the trials that have ended.
 """
 
 from collections.abc import Sequence
 
 
 def eta_seconds(ended_at: Sequence[float], *, now: float, trials_left: int) -> float | None:
-    """Seconds until `trials_left` more have ended, the running one among them; None before the first has ended.
+    """Return the seconds until `trials_left` more trials end; None before the first has ended.
 
-    `ended_at`: when this run began, and when each of its trials ended, in seconds of any clock.
+    `trials_left` includes the running trial. `ended_at` holds when this run began, and when each of
+    its trials ended, in seconds of any clock.
     """
     if len(ended_at) < 2:
         return None
+    if trials_left <= 0:
+        return 0.0
     half = (len(ended_at) - 1) // 2
-    pace = (ended_at[-1] - ended_at[half]) / (len(ended_at) - 1 - half)
-    return max(0.0, pace * trials_left - (now - ended_at[-1])) if trials_left > 0 else 0.0
+    seconds_per_trial = (ended_at[-1] - ended_at[half]) / (len(ended_at) - 1 - half)
+    seconds_since_last = now - ended_at[-1]
+    return max(0.0, seconds_per_trial * trials_left - seconds_since_last)

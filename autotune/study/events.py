@@ -1,6 +1,6 @@
-"""What a running search reports, for a display to show.
+"""Events of a running search, for a display to show.
 
-Plain values; a listener is any callable of one event.
+Events are plain values; a listener is any callable that takes one event.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,14 +14,14 @@ from autotune.spec.study import StudyDefinition
 
 @dataclass(frozen=True, kw_only=True)
 class Preparing:
-    """Something before the first trial takes a while."""
+    """A step before the first trial begins that takes a while."""
 
     what: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Something of this machine or of the user's script is not as it should be; the search goes on without it."""
+    """A warning about this machine or the user's script; the search goes on."""
 
     message: str
 
@@ -32,10 +32,10 @@ class StudyOpened:
     legal: LegalSpace
     trials_wanted: int
     records: tuple[TrialRecord, ...]
-    """What is known already, from an earlier run of this study or from earlier studies."""
+    """Trials stored already, by an earlier run of this study or reused from earlier studies."""
     is_new: bool
     reused: Mapping[str, int] = field(default_factory=dict)
-    """For a new study: how many of the records each earlier one gave, newest first."""
+    """For a new study: the number of records reused from each earlier study, newest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +52,21 @@ class TrialEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicting:
-    """A suggestion's peak memory is being worked out."""
+    """The peak memory of a suggestion is being predicted."""
 
     config: TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparing:
-    """The first steps of a configuration are taken, to be compared with others."""
+    """The first steps of a configuration are being run, to compare them with others."""
 
     config: TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class SameProgram:
-    """A suggestion compiles to the program that a trial has run: it is answered from there."""
+    """A suggestion compiles to the program of an earlier trial, so it is not run."""
 
     config: TrainingConfig
     number: int
@@ -74,23 +74,23 @@ class SameProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceExhausted:
-    """Every legal configuration was tried, runs the program of one that was, will not fit, or is surely beaten."""
+    """Every legal configuration has a trial, repeats one's program, or will not fit or improve."""
 
     trials: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Converged:
-    """Nothing that is left is expected to make the front better by much."""
+    """No remaining configuration is expected to improve the front by much."""
 
     trials: int
     relative_gain: float
-    """Of the most promising trial: expected growth of the hypervolume, relative to it."""
+    """Largest expected hypervolume improvement of a trial, relative to the hypervolume."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetSpent:
-    """The time budget is over before the study has all the trials wanted of it."""
+    """The time budget ended before the study had the number of trials wanted."""
 
     trials: int
     trials_wanted: int
@@ -98,7 +98,7 @@ class BudgetSpent:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptLost:
-    """An attempt failed by the machine's fault; the trial is tried again, or left for a later search."""
+    """An attempt failed because of the machine; the trial is retried now or by a later search."""
 
     number: int
     cause: str
@@ -107,7 +107,7 @@ class AttemptLost:
 
 @dataclass(frozen=True, kw_only=True)
 class ComesLast:
-    """So many workers died at a trial that the others are tried before it."""
+    """A poison trial: its attempts ended so many workers that the other trials run before it."""
 
     number: int
     deaths: int
@@ -115,14 +115,14 @@ class ComesLast:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRefused:
-    """A result came after its attempt had been given up: it is kept aside."""
+    """A result arrived after the lease of its attempt had expired; it is stored separately."""
 
     number: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingForStorage:
-    """The studies database is away; the search waits for it."""
+    """The studies database is unreachable; the search waits for it."""
 
     message: str
     limit_seconds: float
@@ -131,28 +131,28 @@ class WaitingForStorage:
 @dataclass(frozen=True, kw_only=True)
 class StorageBack:
     seconds: float
-    """How long it was away."""
+    """How long the database was unreachable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingForDevice:
-    """Another search, or another worker of this one, has its turn on the device."""
+    """Another search, or another worker of this one, holds the device slot."""
 
     device: str
     holder: str = ""
-    """Which process of which user, where that is known."""
+    """Which process of which user holds it, if that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingForOthers:
-    """All that is left runs in other workers."""
+    """All remaining trials are running in other workers."""
 
     numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnded:
-    """Another process of this search has failed; the study goes on without it."""
+    """A worker process of this search has failed; the study goes on without it."""
 
     number: int
     exit_code: int

@@ -1,4 +1,4 @@
-"""How a search gets to its study: the one that is there, checked, or a new one, made by one process at a time."""
+"""Opens the study of a search: resumes the stored one after checks, or creates a new one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,16 +30,19 @@ from autotune.study.workers.retry import DatabaseRetry
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedStudy:
+    """A study ready to run."""
+
     definition: StudyDefinition
     trials_wanted: int
+    """Number of trials to reach, including those reused from earlier studies."""
     reused: ReusedResults | None = None
-    """None: continued."""
+    """What a new study reuses; None for a resumed study."""
 
 
 def stored_study(request: SearchRequest) -> StudyDefinition | None:
-    """The study that is to be continued.
+    """Return the definition of the stored study that the request resumes; None if it is new.
 
-    Raises StorageUnavailable for a database that is none of ours.
+    Raises StorageUnavailable for a database that is not a studies database.
     """
     file = sqlite_file(request.storage)
     with storage_errors(request.storage):
@@ -52,15 +55,18 @@ def stored_study(request: SearchRequest) -> StudyDefinition | None:
 
 @contextmanager
 def opened_store(storage: str, retry: DatabaseRetry | None = None) -> Iterator[StudyStore]:
-    """`retry`: the database has been reached before, and is waited for."""
+    """Open the studies database, and create it if there is none.
+
+    With `retry`, the database has been reached before, so wait for it while it is unreachable.
+    """
     file = sqlite_file(storage)
     was_reached = retry is not None and (file is None or file.exists())
 
-    def opened() -> StudyStore:
+    def open_store() -> StudyStore:
         busy = SHORT_BUSY_TIMEOUT_SECONDS
         return StudyStore(storage, create=True, was_reached=was_reached, busy_timeout_seconds=busy)
 
-    store = opened() if retry is None else retry(opened)
+    store = open_store() if retry is None else retry(open_store)
     try:
         yield store
     finally:
@@ -77,9 +83,9 @@ def open_study(
     work: Path,
     retry: DatabaseRetry,
 ) -> OpenedStudy:
-    """The study to run and how many trials are wanted of it: created now, or the stored one on today's device.
+    """Create the study, or check that the stored one can be resumed on this device.
 
-    Trials that were taken over are more than those asked for.
+    Raises StudyMismatch for a stored study that was made with other options or elsewhere.
     """
     sweep(work)
     if new is not None and not retry(lambda: store.has_study(name)):
@@ -96,8 +102,9 @@ def open_study(
     check_trials_per_device(request.trials_per_device, device)
     check_same_model(stored, executor=executor)
     prepare_again(stored, executor=executor, folder=work / name)
-    says_how_many = request.trials or request.until_converged
-    wanted = stored.possible_trials(request.new_trials + reused) if says_how_many else stored_wanted
+    wanted = stored_wanted
+    if request.trials or request.until_converged:
+        wanted = stored.possible_trials(request.new_trials + reused)
     if wanted != stored_wanted:
         retry(lambda: store.set_trials_wanted(name, wanted))
     return OpenedStudy(definition=replace(stored, device=device), trials_wanted=wanted)
@@ -106,29 +113,32 @@ def open_study(
 def _create(
     store: StudyStore, new: NewStudy, request: SearchRequest, *, folder: Path, retry: DatabaseRetry
 ) -> OpenedStudy | None:
-    """None where another process, perhaps on another machine, has created it just now."""
+    """Create the study; return None if another process, on any machine, was faster."""
     new.settle(folder)
     failpoint("files settled")
-    taken = retry(lambda: reuse(store, new.definition, request))
-    wanted = new.definition.possible_trials(request.new_trials + len(taken.records))
+    reused = retry(lambda: reuse(store, new.definition, request))
+    wanted = new.definition.possible_trials(request.new_trials + len(reused.records))
     try:
         retry(
             lambda: store.create_study(
                 new.definition,
                 trials_wanted=wanted,
-                records=taken.records,
-                forecasts=taken.forecasts,
+                records=reused.records,
+                forecasts=reused.forecasts,
             )
         )
     except StudyMismatch:
         return None
     failpoint("study created")
-    return OpenedStudy(definition=new.definition, trials_wanted=wanted, reused=taken)
+    return OpenedStudy(definition=new.definition, trials_wanted=wanted, reused=reused)
 
 
 @contextmanager
 def alone(file: Path, check_stop: Callable[[], None]) -> Iterator[None]:
-    """Lets one process of this machine at a time begin or join the study; the lock goes with the process."""
+    """Hold the file's lock, so that one process of this machine at a time opens the study.
+
+    The lock is released when the process ends, however it ends.
+    """
     lock = filelock.FileLock(file)
     while True:
         try:

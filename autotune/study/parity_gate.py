@@ -1,12 +1,15 @@
-"""The parity gate: before a trial counts, its first steps are held against a plain training of the same numerics.
+"""Parity check: a trial's first steps are compared with a plain training of the same numerics.
 
-Plain: eager, nothing recomputed, no technique but the precision and the optimizer. Where a model
-draws no random numbers one plain training serves all micro batches, and a trial's own first steps
-are compared. Where it does, as with dropout, both take their first steps apart from the trial, with
-the random numbers of eager code and the same micro batch, so that they draw the same masks. Should
-they differ, that may still be the masks: then the two are compared without dropout, and with it
-against the same configuration that recomputes nothing. (pytorch issue 190758: a memory budget below
-1 draws dropout's masks anew in the backward pass and gets the gradients wrong.)
+A trial counts only if its losses and gradients agree. The plain training is eager, recomputes
+nothing and uses no technique except the precision and the optimizer.
+
+A model without random numbers needs one plain training for all micro batches, and the trial's first
+steps themselves are compared. With random numbers, as for dropout, both run their first steps
+separately from the trial, with the random numbers of eager code and the same micro batch, so that
+they draw the same masks. If they differ, the masks may still be the reason: then the two are
+compared without dropout, and with dropout against the same configuration that recomputes nothing.
+(PyTorch issue 190758: a memory budget below 1 draws dropout's masks anew in the backward pass and
+computes wrong gradients.)
 """
 
 import json
@@ -22,31 +25,37 @@ from autotune.spec.parity import ParityTrace, largest_difference
 from autotune.storage.durable_file import durable_file
 
 LARGEST_RATIO = 2**0.5
-"""Of the norms of two gradients of one training, each of another global batch: nearer to equal than
-to the factor of two that one accumulation without a division makes. In nanoGPT's first step, with 8
-sequences of other text for each micro batch, they were 0.92 to 1.36 times that of the whole batch;
-without the division 1.84 times for 2 micro batches, 4.1 for 4 and 10.9 for 8."""
+"""Largest ratio of the gradient norms of one training on two global batches. It is nearer to 1 than
+to the factor of 2 that accumulation over two micro batches without a division makes. In nanoGPT's
+first step, with 8 sequences of other text for each micro batch, the norms were 0.92 to 1.36 times
+that of the whole batch; without the division 1.84 times for 2 micro batches, 4.1 for 4 and 10.9
+for 8."""
 
 
 class Tracer(Protocol):
     def __call__(self, config: TrainingConfig, *, dropout: bool) -> ParityTrace | str:
-        """The first steps of a configuration, beyond the cap if need be, or why there are none."""
+        """Return the first steps of a configuration, or why there are none.
+
+        The cap is not enforced.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
+    """The result of the parity check."""
+
     kind: Literal["compare", "same", "failed", "not compared"]
     message: str = ""
     reference: ParityTrace | None = None
-    """With `compare`: what the trial's own first steps must repeat."""
+    """With `compare`: the steps that the trial's own first steps must repeat."""
 
 
 class ParityGate:
-    """Judges configurations of one study. Traces of plain trainings are kept in `folder`.
+    """Checks the configurations of one study; traces of plain trainings are stored in `folder`.
 
-    `any_micro_batch`: whether a plain training at one micro batch serves the others, as the loss of
-    the global batch is the same; a script may report that of a micro batch, and a loss of one's own
-    need not be a sum over sequences.
+    `any_micro_batch`: whether a plain training at one micro batch serves the others, because the
+    loss of the global batch is the same. A script may report the loss of a micro batch, and a
+    user's loss need not be a sum over sequences.
     """
 
     def __init__(
@@ -76,90 +85,97 @@ class ParityGate:
         return self._judge_random(config)
 
     def updates_alike(self, config: TrainingConfig, other: TrainingConfig) -> bool:
-        """Whether the plain trainings at the micro batches of two configurations make updates alike.
+        """Return whether the plain trainings of two configurations make similar updates.
 
         A script may draw other text for another micro batch, so that neither losses nor gradients
-        repeat. But one that accumulates its gradients as it should has gradients of about the same
-        norm at every micro batch; one that forgets to divide its loss has them larger by the number
-        of micro batches, and one that does not accumulate reports fewer tokens.
+        repeat. But a script that accumulates gradients correctly has gradients of about the same
+        norm at every micro batch. One that forgets to divide its loss has gradients larger by the
+        number of micro batches, and one that does not accumulate reports fewer tokens.
         """
-        plain = [
-            plain_form(each, micro_batch_size=each.micro_batch_size) for each in (config, other)
-        ]
-        pair = (plain[0].fingerprint, plain[1].fingerprint)
+        first = plain_form(config, micro_batch_size=config.micro_batch_size)
+        second = plain_form(other, micro_batch_size=other.micro_batch_size)
+        pair = (first.fingerprint, second.fingerprint)
         if pair not in self._alike:
-            one, another = (
-                self._plain(each, micro_batch_size=each.micro_batch_size) for each in plain
-            )
+            first_trace = self._plain(first, micro_batch_size=first.micro_batch_size)
+            second_trace = self._plain(second, micro_batch_size=second.micro_batch_size)
             self._alike[pair] = (
-                isinstance(one, ParityTrace)
-                and isinstance(another, ParityTrace)
-                and one.tokens == another.tokens
-                and _are_of_one_size(one.gradient_norms, another.gradient_norms)
+                isinstance(first_trace, ParityTrace)
+                and isinstance(second_trace, ParityTrace)
+                and first_trace.tokens == second_trace.tokens
+                and _have_similar_norms(first_trace.gradient_norms, second_trace.gradient_norms)
             )
         return self._alike[pair]
 
     def _judge_random(self, config: TrainingConfig) -> Verdict:
+        """Check a configuration of a model that draws random numbers."""
         self._on_trace(config)
-        mine = self._trace(config, dropout=True)
-        if isinstance(mine, str):
-            return Verdict(kind="not compared", message=f"its first steps: {mine}")
+        trace = self._trace(config, dropout=True)
+        if isinstance(trace, str):
+            return Verdict(kind="not compared", message=f"its first steps: {trace}")
         plain = self._plain(config, micro_batch_size=config.micro_batch_size)
-        # A budget has a stricter test below, of the masks it draws.
+        # A memory budget gets a stricter test below, of the masks it draws.
         if isinstance(plain, ParityTrace) and config.memory_budget == 1.0:
-            difference = largest_difference(mine, plain, precision=config.precision)
+            difference = largest_difference(trace, plain, precision=config.precision)
             if not difference.is_outside:
                 return Verdict(kind="same", message=f"at most, {difference.message}")
-        return self._judge_in_parts(config, mine)
+        return self._judge_in_parts(config, trace)
 
-    def _judge_in_parts(self, config: TrainingConfig, mine: ParityTrace) -> Verdict:
-        plain_off = self._plain(
+    def _judge_in_parts(self, config: TrainingConfig, with_dropout: ParityTrace) -> Verdict:
+        """Compare without dropout to the plain training, and with it to no recomputation."""
+        plain_without_dropout = self._plain(
             config, micro_batch_size=self._common_micro_batch(config), dropout=False
         )
-        recomputes_nothing = self._kept(replace(config, memory_budget=1.0, checkpointing="none"))
-        # The same compiled code but for the recomputation rounds nearly alike.
+        no_recomputation = self._stored_trace(
+            replace(config, memory_budget=1.0, checkpointing="none")
+        )
+        # Compiled code that differs only in its recomputation rounds almost the same.
         strictness = 2.0 if config.memory_budget < 1.0 else 1.0
         comparisons = (
-            ("without dropout, ", self._trace(config, dropout=False), plain_off, 1.0),
+            ("without dropout, ", self._trace(config, dropout=False), plain_without_dropout, 1.0),
             (
                 "with dropout, against the same without recomputation, ",
-                mine,
-                recomputes_nothing,
+                with_dropout,
+                no_recomputation,
                 strictness,
             ),
         )
-        same = []
+        messages = []
         for what, trace, reference, strict in comparisons:
-            if isinstance(trace, str) or isinstance(reference, str):
-                return Verdict(
-                    kind="not compared",
-                    message=what + str(trace if isinstance(trace, str) else reference),
-                )
+            if isinstance(trace, str):
+                return Verdict(kind="not compared", message=what + trace)
+            if isinstance(reference, str):
+                return Verdict(kind="not compared", message=what + reference)
             difference = largest_difference(
                 trace, reference, precision=config.precision, strictness=strict
             )
             if difference.is_outside:
                 return Verdict(kind="failed", message=what + difference.message)
-            same.append(what + difference.message)
-        return Verdict(kind="same", message="at most, " + "; ".join(same))
+            messages.append(what + difference.message)
+        return Verdict(kind="same", message="at most, " + "; ".join(messages))
 
     def _common_micro_batch(self, config: TrainingConfig) -> int:
-        """Without random numbers, that of the plain training; the smallest needs the least memory."""
+        """Return the micro batch of the plain training without random numbers.
+
+        The smallest, which needs the least memory, if any micro batch will do.
+        """
         return 1 if self._any_micro_batch else config.micro_batch_size
 
     def _plain(
         self, config: TrainingConfig, *, micro_batch_size: int, dropout: bool = True
     ) -> ParityTrace | str:
-        """Of the plain training; where the device cannot hold it, with torch's own checkpointing of each block."""
+        """Return the trace of the plain training, or why there is none.
+
+        If the device cannot hold it, torch's checkpointing is applied to each block.
+        """
         plain = plain_form(config, micro_batch_size=micro_batch_size)
-        trace = self._kept(plain, dropout=dropout)
+        trace = self._stored_trace(plain, dropout=dropout)
         if isinstance(trace, ParityTrace):
             return trace
-        checkpointed = self._kept(replace(plain, checkpointing="block"), dropout=dropout)
+        checkpointed = self._stored_trace(replace(plain, checkpointing="block"), dropout=dropout)
         return checkpointed if isinstance(checkpointed, ParityTrace) else trace
 
-    def _kept(self, config: TrainingConfig, *, dropout: bool = True) -> ParityTrace | str:
-        """The trace of a configuration that others are compared with; taken once a study, beyond the cap if need be."""
+    def _stored_trace(self, config: TrainingConfig, *, dropout: bool = True) -> ParityTrace | str:
+        """Return the trace of a reference configuration, which is run once for each study."""
         name = config.fingerprint if dropout else f"{config.fingerprint}-without-dropout"
         file = self._folder / f"{name}.json"
         if known := _read(file):
@@ -168,36 +184,39 @@ class ParityGate:
             self._on_trace(config)
             trace = self._trace(config, dropout=dropout)
             if isinstance(trace, ParityTrace):
-                _keep(file, trace)
+                _store(file, trace)
                 return trace
             self._failures[name] = f"the plain training to compare with: {trace}"
         return self._failures[name]
 
 
 def plain_form(config: TrainingConfig, *, micro_batch_size: int) -> TrainingConfig:
-    """The plain training of the same numerics."""
+    """Return the plain training of the same numerics."""
     return TrainingConfig(
         precision=config.precision, optimizer=config.optimizer, micro_batch_size=micro_batch_size
     )
 
 
-def _are_of_one_size(norms: Mapping[str, float], others: Mapping[str, float]) -> bool:
-    """Whether two gradients, of which the norm of each block is given, differ in norm by `LARGEST_RATIO` at most."""
-    norm, other = math.hypot(*norms.values()), math.hypot(*others.values())
+def _have_similar_norms(norms: Mapping[str, float], others: Mapping[str, float]) -> bool:
+    """Return whether the norms of two gradients differ by a factor of `LARGEST_RATIO` at most.
+
+    Each gradient is given by the norm of each of its blocks.
+    """
+    norm = math.hypot(*norms.values())
+    other = math.hypot(*others.values())
     return 0.0 < max(norm, other) <= LARGEST_RATIO * min(norm, other)
 
 
 def _read(file: Path) -> ParityTrace | None:
-    """None where there is none, or none that can be read: it is taken anew."""
+    """Return a stored trace; None if it is missing or unreadable, and is to be made again."""
     try:
         return ParityTrace.from_dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _keep(file: Path, trace: ParityTrace) -> None:
-    """Where the disk is full, for this process alone."""
-    with suppress(OSError):
+def _store(file: Path, trace: ParityTrace) -> None:
+    with suppress(OSError):  # on a full disk the trace is known to this process only
         file.parent.mkdir(parents=True, exist_ok=True)
         with durable_file(file) as unfinished:
             unfinished.write_text(json.dumps(trace.to_dict()), encoding="utf-8")

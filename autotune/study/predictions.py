@@ -1,4 +1,4 @@
-"""Predictions for a workload: one configuration, or every one of a space, several at a time in warm processes."""
+"""Predictions of a workload's peak memory, of one configuration or many, in warm processes."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,17 +19,17 @@ from autotune.spec.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
 
 @dataclass(kw_only=True)
 class Forecaster:
-    """Predicts configurations of one workload on one kind of device; what was predicted once is kept."""
+    """Predicts configurations of one workload on one kind of device, and remembers predictions."""
 
     executor: LocalExecutor
     workload: Workload
     device_type: str
-    """cpu or cuda; a CUDA device need not be there."""
+    """cpu or cuda; this machine need not have a CUDA device."""
     compute_capability: str | None = None
-    """Of the GPU that is meant, such as 9.0; None: one is assumed, and a note of the prediction
-    says which."""
+    """Compute capability of the GPU to predict for, such as 9.0; None: one is assumed, and a note
+    of the prediction names it."""
     torch_version: str | None = None
-    """The torch release whose CUDA kernels are meant; None: the one that is installed."""
+    """The torch release whose CUDA kernels to predict for; None: the installed one."""
     _known: dict[str, Forecast] = field(default_factory=dict)
 
     @classmethod
@@ -41,7 +41,7 @@ class Forecaster:
         workload: Workload,
         torch_version: str | None = None,
     ) -> "Forecaster":
-        """Returns one for the very GPU, or the CPU, that `device` describes: a study's own, which need not be there."""
+        """Return a forecaster for the GPU or CPU of a study; this machine need not have it."""
         return cls(
             executor=executor,
             workload=workload,
@@ -56,14 +56,12 @@ class Forecaster:
             parse_compute_capability(self.compute_capability)
 
     def predict(self, config: TrainingConfig, *, with_timeline: bool = False) -> Prediction:
-        """Raises PredictionImpossible and IllegalConfiguration."""
-        workload = self.workload
-        check_legal(config, workload.circumstances)
-        future = self._submit(config, with_timeline=with_timeline)
-        return self._result(future)
+        """Predict one configuration. Raises PredictionImpossible and IllegalConfiguration."""
+        check_legal(config, self.workload.circumstances)
+        return self._result(self._submit(config, with_timeline=with_timeline))
 
     def forecast(self, config: TrainingConfig) -> Forecast:
-        """As `predict`, with the reason in place of an error; asked twice it answers from memory."""
+        """As `predict`, but returns the reason instead of raising, and remembers the forecast."""
         if config.fingerprint not in self._known:
             self._known[config.fingerprint] = _outcome(config, partial(self.predict, config))
         return self._known[config.fingerprint]
@@ -74,7 +72,7 @@ class Forecaster:
         *,
         on_each: Callable[[Forecast], None] = lambda _: None,
     ) -> list[Forecast]:
-        """Every configuration's forecast in the order they ended, as many at a time as there are processors."""
+        """Return the forecasts in the order they ended; as many run at a time as there are CPUs."""
         waiting = list(configs)[::-1]
         running: dict[Future[Any], TrainingConfig] = {}
         ended: list[Forecast] = []
@@ -84,9 +82,10 @@ class Forecaster:
                 running[self._submit(config)] = config
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 config = running.pop(future)
-                ended.append(_outcome(config, partial(self._result, future)))
-                self._known[config.fingerprint] = ended[-1]
-                on_each(ended[-1])
+                forecast = _outcome(config, partial(self._result, future))
+                ended.append(forecast)
+                self._known[config.fingerprint] = forecast
+                on_each(forecast)
         return ended
 
     def _result(self, future: "Future[Any]") -> Prediction:
@@ -114,24 +113,26 @@ Made = TypeVar("Made")
 
 
 def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
-    """What `make` makes of the first kind of device for which it can: which there is, is not known yet.
+    """Return what `make` returns for the first kind of device that it accepts.
 
-    Raises InvalidInput where there is none.
+    Which devices this machine has is not known yet. Raises the first InvalidInput if `make` accepts
+    no kind.
     """
-    refusals = []
-    for device_type in DEFAULTS_BY_DEVICE if device is None else [device.partition(":")[0]]:
+    device_types = list(DEFAULTS_BY_DEVICE) if device is None else [device.partition(":")[0]]
+    errors = []
+    for device_type in device_types:
         try:
             return make(device_type)
         except InvalidInput as error:
-            refusals.append(error)
-    raise refusals[0]
+            errors.append(error)
+    raise errors[0]
 
 
 def device_meant(device: str | None, compute_capability: str | None) -> str | None:
-    """Returns `device`, or cuda where no device is named and a compute capability says that a GPU is meant.
+    """Return `device`, or cuda where only a compute capability is given.
 
-    Raises InvalidInput for a text that is not a compute capability, and for a compute capability of
-    a CPU.
+    Raises InvalidInput for a text that is not a compute capability, and for a compute capability
+    together with a CPU.
     """
     if compute_capability is None:
         return device
@@ -147,23 +148,25 @@ def device_meant(device: str | None, compute_capability: str | None) -> str | No
 def predicted_device_of(
     device: str | None, *, compute_capability: str | None = None, executor: LocalExecutor
 ) -> tuple[str, str | None]:
-    """Returns the kind, cpu or cuda, and the compute capability of `device`; None is a GPU where there is one.
+    """Return the kind, cpu or cuda, and the compute capability of the device to predict for.
 
-    The device need not be there: `compute_capability`, such as 9.0, then describes the GPU that is
-    meant. The second value is None for a CPU, and for a GPU that is neither there nor described.
-    Raises InvalidInput.
+    `device` None is a GPU where this machine has one. The machine need not have the device:
+    `compute_capability`, such as 9.0, then describes the GPU. The second value is None for a CPU,
+    and for a GPU that this machine has not and that is not described. Raises InvalidInput.
     """
     device = device_meant(device, compute_capability)
     if compute_capability is not None:
         return "cuda", compute_capability
-    return ("cpu", None) if device == "cpu" else kind_and_capability(device, executor.devices())
+    if device == "cpu":
+        return "cpu", None
+    return kind_and_capability(device, executor.devices())
 
 
 def kind_and_capability(name: str | None, devices: Sequence[DeviceInfo]) -> tuple[str, str | None]:
-    """Returns the kind, cpu or cuda, and the compute capability of a device of `devices`, which are all that are there.
+    """Return the kind, cpu or cuda, and the compute capability of a device by its name.
 
-    The compute capability is None for a CPU and for a device that is not there. `name` is as in
-    `device_there`.
+    `devices` are all devices of this machine, `name` is as in `device_there`. The compute
+    capability is None for a CPU and for a device that this machine has not.
     """
     device = device_there(name, devices)
     if device is not None:
@@ -175,9 +178,9 @@ def kind_and_capability(name: str | None, devices: Sequence[DeviceInfo]) -> tupl
 def device_there(
     name: str | None, devices: Sequence[DeviceInfo], *, compute_capability: str | None = None
 ) -> DeviceInfo | None:
-    """Returns the first of `devices` that is called `name` or is of that kind; None as a name is the first of all.
+    """Return the first of `devices` with this name or kind, and compute capability if given.
 
-    Where a compute capability is given, only devices of that one count.
+    With `name` None, every device matches. Returns None if no device does.
     """
     for info in devices:
         is_meant = compute_capability is None or info.compute_capability == compute_capability
@@ -189,7 +192,7 @@ def device_there(
 def workload_of(
     device_type: str, settings: Mapping[str, Any], *, space: SearchSpace | None = None
 ) -> Workload:
-    """The workload that a search with these settings would train. Raises InvalidInput."""
+    """Return the workload that a search with these settings would train. Raises InvalidInput."""
     workload = make_workload(device_type, {} if space is None else space.workload, settings)
     check_name(workload.dataset)
     return workload

@@ -1,9 +1,8 @@
-"""What a new study takes over from earlier ones of its database: results and predictions that it need not make again.
+"""Reuse of results: which results and predictions of earlier studies a new study need not repeat.
 
-Taken over is what was measured on the same workload, device and versions and still holds under the
-new study's cap, of the newest study that has it, for every configuration that the new study may
-try. What a trial measured itself is taken from the study that measured it, never from one that took
-it over.
+A result is reused if it was measured on the same workload, device and versions, still holds under
+the new study's cap, and is of a configuration that the new study may try; if several studies have
+one, that of the newest. It is taken from the study that measured it, never from one that reused it.
 """
 
 import re
@@ -25,30 +24,37 @@ _SHARED = "shared with "
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierStudy:
+    """A stored study with its trials and predictions."""
+
     definition: StudyDefinition
     records: tuple[TrialRecord, ...]
     forecasts: Mapping[str, Forecast]
-    """By the configuration's fingerprint."""
+    """Forecasts by the configuration's fingerprint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReusedResults:
+    """What a new study reuses."""
+
     records: tuple[TrialRecord, ...] = ()
     """Numbered as trials of the new study."""
     forecasts: tuple[Forecast, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
-    """How many records each earlier study gave, newest first."""
+    """Number of records reused from each earlier study, newest first."""
 
 
 def reuse(store: StudyStore, definition: StudyDefinition, request: SearchRequest) -> ReusedResults:
-    """What the studies in `store` have for a new one, as far as `request` allows."""
+    """Return what a new study can reuse from the studies in `store`, as `request` allows."""
     if request.fresh:
         return ReusedResults()
     return select(definition, comparable_studies(store, definition), request)
 
 
 def comparable_studies(store: StudyStore, new: StudyDefinition) -> Iterator[EarlierStudy]:
-    """Newest first. One that cannot be read, as of a later autotune, has nothing to give."""
+    """Yield the comparable studies, newest first.
+
+    A study that cannot be read, such as one of a later version of autotune, is skipped.
+    """
     for name in reversed(store.names()):
         try:
             definition, _ = store.definition(name)
@@ -65,97 +71,103 @@ def comparable_studies(store: StudyStore, new: StudyDefinition) -> Iterator[Earl
 
 
 def are_comparable(earlier: StudyDefinition, new: StudyDefinition) -> bool:
-    """Whether a trial of one would measure the same in the other, but for the cap.
+    """Return whether a trial of one study would measure the same in the other, except for the cap.
 
-    Never of a script: what it reads beside its own file, nobody knows. Nor where something else
+    Never for a script, which may read other files than its own, and never where other processes
     used the device.
     """
-    one, other = earlier.device, new.device
-    same_memory = one.type == "cpu" or one.total_memory_bytes == other.total_memory_bytes
+    if new.workload.script is not None or earlier.device.others:
+        return False
+    before, now = earlier.device, new.device
     return (
-        new.workload.script is None
-        and not one.others
-        and earlier.workload.identity() == new.workload.identity()
-        and (one.type, one.name, dict(one.versions))
-        == (other.type, other.name, dict(other.versions))
-        and same_memory
+        earlier.workload.identity() == new.workload.identity()
+        and before.type == now.type
+        and before.name == now.name
+        and dict(before.versions) == dict(now.versions)
+        and (before.type == "cpu" or before.total_memory_bytes == now.total_memory_bytes)
     )
 
 
 def select(
     new: StudyDefinition, studies: Iterable[EarlierStudy], request: SearchRequest
 ) -> ReusedResults:
-    """Of `studies`, newest first and all comparable with `new`, what holds in it."""
+    """Return what holds in `new` of comparable studies, which come newest first."""
     legal = new.legal_space()
-    first = _first_names(new, legal)
+    first_names = _first_names(new, legal)
     records: dict[str, TrialRecord] = {}
     forecasts: dict[str, Forecast] = {}
     counts: dict[str, int] = {}
 
     def may_be_tried(config: TrainingConfig) -> bool:
-        return config.fingerprint in first or config in legal
+        return config.fingerprint in first_names or config in legal
 
     for study in studies:
-        for record in () if request.memory_snapshot else _that_hold(study, new, request):
-            if record.config.fingerprint not in records and may_be_tried(record.config):
-                records[record.config.fingerprint] = record
-                counts[study.definition.name] = counts.get(study.definition.name, 0) + 1
-        for fingerprint, forecast in study.forecasts.items() if request.predict else ():
-            if fingerprint not in forecasts and may_be_tried(forecast.config):
-                forecasts[fingerprint] = forecast
-    ordered = [
-        records[fingerprint] for fingerprint in {**first, **records} if fingerprint in records
-    ]
+        name = study.definition.name
+        if not request.memory_snapshot:  # reused results have no snapshots
+            for record in _valid_records(study, new, request):
+                if record.config.fingerprint not in records and may_be_tried(record.config):
+                    records[record.config.fingerprint] = record
+                    counts[name] = counts.get(name, 0) + 1
+        if request.predict:
+            for fingerprint, forecast in study.forecasts.items():
+                if fingerprint not in forecasts and may_be_tried(forecast.config):
+                    forecasts[fingerprint] = forecast
+    fingerprints = {**first_names, **records}  # the first configurations of the study come first
+    ordered = [records[fingerprint] for fingerprint in fingerprints if fingerprint in records]
     return ReusedResults(
-        records=tuple(_numbered(ordered, names=first)),
+        records=tuple(_numbered(ordered, names=first_names)),
         forecasts=tuple(forecasts.values()),
         counts=counts,
     )
 
 
 def _first_names(new: StudyDefinition, legal: LegalSpace) -> dict[str, str]:
-    """Names of the configurations that a study begins with, by fingerprint, the baseline first."""
+    """Return the names of a study's first configurations by fingerprint, the baseline first."""
     named = {config.fingerprint: name for name, config in legal.named.items()}
     baseline = new.baseline_config().fingerprint
     return {baseline: named.get(baseline, "baseline"), **named}
 
 
-# -- what holds ------------------------------------------------------------------------------------
+# -- which results are valid -----------------------------------------------------------------------
 
 
-def _that_hold(
+def _valid_records(
     study: EarlierStudy, new: StudyDefinition, request: SearchRequest
 ) -> Iterator[TrialRecord]:
-    """The study's own results as `new` would judge them; where a perplexity is from is said by labels of trials."""
+    """Yield the results measured in `study` that are valid in `new`, with their outcome there.
+
+    The source of a shared perplexity names the trial and its study.
+    """
+    study_name = study.definition.name
     by_number = {record.number: record for record in study.records}
     for record in study.records:
-        judged = None if record.reused_from else judge(record, earlier=study.definition, new=new)
-        if judged is None:
+        if record.reused_from:
             continue
-        trained = by_number.get(_trained_for(record), record)
-        if _is_thorough(record, trained, request):
+        rated = rate_under_cap(record, earlier=study.definition, new=new)
+        if rated is None:
+            continue
+        representative = by_number.get(_representative_number(record), record)
+        if _has_wanted_perplexity(record, representative, request):
             yield replace(
-                judged,
-                reused_from=label(record.number, study.definition.name),
-                perplexity_source=_labelled(
-                    record.perplexity_source, trained, study.definition.name
-                ),
+                rated,
+                reused_from=label(record.number, study_name),
+                perplexity_source=_labelled(record.perplexity_source, representative, study_name),
             )
 
 
-def judge(
+def rate_under_cap(
     record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefinition
 ) -> TrialRecord | None:
-    """A trial of `earlier` under the cap of `new`; None where it has to be measured again."""
+    """Return a trial of `earlier` as it ends under the cap of `new`; None to measure it again."""
     is_lower = new.cap_bytes <= earlier.cap_bytes
     is_baseline = record.config == new.baseline_config()
     match record.outcome:
         case "parity_failed" | "diverged":
             return record
         case "out_of_memory":
-            # The baseline alone is given all of the device.
-            was_given_all = record.config == earlier.baseline_config()
-            return record if is_lower and (was_given_all or not is_baseline) else None
+            # Only the baseline is trained without the cap.
+            had_no_cap = record.config == earlier.baseline_config()
+            return record if is_lower and (had_no_cap or not is_baseline) else None
         case "ok" | "over_cap" if record.device_bytes is not None:
             return _measured(record, earlier=earlier, new=new)
         case _:
@@ -165,73 +177,83 @@ def judge(
 def _measured(
     record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefinition
 ) -> TrialRecord | None:
-    """One whose memory was measured."""
+    """As `rate_under_cap`, for a trial whose memory was measured."""
     assert record.device_bytes is not None
     is_complete = all(getattr(record, objective) is not None for objective in DIRECTIONS)
     if record.alloc_retries and new.cap_bytes != earlier.cap_bytes:
-        # it came to its limit and freed what it kept, at a cost in speed: another limit, another
-        # result
+        # The allocator reached its limit and freed cached memory, at a cost in speed: with another
+        # limit the result is another.
         return None
     if record.device_bytes <= new.cap_bytes:
         return replace(record, outcome="ok", message="") if is_complete else None
     if not is_complete and record.config == new.baseline_config():
-        return None  # which is trained to its end wherever the device can hold it
+        return None  # the baseline is trained to its end if the device can hold it
     if new.device.type == "cuda" and not _cannot_fit(record, earlier=earlier, new=new):
-        return None  # given no more than the cap, it may do with that
+        return None  # with the allocator limited to the cap, it may fit
     needs = f"needs {format_size(record.device_bytes)} of {format_size(new.cap_bytes)}"
     return replace(record, outcome="over_cap", message=needs)
 
 
 def _cannot_fit(record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefinition) -> bool:
-    """Whether even an allocator that is given no more than the new cap could not hold what is alive at once."""
-    was_over = record.outcome == "over_cap" and new.cap_bytes <= earlier.cap_bytes
-    return was_over or (record.peak_memory_bytes or 0) + (record.context_bytes or 0) > new.cap_bytes
+    """Return whether the live tensors and the context alone exceed the new cap.
+
+    Then not even an allocator limited to the cap could make it fit.
+    """
+    if record.outcome == "over_cap" and new.cap_bytes <= earlier.cap_bytes:
+        return True
+    return (record.peak_memory_bytes or 0) + (record.context_bytes or 0) > new.cap_bytes
 
 
-def _is_thorough(record: TrialRecord, trained: TrialRecord, request: SearchRequest) -> bool:
-    """Whether its perplexity has as many trainings behind it as are asked for now, and its own where that is asked."""
+def _has_wanted_perplexity(
+    record: TrialRecord, representative: TrialRecord, request: SearchRequest
+) -> bool:
+    """Return whether the perplexity is of enough seeds, and not shared with full trainings."""
     if record.perplexity is None:
         return True
     if request.full_trainings and (record.perplexity_source or "").startswith(_SHARED):
         return False
-    seeds = re.search(r"mean of (\d+) seeds", trained.perplexity_source or "")
+    seeds = re.search(r"mean of (\d+) seeds", representative.perplexity_source or "")
     return int(seeds[1] if seeds else 1) >= request.perplexity_seeds
 
 
-# -- where it is from ------------------------------------------------------------------------------
+# -- the source of a result ------------------------------------------------------------------------
 
 
 def label(number: int, study: str) -> str:
     return f"trial {number} of study {study!r}"
 
 
-def _trained_for(record: TrialRecord) -> int:
-    """Number of the trial of its own study that was trained to the end for the record's perplexity."""
+def _representative_number(record: TrialRecord) -> int:
+    """Return the number of the trial, in the same study, that measured the record's perplexity."""
     shared = re.fullmatch(rf"{_SHARED}trial (\d+)", record.perplexity_source or "")
     return int(shared[1]) if shared else record.number
 
 
-def _labelled(source: str | None, trained: TrialRecord, study: str) -> str | None:
-    """With the study of the trial that a perplexity is shared with: the one that measured it."""
+def _labelled(source: str | None, representative: TrialRecord, study: str) -> str | None:
+    """Add to a shared perplexity's source the study of the trial that measured it."""
     if source is None or not source.startswith(_SHARED):
         return source
-    return _SHARED + (trained.reused_from or label(trained.number, study))
+    return _SHARED + (representative.reused_from or label(representative.number, study))
 
 
 def _numbered(records: Iterable[TrialRecord], *, names: Mapping[str, str]) -> Iterator[TrialRecord]:
-    """As trials of the new study, which took no time; a perplexity of one that is taken over too is said to be its."""
+    """Yield the records as trials of the new study, where they took no time.
+
+    A perplexity shared with a trial that is reused, too, is shared with that trial's new number.
+    """
     ordered = list(records)
-    number_of = {record.reused_from: number for number, record in enumerate(ordered)}
+    numbers = {record.reused_from: number for number, record in enumerate(ordered)}
     for number, record in enumerate(ordered):
-        source = record.perplexity_source or ""
-        other = number_of.get(source.removeprefix(_SHARED)) if source.startswith(_SHARED) else None
+        source = record.perplexity_source
+        if source is not None and source.startswith(_SHARED):
+            shared_with = numbers.get(source.removeprefix(_SHARED))
+            if shared_with is not None:
+                source = f"{_SHARED}trial {shared_with}"
         yield replace(
             record,
             number=number,
             name=names.get(record.config.fingerprint),
             seconds=None,
             seconds_by_part=None,
-            perplexity_source=record.perplexity_source
-            if other is None
-            else f"{_SHARED}trial {other}",
+            perplexity_source=source,
         )

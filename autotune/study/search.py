@@ -232,7 +232,7 @@ def _devices_of_workers(
 
 
 def _baseline_of(definition: StudyDefinition, records: Iterable[TrialRecord]) -> TrialRecord | None:
-    """Return the baseline's record; None while it has no result that others can be compared with."""
+    """Return the baseline's record; None while it has no result to compare others with."""
     baseline = definition.baseline_config()
     for record in records:
         is_comparable = record.outcome in ("ok", "over_cap", "predicted_over_cap")

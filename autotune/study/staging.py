@@ -1,6 +1,7 @@
-"""Prepared files that wait for their study: nobody else's as long as the process that prepares them lives.
+"""Staging directories: prepared files of a study that is not created yet.
 
-The folder's lock goes with the process, on whichever machine or in whichever container that runs.
+A directory belongs to the process that prepares it. Its lock is released when that process ends,
+on whichever machine or in whichever container it runs.
 """
 
 import os
@@ -15,7 +16,7 @@ _WAITING, _LOCK = ".waiting-", ".lock"
 
 
 class StagingFolder:
-    """A place in `work` for the folder of the prepared files, which is yet to be made; held until `close`."""
+    """The path in `work` of a staging directory, which the caller makes; locked until `close`."""
 
     def __init__(self, work: Path) -> None:
         self.folder = work / f"{_WAITING}{uuid.uuid4().hex}"
@@ -23,18 +24,18 @@ class StagingFolder:
         self._descriptor = new_lock(self._lock)
 
     def close(self) -> None:
-        """Removes what still waits."""
+        """Remove the directory, if it is still there, and release the lock."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.unlink(missing_ok=True)
         os.close(self._descriptor)
 
 
 def sweep(work: Path) -> None:
-    """Removes prepared files that a killed search left waiting, and what its trial server still made of them then."""
-    for name in {
-        file.name.partition(".unfinished")[0].removesuffix(_LOCK)
-        for file in work.glob(f"{_WAITING}*")
-    }:
+    """Remove the staging directories of killed searches, with what their trial servers left."""
+    names = set()
+    for file in work.glob(f"{_WAITING}*"):
+        names.add(file.name.partition(".unfinished")[0].removesuffix(_LOCK))
+    for name in names:
         lock = work / (name + _LOCK)
         if is_free(lock):
             for left in (work / name, *work.glob(f"{name}.unfinished*")):

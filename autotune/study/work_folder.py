@@ -1,4 +1,4 @@
-"""The folder where a study's logs, prepared files and compiler caches go."""
+"""The work folder of a database: logs, prepared files and compiler caches of its studies."""
 
 import hashlib
 import shutil
@@ -15,37 +15,36 @@ from autotune.storage.database import sqlite_file
 
 @contextmanager
 def work_folder(storage: str) -> Iterator[Path]:
-    """The folder, made.
+    """Make the work folder and yield it. Raises StorageUnavailable if it cannot be written to.
 
-    Where there was none, what is refused leaves none. Raises StorageUnavailable.
-
-    Logs and the trial server's own compiler cache go, and folders that are then empty.
+    If the folder is new and the request turns out to be invalid (InvalidInput), its logs and
+    compiler cache are removed, and then the new folders that are empty.
     """
     folder = place_of_work(storage)
-    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     _make(folder)
     try:
         yield folder
     except InvalidInput:
-        if made:
-            for left in ("logs", CACHE):
-                shutil.rmtree(folder / left, ignore_errors=True)
-        for one in made:
-            with suppress(OSError):  # another search uses it
-                one.rmdir()
+        if created:
+            for name in ("logs", CACHE):
+                shutil.rmtree(folder / name, ignore_errors=True)
+        for path in created:
+            with suppress(OSError):  # not empty: another search uses it
+                path.rmdir()
         raise
 
 
 def place_of_work(storage: str) -> Path:
-    """Where the folder is: beside a SQLite database, else in `studies/`."""
+    """Return the path of the work folder: next to a SQLite database, else in `studies/`.
+
+    Each database has a folder of its own, because studies of the same name in two databases are
+    different studies.
+    """
     file = sqlite_file(storage)
-    # One folder a database: studies of one name in two databases are two studies.
-    own = (
-        hashlib.sha256(storage.encode()).hexdigest()[:12]
-        if file is None
-        else file.name.removesuffix(".db")
-    )
-    return (RESULTS_FOLDER if file is None else file.parent) / "work" / own
+    if file is None:
+        return RESULTS_FOLDER / "work" / hashlib.sha256(storage.encode()).hexdigest()[:12]
+    return file.parent / "work" / file.name.removesuffix(".db")
 
 
 def _make(folder: Path) -> None:
@@ -57,5 +56,6 @@ def _make(folder: Path) -> None:
     except OSError as error:
         raise StorageUnavailable(
             f"results cannot be written to {folder}: {error.strerror or error}",
-            hint="run from a folder that can be written to, or name a database elsewhere with --storage",
+            hint="run from a folder that can be written to, or name a database elsewhere with "
+            "--storage",
         ) from None

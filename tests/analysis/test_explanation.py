@@ -6,7 +6,7 @@ import pytest
 from building import record
 
 from autotune.analysis.explanation import explain
-from autotune.analysis.peak import module_words, moment_of, peak_sentences
+from autotune.analysis.peak import describe_module, moment_of, peak_sentences
 from autotune.analysis.variants import (
     Explained,
     Pair,
@@ -209,7 +209,7 @@ def test_the_measured_peak_stands_beside_the_predicted():
     ],
 )
 def test_modules_in_words(module, words):
-    assert module_words(module) == words
+    assert describe_module(module) == words
 
 
 # -- what helps ------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_fusion_with_a_compiled_model_saves_nothing_for_its_gradients_come_toget
     fusion = variant("optimizer_fusion", "backward", COMPILED_FUSED, WHOLE_MODEL)
     said = no_help(explained(COMPILED, WHOLE_MODEL), [fusion], technique="optimizer_fusion")
     assert (
-        "the whole model is one compiled graph, which hands out all gradients together when it ends"
+        "the whole model is one compiled graph, which returns all gradients together when it ends"
         in said
     )
 
@@ -310,7 +310,7 @@ def test_fusion_with_a_compiled_model_that_peaks_before_gradients_has_two_reason
     assert (
         "start of backward, 6.50 GiB of temporaries, when only 204.8 MiB of gradients exist" in said
     )
-    assert said.endswith("hands out all gradients together")
+    assert said.endswith("returns all gradients together")
 
 
 def test_checkpointing_saves_nothing_where_activations_are_few():
@@ -318,7 +318,7 @@ def test_checkpointing_saves_nothing_where_activations_are_few():
     same = variant("checkpointing", "block", CHECKPOINTED, few)
     said = no_help(explained(PLAIN, few), [same], technique="checkpointing")
     assert "checkpointing block saves nothing here" in said
-    assert "only 102.4 MiB of the peak are any" in said
+    assert "only 102.4 MiB of the peak are activations" in said
 
 
 def test_values_that_save_nothing_either_and_those_that_need_more_are_named():
@@ -370,13 +370,13 @@ def test_the_partner_is_what_saves_most_and_trains_the_same_numbers():
         "precision", "bf16-true", replace(PLAIN, precision="bf16-true"), prediction(activations=1)
     )
     found = best_partner(
-        explained(), [other_numbers, CHECKPOINTING, FUSION], beside="optimizer_fusion"
+        explained(), [other_numbers, CHECKPOINTING, FUSION], other_than="optimizer_fusion"
     )
     assert found is CHECKPOINTING
 
 
 def test_a_technique_is_no_partner_of_itself():
-    assert best_partner(explained(), [CHECKPOINTING], beside="checkpointing") is None
+    assert best_partner(explained(), [CHECKPOINTING], other_than="checkpointing") is None
 
 
 def test_only_what_saves_nothing_is_looked_at_again():

@@ -131,7 +131,7 @@ def test_a_trial_without_numbers_does_not_disturb_the_front():
 @pytest.mark.parametrize("share", [-0.01, 1, 1.5, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["speed", "perplexity"])
 def test_an_impossible_tolerance_is_refused_by_name(name, share):
-    with pytest.raises(InvalidInput, match=f"{name} tolerance of {share}"):
+    with pytest.raises(InvalidInput, match=f"invalid {name} tolerance: {share}"):
         Tolerance(**{name: share})
 
 

@@ -15,7 +15,7 @@ from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import make_workload
 from autotune.study.request import SearchRequest
-from autotune.study.reuse import EarlierStudy, are_comparable, judge, reuse, select
+from autotune.study.reuse import EarlierStudy, are_comparable, rate_under_cap, reuse, select
 
 MIB = 1024**2
 GPU = DeviceInfo(
@@ -45,7 +45,7 @@ def taken(*studies, new=NEW, **said):
 def outcome_at(cap_mib, found, *, measured_at=64, on=definition):
     """Of a record measured under one cap, under another; None where it is to be measured again."""
     earlier = on("earlier", cap_bytes=measured_at * MIB)
-    kept = judge(found, earlier=earlier, new=on("new", cap_bytes=cap_mib * MIB))
+    kept = rate_under_cap(found, earlier=earlier, new=on("new", cap_bytes=cap_mib * MIB))
     return kept and kept.outcome
 
 
@@ -61,7 +61,9 @@ def test_what_was_measured_on_a_cpu_is_judged_by_the_new_cap(outcome, cap_mib, e
 
 def test_what_is_now_over_the_cap_says_so_by_the_new_cap():
     found = record(1, config=HALF, memory=40 * MIB)
-    kept = judge(found, earlier=definition("earlier"), new=definition("new", cap_bytes=30 * MIB))
+    kept = rate_under_cap(
+        found, earlier=definition("earlier"), new=definition("new", cap_bytes=30 * MIB)
+    )
     assert kept.message == "needs 40.00 MiB of 30.00 MiB"
 
 
@@ -130,8 +132,8 @@ def test_a_baseline_without_a_speed_is_measured_beyond_the_cap():
 def test_what_ran_out_of_memory_under_a_cap_is_given_all_of_the_device_as_a_baseline():
     space = replace(SPACE, defaults={"optimizer": "sgd"})
     found = out_of_memory(1, config=BASELINE)
-    assert judge(found, earlier=definition("earlier"), new=NEW) == found
-    assert judge(found, earlier=definition("earlier", space=space), new=NEW) is None
+    assert rate_under_cap(found, earlier=definition("earlier"), new=NEW) == found
+    assert rate_under_cap(found, earlier=definition("earlier", space=space), new=NEW) is None
 
 
 # -- from which study ------------------------------------------------------------------------------

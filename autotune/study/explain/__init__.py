@@ -1,1 +1,1 @@
-"""Why a configuration needs the memory that it needs, by predictions of it and of changes to it."""
+"""Explains why a configuration needs its memory, by predictions of it and of changes to it."""

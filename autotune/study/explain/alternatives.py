@@ -1,6 +1,7 @@
-"""Which configurations to predict beside one that is to be explained: single changes of it, and pairs of them.
+"""Selects the configurations to compare with the explained one: single changes, and pairs of them.
 
-Only what is legal and works on the device, and a handful a technique. Nothing is predicted here.
+Only legal ones that work on the device, and a handful for each technique. Nothing is predicted
+here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from autotune.units import format_size
 BUDGETS = (0.5, 0.0)
 CHECKPOINTINGS = ("attention", "selective", "every-2", "block", "sqrt")
 CHECKPOINTINGS_OF_A_COMPILED_MODEL = ("selective", "block")
-"""Fewer, since each compiles the whole model."""
+"""Fewer, because each compiles the whole model."""
 SMALLEST_BUDGET = 0.0
 
 Unavailable = Mapping[str, Mapping[str, str]]
@@ -32,9 +33,11 @@ Unavailable = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
+    """The single changes to predict."""
+
     variants: tuple[Variant, ...]
     impossible: Mapping[str, str]
-    """{technique: why none of its values can be had}; not predicted."""
+    """{technique: why none of its values is possible}; these are not predicted."""
 
 
 def wanted_variants(
@@ -44,11 +47,11 @@ def wanted_variants(
     at: Circumstances,
     unavailable: Unavailable,
 ) -> Wanted:
-    """Each technique taken out where it is in use, and changed to each of a handful of its other values."""
+    """Return the changes to predict: each technique removed if in use, and set to other values."""
     variants: list[Variant] = []
     impossible: dict[str, str] = {}
     for technique in FIELD_ORDER:
-        if technique == "allocator":  # decides what is reserved, not what is allocated
+        if technique == "allocator":  # it changes what is reserved, not what is allocated
             continue
         without = without_technique(config, technique, at)
         if without is not None:
@@ -59,15 +62,18 @@ def wanted_variants(
         values = _values(
             technique, config, prediction, global_batch=at.global_batch, unavailable=unavailable
         )
-        reasons = {v: _why_not(config, technique, v, at, unavailable) for v in values}
-        possible = [value for value, reason in reasons.items() if not reason]
-        taken = [variant.config for variant in variants]
-        changed = [(value, replace(config, **{technique: value})) for value in possible]
-        variants += [
-            Variant(technique=technique, value=v, config=c) for v, c in changed if c not in taken
-        ]
-        if reasons and not possible and without is None:
-            impossible[technique] = next(iter(reasons.values()))
+        reasons = []
+        known = [variant.config for variant in variants]
+        for value in values:
+            reason = _why_not(config, technique, value, at, unavailable)
+            if reason:
+                reasons.append(reason)
+                continue
+            changed = replace(config, **{technique: value})
+            if changed not in known:
+                variants.append(Variant(technique=technique, value=value, config=changed))
+        if reasons and len(reasons) == len(values) and without is None:
+            impossible[technique] = reasons[0]
         if technique == "optimizer" and not values:
             state = format_size(prediction.bytes_by_category.get("optimizer_state", 0))
             impossible[technique] = (
@@ -79,7 +85,10 @@ def wanted_variants(
 def wanted_pairs(
     explained: Explained, variants: Sequence[Variant], *, unavailable: Unavailable
 ) -> list[Pair]:
-    """What saves nothing alone, beside what saves most and trains the same numbers."""
+    """Return pairs of a technique that saves nothing alone with a partner that saves most.
+
+    Both train the same numbers as the explained configuration.
+    """
     pairs = []
     for variant in techniques_without_effect(explained, variants):
         partner = _partner(explained, variants, variant)
@@ -88,13 +97,13 @@ def wanted_pairs(
         pair = _pair(explained, variant, partner)
         if not broken_rules(pair.together.to_dict(), explained.at):
             pairs.append(pair)
-    return [*pairs, *_budget_beside_compilation(explained, variants, unavailable)]
+    return [*pairs, *_budget_with_compilation(explained, variants, unavailable)]
 
 
 def without_technique(
     config: TrainingConfig, technique: str, at: Circumstances
 ) -> TrainingConfig | None:
-    """`config` as plain training has it in `technique`; None where it is so already, or where that is illegal."""
+    """Return `config` without a technique; None if it has not the technique or needs it."""
     plain = TrainingConfig(micro_batch_size=at.global_batch)
     if technique == "optimizer" or getattr(config, technique) == getattr(plain, technique):
         return None
@@ -113,22 +122,22 @@ def _values(
     global_batch: int,
     unavailable: Unavailable,
 ) -> list[Any]:
-    """The values worth a prediction, without that of `config`; plain values are removals."""
+    """Return the values worth a prediction, except that of `config` and the plain value."""
     current = getattr(config, technique)
     values: Sequence[Any] = CHOICES.get(technique, ())
-    if (
-        technique == "precision"
-    ):  # tf32 keeps what fp32 keeps, fp16 and fp8 what bf16 keeps, stochastic what true
+    if technique == "precision":
+        # tf32 stores the same bytes as fp32, fp16 and fp8 as bf16, and stochastic as bf16-true.
         values = ["bf16-mixed", "bf16-true"]
-        values += ["fp16-mixed"] if "bf16-mixed" in unavailable.get(technique, {}) else []
+        if "bf16-mixed" in unavailable.get(technique, {}):
+            values = [*values, "fp16-mixed"]
     elif technique == "checkpointing":
         values = CHECKPOINTINGS_OF_A_COMPILED_MODEL if config.compile == "model" else CHECKPOINTINGS
     elif (
         technique == "optimizer_fusion" and config.compile == "model" and prediction.phase != "step"
     ):
-        values = ["backward"]  # the others change the step only
+        values = ["backward"]  # the others change only the optimizer step
     elif technique == "attention":
-        values = []  # torch's own choice keeps least wherever there is one
+        values = []  # torch's default stores least on every device
     elif technique == "memory_budget":
         values = BUDGETS
     elif technique == "micro_batch_size":
@@ -136,14 +145,17 @@ def _values(
         values = list(dict.fromkeys([*smaller[:1], *smaller[-1:]]))
     elif (
         technique == "optimizer"
-        and _at_most_by_optimizer(prediction) < NOTHING * prediction.peak_memory_bytes
+        and _optimizer_bytes(prediction) < NOTHING * prediction.peak_memory_bytes
     ):
         values = []
     return [value for value in values if value not in (current, "none", "full")]
 
 
-def _at_most_by_optimizer(prediction: Prediction) -> int:
-    """Bytes at the peak that another optimizer could do without: its state, and what an update running then holds."""
+def _optimizer_bytes(prediction: Prediction) -> int:
+    """Return the bytes at the peak that another optimizer could save.
+
+    They are its state and, if an update is running then, its temporaries.
+    """
     sizes = prediction.bytes_by_category
     is_updating = prediction.phase == "step" or not prediction.module
     return sizes.get("optimizer_state", 0) + (sizes.get("temporaries", 0) if is_updating else 0)
@@ -152,7 +164,7 @@ def _at_most_by_optimizer(prediction: Prediction) -> int:
 def _why_not(
     config: TrainingConfig, technique: str, value: Any, at: Circumstances, unavailable: Unavailable
 ) -> str:
-    """Why `technique` cannot have `value` here; empty where it can."""
+    """Return why `technique` cannot have `value` here; empty if it can."""
     if reason := unavailable.get(technique, {}).get(str(value)):
         return f"{named(technique, value)} does not work on this device: {reason}"
     chosen = {**config.to_dict(), technique: value}
@@ -164,11 +176,18 @@ def _why_not(
 
 
 def _partner(explained: Explained, variants: Sequence[Variant], variant: Variant) -> Variant | None:
-    """What saves most; where a whole-model graph is what keeps fusion from helping, compiling each block instead."""
+    """Return the variant that saves most, to combine with `variant`.
+
+    A graph of the whole model keeps optimizer fusion from saving anything, so its partner is the
+    compilation of each block.
+    """
     if variant.technique == "optimizer_fusion" and explained.config.compile == "model":
-        by_block = [v for v in variants if (v.technique, v.value) == ("compile", "block")]
-        return next((v for v in by_block if v.prediction is not None), None)
-    return best_partner(explained, variants, beside=variant.technique)
+        for partner in variants:
+            is_block = (partner.technique, partner.value) == ("compile", "block")
+            if is_block and partner.prediction is not None:
+                return partner
+        return None
+    return best_partner(explained, variants, other_than=variant.technique)
 
 
 def _pair(explained: Explained, variant: Variant, partner: Variant) -> Pair:
@@ -188,18 +207,17 @@ def _pair(explained: Explained, variant: Variant, partner: Variant) -> Pair:
     )
 
 
-def _budget_beside_compilation(
+def _budget_with_compilation(
     explained: Explained, variants: Sequence[Variant], unavailable: Unavailable
 ) -> Iterator[Pair]:
-    """A memory budget is illegal without torch.compile; with each block compiled it may save something."""
+    """Yield a memory budget with each block compiled: without torch.compile it is illegal."""
     if str(SMALLEST_BUDGET) in unavailable.get("memory_budget", {}):
         return
+    if explained.config.compile != "none" or explained.config.checkpointing != "none":
+        return
     for partner in variants:
-        is_block = (partner.technique, partner.value) == (
-            "compile",
-            "block",
-        ) and explained.config.compile == "none"
-        if is_block and partner.prediction is not None and explained.config.checkpointing == "none":
+        is_block = (partner.technique, partner.value) == ("compile", "block")
+        if is_block and partner.prediction is not None:
             yield Pair(
                 technique="memory_budget",
                 value=SMALLEST_BUDGET,

@@ -1,4 +1,4 @@
-"""An explanation of one configuration: it, its alternatives and pairs of them are predicted, then put into words."""
+"""Explains one configuration: predicts it, its alternatives and pairs, and describes them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from autotune.study.explain.alternatives import Unavailable, wanted_pairs, wante
 from autotune.study.predictions import Forecaster
 
 Progress = Callable[[int, int], None]
-"""Called with how many predictions are made, and how many there are by all that is known so far."""
+"""Called with the number of predictions made, and the number planned so far."""
 
 
 def explain_configuration(
@@ -24,12 +24,13 @@ def explain_configuration(
     unavailable: Unavailable | None = None,
     progress: Progress = lambda made, wanted: None,
 ) -> Explanation:
-    """`record` and `records`: the trial and all trials of its study.
+    """Return the explanation of `config`.
 
-    Raises PredictionImpossible and IllegalConfiguration.
+    `record` and `records` are its trial and all trials of the study, if it is of one. Raises
+    PredictionImpossible and IllegalConfiguration.
     """
     predictions = _Predictions(forecaster, progress)
-    prediction = predictions.of_the_explained(config)
+    prediction = predictions.with_timeline(config)
     explained = Explained(
         config=config,
         prediction=prediction,
@@ -44,7 +45,7 @@ def explain_configuration(
         unavailable=unavailable or {},
     )
     predictions.make(variant.config for variant in wanted.variants)
-    variants = [predictions.filled_in(variant) for variant in wanted.variants]
+    variants = [predictions.fill_in(variant) for variant in wanted.variants]
     pairs = wanted_pairs(explained, variants, unavailable=unavailable or {})
     predictions.make(config for pair in pairs for config in (pair.alone, pair.together))
     pairs = [
@@ -59,32 +60,33 @@ def explain_configuration(
 
 
 class _Predictions:
-    """Made once each, several at a time."""
+    """Predictions, each made once and several at a time."""
 
     def __init__(self, forecaster: Forecaster, progress: Progress) -> None:
         self._forecaster = forecaster
         self._progress = progress
         self._made: dict[str, Forecast] = {}
 
-    def of_the_explained(self, config: TrainingConfig) -> Prediction:
-        """With its timeline, which tells how far into a phase the peak is."""
+    def with_timeline(self, config: TrainingConfig) -> Prediction:
+        """Predict with a timeline, which shows how far into a phase the peak is."""
         self._progress(0, 1)
         prediction = self._forecaster.predict(config, with_timeline=True)
-        self._keep(Forecast(config=config, prediction=prediction), wanted=1)
+        self._add(Forecast(config=config, prediction=prediction), wanted=1)
         return prediction
 
     def make(self, configs: Iterable[TrainingConfig]) -> None:
         missing = {c.fingerprint: c for c in configs if c.fingerprint not in self._made}
         wanted = len(self._made) + len(missing)
-        # The longest first: a whole model compiles while many others are predicted.
+        # The slowest first: a whole model compiles while many others are predicted.
         ordered = sorted(
             missing.values(), key=lambda config: ("model", "block", "none").index(config.compile)
         )
         self._forecaster.forecast_all(
-            ordered, on_each=lambda forecast: self._keep(forecast, wanted=wanted)
+            ordered, on_each=lambda forecast: self._add(forecast, wanted=wanted)
         )
 
-    def filled_in(self, variant: Variant) -> Variant:
+    def fill_in(self, variant: Variant) -> Variant:
+        """Return the variant with its prediction, or the reason why there is none."""
         forecast = self._made[variant.config.fingerprint]
         return replace(variant, prediction=forecast.prediction, refusal=forecast.refusal)
 
@@ -92,6 +94,6 @@ class _Predictions:
         prediction = self._made[config.fingerprint].prediction
         return None if prediction is None else prediction.peak_memory_bytes
 
-    def _keep(self, forecast: Forecast, *, wanted: int) -> None:
+    def _add(self, forecast: Forecast, *, wanted: int) -> None:
         self._made[forecast.config.fingerprint] = forecast
         self._progress(len(self._made), wanted)

@@ -1,1 +1,1 @@
-"""How large a model can be trained under a cap: by prediction and bisection, confirmed by one real trial."""
+"""Finds how large a model can be trained under a cap, by predictions and one real trial."""

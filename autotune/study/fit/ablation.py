@@ -1,4 +1,4 @@
-"""Techniques added one by one, for the question how much each of them lets grow."""
+"""Ablation of `fit`: techniques added one by one, to show by how much each lets the model grow."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,21 +9,23 @@ from autotune.spec.config import TrainingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AblationStep:
+    """One configuration of the ablation."""
+
     name: str
-    """What this rung changes of the one before."""
+    """What this step changes of the one before."""
     config: TrainingConfig
 
 
-def ladder(base: TrainingConfig, *, accumulates: bool) -> Iterator[AblationStep]:
-    """Each rung keeps what the ones before it changed, so that the last has all of them; all rungs are legal.
+def ablation_steps(base: TrainingConfig, *, accumulates: bool) -> Iterator[AblationStep]:
+    """Yield the steps, each with the changes of all steps before it; all are legal.
 
-    The order is that in which the peak wants them. Activations are the most of a plain training, so
-    checkpointing is first; then what is left of them and, on most devices, time, by mixed
-    precision, which keeps fp32 weights and with many layers can need more memory than it saves.
-    With the activations gone the gradients stand out: the step in backward frees each at once (not
-    with accumulation, where it would be wrong). Then weights (bf16-true) and optimizer state
-    (adafactor in place of what keeps one or two numbers a parameter). Compiling blocks that are
-    recomputed anyway changes memory least and takes longest to predict: last.
+    The order follows what dominates the peak. Activations are most of it in a plain training, so
+    checkpointing is first. Mixed precision halves the activations that are left and saves time on
+    most devices; it keeps fp32 weights, and with many layers can need more memory than it saves.
+    Then gradients dominate: the step in backward frees each at once (not with accumulation, where
+    it would be wrong). Then weights (bf16-true) and optimizer state (adafactor for an optimizer
+    that stores one or two numbers for each parameter). Compiling blocks that are recomputed anyway
+    changes memory least and takes longest to predict, so it is last.
     """
     yield AblationStep(name="plain fp32", config=base)
     steps: list[tuple[str, dict[str, Any]]] = [
@@ -37,6 +39,6 @@ def ladder(base: TrainingConfig, *, accumulates: bool) -> Iterator[AblationStep]
         steps.append((f"adafactor for {base.optimizer}", {"optimizer": "adafactor"}))
     steps.append(("+ compile block", {"compile": "block"}))
     config = base
-    for name, choices in steps:
-        config = replace(config, **choices)
+    for name, changes in steps:
+        config = replace(config, **changes)
         yield AblationStep(name=name, config=config)

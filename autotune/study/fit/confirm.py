@@ -1,4 +1,4 @@
-"""One real, short trial of a configuration, to hold against its prediction."""
+"""Runs one real, short trial of a configuration, to compare with its prediction."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,22 +16,26 @@ from autotune.units import format_size
 
 _WARMUP_STEPS = 1
 _NO_LEARNING = 1e-9
-"""Learning rate: memory does not depend on it, and a model of any depth stays finite for the few
-steps."""
+"""Learning rate of the trial: memory does not depend on it, and at such a small one a model of any
+depth stays finite for the few steps."""
 _FP32_BYTES = 4
 
 
 def why_not(
     prediction: Prediction, *, needed_bytes: int, device: DeviceInfo, host: DeviceInfo
 ) -> str:
-    """Why this machine cannot train what was predicted; empty if it can."""
+    """Return why this machine cannot train what was predicted; empty if it can."""
     if needed_bytes > device.total_memory_bytes:
-        total = format_size(device.total_memory_bytes)
-        return f"{device.device} has {total} in all, less than the {format_size(needed_bytes)} that it may need"
+        return (
+            f"{device.device} has {format_size(device.total_memory_bytes)} in all, less than the "
+            f"{format_size(needed_bytes)} that it may need"
+        )
     weights_bytes = _FP32_BYTES * prediction.parameters
     if weights_bytes > host.total_memory_bytes:
-        total = format_size(host.total_memory_bytes)
-        return f"its initial weights, {format_size(weights_bytes)}, are drawn on the host, which has {total}"
+        return (
+            f"its initial weights, {format_size(weights_bytes)}, are drawn on the host, which has "
+            f"{format_size(host.total_memory_bytes)}"
+        )
     return ""
 
 
@@ -44,7 +48,7 @@ def confirm(
     cap_bytes: int,
     folder: Path,
 ) -> Measurement:
-    """Trains the fewest steps that show the peak, in `folder`, with the cap enforced.
+    """Train the fewest steps that show the peak, with the cap enforced; files go to `folder`.
 
     Raises InvalidInput.
     """

@@ -1,11 +1,13 @@
-"""How large a model can be trained under a cap: by prediction and bisection, then confirmed by one real trial.
+"""Finds how large a model can be trained under a cap, by predictions and bisection.
 
-request.py   what is asked
-varying.py   what may vary, and its values
-largest.py   the bisection
-ladder.py    techniques added one by one
-confirm.py   the real trial
-result.py    what was found
+The result is confirmed by one real trial.
+
+request.py    the request
+varying.py    the size that varies, and its values
+largest.py    the bisection
+ablation.py   techniques added one by one
+confirm.py    the real trial
+result.py     the result
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +35,7 @@ __all__ = ["FitProgress", "FitRequest", "fit"]
 
 @dataclass(frozen=True, kw_only=True)
 class FitProgress:
-    """What is being done, or has been found."""
+    """What `fit` is doing, or has found."""
 
     what: str
     is_found: bool = False
@@ -43,11 +45,11 @@ Listener = Callable[[FitProgress], None]
 
 
 def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResult:
-    """Leaves nothing behind. Raises InvalidInput.
+    """Return the largest value that fits, for each step of the ablation or the best of a space.
 
-    Of a space it is the configuration with the largest value: every other one was predicted to be
-    too large at the next value, or at a smaller one, so that it cannot do better unless its memory
-    shrinks while the value grows.
+    The best of a space is the configuration with the largest value: every other one was predicted
+    to be too large at the next value, or at a smaller one, so it cannot do better unless its memory
+    shrinks while the value grows. Leaves no files behind. Raises InvalidInput.
     """
 
     def note(sentence: str) -> None:
@@ -68,7 +70,7 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
         device = device_there(
             request.device or device_type, devices, compute_capability=request.compute_capability
         )
-        rows = search.ladder() if request.space is None else [search.best_of_space(device)]
+        rows = search.ablation() if request.space is None else [search.best_of_space(device)]
         found = FitResult(
             varying=search.varying,
             cap_bytes=request.cap_bytes,
@@ -99,38 +101,45 @@ class _Search:
 
     # -- which configurations ----------------------------------------------------------------------
 
-    def ladder(self) -> list[FitRow]:
-        """A row a rung, or the one row of a configuration."""
-        return [
-            self._row(rung.name, rung.config, start=self.varying.start(rung.config))[0]
-            for rung in self.request.rungs(self.varying)
-        ]
+    def ablation(self) -> list[FitRow]:
+        """Return one row for each step of the ablation, or for the one configuration."""
+        rows = []
+        for step in self.request.steps(self.varying):
+            row, _ = self._row(step.name, step.config, start=self.varying.start(step.config))
+            rows.append(row)
+        return rows
 
     def best_of_space(self, device: DeviceInfo | None) -> FitRow:
-        """In rounds: all at one value; of those that fit, the smallest grows; the others must fit at the value after.
+        """Return the row of the configuration with the largest value.
 
-        Where none fits, the smallest shrinks instead. What cannot be predicted is left out, and
-        counted.
+        Each round predicts all candidates at one value. Of those that fit, the one of least memory
+        is bisected; the others stay candidates if they fit at the value after. If none fits, the
+        one of least memory is bisected downwards. Configurations that cannot be predicted are
+        excluded, and counted.
         """
         assert self.request.space is not None
-        contenders = self._configurations(device)
-        technique = f"best of {len(contenders)} in space {self.request.space.name}"
-        value: int | None = self.varying.start(contenders[0])
+        candidates = self._configurations(device)
+        technique = f"best of {len(candidates)} in space {self.request.space.name}"
+        value: int | None = self.varying.start(candidates[0])
         best: FitRow | None = None
         excluded = 0
-        while contenders and value is not None:
-            forecasts = self._forecast_all(contenders, value)
-            known = sorted(
-                (one for one in forecasts if one.prediction is not None), key=self._needed
-            )
-            excluded += len(forecasts) - len(known)
-            fitting = [one for one in known if self._needed(one) <= self.request.cap_bytes]
-            if not known or (best is not None and best.value is not None and not fitting):
+        while candidates and value is not None:
+            forecasts = self._forecast_all(candidates, value)
+            predicted = [forecast for forecast in forecasts if forecast.prediction is not None]
+            predicted.sort(key=self._needed)
+            excluded += len(forecasts) - len(predicted)
+            fitting = [
+                forecast
+                for forecast in predicted
+                if self._needed(forecast) <= self.request.cap_bytes
+            ]
+            if not predicted or (best is not None and best.value is not None and not fitting):
                 break
-            first, *others = fitting or known
+            first, *others = fitting or predicted
             row, value = self._row(technique, first.config, start=value)
-            best = row if best is None or row.value is not None else best
-            contenders = [one.config for one in others]
+            if best is None or row.value is not None:
+                best = row
+            candidates = [forecast.config for forecast in others]
         if best is None:
             raise PredictionImpossible(
                 f"none of the configurations of space {self.request.space.name!r} can be predicted",
@@ -140,12 +149,16 @@ class _Search:
         return replace(best, predictions_made=len(self._predicted), message=message)
 
     def _configurations(self, device: DeviceInfo | None) -> list[TrainingConfig]:
-        """The space's legal ones; a micro batch that varies is none of its choices."""
+        """Return the space's legal configurations, without duplicates.
+
+        With a varying micro batch, the space's choices of it do not apply.
+        """
         assert self.request.space is not None
-        space, workload = self.request.space, self.varying.workload
-        unavailable = (
-            {} if device is None else self.executor.probe(device.device, space.choices())[1]
-        )
+        space = self.request.space
+        workload = self.varying.workload
+        unavailable: dict[str, dict[str, str]] = {}
+        if device is not None:
+            _, unavailable = self.executor.probe(device.device, space.choices())
         legal = bind_space(space, workload.circumstances, unavailable=unavailable)
         configs = [*legal.configurations(), *legal.named.values()]
         if self.varying.vary == "micro-batch":
@@ -159,7 +172,7 @@ class _Search:
     def _row(
         self, technique: str, config: TrainingConfig, *, start: int
     ) -> tuple[FitRow, int | None]:
-        """The row, and the next value: None where there is none or nothing is known."""
+        """Return the configuration's row, and the value after its largest, None if unknown."""
         predicted_before = len(self._predicted)
         values, end = self.varying.legal_values(config)
 
@@ -188,7 +201,8 @@ class _Search:
     def _why_no_more(self, found: Largest, end: str) -> str:
         if found.successor is None:
             return end
-        reason = f"{self.varying.describe(found.successor)} may need {format_size(found.needs[found.successor])}"
+        needed = format_size(found.needs[found.successor])
+        reason = f"{self.varying.describe(found.successor)} may need {needed}"
         return reason if found.value is not None else f"does not fit: {reason}"
 
     # -- predictions -------------------------------------------------------------------------------
@@ -198,24 +212,22 @@ class _Search:
         return self._forecaster(workload).forecast(config)
 
     def _forecast_all(self, configs: Sequence[TrainingConfig], value: int) -> list[Forecast]:
-        """Of the configurations that are legal at `value`."""
+        """Return the forecasts of the configurations that are legal at `value`."""
         ended: list[Forecast] = []
 
         def note(forecast: Forecast) -> None:
             ended.append(forecast)
             self._say(
-                f"{len(ended)} of {len(new)} configurations predicted at {self.varying.describe(value)}"
+                f"{len(ended)} of {len(new)} configurations predicted at "
+                f"{self.varying.describe(value)}"
             )
 
-        workloads, chosen = zip(
-            *(self.varying.at(value, config) for config in configs), strict=True
-        )
-        workload = workloads[0]
-        legal = [
-            config
-            for config in chosen
-            if not broken_rules(config.to_dict(), workload.circumstances)
-        ]
+        workload, _ = self.varying.at(value, configs[0])
+        legal = []
+        for config in configs:
+            _, at_value = self.varying.at(value, config)
+            if not broken_rules(at_value.to_dict(), workload.circumstances):
+                legal.append(at_value)
         new = [c for c in legal if (workload.fingerprint, c.fingerprint) not in self._predicted]
         self._forecaster(workload).forecast_all(new, on_each=note)
         return [self._forecast(workload, config) for config in legal]
@@ -233,7 +245,7 @@ class _Search:
         )
 
     def _needed(self, forecast: Forecast) -> int:
-        """What the device must have. Raises PredictionImpossible."""
+        """Return the bytes that the device must have. Raises PredictionImpossible."""
         if forecast.prediction is None:
             raise PredictionImpossible(forecast.refusal)
         return forecast.prediction.upper_bound_bytes + self.context_bytes
@@ -243,7 +255,7 @@ class _Search:
     def confirmed(
         self, found: FitResult, *, device: DeviceInfo | None, host: DeviceInfo, folder: Path
     ) -> FitResult:
-        """`found` with one real trial of its largest value, or with the reason why there is none."""
+        """Return `found` with one real trial of its largest value, or why there is none."""
         best = found.best
         if best is None or best.value is None or best.prediction is None:
             return replace(found, not_confirmed="nothing fits")
@@ -272,7 +284,7 @@ class _Search:
                 cap_bytes=self.request.cap_bytes,
                 folder=folder / "confirm",
             )
-        except InvalidInput as error:  # a text too short for such sequences, or not to be had
+        except InvalidInput as error:  # the text is too short for such sequences, or not available
             return replace(found, not_confirmed=error.message)
         return replace(
             found, confirmed=Confirmation(row=best, device=device, measurement=measurement)

@@ -1,6 +1,6 @@
-"""The largest value whose need stays under a cap, found with few looks at the need.
+"""Bisection: finds the largest value whose need is within a cap, with few evaluations of the need.
 
-Pure; knows nothing of models.
+Pure functions, which know nothing of models.
 """
 
 from bisect import bisect_right
@@ -8,46 +8,47 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 GROWTH = 16
-"""While nothing is known to be too large, a guess is at most so many times further along than what
-fits."""
+"""While no value is known to be too large, the index of a guess grows by this factor at most."""
 
 _SAFE_EVERY = 4
-"""Every fourth guess ignores the lines and halves (or doubles), so that no need, however bent,
-takes long."""
+"""Every fourth guess halves (or doubles) instead of following a line, so that a need of any shape
+takes few evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """The end of a search: `value` fits and `successor`, the next value, does not."""
+    """The result: `value` fits and `successor`, the next value, does not."""
 
     value: int | None
     """None: not even the smallest value fits."""
     successor: int | None
     """None: there is no next value."""
     needs: Mapping[int, int]
-    """Of every value looked at."""
+    """The need of every value evaluated."""
 
 
 def find_largest(
     need: Callable[[int], int], *, cap: int, values: Sequence[int], start: int
 ) -> Largest:
-    """The value of `values`, ascending, with a need of at most `cap` and a successor that is known to need more.
+    """Return a value with a need within `cap` whose successor in `values` needs more.
 
-    `need` is asked once a value. Where it grows with the value the answer is the largest that fits;
-    where it does not, the answer is still what it says it is. From `start` it goes to twice or half
-    of it, and a line through the two guesses where the cap is met: of a straight need four values
-    are looked at, two of them small and quick to predict.
+    `values` are ascending. If the need grows with the value, the result is the largest value that
+    fits. `need` is called at most once for each value: first at `start`, then at about twice or
+    half of it, and then where a line through two guesses meets the cap. For a linear need that is
+    four calls, two of them for small values, which are quick to predict.
     """
     needs: dict[int, int] = {}
-    below, above = (
-        -1,
-        len(values),
-    )  # places of the largest value known to fit, and of the smallest known not to
-    place = max(0, bisect_right(values, start) - 1)
+    below = -1  # index of the largest value known to fit
+    above = len(values)  # index of the smallest value known not to fit
+    index = max(0, bisect_right(values, start) - 1)
     while above - below > 1:
-        needs[values[place]] = size = need(values[place])
-        below, above = (place, above) if size <= cap else (below, place)
-        place = _next_place(needs, cap=cap, values=values, below=below, above=above)
+        size = need(values[index])
+        needs[values[index]] = size
+        if size <= cap:
+            below = index
+        else:
+            above = index
+        index = _next_index(needs, cap=cap, values=values, below=below, above=above)
     return Largest(
         value=values[below] if below >= 0 else None,
         successor=values[above] if above < len(values) else None,
@@ -55,26 +56,33 @@ def find_largest(
     )
 
 
-def _next_place(
+def _next_index(
     needs: Mapping[int, int], *, cap: int, values: Sequence[int], below: int, above: int
 ) -> int:
-    """A place between `below` and `above`, where there is one."""
+    """Return an index between `below` and `above`, if there is one."""
     is_open = above == len(values)
     safe = min(2 * below + 1, above - 1) if is_open else (below + above) // 2
-    root = _where_a_line_meets(cap, needs)
+    root = _value_on_line(cap, needs)
     if root is None or len(needs) % _SAFE_EVERY == 0:
         return max(safe, below + 1)
-    place = bisect_right(values, root) - 1
+    index = bisect_right(values, root) - 1
     if is_open:
-        return min(max(place, below + 1), GROWTH * (below + 1) - 1, above - 1)
-    return max(place, below + 1) if below <= place < above else max(safe, below + 1)
+        return min(max(index, below + 1), GROWTH * (below + 1) - 1, above - 1)
+    if below <= index < above:
+        return max(index, below + 1)
+    return max(safe, below + 1)
 
 
-def _where_a_line_meets(cap: int, needs: Mapping[int, int]) -> int | None:
-    """The value at which the line through the two needs nearest the cap meets it; None if there is no such line."""
+def _value_on_line(cap: int, needs: Mapping[int, int]) -> int | None:
+    """Return the value where the line through the two needs nearest to the cap meets the cap.
+
+    None if there are fewer than two needs, or the line does not rise.
+    """
     if len(needs) < 2:
         return None
     nearest = sorted(needs.items(), key=lambda point: abs(point[1] - cap))[:2]
     (first, first_need), (second, second_need) = sorted(nearest)
     rise = second_need - first_need
-    return first + (cap - first_need) * (second - first) // rise if rise > 0 else None
+    if rise <= 0:
+        return None
+    return first + (cap - first_need) * (second - first) // rise

@@ -1,4 +1,4 @@
-"""What `fit` is asked: a cap, what may vary, and a ladder of techniques, one configuration or a space of them."""
+"""The request of `fit`: a cap, a size that varies, and an ablation, a configuration or a space."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,37 +9,37 @@ from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import check_release
 from autotune.spec.search_space import SearchSpace
-from autotune.study.fit.ablation import AblationStep, ladder
+from autotune.study.fit.ablation import AblationStep, ablation_steps
 from autotune.study.fit.varying import VARY, Vary, Varying
 from autotune.study.predictions import device_meant, on_some_device, workload_of
 from autotune.study.request import check_cap, check_device
 
 CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)
-"""What a CUDA device holds beside the allocator: contexts were measured from 300 to 600 MiB."""
+"""Memory that a CUDA device uses outside the allocator: contexts measured 300 to 600 MiB."""
 
 _BASE = ("optimizer", "micro_batch_size")
-"""Choices that a ladder begins with; any other asks for one configuration."""
+"""Choices for the first step of an ablation; any other choice requests a single configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitRequest:
-    """Raises InvalidInput for what can be refused without a device."""
+    """All options of `fit`. Raises InvalidInput for what is invalid on any device."""
 
     cap_bytes: int
     vary: Vary = "layers"
     device: str | None = None
     workload: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Workload`; None values say nothing."""
+    """Fields of `Workload`; a value of None is not specified."""
     configuration: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `TrainingConfig` that were said."""
+    """Fields of `TrainingConfig` that are specified."""
     space: SearchSpace | None = None
     compute_capability: str | None = None
-    """Of the GPU that is meant; None: the one here, and where there is none the predictions assume
-    one."""
+    """Compute capability of the GPU to predict for; None: that of this machine's GPU, or an assumed
+    one if it has none."""
     torch_version: str | None = None
     context_bytes: int = CUDA_CONTEXT_BYTES
     confirms: bool = True
-    """Where the device is there."""
+    """Whether one real trial is run, if this machine has the device."""
 
     def __post_init__(self) -> None:
         check_cap(self.cap_bytes)
@@ -50,34 +50,38 @@ class FitRequest:
             raise InvalidInput(f"{self.vary!r} cannot vary", hint=f"use one of {', '.join(VARY)}")
         if self.space is not None and self.configuration:
             raise InvalidInput(
-                "a space has configurations of its own",
+                "a search space and a single configuration cannot be given together",
                 hint="leave --space or the configuration's options out",
             )
-        # Which device there is, and with it the defaults, is not known yet.
+        # The device, and with it the defaults of the workload, is not known yet.
         on_some_device(meant, lambda device_type: self.base(self.varying(device_type)))
 
     def varying(self, device_type: str) -> Varying:
+        """Return the size that varies, with the workload on a kind of device."""
         workload = workload_of(device_type, self.workload, space=self.space)
-        said = [self.workload, {} if self.space is None else self.space.workload]
-        keeps = any(settings.get("global_batch") is not None for settings in said)
+        keeps = self.workload.get("global_batch") is not None
+        if self.space is not None and self.space.workload.get("global_batch") is not None:
+            keeps = True
         if self.vary == "micro-batch" and not keeps:
             micro_batch_size = self.configuration.get("micro_batch_size", workload.global_batch)
             workload = dataclasses.replace(workload, global_batch=micro_batch_size)
         return Varying(vary=self.vary, workload=workload, keeps_global_batch=keeps)
 
     def base(self, varying: Varying) -> TrainingConfig:
-        """What the options say, on a plain fp32 training."""
+        """Return a plain fp32 training with the configuration's options."""
         config = TrainingConfig(
             **{"micro_batch_size": varying.workload.global_batch, **self.configuration}
         )
         check_legal(config, varying.workload.circumstances)
         return config
 
-    def rungs(self, varying: Varying) -> list[AblationStep]:
+    def steps(self, varying: Varying) -> list[AblationStep]:
+        """Return the steps of the ablation, or the one configuration that the options request."""
         base = self.base(varying)
         if all(name in _BASE for name in self.configuration):
-            can_step_in_backward = not (
+            # Clipping needs all gradients at once, so it excludes the step in backward, too.
+            accumulates = (
                 varying.accumulates(base) or varying.workload.circumstances.clips_gradients
             )
-            return list(ladder(base, accumulates=not can_step_in_backward))
+            return list(ablation_steps(base, accumulates=accumulates))
         return [AblationStep(name="as given", config=base)]

@@ -1,4 +1,4 @@
-"""What `fit` found: a row a configuration, and the real trial of the best of them."""
+"""The result of `fit`: a row for each configuration, and the real trial of the best."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,20 +11,20 @@ from autotune.study.fit.varying import Varying
 
 @dataclass(frozen=True, kw_only=True)
 class FitRow:
-    """The largest value of one configuration.
+    """The largest value of one configuration that fits.
 
-    What fits is the prediction's upper bound, with a GPU's context.
+    A value fits if the prediction's upper bound and a GPU's context are within the cap.
     """
 
     technique: str
     config: TrainingConfig
     value: int | None = None
-    """None: nothing fits, or nothing can be predicted."""
+    """None: no value fits, or none can be predicted."""
     prediction: Prediction | None = None
-    """At the value."""
+    """The prediction at `value`."""
     predictions_made: int
     message: str
-    """Why not one more."""
+    """Why the next value does not fit."""
 
     def to_dict(self) -> dict[str, Any]:
         prediction = self.prediction
@@ -56,7 +56,7 @@ class Confirmation:
 
     @property
     def went_over(self) -> bool:
-        """False also where the trial ended before it could tell, by a timeout for one."""
+        """Also False if the trial ended before it could tell, for example by a timeout."""
         return self.measurement.outcome in ("over_cap", "out_of_memory")
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,13 +76,15 @@ class Confirmation:
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
+    """All rows of a request."""
+
     varying: Varying
     cap_bytes: int
     context_bytes: int
-    """Counted beside a prediction: 0 but for CUDA."""
+    """Bytes of the device's context, counted in addition to a prediction; 0 except for CUDA."""
     device_type: str
     compute_capability: str | None
-    """Of the GPU that was predicted for; None: of a CPU, or one was assumed."""
+    """Compute capability of the GPU predicted for; None for a CPU, or if one was assumed."""
     torch_version: str | None
     rows: tuple[FitRow, ...]
     confirmed: Confirmation | None = None
@@ -91,7 +93,7 @@ class FitResult:
 
     @property
     def best(self) -> FitRow | None:
-        """The largest value; of equals the first."""
+        """The row with the largest value; of equal values the first."""
         return max(
             (row for row in self.rows if row.value), key=lambda row: row.value or 0, default=None
         )

@@ -1,4 +1,4 @@
-"""What may vary to find what fits: which values it has, and the workload and configuration that each stands for."""
+"""The size that `fit` varies: its values, and the workload and configuration of each value."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ Vary = Literal["micro-batch", "seq-len", "layers", "width"]
 VARY: tuple[Vary, ...] = get_args(Vary)
 
 _MOST = 2**16
-"""Of layers, heads or sequences: an end for what needs next to nothing."""
+"""Largest number of layers, heads or sequences, so that a search for tiny needs ends."""
 _FINE, _COARSE, _COARSE_FROM = 8, 64, 512
-"""Sequence lengths are multiples of 8, from 512 tokens on of 64."""
+"""Sequence lengths are multiples of 8, and from 512 tokens on of 64."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Varying:
-    """One size of a workload let loose; all others stay as given.
+    """One size of a workload that varies; all others stay as given.
 
-    width: the number of heads grows with it, their size stays, and so does a feed-forward width
-    that was given. micro-batch: the global batch is the micro batch itself (no accumulation),
-    unless `keeps_global_batch`, where only its divisors are legal.
+    width: the number of heads grows with it; the size of a head and a given feed-forward width
+    stay. micro-batch: the global batch is the micro batch itself (no accumulation), unless
+    `keeps_global_batch`: then only divisors of the global batch are legal.
     """
 
     vary: Vary
@@ -35,8 +35,9 @@ class Varying:
     def __post_init__(self) -> None:
         if self.vary in ("layers", "width") and not takes_size(self.workload.model, self.vary):
             raise InvalidInput(
-                f"{self.workload.model} does not say that it takes a number of layers or a width",
-                hint=f"give the function a parameter {self.vary}, or use --vary seq-len or micro-batch",
+                f"{self.workload.model} has no parameter {self.vary}, so it cannot vary",
+                hint=f"give the function a parameter {self.vary}, or use --vary seq-len or "
+                "micro-batch",
             )
         if self.vary == "width" and self.workload.model_config is not None:
             raise InvalidInput(
@@ -45,31 +46,36 @@ class Varying:
             )
 
     def legal_values(self, config: TrainingConfig) -> tuple[Sequence[int], str]:
-        """The values that `config` can be trained with, ascending, and why there are no more.
+        """Return the values that `config` can be trained with, ascending, and why they end there.
 
-        Raises InvalidInput where there is none.
+        Raises InvalidInput if there is none.
         """
         if self._is_divisor:
-            legal = [size for size in self._values if not self._refusal(size, config)]
+            legal = [size for size in self._values if not self._why_illegal(size, config)]
             if not legal:
                 self._check(self._values[-1], config)  # raises the reason
             return legal, "the whole global batch"
-        values = self._values_that_fill_products(config)
-        end = bisect_left(values, True, key=lambda value: bool(self._refusal(value, config)))
+        values = self._values_for_precision(config)
+        end = bisect_left(values, True, key=lambda value: bool(self._why_illegal(value, config)))
         if not end:
             self._check(values[0], config)  # raises the reason
-        return values[:end], self._refusal(values[end], config) if end < len(
-            values
-        ) else "not looked beyond"
+        if end == len(values):
+            return values, "not looked beyond"
+        return values[:end], self._why_illegal(values[end], config)
 
-    def _values_that_fill_products(self, config: TrainingConfig) -> Sequence[int]:
-        """The values, for fp8 without those whose number of tokens it cannot multiply: there are legal ones between."""
+    def _values_for_precision(self, config: TrainingConfig) -> Sequence[int]:
+        """Return the values, for fp8 only those whose number of tokens it can multiply.
+
+        Between values that fp8 cannot multiply there are others that it can, so bisection needs
+        them removed.
+        """
         others = {"seq-len": config.micro_batch_size, "micro-batch": self.workload.sequence_length}
         if config.precision != "fp8" or self.vary not in others:
             return self._values
         return [value for value in self._values if value * others[self.vary] % FP8_MULTIPLE == 0]
 
-    def _refusal(self, value: int, config: TrainingConfig) -> str:
+    def _why_illegal(self, value: int, config: TrainingConfig) -> str:
+        """Return why the value is illegal; empty if it is legal."""
         try:
             self._check(value, config)
         except InvalidInput as error:
@@ -99,11 +105,14 @@ class Varying:
         return range(1, _MOST + 1)
 
     def start(self, config: TrainingConfig) -> int:
-        """The value given; of a global batch that stays, the whole, where alone there is no accumulation."""
+        """Return the first value to try: the one given.
+
+        For a micro batch of a fixed global batch, the whole global batch (no accumulation).
+        """
         if self.vary == "micro-batch":
-            return (
-                self.workload.global_batch if self.keeps_global_batch else config.micro_batch_size
-            )
+            if self.keeps_global_batch:
+                return self.workload.global_batch
+            return config.micro_batch_size
         given = {
             "seq-len": self.workload.sequence_length,
             "layers": self.workload.layers,
@@ -112,7 +121,10 @@ class Varying:
         return given[self.vary]
 
     def at(self, value: int, config: TrainingConfig) -> tuple[Workload, TrainingConfig]:
-        """Raises InvalidInput for a value that the model cannot have."""
+        """Return the workload and configuration of a value.
+
+        Raises InvalidInput for a value that the model cannot have.
+        """
         match self.vary:
             case "layers":
                 return replace(self.workload, layers=value), config
@@ -122,12 +134,11 @@ class Varying:
                 return replace(self.workload, width=value, heads=value // self._head_size), config
             case "micro-batch":
                 batch = self.workload.global_batch if self.keeps_global_batch else value
-                return replace(self.workload, global_batch=batch), replace(
-                    config, micro_batch_size=value
-                )
+                workload = replace(self.workload, global_batch=batch)
+                return workload, replace(config, micro_batch_size=value)
 
     def accumulates(self, config: TrainingConfig) -> bool:
-        """Whether an optimizer step may be of several micro batches."""
+        """Return whether an optimizer step may have several micro batches."""
         if self.vary == "micro-batch":
             return self._is_divisor
         return config.micro_batch_size != self.workload.global_batch

@@ -1,8 +1,8 @@
-"""A legal space as Optuna distributions, and configurations as Optuna parameters and back.
+"""Converts a legal space to Optuna distributions, and configurations to Optuna parameters and back.
 
-Optuna refuses choices that change within a study. So a field whose legal values depend on the
-fields before it is asked under a name that carries the set: `memory_budget|1.0,0.5`. A field with
-one legal value is not asked.
+Optuna rejects choices that change within a study. So a field whose legal values depend on the
+fields before it is suggested under a name that includes the values: `memory_budget|1.0,0.5`. A
+field with one legal value is not suggested.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,28 @@ from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.search_space import LegalSpace
 
 Chooser = Callable[[str, tuple[Any, ...]], Any]
-"""From a parameter's name and its choices to the choice."""
+"""Maps a parameter's name and its choices to the choice."""
 
 
 def decide(legal: LegalSpace, choose: Chooser) -> TrainingConfig:
-    """Goes through the techniques in order and lets `choose` decide where there is a choice."""
+    """Build a configuration field by field, calling `choose` wherever there is a choice."""
     chosen: dict[str, Any] = {}
     for field in FIELD_ORDER:
         values = legal.legal_values(field, chosen)
-        chosen[field] = (
-            values[0] if len(values) == 1 else choose(_parameter_name(legal, field, values), values)
-        )
+        if len(values) == 1:
+            chosen[field] = values[0]
+        else:
+            chosen[field] = choose(_parameter_name(legal, field, values), values)
     return TrainingConfig(**chosen)
 
 
 def as_parameters(
     legal: LegalSpace, config: TrainingConfig
 ) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-    """The parameters and distributions Optuna would have asked to arrive at `config`, which must be in the space."""
+    """Return the parameters and distributions with which Optuna would have suggested `config`.
+
+    The configuration must be in the space.
+    """
     parameters: dict[str, Any] = {}
     distributions: dict[str, BaseDistribution] = {}
     remaining = iter(FIELD_ORDER)
@@ -49,9 +53,10 @@ def as_parameters(
 
 
 def decide_static(legal: LegalSpace, choose: Chooser) -> TrainingConfig:
-    """Asks every technique under one name with all its values, for samplers that model a fixed space only (GP).
+    """As `decide`, with every technique under one name with all its values.
 
-    Where the choice is illegal after those before it, the first legal value takes its place.
+    For samplers that model a fixed space only (GP). A choice that is illegal after the earlier ones
+    is replaced by the first legal value.
     """
     wanted = {
         field: choose(field, values) for field, values in legal.values.items() if len(values) > 1

@@ -37,8 +37,8 @@ MOST_CANDIDATES = 1000
 neighbours of the front."""
 
 MANY_TRIALS, MOST_LOOKED_AT = 1000, 3000
-"""After `MANY_TRIALS` trials, how many configurations of a larger space are scored for one choice at
-most: a search that has converged would otherwise score the whole space each time."""
+"""After `MANY_TRIALS` trials, at most about `MOST_LOOKED_AT` configurations of a larger space are
+scored for one choice: a search that has converged would otherwise score all of it each time."""
 
 _SPEED_NOISES, _FAILURE_NOISE = (0.02, 0.05, 0.12), 0.1
 """Standard deviations of the measurements: of the logarithm of speed (to choose from, because some

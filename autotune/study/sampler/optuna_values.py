@@ -1,8 +1,8 @@
-"""What Optuna is told of a record: finite values of the three objectives and how far it is from feasible.
+"""Converts a trial's record to Optuna's values: three finite objectives, and constraints.
 
-A trial that did not fit is told as complete, with a positive constraint: as failed every sampler
-would ignore it and suggest its like again. The values told for what was not measured are for the
-sampler only; the record is what is shown.
+A trial that did not fit is a complete trial with a positive constraint: samplers ignore failed
+trials, and would suggest similar configurations again. The values that stand for what was not
+measured are for the sampler only; reports show the record.
 """
 
 import math
@@ -12,41 +12,48 @@ from autotune.spec.result import TrialRecord
 
 MEMORY_CONSTRAINT = "device_memory"
 TRAINING_CONSTRAINT = "training"
-_BEYOND = 1.01
-"""A refused configuration would have needed at least what it held and asked for, and a little more.
-"""
+_MORE_THAN_REQUESTED = 1.01
+"""A configuration that ran out of memory is assumed to need a little more than what it held and
+requested when it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptunaValues:
+    """What a sampler is told of a trial."""
+
     values: tuple[float, float, float]
     """Peak memory in bytes, tokens per second, perplexity: all finite."""
     constraints: dict[str, float]
-    """Feasible at or below zero; always the same keys in the same order, as Optuna's GP sampler
-    pairs them."""
+    """Feasible at or below zero. Always the same keys in the same order, because Optuna's GP
+    sampler pairs them by position."""
 
 
 class ObjectiveEncoder:
-    """Makes the observations of a study, one record after the other in the order of their results.
+    """Converts the records of a study, which must come in the order of their results.
 
-    What was not measured is told as the worst seen until then; a model that has learned nothing has
-    a perplexity of `vocab_size`.
+    What was not measured gets the worst value so far. Until there is one, speed is 1 token per
+    second and perplexity `vocab_size`, that of a model that has learned nothing.
     """
 
     def __init__(self, *, cap_bytes: int, vocab_size: int) -> None:
-        self._cap_bytes, self._vocab_size = cap_bytes, vocab_size
-        self._slowest: float | None = None
-        self._least_sure: float | None = None
+        self._cap_bytes = cap_bytes
+        self._vocab_size = vocab_size
+        self._worst_speed: float | None = None
+        self._worst_perplexity: float | None = None
 
     def to_optuna_values(self, record: TrialRecord) -> OptunaValues:
-        speed = _finite(record.tokens_per_second, 1.0 if self._slowest is None else self._slowest)
-        perplexity = _finite(
-            record.perplexity,
-            float(self._vocab_size) if self._least_sure is None else self._least_sure,
-        )
+        speed = record.tokens_per_second
+        if speed is None or not math.isfinite(speed):
+            speed = 1.0 if self._worst_speed is None else self._worst_speed
+        perplexity = record.perplexity
+        if perplexity is None or not math.isfinite(perplexity):
+            perplexity = self._worst_perplexity
+            if perplexity is None:
+                perplexity = float(self._vocab_size)
         needed_bytes = _needed_bytes(record, self._cap_bytes)
-        refused = record.outcome in ("out_of_memory", "predicted_over_cap")
-        memory = needed_bytes if refused else float(record.peak_memory_bytes or needed_bytes)
+        memory = needed_bytes
+        if record.outcome not in ("out_of_memory", "predicted_over_cap"):
+            memory = float(record.peak_memory_bytes or needed_bytes)
         trained = record.outcome in (
             "ok",
             "dominated",
@@ -54,31 +61,30 @@ class ObjectiveEncoder:
             "out_of_memory",
             "predicted_over_cap",
         )
-        self._take_down(record)
+        self._note_worst(record)
         constraints = {
             MEMORY_CONSTRAINT: needed_bytes / self._cap_bytes - 1,
             TRAINING_CONSTRAINT: 0.0 if trained else 1.0,
         }
         return OptunaValues(values=(memory, speed, perplexity), constraints=constraints)
 
-    def _take_down(self, record: TrialRecord) -> None:
-        if (speed := record.tokens_per_second) is not None and math.isfinite(speed):
-            self._slowest = speed if self._slowest is None else min(self._slowest, speed)
-        if (perplexity := record.perplexity) is not None and math.isfinite(perplexity):
-            self._least_sure = (
-                perplexity if self._least_sure is None else max(self._least_sure, perplexity)
-            )
+    def _note_worst(self, record: TrialRecord) -> None:
+        speed = record.tokens_per_second
+        if speed is not None and math.isfinite(speed):
+            worst = speed if self._worst_speed is None else self._worst_speed
+            self._worst_speed = min(worst, speed)
+        perplexity = record.perplexity
+        if perplexity is not None and math.isfinite(perplexity):
+            worst = perplexity if self._worst_perplexity is None else self._worst_perplexity
+            self._worst_perplexity = max(worst, perplexity)
 
 
 def _needed_bytes(record: TrialRecord, cap_bytes: int) -> float:
-    """Device memory the configuration needs: measured, or the least it can be after what was refused."""
+    """Return the device memory that the configuration needs, measured or at least."""
     if record.device_bytes is not None:
         return float(record.device_bytes)
     if record.outcome in ("out_of_memory", "predicted_over_cap"):
-        refused_at = (record.peak_memory_bytes or 0) + (record.requested_bytes or 0)
-        return _BEYOND * max(cap_bytes, refused_at, record.predicted_peak_memory_bytes or 0)
+        requested_in_all = (record.peak_memory_bytes or 0) + (record.requested_bytes or 0)
+        predicted = record.predicted_peak_memory_bytes or 0
+        return _MORE_THAN_REQUESTED * max(cap_bytes, requested_in_all, predicted)
     return float(cap_bytes)
-
-
-def _finite(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None or not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Surrogate model: a Gaussian process that predicts configurations not tried from the trials so far.
+"""Surrogate model: a Gaussian process that predicts untried configurations from the trials.
 
 The kernel is additive (Duvenaud, Nickisch and Rasmussen, "Additive Gaussian processes", NeurIPS
 2011), with a constant, one term for each technique and one for each pair of techniques:

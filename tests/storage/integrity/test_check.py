@@ -239,7 +239,7 @@ def work(file):
 def running_trial(file):
     """What is said of trial 5, which is running."""
     return [
-        line.partition(", and ")[2] for line in findings(file, faults=False) if "trial 5" in line
+        line.partition(", but ")[2] for line in findings(file, faults=False) if "trial 5" in line
     ]
 
 
@@ -261,7 +261,7 @@ def test_a_running_trial_whose_worker_has_ended_is_said(file, work):
 
 def test_a_running_trial_whose_lease_is_over_is_said(file):
     change(file, f"UPDATE autotune_attempts SET lease_until = lease_until - {LEASE_SECONDS + 60}")
-    assert running_trial(file) == ["its lease is over"]
+    assert running_trial(file) == ["its lease has expired"]
 
 
 def waiting(work):
@@ -284,7 +284,7 @@ def test_a_waiting_file_that_is_no_result_is_found_and_left_alone(file, work):
     waiting(work)
     broken = work / OUTBOX_FOLDER / f"{'c' * 32}.json"
     broken.write_text("{")
-    assert findings(file) == [f"study 'by-hand': {broken} is no whole result"]
+    assert findings(file) == [f"study 'by-hand': {broken} is not a complete result"]
     assert broken.exists()
 
 

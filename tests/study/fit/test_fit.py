@@ -1,4 +1,4 @@
-"""What may vary and its values, and the ladder of techniques: nothing here starts a process."""
+"""What may vary and its values, and the ablation_steps of techniques: nothing here starts a process."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 from autotune.errors import InvalidInput
 from autotune.spec.config import CHOICES, Circumstances, TrainingConfig, broken_rules
 from autotune.spec.workload import make_workload
-from autotune.study.fit.ablation import ladder
+from autotune.study.fit.ablation import ablation_steps
 from autotune.study.fit.fit import FitRequest
 from autotune.study.fit.varying import VARY, Varying
 
@@ -105,46 +105,48 @@ def test_the_width_of_a_model_from_a_file_does_not(llama):
         varying("width", llama)
 
 
-# -- the ladder ------------------------------------------------------------------------------------
+# -- the ablation_steps ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
 @pytest.mark.parametrize("micro_batch_size", [8, 2])
-def test_every_rung_is_legal(optimizer, micro_batch_size):
+def test_every_step_is_legal(optimizer, micro_batch_size):
     base = TrainingConfig(optimizer=optimizer, micro_batch_size=micro_batch_size)
-    for rung in ladder(base, accumulates=micro_batch_size != 8):
-        assert broken_rules(rung.config.to_dict(), Circumstances(global_batch=8)) == [], rung.name
+    for step in ablation_steps(base, accumulates=micro_batch_size != 8):
+        assert broken_rules(step.config.to_dict(), Circumstances(global_batch=8)) == [], step.name
 
 
 @pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
-def test_a_rung_changes_one_technique(optimizer):
+def test_a_step_changes_one_technique(optimizer):
     configs = [
-        rung.config.to_dict()
-        for rung in ladder(TrainingConfig(optimizer=optimizer), accumulates=False)
+        step.config.to_dict()
+        for step in ablation_steps(TrainingConfig(optimizer=optimizer), accumulates=False)
     ]
     for before, after in pairwise(configs):
         assert sum(before[field] != after[field] for field in before) == 1
 
 
 def test_accumulation_leaves_the_step_in_backward_out():
-    fusions = {rung.config.optimizer_fusion for rung in ladder(TrainingConfig(), accumulates=True)}
+    fusions = {
+        step.config.optimizer_fusion for step in ablation_steps(TrainingConfig(), accumulates=True)
+    }
     assert fusions == {"none"}
 
 
-# -- what is asked ---------------------------------------------------------------------------------
+# -- the request -----------------------------------------------------------------------------------
 
 
-def rungs(**configuration):
+def steps_of(**configuration):
     request = FitRequest(cap_bytes=2**30, device="cpu", configuration=configuration)
-    return request.rungs(request.varying("cpu"))
+    return request.steps(request.varying("cpu"))
 
 
 def test_the_ladder_begins_with_the_optimizer_and_the_micro_batch_that_are_given():
-    first, *others = rungs(optimizer="sgd", micro_batch_size=4)
+    first, *others = steps_of(optimizer="sgd", micro_batch_size=4)
     assert others
     assert (first.config.optimizer, first.config.micro_batch_size) == ("sgd", 4)
 
 
 def test_any_other_technique_asks_for_one_configuration():
-    (only,) = rungs(checkpointing="block", optimizer="sgd")
+    (only,) = steps_of(checkpointing="block", optimizer="sgd")
     assert (only.config.checkpointing, only.config.optimizer) == ("block", "sgd")
