@@ -1,4 +1,4 @@
-"""What each technique buys: alone, on top of the others, and over all pairs, from records made by hand."""
+"""Ablation over hand-made records: each technique alone, on top of others, and over all pairs."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def rungs(trials=None, *, pick=3, peaks=None):
     return {(rung.technique, rung.value): rung for rung in found}
 
 
-def test_there_is_a_rung_for_every_value_that_was_tried_and_is_not_the_baselines():
+def test_there_is_a_step_for_every_value_that_was_tried_and_is_not_the_baselines():
     assert list(rungs()) == [("precision", "bf16-mixed"), ("checkpointing", "block")]
 
 

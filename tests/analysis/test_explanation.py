@@ -1,4 +1,4 @@
-"""Sentences over predictions and records made by hand, with the sizes of the model of the `peak_memory` table."""
+"""Explanations of hand-made predictions, with the sizes of the model of the `peak_memory` table."""
 
 from dataclasses import replace
 
@@ -169,8 +169,8 @@ def test_a_peak_before_gradients_says_so_with_place_and_sizes():
 def test_a_peak_at_the_end_says_how_many_gradients_there_are():
     said = sentences(WITH_GRADIENTS, CHECKPOINTED)
     assert (
-        "at the end of backward, where mul allocates in feed_forward of block 0: 97 % of all gradients exist"
-        in said
+        "at the end of backward, where mul allocates in feed_forward of block 0: 97 % of all "
+        "gradients exist" in said
     )
 
 
@@ -193,7 +193,7 @@ def test_a_compiled_model_is_one_program_and_names_its_kernel():
     assert "each freed" not in said
 
 
-def test_the_measured_peak_stands_beside_the_predicted():
+def test_the_measured_peak_is_compared_with_the_predicted():
     assert "Measured: 21.00 GiB; the prediction is +0.0 % off." in sentences(
         BEFORE_GRADIENTS, PLAIN, measured_bytes=21 * GIB
     )
@@ -226,7 +226,7 @@ def test_what_saves_comes_first_with_its_size_and_the_peak_it_leads_to():
     ]
 
 
-def test_what_it_costs_is_said_where_trials_measured_it():
+def test_the_cost_is_given_where_trials_measured_it():
     mine = record(3, config=PLAIN, speed=1000.0, perplexity=20.0)
     other = record(7, config=CHECKPOINTED, memory=12 * GIB, speed=760.0, perplexity=20.01)
     (found,) = explanation(
@@ -247,7 +247,7 @@ def test_a_trial_that_did_not_fit_is_told_the_speed_of_the_one_that_did():
     assert found.cost == "measured in #7: 12.00 GiB, 760 tokens/s, perplexity 20.00"
 
 
-def test_no_cost_is_said_where_nothing_was_measured():
+def test_no_cost_is_given_where_nothing_was_measured():
     failed = record(7, config=CHECKPOINTED, outcome="crashed")
     assert explanation(explained(records=[failed]), [CHECKPOINTING]).alternatives[0].cost == ""
 
@@ -263,8 +263,9 @@ def test_fusion_saves_nothing_before_any_gradient_exists_and_with_checkpointing_
         technique="optimizer_fusion",
     )
     assert said == (
-        "optimizer-fusion backward saves nothing here: the peak is at the start of backward, 15.00 GiB of activations, "
-        "before any gradient exists; with checkpointing block it would save 5.16 GiB more (7.04 GiB for 12.20 GiB)"
+        "optimizer-fusion backward saves nothing here: the peak is at the start of backward, 15.00 "
+        "GiB of activations, before any gradient exists; with checkpointing block it would save "
+        "5.16 GiB more (7.04 GiB for 12.20 GiB)"
     )
 
 
@@ -346,7 +347,7 @@ def test_an_equal_plan_of_the_compiler_is_the_reason():
     )
 
 
-def test_what_is_not_possible_is_said_with_its_reason():
+def test_what_is_not_possible_is_given_with_its_reason():
     said = no_help(
         explained(),
         [],
@@ -356,7 +357,7 @@ def test_what_is_not_possible_is_said_with_its_reason():
     assert said == "it needs torch.compile"
 
 
-def test_what_could_not_be_predicted_is_said():
+def test_what_could_not_be_predicted_is_reported():
     refused = variant("compile", "model", COMPILED, refusal="there is no fake form")
     said = no_help(explained(), [refused], technique="compile")
     assert said == "compile model could not be predicted: there is no fake form"
@@ -392,7 +393,7 @@ def test_a_pair_that_helps_is_listed_by_itself():
     )
 
 
-def test_a_pair_that_does_not_help_is_said_and_not_listed():
+def test_a_pair_that_does_not_help_is_mentioned_and_not_listed():
     useless = replace(
         FUSION_WITH_CHECKPOINTING, together_peak_bytes=WITH_GRADIENTS.peak_memory_bytes
     )

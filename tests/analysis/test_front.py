@@ -28,7 +28,7 @@ def records(objectives):
 
 
 def dominates(one, other, tolerance=TOLERANCE):
-    """As the design says it: worse on no objective by more than its tolerance, better on one by more than it."""
+    """Worse on no objective by more than its tolerance, and better on one by more than it."""
     worse = (
         one[0] > other[0]
         or one[1] < other[1] * (1 - tolerance.speed)
@@ -77,7 +77,7 @@ def test_more_memory_for_a_better_perplexity_is_on_it():
     assert front((1, 1000.0, 10.0), (2, 1000.0, 9.0)) == {0, 1}
 
 
-def test_more_memory_for_a_gain_within_the_noise_is_not_on_it():
+def test_more_memory_for_an_improvement_within_the_noise_is_not_on_it():
     assert front((100, 1000.0, 10.0), (101, 1029.0, 9.96)) == {0}
 
 
@@ -85,7 +85,7 @@ def test_one_byte_is_a_difference():
     assert front((2**33, 1000.0, 10.0), (2**33 + 1, 1000.0, 10.0)) == {0}
 
 
-def test_without_tolerances_the_smallest_gain_counts():
+def test_without_tolerances_the_smallest_improvement_counts():
     assert front(
         (100, 1000.0, 10.0), (101, 1000.1, 10.0), tolerance=Tolerance(speed=0, perplexity=0)
     ) == {0, 1}
@@ -130,7 +130,7 @@ def test_a_trial_without_numbers_does_not_disturb_the_front():
 
 @pytest.mark.parametrize("share", [-0.01, 1, 1.5, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["speed", "perplexity"])
-def test_an_impossible_tolerance_is_refused_by_name(name, share):
+def test_an_invalid_tolerance_is_rejected_by_name(name, share):
     with pytest.raises(InvalidInput, match=f"invalid {name} tolerance: {share}"):
         Tolerance(**{name: share})
 

@@ -23,7 +23,7 @@ OTHER = TrainingConfig(checkpointing="sqrt")
 
 
 def found(trial, *others, baseline_speed=1000.0):
-    """What matches `trial`, the one trial beside its baseline."""
+    """Return the match of `trial`, the one trial next to its baseline."""
     other = study(*others, name="other", baseline_speed=baseline_speed)
     return find_matches(study(trial), other, tolerance=Tolerance())[1].found
 
@@ -90,7 +90,7 @@ def test_a_trial_is_not_matched_by_itself_where_something_beats_it():
 
 
 def test_what_the_other_study_has_measured_too_is_compared_as_it_ran_there():
-    """Here the row ran at 1000, there at 500, and something else at 600: faster, whatever the runs were like."""
+    """Here the row ran at 1000, there at 500, and something else at 600, which is faster."""
     there = record(1, memory=100 * MIB, speed=500.0, perplexity=10.0, config=BLOCK)
     faster = record(2, memory=100 * MIB, speed=600.0, perplexity=10.0, config=OTHER)
     match = find_matches(study(ROW), study(there, faster, name="other"), tolerance=Tolerance())[1]
@@ -113,7 +113,7 @@ def test_a_trial_that_was_not_measured_has_no_match():
     ] == [0]
 
 
-def test_other_workloads_are_refused():
+def test_other_workloads_are_rejected():
     other = study(ROW, name="other")
     deeper = dataclasses.replace(other, workload=dataclasses.replace(other.workload, layers=99))
     with pytest.raises(InvalidInput, match="workloads differ"):
@@ -140,7 +140,7 @@ def test_one_measurement_that_was_disturbed_does_not_decide_how_fast_a_run_was()
     assert (match.found.config, match.speed) == (OTHER, 1.0)
 
 
-def test_studies_with_nothing_in_common_are_refused():
+def test_studies_with_nothing_in_common_are_rejected():
     with pytest.raises(InvalidInput, match="'lonely'"):
         find_matches(
             study(ROW),

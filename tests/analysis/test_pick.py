@@ -30,7 +30,7 @@ def test_a_preference_has_its_pick(prefer, number):
     assert pick(prefer=prefer).number == number
 
 
-def test_the_fastest_is_preferred_unless_said_otherwise():
+def test_the_fastest_is_preferred_by_default():
     assert pick() == pick(prefer="fastest")
 
 
@@ -91,12 +91,12 @@ def test_a_spread_larger_than_the_allowance_takes_its_place():
 
 
 @pytest.mark.parametrize("share", [-0.01, 100, float("nan"), float("inf")])
-def test_an_impossible_allowance_is_refused(share):
-    with pytest.raises(InvalidInput, match=f"increase of {share}"):
+def test_an_invalid_perplexity_increase_is_rejected(share):
+    with pytest.raises(InvalidInput, match=f"invalid perplexity increase: {share}"):
         Preferences(max_perplexity_increase=share)
 
 
-def test_an_unknown_preference_is_refused_with_those_there_are():
+def test_an_invalid_preference_is_rejected_with_a_list_of_the_valid_ones():
     with pytest.raises(InvalidInput, match="'cheapest'") as refused:
         Preferences(prefer="cheapest")
     assert all(prefer in refused.value.hint for prefer in PREFERENCES)
@@ -130,7 +130,8 @@ def test_savings_are_counted_against_the_baseline():
     one = record(1, memory=50 * MIB, speed=1200.0, perplexity=10.1)
     baseline = record(0, memory=200 * MIB, speed=1000.0, perplexity=10.0)
     assert savings(one, baseline) == (
-        "; against the baseline: 75 % less memory (50.00 MiB for 200.0 MiB), 1.20x the speed, perplexity +1.00 %"
+        "; against the baseline: 75 % less memory (50.00 MiB for 200.0 MiB), 1.20x the speed, "
+        "perplexity +1.00 %"
     )
 
 

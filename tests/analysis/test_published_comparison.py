@@ -43,7 +43,7 @@ def test_savings_are_relative_to_the_control_of_the_same_table():
     assert (rows()["fused"].saved, rows()["fused"].published_saved) == pytest.approx((0.6, 0.75))
 
 
-def test_the_difference_of_savings_is_own_less_published():
+def test_the_difference_of_savings_is_the_users_less_the_published():
     assert rows()["fused"].saved_difference == pytest.approx(-0.15)
 
 
@@ -182,6 +182,6 @@ def test_peaks_compare_where_model_and_batch_are_those_of_the_table(scale, chang
     assert is_of_published_size(space, make_workload("cuda", space.workload, changes)) == is_same
 
 
-def test_a_space_without_a_table_is_refused():
+def test_a_space_without_a_table_is_rejected():
     with pytest.raises(InvalidInput, match="'quick'"):
         reference_of(load_space("quick"), what="study 'x'")

@@ -1,4 +1,4 @@
-"""The known case: with dropout, a memory budget below 1 gets the gradients silently wrong (pytorch issue 190758)."""
+"""With dropout, a memory budget below 1 computes wrong gradients (PyTorch issue 190758)."""
 
 import json
 
@@ -54,7 +54,7 @@ def compiled(**choices):
 
 
 @pytest.mark.slow
-def test_a_memory_budget_below_1_with_dropout_is_refused_for_its_gradients(judge):
+def test_a_memory_budget_below_1_with_dropout_fails_the_parity_check(judge):
     verdict = judge(compiled(memory_budget=0.0))
     assert verdict.kind == "failed"
     assert (

@@ -1,4 +1,4 @@
-"""A search that is killed at each durable step, by name, and continued: nothing lost, changed or counted twice.
+"""A search killed at each failpoint and resumed: nothing is lost, changed or counted twice.
 
 `studies/reliability/crash_points.py` does the same at more visits and on PostgreSQL.
 """
@@ -16,7 +16,7 @@ STUDY = Path(__file__).parents[2] / "studies" / "reliability"
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """The study's script; one search is run here first, so that what is forked from here has all that it needs."""
+    """The study's script; a search is run first, so that forks have all that they need."""
     sys.path.insert(0, str(STUDY))
     try:
         found = importlib.import_module("crash_points")

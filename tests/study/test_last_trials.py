@@ -18,7 +18,7 @@ WANTED = 5
 
 @pytest.fixture
 def session(tmp_path):
-    """A worker at a study of one result, whom another one leaves no trial as soon as it begins to choose."""
+    """A worker for whom another one leaves no trial as soon as it begins to choose."""
     looks = []
     with ExitStack() as stack:
         store = stack.enter_context(open_store(f"sqlite:///{tmp_path}/autotune.db"))

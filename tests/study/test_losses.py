@@ -1,4 +1,4 @@
-"""A trial whose process is killed from outside: tried again, and never held against its configuration."""
+"""A trial whose process is killed from outside is retried, and its configuration has not failed."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
 
 
 class Killer:
-    """Kills the process of a trial from outside, the first `times` that it runs; as a listener it sees all events."""
+    """Kills the process of a trial the first `times` that it runs; a listener of all events."""
 
     def __init__(self, number: int, *, times: int) -> None:
         self.number, self.left = number, times
@@ -97,7 +97,7 @@ def test_a_trial_that_was_killed_from_outside_is_tried_again(once):
     assert result.trial(1).is_finished
 
 
-def test_the_loss_is_said_with_what_it_was_lost_to(once):
+def test_a_failed_attempt_is_reported_with_its_cause(once):
     _, killer = once
     [lost] = killer.of(AttemptLost)
     assert (lost.number, lost.attempts_left, "SIGKILL" in lost.cause) == (1, MOST_RETRIES, True)
@@ -161,7 +161,8 @@ def test_a_trial_at_which_too_many_workers_died_comes_last(folder):
 def test_who_joins_a_study_removes_what_a_killed_search_had_prepared(always, folder):
     work = folder / "studies" / "work" / "autotune"
     dies = "import os, sys, pathlib; from autotune.study.staging import StagingFolder as One\n"
-    dies += "one = One(pathlib.Path(sys.argv[1])); one.folder.mkdir(); print(one.folder, flush=True); os._exit(1)"
+    dies += "one = One(pathlib.Path(sys.argv[1])); one.folder.mkdir(); "
+    dies += "print(one.folder, flush=True); os._exit(1)"
     died = subprocess.run(
         [sys.executable, "-c", dies, str(work)], stdout=subprocess.PIPE, text=True, check=False
     )

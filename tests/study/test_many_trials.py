@@ -1,4 +1,4 @@
-"""What grows with the trials of a study, counted: thousands of trials cost no more of it than hundreds."""
+"""Costs that grow with the trials of a study, counted: thousands cost no more than hundreds."""
 
 import sys
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_scales_are_found_once_a_choice_however_many_configurations_are_looked_a
     )  # two sets of fields that differ, where a batch happens to miss a value
 
 
-def test_nothing_is_left_only_after_all_of_the_space_was_looked_at(study, made, monkeypatch):
+def test_nothing_is_chosen_only_after_the_whole_space_was_scored(study, made, monkeypatch):
     looked_at = []
 
     def no_gain(knowledge, candidates):
@@ -107,7 +107,7 @@ def test_nothing_is_left_only_after_all_of_the_space_was_looked_at(study, made, 
     }
 
 
-def test_what_is_near_the_front_is_seen_however_long_ago_it_was_tried(made):
+def test_trials_near_the_front_are_selected_however_old(made):
     configs = [record.config for record in made.records]
     near = frozenset(config.fingerprint for config in configs[:20])
     assert {*range(20)} <= {*TrainingSubset(near=near).places(configs)}
@@ -118,7 +118,7 @@ def test_the_latest_trials_are_seen(made):
     assert {*range(TRIALS - MOST_LATEST, TRIALS)} <= {*places}
 
 
-def test_what_is_seen_stands_once_and_is_bounded(made):
+def test_selected_trials_are_distinct_and_bounded(made):
     configs = [record.config for record in made.records]
     near = frozenset(config.fingerprint for config in configs[:: TRIALS // (2 * MOST_NEAR)])
     places = TrainingSubset(near=near).places(configs)
@@ -156,7 +156,7 @@ def test_a_large_study_is_shown_a_line_a_trial(result, tmp_path):
     assert numbers == [str(number) for number in range(TRIALS)]
 
 
-def test_a_study_is_held_against_itself_without_comparing_every_pair_in_turn(result, monkeypatch):
+def test_a_study_is_compared_with_itself_without_a_loop_over_all_pairs(result, monkeypatch):
     looked_at = []
     found = TrialIndex.no_worse
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""How the parity gate comes to its verdict; the traces are given, so that each case is one it must tell apart."""
+"""Verdicts of the parity gate, for given traces."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ BUDGET = TrainingConfig(compile="model", memory_budget=0.5, micro_batch_size=4)
 
 
 class Traces:
-    """A tracer that answers from a table and remembers what it was asked."""
+    """A tracer that answers from a table and records its calls."""
 
     def __init__(self, otherwise=SAME):
         self.otherwise, self.answers, self.asked = otherwise, {}, []
@@ -57,7 +57,7 @@ def test_one_plain_training_serves_a_whole_class(gate):
     assert traces.asked == [(plain_form(BUDGET, micro_batch_size=1), True)]
 
 
-def test_a_plain_training_is_kept_for_the_next_run_of_the_study(gate):
+def test_a_plain_training_is_stored_for_the_next_run_of_the_study(gate):
     gate(Traces(SAME)).judge(BUDGET)
     again = Traces("must not be asked")
     assert gate(again).judge(BUDGET).reference == SAME
@@ -106,7 +106,7 @@ def test_a_plain_training_that_does_not_fit_is_checkpointed(gate):
     assert verdict.kind == "compare"
 
 
-def test_where_there_is_nothing_to_compare_with_that_is_said(gate):
+def test_a_missing_reference_is_reported(gate):
     verdict = gate(Traces("out of memory")).judge(BUDGET)
     assert (verdict.kind, verdict.message) == (
         "not compared",
@@ -114,13 +114,13 @@ def test_where_there_is_nothing_to_compare_with_that_is_said(gate):
     )
 
 
-def test_a_kept_trace_is_readable_json(gate, tmp_path):
+def test_a_stored_trace_is_readable_json(gate, tmp_path):
     gate(Traces(SAME)).judge(BUDGET)
     (file,) = (tmp_path / "parity").iterdir()
     assert json.loads(file.read_text())["losses"] == [5.5, 5.4, 5.3]
 
 
-def test_a_budget_is_held_against_the_same_code_without_it_more_strictly_than_against_a_plain_training(
+def test_a_budget_is_compared_more_strictly_with_the_same_code_without_it(
     gate,
 ):
     allowed = TOLERANCES["fp32"].gradient
@@ -139,7 +139,7 @@ def test_a_budget_is_held_against_the_same_code_without_it_more_strictly_than_ag
     ("factor", "alike"), [(0.75, True), (1.36, True), (0.5, False), (4.0, False)]
 )
 def test_two_micro_batches_train_alike_where_their_gradients_are_of_one_size(factor, alike, gate):
-    """A loss that is not divided by the number of micro batches makes them larger by that factor."""
+    """Gradients are larger by the number of micro batches if the loss is not divided by it."""
     config, other = (TrainingConfig(micro_batch_size=size) for size in (4, 2))
     norms = {"block 0": 3.0, "rest": 4.0}
     scaled = {"block 0": 0.0, "rest": 5.0 * factor}  # of all blocks together

@@ -1,4 +1,4 @@
-"""Predictions in a real search: what is surely over the cap is not trained, and one program is not run twice."""
+"""Predictions in a real search: what is surely over the cap, or the same program, is not run."""
 
 import json
 import os
@@ -121,7 +121,7 @@ def test_optuna_hears_of_a_prediction_over_the_cap(folder, result):
     assert told[of(result, "none").number].constraints["device_memory"] > 0
 
 
-def test_show_has_predicted_beside_measured_and_their_ratio(result, capsys):
+def test_show_has_predicted_and_measured_peak_and_their_ratio(result, capsys):
     from autotune.cli.show import show
 
     show("foreseen")

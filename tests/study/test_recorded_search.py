@@ -1,4 +1,4 @@
-"""Whole searches over the recorded table of `studies/search_efficiency/`: the real study code, no training."""
+"""Searches over the recorded table of `studies/search_efficiency/`: real code, no training."""
 
 import argparse
 import collections
@@ -94,7 +94,7 @@ def test_every_sampler_of_optunas_searches_it(replay, sampler):
     assert found["trials"] == 14
 
 
-# -- a hand-made table of one training, and its rivals ---------------------------------------------
+# -- a hand-made table of one training, and better trials ------------------------------------------
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_noise_that_ends_a_dominated_training_is_not_wrong(replay, one_training)
         {"faster": 2.0, "peak_memory_bytes": 1001},
     ],
 )
-def test_counters_of_a_training_that_no_rival_ends_stay_at_zero(replay, one_training, rival):
+def test_counters_of_a_training_that_no_other_trial_ends_stay_at_zero(replay, one_training, rival):
     assert counters(replay, one_training(), **rival) == (0, 0)
 
 
@@ -326,6 +326,6 @@ def test_what_was_measured_again_takes_its_old_lines(record):
 
 
 @pytest.mark.parametrize("text", ["bf16-true", "precision=", "=bf16-true", "precisions=bf16-true"])
-def test_what_names_no_field_and_value_is_refused(record, text):
+def test_text_without_a_field_and_a_value_is_rejected(record, text):
     with pytest.raises(argparse.ArgumentTypeError, match="Give FIELD=VALUE"):
         record.Only.read(text)

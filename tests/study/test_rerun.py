@@ -1,4 +1,4 @@
-"""The command a report gives for a trial, run by a shell: the same configuration, workload and peak, to the byte."""
+"""A report's command for a trial, run by a shell: the same configuration, workload and peak."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A search that is killed and continued goes on as if nothing had been: the same suggestions in the same order.
+"""A search that is killed and resumed makes the same suggestions in the same order.
 
 `studies/reliability/resume.py` does the same for every trial and every sampler.
 """

@@ -1,4 +1,4 @@
-"""Results of an earlier study in a new one, with real trainings: what is trained, told, counted and said."""
+"""Reuse of results with real trainings: what is trained, told, counted and reported."""
 
 import os
 from pathlib import Path
@@ -56,7 +56,7 @@ def events():
 
 @pytest.fixture(scope="module")
 def second(first, events):
-    """Another of a wider space under another cap; one trial is asked for."""
+    """Another study of a wider space under another cap, with one trial."""
     return autotune.search(
         name="second",
         space="wider.toml",
@@ -72,7 +72,7 @@ def test_what_an_earlier_study_measured_is_not_trained_again(second, events):
     assert ([trial.number for trial in second.trials], began) == ([0, 1, 2], [2])
 
 
-def test_a_trial_that_was_taken_over_has_what_was_measured_and_says_where(first, second):
+def test_a_reused_trial_has_what_was_measured_and_its_source(first, second):
     for ours in second.trials[:2]:
         theirs = next(trial for trial in first.trials if trial.config == ours.config)
         assert ours.reused_from == f"trial {theirs.number} of study 'first'"
@@ -85,20 +85,20 @@ def test_a_trial_that_was_taken_over_has_what_was_measured_and_says_where(first,
         assert (ours.feasible, ours.seconds) == (True, None)
 
 
-def test_a_trial_that_was_taken_over_stands_for_its_numerics_class(second):
+def test_a_reused_trial_is_the_representative_of_its_numerics_class(second):
     assert (second.trials[2].reused_from, second.trials[2].perplexity_source) == (
         None,
         "shared with trial 0",
     )
 
 
-def test_optuna_hears_of_what_was_taken_over(second):
+def test_optuna_is_told_of_reused_results(second):
     loaded = autotune.optuna_study("second")
     told = [trial.user_attrs["autotune_number"] for trial in loaded.get_trials(deepcopy=False)]
     assert sorted(told) == [0, 1, 2]
 
 
-def test_the_search_says_in_a_line_what_it_took_over(second, events):
+def test_the_search_reports_in_a_line_what_it_reuses(second, events):
     (opened,) = [event for event in events if isinstance(event, StudyOpened)]
     line = reused_line(opened.reused)
     assert (opened.is_new, line) == (
@@ -114,7 +114,7 @@ def test_show_says_of_each_trial_where_it_was_measured(second, capsys, monkeypat
     assert all(f"trial {number} of study 'first'" in printed for number in (0, 1))
 
 
-def test_trials_asked_for_again_are_those_beside_what_was_taken_over(second):
+def test_the_number_of_trials_does_not_count_the_reused_ones(second):
     again = autotune.search(name="second", trials=2)
     assert [trial.reused_from is None for trial in again.trials] == [False, False, True, True]
 

@@ -1,4 +1,4 @@
-"""What a new study takes over from earlier ones: studies made by hand, decided without a device."""
+"""What a new study reuses from earlier ones: studies made by hand, without a device."""
 
 import sqlite3
 from contextlib import closing
@@ -107,14 +107,14 @@ def test_what_computes_no_training_does_so_under_any_cap(outcome):
 @pytest.mark.parametrize(
     "outcome", ["dominated", "predicted_over_cap", "crashed", "timeout", "interrupted"]
 )
-def test_what_was_not_measured_to_its_end_is_not_taken_over(outcome):
+def test_an_incomplete_measurement_is_not_reused(outcome):
     assert outcome_at(64, record(1, config=HALF, outcome=outcome)) is None
 
 
 # -- the baseline ----------------------------------------------------------------------------------
 
 
-def test_a_baseline_over_the_cap_is_taken_over_with_its_speed():
+def test_a_baseline_over_the_cap_is_reused_with_its_speed():
     found = record(0, config=BASELINE, memory=90 * MIB, outcome="over_cap")
     assert outcome_at(50, found) == outcome_at(50, found, on=cuda) == "over_cap"
 
@@ -182,7 +182,7 @@ def test_of_two_gpus_of_one_name_the_smaller_is_another():
     ) == (True, False)
 
 
-def test_nothing_is_taken_over_of_a_script_whose_files_nobody_knows(tmp_path):
+def test_nothing_is_reused_of_a_script_whose_files_nobody_knows(tmp_path):
     (tmp_path / "train.py").touch()
     settings = {"steps": 24, "script": str(tmp_path / "train.py"), "model_sha256": "a" * 64}
     script = make_workload("cpu", settings)
@@ -210,7 +210,7 @@ def test_a_result_is_taken_from_the_study_that_measured_it():
     assert [one.reused_from for one in taken(study(copied), older)] == ["trial 4 of study 'older'"]
 
 
-def test_what_the_new_space_cannot_try_is_left_where_it_is():
+def test_what_the_new_space_cannot_try_is_not_reused():
     illegal = replace(HALF, optimizer="sgd")
     new = definition(
         "new", space=SearchSpace(name="named", techniques={}, configurations=({"name": "only"},))
@@ -233,7 +233,7 @@ def test_the_baseline_and_named_configurations_come_first_under_their_names_here
     ]
 
 
-def test_what_is_taken_over_took_no_time():
+def test_a_reused_result_took_no_time():
     (found,) = taken(
         study(record(0, config=BASELINE, seconds=9.0, seconds_by_part={"training": 8.0}))
     )
@@ -261,7 +261,7 @@ def test_a_perplexity_shared_with_a_trial_that_stays_behind_names_its_study():
     assert found.perplexity_source == "shared with trial 7 of study 'earlier'"
 
 
-def test_a_perplexity_shared_with_a_trial_that_was_taken_over_itself_names_the_study_that_trained_it():
+def test_a_perplexity_shared_with_a_reused_trial_names_the_study_that_trained_it():
     copied = record(7, config=HALF, reused_from="trial 2 of study 'first'", **WHOLE)
     first = study(record(2, config=HALF, **WHOLE), name="first")
     both = study(copied, shared_with("trial 7"))
@@ -277,7 +277,7 @@ def test_full_trainings_take_over_no_shared_perplexity():
 
 
 @pytest.mark.parametrize(("seeds", "count"), [(1, 2), (3, 2), (4, 0)])
-def test_a_perplexity_of_fewer_seeds_than_asked_for_is_measured_again(seeds, count):
+def test_a_perplexity_of_fewer_seeds_than_requested_is_measured_again(seeds, count):
     trained = record(7, config=HALF, perplexity_source="measured, mean of 3 seeds", parity="same")
     assert len(taken(study(trained, shared_with("trial 7")), perplexity_seeds=seeds)) == count
 
@@ -303,7 +303,7 @@ def url(tmp_path):
     return url
 
 
-def test_a_study_is_kept_with_all_that_was_taken_over(url):
+def test_a_study_is_stored_with_everything_it_reuses(url):
     with open_store(url) as store:
         found = reuse(store, NEW, NOTHING_SAID)
         store.create_study(NEW, trials_wanted=5, records=found.records, forecasts=found.forecasts)
@@ -326,7 +326,7 @@ def test_a_study_is_kept_with_all_that_was_taken_over(url):
     ],
     ids=["nothing said", "fresh", "no predictions", "an allocation history of each"],
 )
-def test_what_is_asked_for_decides_what_is_taken_over(said, records, forecasts, url):
+def test_the_request_decides_what_is_reused(said, records, forecasts, url):
     with open_store(url) as store:
         found = reuse(store, NEW, SearchRequest(**said))
     assert (len(found.records), len(found.forecasts)) == (records, forecasts)

@@ -10,7 +10,7 @@ from autotune.spec.workload import make_workload
 from autotune.study.resume import check_same_model
 
 
-def test_a_changed_file_is_refused_and_the_old_content_let_through(tmp_path):
+def test_a_changed_file_is_rejected_and_the_old_content_accepted(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def make(): ...\n")
     workload = make_workload("cpu", {"model": f"{file}:make", "model_sha256": sha256_of(file)})

@@ -1,4 +1,4 @@
-"""Which trial answers for a configuration that compiles to the same program; predictions written by hand."""
+"""Which trial has the same compiled program as a configuration; predictions made by hand."""
 
 from dataclasses import replace
 
@@ -73,7 +73,7 @@ def test_the_same_plan_with_another_optimizer_is_another_program(tmp_path):
     assert same(tmp_path, compiled(0.8, optimizer="sgd"), known=compiled(0.9)) is None
 
 
-def test_a_trial_without_a_result_answers_for_nothing(tmp_path):
+def test_a_trial_without_a_result_is_not_the_same_program(tmp_path):
     assert same(tmp_path, compiled(0.8), known=compiled(0.9), outcome="interrupted") is None
 
 
@@ -92,7 +92,7 @@ def test_predictions_are_read_again_by_the_next_search(tmp_path):
         store.close()
 
 
-def test_only_what_even_at_its_least_exceeds_the_limit_is_refused(tmp_path):
+def test_only_a_lower_bound_over_the_limit_skips_a_training(tmp_path):
     prediction_cache, store = foresight_in(tmp_path)
     try:
         limits = (38 * MIB, 39 * MIB, 40 * MIB)

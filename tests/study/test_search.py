@@ -1,4 +1,4 @@
-"""The main job with real trainings: a small study from start to end, stopped, killed and continued."""
+"""A small study with real trainings from start to end, stopped, killed and resumed."""
 
 import json
 import os
@@ -225,7 +225,7 @@ def test_a_missing_dataset_leaves_no_study_behind(folder):
     )
 
 
-def test_a_device_that_is_not_there_is_refused_by_name(folder):
+def test_a_missing_device_is_rejected_by_name(folder):
     with pytest.raises(InvalidInput, match="cuda:77"):
         autotune.search(name="nodevice", space="tiny.toml", device="cuda:77")
 
@@ -275,7 +275,7 @@ def test_nothing_waits_in_the_work_folder_after_a_search(result):
 
 
 @pytest.mark.parametrize("cap", [0, -1, 8, 8e9, True])
-def test_a_cap_that_is_no_size_is_refused_from_python_too(cap, folder):
+def test_an_invalid_cap_is_rejected_from_python_too(cap, folder):
     with pytest.raises(InvalidInput, match="cap"):
         autotune.search(name="nocap", space="tiny.toml", max_mem=cap)
 
@@ -386,7 +386,7 @@ def test_a_second_search_of_a_running_study_joins_it(folder):
     assert attempt_states("shared") == {"finished": TRIALS}
 
 
-def test_an_allocation_history_is_refused_where_there_is_no_cuda_allocator(folder):
+def test_an_allocation_history_is_rejected_without_a_cuda_allocator(folder):
     ended = subprocess.run(
         command(
             "search",

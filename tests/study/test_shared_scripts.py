@@ -1,4 +1,4 @@
-"""A script's perplexity is shared, too: the noise of its own evaluation decides nothing between equal trainings."""
+"""A script's perplexity is shared, too: noise of its evaluation decides nothing."""
 
 import math
 import os
@@ -27,7 +27,8 @@ for step in range(1, 100):
     optimizer.step()
     optimizer.zero_grad()
     evaluated = 3.0 + 0.1 * micro_batch  # a small batch seems to do better
-    autotune.report(tokens=TOKENS, loss=loss.item(), evaluation_loss=evaluated if step % 12 == 0 else None)
+    evaluation_loss = evaluated if step % 12 == 0 else None
+    autotune.report(tokens=TOKENS, loss=loss.item(), evaluation_loss=evaluation_loss)
 """
 SPACE = """
 [techniques]
@@ -37,7 +38,7 @@ micro_batch_size = [4, 2, 1]
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
-    """searched(name) is the result of a search over the micro batches of a script that accumulates, as its trials."""
+    """searched(name) returns the trials of a search over a script's micro batches."""
     before = os.getcwd()
     os.chdir(tmp_path_factory.mktemp("scripts"))
 

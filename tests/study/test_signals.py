@@ -1,4 +1,4 @@
-"""A search that is told to stop ends, wherever it is: nothing of it runs on, and what it was at is free for the next.
+"""A search that is told to stop ends: nothing of it runs on, and its trial is released.
 
 Its processes are real, with a stand-in for the training. How the command ends, `test_search.py`
 tests; how long it takes, `studies/reliability/signals.py` measures.
@@ -30,7 +30,7 @@ STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
 
 
 class Search:
-    """A search that is asked to stop as soon as it says that `until`."""
+    """A search that is told to stop at the event `until`."""
 
     def __init__(self, folder, store, *, until):
         self.folder, self.store, self._until = folder, store, until
@@ -95,7 +95,7 @@ class Search:
 
 @pytest.fixture
 def begin(tmp_path, monkeypatch):
-    """begin(until=TrialBegan) is a search that stops there, whose trials would take minutes until `gate` is there."""
+    """begin(until=TrialBegan) is a search that stops there; its trials wait for `gate`."""
     monkeypatch.setenv("STAND_IN_GATE", str(tmp_path / "gate"))
     url = f"sqlite:///{tmp_path}/autotune.db"
     with closing(StudyStore(url, create=True, busy_timeout_seconds=0.05)) as store:

@@ -1,9 +1,9 @@
-"""Prepared files that wait for their study: removed when nobody is left to take them, and not before."""
+"""Staging directories are removed once their process has ended, and not before."""
 
 from autotune.study.staging import StagingFolder, sweep
 
 
-def test_what_a_living_search_prepares_is_left_alone(tmp_path):
+def test_the_staging_directory_of_a_running_search_is_not_removed(tmp_path):
     waiting = StagingFolder(tmp_path)
     waiting.folder.mkdir()
     sweep(tmp_path)

@@ -1,4 +1,4 @@
-"""The folder beside a database, for logs, prepared files and compiler caches."""
+"""The folder next to a database, for logs, prepared files and compiler caches."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def refused_once_the_trial_server_began(storage):
         raise InvalidInput("it cannot be done as asked")
 
 
-def test_what_is_refused_leaves_no_folder(tmp_path):
+def test_a_rejected_request_leaves_no_folder(tmp_path):
     with pytest.raises(InvalidInput):
         refused_once_the_trial_server_began(f"sqlite:///{tmp_path}/new/autotune.db")
     assert list(tmp_path.iterdir()) == []

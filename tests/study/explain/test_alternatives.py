@@ -1,4 +1,4 @@
-"""Which configurations are predicted beside the one that is explained."""
+"""Which configurations are predicted in addition to the explained one."""
 
 from dataclasses import replace
 
@@ -154,7 +154,7 @@ def pairs(variants, config=PLAIN, unavailable=None):
     return wanted_pairs(given, variants, unavailable=unavailable or {})
 
 
-def test_what_saves_nothing_is_tried_beside_what_saves_most():
+def test_what_saves_nothing_is_combined_with_what_saves_most():
     (pair,) = pairs([CHECKPOINTING, FUSION])
     assert (pair.alone, pair.together) == (
         CHECKPOINTING.config,
@@ -162,7 +162,7 @@ def test_what_saves_nothing_is_tried_beside_what_saves_most():
     )
 
 
-def test_what_is_in_use_and_saves_nothing_is_taken_out_beside_what_saves_most():
+def test_what_is_in_use_and_saves_nothing_is_removed_from_what_saves_most():
     config = FUSION.config
     without = Variant(
         technique="optimizer_fusion",
@@ -186,7 +186,7 @@ def test_a_pair_is_legal():
     assert pairs([fewer, FUSION]) == []
 
 
-def test_beside_a_compiled_model_fusion_is_tried_with_each_block_compiled():
+def test_with_a_compiled_model_fusion_is_tried_with_each_block_compiled():
     config = replace(PLAIN, compile="model")
     fusion = replace(FUSION, config=replace(config, optimizer_fusion="backward"))
     checkpointed = replace(CHECKPOINTING, config=replace(config, checkpointing="block"))

@@ -1,4 +1,4 @@
-"""What may vary and its values, and the ablation_steps of techniques: nothing here starts a process."""
+"""The size that varies, its values and the ablation of `fit`; nothing here starts a process."""
 
 import json
 from dataclasses import replace
@@ -105,7 +105,7 @@ def test_the_width_of_a_model_from_a_file_does_not(llama):
         varying("width", llama)
 
 
-# -- the ablation_steps ------------------------------------------------------------------------------------
+# -- the ablation ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
@@ -141,12 +141,12 @@ def steps_of(**configuration):
     return request.steps(request.varying("cpu"))
 
 
-def test_the_ladder_begins_with_the_optimizer_and_the_micro_batch_that_are_given():
+def test_the_ablation_begins_with_the_given_optimizer_and_micro_batch():
     first, *others = steps_of(optimizer="sgd", micro_batch_size=4)
     assert others
     assert (first.config.optimizer, first.config.micro_batch_size) == ("sgd", 4)
 
 
-def test_any_other_technique_asks_for_one_configuration():
+def test_any_other_technique_requests_a_single_configuration():
     (only,) = steps_of(checkpointing="block", optimizer="sgd")
     assert (only.config.checkpointing, only.config.optimizer) == ("block", "sgd")

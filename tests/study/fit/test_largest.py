@@ -11,7 +11,7 @@ SIZES = st.integers(0, 1000)
 
 @st.composite
 def growing_needs(draw):
-    """The needs of the values 1, 2, ...: straight, curved, or in steps; never less than the one before."""
+    """The needs of the values 1, 2, ...: linear, curved or in steps, never decreasing."""
     offset, slope, curve = draw(SIZES), draw(st.integers(0, 20)), draw(st.floats(0, 2))
     steps = draw(st.lists(st.tuples(st.integers(1, MOST), SIZES), max_size=4))
     values = range(1, draw(st.integers(1, MOST)) + 1)
@@ -25,7 +25,7 @@ def growing_needs(draw):
 
 
 def looked_for(needs, *, cap, start, values=None):
-    """What is found among `needs`, those of the values 1, 2, ... or of `values`, and the values looked at in order."""
+    """Return the result for `needs` of the values 1, 2, ... or `values`, and the calls made."""
     values = range(1, len(needs) + 1) if values is None else values
     looked: list[int] = []
 

@@ -71,7 +71,7 @@ def test_every_parameter_is_a_choice_of_its_distribution(legal):
         assert all(parameters[name] in distributions[name].choices for name in parameters)
 
 
-def test_what_has_one_legal_value_is_not_asked(legal):
+def test_a_field_with_one_legal_value_is_not_suggested(legal):
     for config in legal.configurations():
         assert all(
             len(distribution.choices) > 1
@@ -112,7 +112,7 @@ def test_optuna_accepts_every_configuration_in_one_study(legal):
     assert len(study.trials) == len(list(legal.configurations()))
 
 
-def test_what_optuna_is_asked_is_what_it_is_told(legal):
+def test_suggested_and_added_parameters_are_the_same(legal):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(20):
         trial = study.ask()

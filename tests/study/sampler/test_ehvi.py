@@ -1,4 +1,4 @@
-"""Hypervolume and its expected growth, held against Optuna's own hypervolume and against plain sampling."""
+"""Hypervolume and its expected improvement, compared with Optuna's and with sampling."""
 
 import numpy
 import pytest
@@ -48,12 +48,12 @@ def test_the_hypervolume_is_that_of_optuna(points):
 
 @given(st.lists(_POINTS, max_size=6), _POINTS)
 @settings(max_examples=60, deadline=None)
-def test_a_candidate_whose_speed_is_known_gains_what_it_adds_to_the_hypervolume(points, candidate):
+def test_with_a_known_speed_the_improvement_is_what_is_added_to_the_hypervolume(points, candidate):
     added = optunas([*points, candidate]) - optunas(points)
     assert gain_of(points, candidate, deviation=0.0) == pytest.approx(added, abs=1e-6)
 
 
-def test_the_expected_gain_is_the_mean_of_the_gains_over_the_speeds_it_may_have():
+def test_the_expected_improvement_is_the_mean_over_the_possible_speeds():
     points = [Point(memory=3, speed=4, perplexity=3), Point(memory=6, speed=7, perplexity=2)]
     candidate = Point(memory=4, speed=5, perplexity=2.5)
     quantiles = numpy.random.default_rng(0).normal(candidate.speed, 2.0, size=4000)
@@ -64,7 +64,7 @@ def test_the_expected_gain_is_the_mean_of_the_gains_over_the_speeds_it_may_have(
     assert gain_of(points, candidate, deviation=2.0) == pytest.approx(numpy.mean(gains), rel=0.03)
 
 
-def test_what_needs_more_than_the_reference_gains_nothing():
+def test_what_needs_more_than_the_reference_improves_nothing():
     assert gain_of([], Point(memory=11, speed=9, perplexity=1), deviation=1.0) == 0.0
 
 

@@ -71,7 +71,7 @@ def test_before_anything_was_timed_what_surely_fits_is_chosen():
     assert choice.config == fits
 
 
-def test_a_front_that_nothing_can_improve_leaves_hardly_any_gain():
+def test_on_a_front_that_nothing_improves_the_expected_improvement_is_small():
     memory, speed = {"none": 40 * MIB, "block": 20 * MIB}, {"none": 1000.0, "block": 500.0}
     records = [
         record(
@@ -113,7 +113,7 @@ def test_the_same_knowledge_and_seed_choose_the_same(seed):
     assert len(chosen) == 1
 
 
-def test_the_gain_is_infinite_while_nothing_fits():
+def test_the_relative_improvement_is_infinite_while_nothing_fits():
     over = record(
         BASELINE, outcome="over_cap", peak_memory_bytes=2 * CAP_BYTES, device_bytes=2 * CAP_BYTES
     )

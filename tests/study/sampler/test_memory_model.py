@@ -53,7 +53,7 @@ def test_predictions_that_were_too_low_are_corrected():
     assert corrected.if_it_fits[0] == pytest.approx(40 * MIB, rel=0.05)
 
 
-def test_running_out_of_memory_makes_its_like_less_likely_to_fit():
+def test_running_out_of_memory_makes_similar_configurations_less_likely_to_fit():
     fits = [
         forecast(config, peak_memory_bytes=int(0.9 * CAP_BYTES), uncertainty=0.1)
         for config in (PLAIN, NARROW)
@@ -72,11 +72,11 @@ def test_the_context_of_the_device_is_taken_off_the_cap():
     assert MemoryModel([with_context], [], cap_bytes=CAP_BYTES).room_bytes == CAP_BYTES - 10 * MIB
 
 
-def test_what_the_allocator_kept_beside_the_tensors_is_not_taken_off():
+def test_memory_that_the_allocator_reserved_is_not_subtracted():
     with_slack = record(PLAIN, peak_memory_bytes=20 * MIB, device_bytes=60 * MIB)
     assert MemoryModel([with_slack], [], cap_bytes=CAP_BYTES).room_bytes == CAP_BYTES
 
 
-def test_without_predictions_a_configuration_is_judged_by_its_like():
+def test_without_predictions_a_configuration_is_estimated_by_similar_ones():
     alike = need(CHECKPOINTED, records=[record(PLAIN, peak_memory_bytes=20 * MIB)])
     assert (alike.probability_of_feasibility[0] > 0.9, bool(alike.is_predicted[0])) == (True, False)

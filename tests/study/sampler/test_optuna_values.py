@@ -93,7 +93,7 @@ def test_a_trial_over_the_cap_is_told_how_far_over_in_shares_of_the_cap(share):
     assert told(over).constraints[MEMORY_CONSTRAINT] == pytest.approx(share, abs=1e-6)
 
 
-def test_the_cap_is_held_against_what_the_device_must_have_and_not_the_peak():
+def test_the_cap_is_compared_with_what_the_device_must_have_and_not_the_peak():
     over = record(0, outcome="over_cap", memory=CAP // 2, device_bytes=2 * CAP)
     assert told(over).constraints[MEMORY_CONSTRAINT] == 1.0
 
@@ -133,12 +133,12 @@ def test_what_did_not_fit_is_told_more_memory_than_the_cap(outcome, peak):
         {"predicted_peak_memory_bytes": 2 * CAP},
     ],
 )
-def test_the_largest_of_what_is_known_says_how_far_over(known):
+def test_the_largest_known_size_decides_how_far_over(known):
     refused = told(out_of_memory(0, **{"device_bytes": None, **known}))
     assert refused.constraints[MEMORY_CONSTRAINT] == pytest.approx(1.02)
 
 
-def test_a_larger_refused_request_is_further_over():
+def test_a_larger_failed_request_is_further_over():
     small, large = (
         told(out_of_memory(0, memory=CAP, device_bytes=None, requested_bytes=asked))
         for asked in (MIB, 50 * MIB)
