@@ -134,7 +134,7 @@ def _create(
 
 
 @contextmanager
-def alone(file: Path, check_stop: Callable[[], None]) -> Iterator[None]:
+def opening_lock(file: Path, check_stop: Callable[[], None]) -> Iterator[None]:
     """Hold the file's lock, so that one process of this machine at a time opens the study.
 
     The lock is released when the process ends, however it ends.

@@ -19,7 +19,13 @@ from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
 from autotune.study.events import Listener, Notice, StudyOpened
-from autotune.study.open_study import OpenedStudy, alone, open_study, opened_store, stored_study
+from autotune.study.open_study import (
+    OpenedStudy,
+    open_study,
+    opened_store,
+    opening_lock,
+    stored_study,
+)
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.predictions import Forecaster
 from autotune.study.request import SearchRequest, check_sampler, new_definition, space_of
@@ -76,7 +82,7 @@ def search(
         try:
             # The database is opened only now, so that a rejected request does not create one.
             with opened_store(request.storage, retry) as store:
-                with alone(work / f".{name}.opening", check_stop):
+                with opening_lock(work / f".{name}.opening", check_stop):
                     opened = open_study(
                         store, name, new, request, executor=executor, work=work, retry=retry
                     )

@@ -30,7 +30,7 @@ COMPILED_FUSED = replace(COMPILED, optimizer_fusion="backward")
 def prediction(
     *, phase="backward", module="blocks.0.feed_forward", operator="aten.mul", plan=None, **gibibytes
 ):
-    """Sizes in GiB by category; parameters are 6 GiB unless said otherwise."""
+    """Sizes in GiB by category; parameters are 6 GiB unless given."""
     sizes = dict.fromkeys(CATEGORIES, 0) | {"parameters": 6 * GIB}
     sizes |= {name: int(size * GIB) for name, size in gibibytes.items()}
     holders = tuple(
@@ -156,41 +156,41 @@ def sentences(predicted, config, **fields):
 
 
 def test_a_peak_before_gradients_says_so_with_place_and_sizes():
-    said = sentences(BEFORE_GRADIENTS, PLAIN)
-    assert "The peak, 21.00 GiB, is at the start of backward" in said
-    assert "log_softmax_backward_data allocates in Deep:" in said
-    assert "15.00 GiB of activations, and no gradient exists yet" in said
-    assert "activations 15.00 GiB (71 %), parameters 6.00 GiB (29 %)" in said
+    text = sentences(BEFORE_GRADIENTS, PLAIN)
+    assert "The peak, 21.00 GiB, is at the start of backward" in text
+    assert "log_softmax_backward_data allocates in Deep:" in text
+    assert "15.00 GiB of activations, and no gradient exists yet" in text
+    assert "activations 15.00 GiB (71 %), parameters 6.00 GiB (29 %)" in text
     assert (
-        "Of the 15.00 GiB of activations: feed_forward 7.50 GiB, in smaller pieces 7.50 GiB" in said
+        "Of the 15.00 GiB of activations: feed_forward 7.50 GiB, in smaller pieces 7.50 GiB" in text
     )
 
 
 def test_a_peak_at_the_end_says_how_many_gradients_there_are():
-    said = sentences(WITH_GRADIENTS, CHECKPOINTED)
+    text = sentences(WITH_GRADIENTS, CHECKPOINTED)
     assert (
         "at the end of backward, where mul allocates in feed_forward of block 0: 97 % of all "
-        "gradients exist" in said
+        "gradients exist" in text
     )
 
 
 def test_a_step_in_backward_explains_why_gradients_are_few():
-    said = sentences(AFTER_FUSION, BOTH)
-    assert "only 40.96 MiB of gradients exist, each freed once its parameter is updated" in said
+    text = sentences(AFTER_FUSION, BOTH)
+    assert "only 40.96 MiB of gradients exist, each freed once its parameter is updated" in text
 
 
 def test_gradients_of_earlier_micro_batches_are_no_riddle():
-    said = sentences(
+    text = sentences(
         at(0.01, prediction(gradients=6, activations=4)), replace(PLAIN, micro_batch_size=1)
     )
-    assert "6.00 GiB of gradients of the micro batches before are kept" in said
+    assert "6.00 GiB of gradients of the micro batches before are kept" in text
 
 
 def test_a_compiled_model_is_one_program_and_names_its_kernel():
-    said = sentences(WHOLE_MODEL, COMPILED_FUSED)
-    assert "in the one program that inductor made of the whole model" in said
-    assert "the kernel triton_poi_fused_mul_0" in said
-    assert "each freed" not in said
+    text = sentences(WHOLE_MODEL, COMPILED_FUSED)
+    assert "in the one program that inductor made of the whole model" in text
+    assert "the kernel triton_poi_fused_mul_0" in text
+    assert "each freed" not in text
 
 
 def test_the_measured_peak_is_compared_with_the_predicted():
@@ -256,13 +256,13 @@ def test_no_cost_is_given_where_nothing_was_measured():
 
 
 def test_fusion_saves_nothing_before_any_gradient_exists_and_with_checkpointing_it_does():
-    said = no_help(
+    text = no_help(
         explained(),
         [CHECKPOINTING, FUSION],
         [FUSION_WITH_CHECKPOINTING],
         technique="optimizer_fusion",
     )
-    assert said == (
+    assert text == (
         "optimizer-fusion backward saves nothing here: the peak is at the start of backward, 15.00 "
         "GiB of activations, before any gradient exists; with checkpointing block it would save "
         "5.16 GiB more (7.04 GiB for 12.20 GiB)"
@@ -291,10 +291,10 @@ def test_fusion_that_is_in_use_at_a_peak_with_gradients_says_what_it_saves():
 
 def test_fusion_with_a_compiled_model_saves_nothing_for_its_gradients_come_together():
     fusion = variant("optimizer_fusion", "backward", COMPILED_FUSED, WHOLE_MODEL)
-    said = no_help(explained(COMPILED, WHOLE_MODEL), [fusion], technique="optimizer_fusion")
+    text = no_help(explained(COMPILED, WHOLE_MODEL), [fusion], technique="optimizer_fusion")
     assert (
         "the whole model is one compiled graph, which returns all gradients together when it ends"
-        in said
+        in text
     )
 
 
@@ -307,19 +307,19 @@ def test_fusion_with_a_compiled_model_that_peaks_before_gradients_has_two_reason
         plan="a plan",
     )
     fusion = variant("optimizer_fusion", "backward", COMPILED_FUSED, early)
-    said = no_help(explained(COMPILED, early), [fusion], technique="optimizer_fusion")
+    text = no_help(explained(COMPILED, early), [fusion], technique="optimizer_fusion")
     assert (
-        "start of backward, 6.50 GiB of temporaries, when only 204.8 MiB of gradients exist" in said
+        "start of backward, 6.50 GiB of temporaries, when only 204.8 MiB of gradients exist" in text
     )
-    assert said.endswith("returns all gradients together")
+    assert text.endswith("returns all gradients together")
 
 
 def test_checkpointing_saves_nothing_where_activations_are_few():
     few = prediction(gradients=6, activations=0.1)
     same = variant("checkpointing", "block", CHECKPOINTED, few)
-    said = no_help(explained(PLAIN, few), [same], technique="checkpointing")
-    assert "checkpointing block saves nothing here" in said
-    assert "only 102.4 MiB of the peak are activations" in said
+    text = no_help(explained(PLAIN, few), [same], technique="checkpointing")
+    assert "checkpointing block saves nothing here" in text
+    assert "only 102.4 MiB of the peak are activations" in text
 
 
 def test_values_that_save_nothing_either_and_those_that_need_more_are_named():
@@ -332,35 +332,35 @@ def test_values_that_save_nothing_either_and_those_that_need_more_are_named():
         replace(PLAIN, optimizer_fusion="foreach"),
         prediction(activations=17),
     )
-    said = no_help(explained(), [batched, kernel, FUSION], technique="optimizer_fusion")
-    assert said.startswith("optimizer-fusion backward saves nothing here, nor do kernel:")
-    assert said.endswith("; 2.00 GiB more with foreach")
+    text = no_help(explained(), [batched, kernel, FUSION], technique="optimizer_fusion")
+    assert text.startswith("optimizer-fusion backward saves nothing here, nor do kernel:")
+    assert text.endswith("; 2.00 GiB more with foreach")
 
 
 def test_an_equal_plan_of_the_compiler_is_the_reason():
     config = replace(COMPILED, memory_budget=0.5)
     budget = variant("memory_budget", 0.5, config, WHOLE_MODEL)
-    said = no_help(explained(COMPILED, WHOLE_MODEL), [budget], technique="memory_budget")
+    text = no_help(explained(COMPILED, WHOLE_MODEL), [budget], technique="memory_budget")
     assert (
-        said
+        text
         == "memory-budget 0.5 saves nothing here: the compiler makes the same plan of what to keep"
     )
 
 
 def test_what_is_not_possible_is_given_with_its_reason():
-    said = no_help(
+    text = no_help(
         explained(),
         [],
         technique="memory_budget",
         impossible={"memory_budget": "it needs torch.compile"},
     )
-    assert said == "it needs torch.compile"
+    assert text == "it needs torch.compile"
 
 
 def test_what_could_not_be_predicted_is_reported():
     refused = variant("compile", "model", COMPILED, refusal="there is no fake form")
-    said = no_help(explained(), [refused], technique="compile")
-    assert said == "compile model could not be predicted: there is no fake form"
+    text = no_help(explained(), [refused], technique="compile")
+    assert text == "compile model could not be predicted: there is no fake form"
 
 
 # -- which go together -----------------------------------------------------------------------------

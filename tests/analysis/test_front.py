@@ -140,15 +140,15 @@ def test_an_invalid_tolerance_is_rejected_by_name(name, share):
 
 @given(st.lists(OBJECTIVES, min_size=1))
 def test_a_feasible_trial_is_on_the_front_or_dominated_by_one_on_it(objectives):
-    kept = front(*objectives)
-    left = [o for n, o in enumerate(objectives) if n not in kept]
-    assert all(any(dominates(objectives[n], other) for n in kept) for other in left)
+    on_front = front(*objectives)
+    others = [o for n, o in enumerate(objectives) if n not in on_front]
+    assert all(any(dominates(objectives[n], other) for n in on_front) for other in others)
 
 
 @given(st.lists(OBJECTIVES, min_size=1, unique_by=lambda objectives: objectives[0]))
 def test_of_different_memory_no_trial_on_the_front_dominates_another_on_it(objectives):
-    kept = [objectives[number] for number in front(*objectives)]
-    assert not any(dominates(one, other) for one in kept for other in kept)
+    on_front = [objectives[number] for number in front(*objectives)]
+    assert not any(dominates(one, other) for one in on_front for other in on_front)
 
 
 @given(st.lists(OBJECTIVES, min_size=1))
@@ -164,10 +164,10 @@ def test_a_front_without_tolerances_is_the_pareto_front(objectives):
 
 @given(st.lists(OBJECTIVES, min_size=1), st.data())
 def test_a_dominated_trial_more_changes_nothing(objectives, data):
-    kept = front(*objectives)
-    memory, speed, perplexity = objectives[data.draw(st.sampled_from(sorted(kept)))]
+    on_front = front(*objectives)
+    memory, speed, perplexity = objectives[data.draw(st.sampled_from(sorted(on_front)))]
     worse = (memory + data.draw(st.integers(1, 5)), speed * 0.99, perplexity * 1.001)
-    assert front(*objectives, worse) == kept
+    assert front(*objectives, worse) == on_front
 
 
 @given(st.lists(OBJECTIVES), st.randoms())
@@ -179,8 +179,8 @@ def test_the_order_of_the_records_does_not_matter(objectives, draw):
 
 @given(st.lists(OBJECTIVES, min_size=1))
 def test_the_least_memory_of_all_is_on_the_front(objectives):
-    kept = front(*objectives)
-    assert min(objectives[number][0] for number in kept) == min(
+    on_front = front(*objectives)
+    assert min(objectives[number][0] for number in on_front) == min(
         memory for memory, _, _ in objectives
     )
 

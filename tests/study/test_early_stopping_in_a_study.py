@@ -11,7 +11,7 @@ SAME = {"parity": "same"}
 
 
 def numbers(*records, **options):
-    return [rival.number for rival in pruning_bounds(CONFIG, records, **options)]
+    return [bound.number for bound in pruning_bounds(CONFIG, records, **options)]
 
 
 def test_a_feasible_trial_of_the_same_numerics_is_one():
@@ -37,6 +37,6 @@ def test_a_trial_of_an_earlier_study_is_none():
 def test_where_the_loss_depends_on_the_micro_batch_only_its_own_counts():
     other = record(TrainingConfig(micro_batch_size=4), number=2, **SAME)
     own_only = numbers(
-        other, is_same=lambda config, rival: config.micro_batch_size == rival.micro_batch_size
+        other, is_same=lambda config, other: config.micro_batch_size == other.micro_batch_size
     )
     assert (numbers(other), own_only) == ([2], [])

@@ -132,16 +132,16 @@ def test_a_later_search_tries_it_again(always):
 def test_a_trial_at_which_too_many_workers_died_comes_last(folder):
     """What ends the whole container, worker and all, leaves nobody who could count it."""
     killer = Killer(0, times=0)
-    run(killer, name="deadly", trials=1)
+    run(killer, name="poison", trials=1)
     with closing(StudyStore(DEFAULT_STORAGE)) as store:
-        definition, _ = store.definition("deadly")
-        [known] = store.trials("deadly")
+        definition, _ = store.definition("poison")
+        [known] = store.trials("poison")
         config = next(
             one for one in definition.legal_space().configurations() if one != known.config
         )
         for _ in range(MOST_RETRIES + 1):
             attempt = store.attempts.claim(
-                "deadly",
+                "poison",
                 config,
                 worker="dead",
                 attempt_id=new_attempt_id(),
@@ -150,7 +150,7 @@ def test_a_trial_at_which_too_many_workers_died_comes_last(folder):
             )
             store.attempts.end(attempt.id, "given_up", cause="its worker has ended")
     result = search(
-        SearchRequest(name="deadly", predict=False, trials=4),
+        SearchRequest(name="poison", predict=False, trials=4),
         listener=killer,
         make_executor=killer.make_executor,
     )

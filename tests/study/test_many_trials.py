@@ -110,23 +110,23 @@ def test_nothing_is_chosen_only_after_the_whole_space_was_scored(study, made, mo
 def test_trials_near_the_front_are_selected_however_old(made):
     configs = [record.config for record in made.records]
     near = frozenset(config.fingerprint for config in configs[:20])
-    assert {*range(20)} <= {*TrainingSubset(near=near).places(configs)}
+    assert {*range(20)} <= {*TrainingSubset(near=near).indices(configs)}
 
 
 def test_the_latest_trials_are_seen(made):
-    places = TrainingSubset().places([record.config for record in made.records])
-    assert {*range(TRIALS - MOST_LATEST, TRIALS)} <= {*places}
+    indices = TrainingSubset().indices([record.config for record in made.records])
+    assert {*range(TRIALS - MOST_LATEST, TRIALS)} <= {*indices}
 
 
 def test_selected_trials_are_distinct_and_bounded(made):
     configs = [record.config for record in made.records]
     near = frozenset(config.fingerprint for config in configs[:: TRIALS // (2 * MOST_NEAR)])
-    places = TrainingSubset(near=near).places(configs)
-    assert len(places) == len({*places}) == MOST_SEEN
+    indices = TrainingSubset(near=near).indices(configs)
+    assert len(indices) == len({*indices}) == MOST_SEEN
 
 
 def test_a_study_of_usual_size_is_seen_whole(made):
-    assert [*TrainingSubset().places([r.config for r in made.records[:MOST_SEEN]])] == [
+    assert [*TrainingSubset().indices([r.config for r in made.records[:MOST_SEEN]])] == [
         *range(MOST_SEEN)
     ]
 

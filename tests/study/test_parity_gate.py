@@ -25,14 +25,14 @@ class Traces:
     """A tracer that answers from a table and records its calls."""
 
     def __init__(self, otherwise=SAME):
-        self.otherwise, self.answers, self.asked = otherwise, {}, []
+        self.otherwise, self.answers, self.calls = otherwise, {}, []
 
     def answer(self, config, trace, *, dropout=True):
         self.answers[config, dropout] = trace
         return self
 
     def __call__(self, config, *, dropout):
-        self.asked.append((config, dropout))
+        self.calls.append((config, dropout))
         return self.answers.get((config, dropout), self.otherwise)
 
 
@@ -51,17 +51,17 @@ def test_without_random_numbers_the_trial_itself_is_compared_with_a_plain_traini
 
 def test_one_plain_training_serves_a_whole_class(gate):
     traces = Traces(SAME)
-    judged = gate(traces)
+    the_gate = gate(traces)
     for size in (4, 2, 1):
-        judged.judge(replace(BUDGET, micro_batch_size=size))
-    assert traces.asked == [(plain_form(BUDGET, micro_batch_size=1), True)]
+        the_gate.judge(replace(BUDGET, micro_batch_size=size))
+    assert traces.calls == [(plain_form(BUDGET, micro_batch_size=1), True)]
 
 
 def test_a_plain_training_is_stored_for_the_next_run_of_the_study(gate):
     gate(Traces(SAME)).judge(BUDGET)
-    again = Traces("must not be asked")
+    again = Traces("must not be called")
     assert gate(again).judge(BUDGET).reference == SAME
-    assert again.asked == []
+    assert again.calls == []
 
 
 def test_precision_and_optimizer_are_what_a_plain_training_keeps():
@@ -76,7 +76,7 @@ def test_precision_and_optimizer_are_what_a_plain_training_keeps():
 def test_with_the_same_masks_it_is_compared_at_its_own_micro_batch(gate):
     traces, config = Traces(RANDOM), replace(BUDGET, memory_budget=1.0)
     assert gate(traces).judge(config).kind == "same"
-    assert (plain_form(BUDGET, micro_batch_size=4), True) in traces.asked
+    assert (plain_form(BUDGET, micro_batch_size=4), True) in traces.calls
 
 
 def test_wrong_gradients_with_dropout_fail_though_they_are_right_without(gate):
@@ -146,8 +146,8 @@ def test_two_micro_batches_train_alike_where_their_gradients_are_of_one_size(fac
     traces = Traces(replace(SAME, gradient_norms=norms)).answer(
         other, replace(SAME, gradient_norms=scaled)
     )
-    judged = gate(traces)
-    assert [judged.updates_alike(config, other), judged.updates_alike(other, config)] == [
+    the_gate = gate(traces)
+    assert [the_gate.updates_alike(config, other), the_gate.updates_alike(other, config)] == [
         alike,
         alike,
     ]

@@ -153,13 +153,13 @@ def test_budgets_that_compile_to_one_program_are_measured_once(folder):
     Path("budgets.toml").write_text(BUDGETS)
     events = []
     sizes = {**SIZES, "layers": 2, "sequence_length": 32, "global_batch": 4}
-    asked = {
+    options = {
         "name": "budgets",
         "space": "budgets.toml",
         "trials": 4,
         "sampler": "tpe",
     }  # ehvi predicts where in doubt
-    result = autotune.search(**asked, listener=events.append, **sizes)
+    result = autotune.search(**options, listener=events.append, **sizes)
     same = [event for event in events if isinstance(event, SameProgram)]
     compiled = [record for record in result.trials if record.config.compile == "block"]
     assert (len(compiled), len(same)) == (2, 1)  # 1.0 is in every space

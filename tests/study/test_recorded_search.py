@@ -132,7 +132,7 @@ def one_training(replay):
 
 
 def train(replay, table, *, faster=None, peak_memory_bytes=1000, seed=0, cap_bytes=2000):
-    """Runs the table's training, with a rival that is `faster` by this factor.
+    """Runs the table's training, with another trial that is `faster` by this factor.
 
     Returns the executor and the measurement.
     """
@@ -151,9 +151,9 @@ def train(replay, table, *, faster=None, peak_memory_bytes=1000, seed=0, cap_byt
     return executor, future.result().measurement
 
 
-def counters(replay, table, *, seeds=40, **rival):
+def counters(replay, table, *, seeds=40, **pruning):
     """(ended early, ended wrongly), summed over the seeds of the noise."""
-    executors = [train(replay, table, seed=seed, **rival)[0] for seed in range(seeds)]
+    executors = [train(replay, table, seed=seed, **pruning)[0] for seed in range(seeds)]
     return sum(one.ended_early for one in executors), sum(one.ended_wrongly for one in executors)
 
 
@@ -179,7 +179,7 @@ def test_noise_that_ends_a_dominated_training_is_not_wrong(replay, one_training)
 
 
 @pytest.mark.parametrize(
-    "rival",
+    "pruning",
     [
         {},
         {"faster": 1.05},  # less than the margin
@@ -187,8 +187,10 @@ def test_noise_that_ends_a_dominated_training_is_not_wrong(replay, one_training)
         {"faster": 2.0, "peak_memory_bytes": 1001},
     ],
 )
-def test_counters_of_a_training_that_no_other_trial_ends_stay_at_zero(replay, one_training, rival):
-    assert counters(replay, one_training(), **rival) == (0, 0)
+def test_counters_of_a_training_that_no_other_trial_ends_stay_at_zero(
+    replay, one_training, pruning
+):
+    assert counters(replay, one_training(), **pruning) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -38,15 +38,15 @@ def study(*records, name="earlier", forecasts=(), **changes):
     return EarlierStudy(definition=definition(name, **changes), records=records, forecasts=known)
 
 
-def taken(*studies, new=NEW, **said):
-    return select(new, studies, SearchRequest(**said)).records
+def taken(*studies, new=NEW, **options):
+    return select(new, studies, SearchRequest(**options)).records
 
 
 def outcome_at(cap_mib, found, *, measured_at=64, on=definition):
     """Of a record measured under one cap, under another; None where it is to be measured again."""
     earlier = on("earlier", cap_bytes=measured_at * MIB)
-    kept = rate_under_cap(found, earlier=earlier, new=on("new", cap_bytes=cap_mib * MIB))
-    return kept and kept.outcome
+    rated = rate_under_cap(found, earlier=earlier, new=on("new", cap_bytes=cap_mib * MIB))
+    return rated and rated.outcome
 
 
 # -- whether it holds under another cap ------------------------------------------------------------
@@ -61,10 +61,10 @@ def test_what_was_measured_on_a_cpu_is_judged_by_the_new_cap(outcome, cap_mib, e
 
 def test_what_is_now_over_the_cap_says_so_by_the_new_cap():
     found = record(1, config=HALF, memory=40 * MIB)
-    kept = rate_under_cap(
+    rated = rate_under_cap(
         found, earlier=definition("earlier"), new=definition("new", cap_bytes=30 * MIB)
     )
-    assert kept.message == "needs 40.00 MiB of 30.00 MiB"
+    assert rated.message == "needs 40.00 MiB of 30.00 MiB"
 
 
 @pytest.mark.parametrize(("cap_mib", "expected"), [(60, "over_cap"), (80, None)])
@@ -307,28 +307,28 @@ def test_a_study_is_stored_with_everything_it_reuses(url):
     with open_store(url) as store:
         found = reuse(store, NEW, NOTHING_SAID)
         store.create_study(NEW, trials_wanted=5, records=found.records, forecasts=found.forecasts)
-        (kept,) = store.trials("new")
-    assert (kept.config, kept.reused_from, kept.feasible) == (
+        (stored,) = store.trials("new")
+    assert (stored.config, stored.reused_from, stored.feasible) == (
         BASELINE,
         "trial 0 of study 'earlier'",
         True,
     )
-    assert (kept.predicted_peak_memory_bytes, kept.is_finished) == (100 * MIB, True)
+    assert (stored.predicted_peak_memory_bytes, stored.is_finished) == (100 * MIB, True)
 
 
 @pytest.mark.parametrize(
-    ("said", "records", "forecasts"),
+    ("options", "records", "forecasts"),
     [
         ({}, 1, 1),
         ({"fresh": True}, 0, 0),
         ({"predict": False}, 1, 0),
         ({"memory_snapshot": True}, 0, 1),
     ],
-    ids=["nothing said", "fresh", "no predictions", "an allocation history of each"],
+    ids=["no options", "fresh", "no predictions", "an allocation history of each"],
 )
-def test_the_request_decides_what_is_reused(said, records, forecasts, url):
+def test_the_request_decides_what_is_reused(options, records, forecasts, url):
     with open_store(url) as store:
-        found = reuse(store, NEW, SearchRequest(**said))
+        found = reuse(store, NEW, SearchRequest(**options))
     assert (len(found.records), len(found.forecasts)) == (records, forecasts)
 
 

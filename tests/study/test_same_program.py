@@ -96,10 +96,10 @@ def test_only_a_lower_bound_over_the_limit_skips_a_training(tmp_path):
     prediction_cache, store = foresight_in(tmp_path)
     try:
         limits = (38 * MIB, 39 * MIB, 40 * MIB)
-        refused = [
+        is_skipped = [
             prediction_cache.measurement_if_over(compiled(0.9), limit_bytes=limit) is not None
             for limit in limits
         ]
     finally:
         store.close()
-    assert refused == [True, False, False]
+    assert is_skipped == [True, False, False]

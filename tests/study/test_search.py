@@ -146,13 +146,13 @@ def test_a_finished_study_is_answered_at_once(folder, result):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "settings",
     [{"max_mem": "1GiB"}, {"sampler": "tpe"}, {"layers": 3}, {"seed": 5}, {"space": "quick"}],
-    ids=lambda said: next(iter(said)),
+    ids=lambda settings: next(iter(settings)),
 )
-def test_a_study_is_not_continued_with_other_settings(said, folder, result):
+def test_a_study_is_not_continued_with_other_settings(settings, folder, result):
     with pytest.raises(StudyMismatch, match="small"):
-        autotune.search(name="small", **said)
+        autotune.search(name="small", **settings)
 
 
 def test_show_prints_the_contract_as_one_json_object(folder, result):
@@ -348,9 +348,9 @@ def test_a_search_killed_at_any_moment_loses_no_trial_and_doubles_none(folder):
     process = begin("killed", trials=MANY_TRIALS)
     wait_for_trial(process, 1)
     finished_before = {}
-    chance = random.Random(0)
+    delays = random.Random(0)
     for _ in range(2):  # and 500 times in studies/reliability/
-        time.sleep(chance.uniform(0.0, 1.5))
+        time.sleep(delays.uniform(0.0, 1.5))
         assert process.poll() is None
         process.kill()
         process.communicate()

@@ -16,9 +16,10 @@ NEW = definition("new")
 
 
 @pytest.mark.parametrize(
-    ("display", "said"), [(LiveDisplay, "ok, trial 3 of study 'x'"), (PlainDisplay, "1 of study x")]
+    ("display", "expected"),
+    [(LiveDisplay, "ok, trial 3 of study 'x'"), (PlainDisplay, "1 of study x")],
 )
-def test_a_running_search_says_where_a_trial_was_measured(display, said):
+def test_a_running_search_says_where_a_trial_was_measured(display, expected):
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=140)
     records = (record(0, config=BASELINE, reused_from="trial 3 of study 'x'"),)
@@ -32,7 +33,7 @@ def test_a_running_search_says_where_a_trial_was_measured(display, said):
     )
     with display(Progress(preferences=Preferences(), time_budget_seconds=None), console) as shown:
         shown(opened)
-    assert said in written.getvalue()
+    assert expected in written.getvalue()
 
 
 def test_many_studies_are_named_by_the_newest():

@@ -35,7 +35,8 @@ class Varying:
     def __post_init__(self) -> None:
         if self.vary in ("layers", "width") and not takes_size(self.workload.model, self.vary):
             raise InvalidInput(
-                f"{self.workload.model} has no parameter {self.vary}, so it cannot vary",
+                f"{self.workload.model} has no parameter {self.vary}, so --vary {self.vary} is "
+                "not possible",
                 hint=f"give the function a parameter {self.vary}, or use --vary seq-len or "
                 "micro-batch",
             )

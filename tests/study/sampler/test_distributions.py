@@ -33,15 +33,15 @@ def legal(request, tmp_path):
 
 def replayed(legal, parameters):
     """The configuration that exactly these parameters lead to."""
-    asked = []
+    suggested = []
 
     def choose(name, values):
-        asked.append(name)
+        suggested.append(name)
         assert parameters[name] in values
         return parameters[name]
 
     config = decide(legal, choose)
-    assert asked == list(parameters)
+    assert suggested == list(parameters)
     return config
 
 

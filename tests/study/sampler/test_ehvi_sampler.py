@@ -59,7 +59,7 @@ def test_before_anything_was_timed_what_surely_fits_is_chosen():
         forecast(fits, peak_memory_bytes=10 * MIB),
         forecast(hardly, peak_memory_bytes=63 * MIB),
     ]
-    refused = record(
+    failed = record(
         BASELINE,
         outcome="out_of_memory",
         peak_memory_bytes=None,
@@ -67,7 +67,7 @@ def test_before_anything_was_timed_what_surely_fits_is_chosen():
         tokens_per_second=None,
         perplexity=None,
     )
-    choice = choose([refused], forecasts, excluded={*ALL} - {fits, hardly})
+    choice = choose([failed], forecasts, excluded={*ALL} - {fits, hardly})
     assert choice.config == fits
 
 

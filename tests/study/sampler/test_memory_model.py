@@ -58,9 +58,9 @@ def test_running_out_of_memory_makes_similar_configurations_less_likely_to_fit()
         forecast(config, peak_memory_bytes=int(0.9 * CAP_BYTES), uncertainty=0.1)
         for config in (PLAIN, NARROW)
     ]
-    refused = record(PLAIN, outcome="out_of_memory", **NOT_MEASURED)
+    failed = record(PLAIN, outcome="out_of_memory", **NOT_MEASURED)
     assert (
-        need(NARROW, records=[refused] * 3, forecasts=fits).probability_of_feasibility[0]
+        need(NARROW, records=[failed] * 3, forecasts=fits).probability_of_feasibility[0]
         < need(NARROW, forecasts=fits).probability_of_feasibility[0] - 0.2
     )
 

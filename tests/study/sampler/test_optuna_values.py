@@ -110,19 +110,15 @@ EVERY_REFUSAL = pytest.mark.parametrize("outcome", ["out_of_memory", "predicted_
 @EVERY_REFUSAL
 @pytest.mark.parametrize("peak", [None, CAP // 2, CAP - 1])
 def test_what_did_not_fit_is_never_feasible(outcome, peak):
-    refused = record(
-        0, outcome=outcome, memory=peak, device_bytes=None, speed=None, perplexity=None
-    )
-    assert told(refused).constraints[MEMORY_CONSTRAINT] > 0
+    failed = record(0, outcome=outcome, memory=peak, device_bytes=None, speed=None, perplexity=None)
+    assert told(failed).constraints[MEMORY_CONSTRAINT] > 0
 
 
 @EVERY_REFUSAL
 @pytest.mark.parametrize("peak", [None, CAP // 2, CAP - 1])
 def test_what_did_not_fit_is_told_more_memory_than_the_cap(outcome, peak):
-    refused = record(
-        0, outcome=outcome, memory=peak, device_bytes=None, speed=None, perplexity=None
-    )
-    assert told(refused).values[0] > CAP
+    failed = record(0, outcome=outcome, memory=peak, device_bytes=None, speed=None, perplexity=None)
+    assert told(failed).values[0] > CAP
 
 
 @pytest.mark.parametrize(
@@ -134,14 +130,14 @@ def test_what_did_not_fit_is_told_more_memory_than_the_cap(outcome, peak):
     ],
 )
 def test_the_largest_known_size_decides_how_far_over(known):
-    refused = told(out_of_memory(0, **{"device_bytes": None, **known}))
-    assert refused.constraints[MEMORY_CONSTRAINT] == pytest.approx(1.02)
+    failed = told(out_of_memory(0, **{"device_bytes": None, **known}))
+    assert failed.constraints[MEMORY_CONSTRAINT] == pytest.approx(1.02)
 
 
 def test_a_larger_failed_request_is_further_over():
     small, large = (
-        told(out_of_memory(0, memory=CAP, device_bytes=None, requested_bytes=asked))
-        for asked in (MIB, 50 * MIB)
+        told(out_of_memory(0, memory=CAP, device_bytes=None, requested_bytes=requested))
+        for requested in (MIB, 50 * MIB)
     )
     assert small.constraints[MEMORY_CONSTRAINT] < large.constraints[MEMORY_CONSTRAINT]
 
