@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from typing import Any
 
-from autotune.study.eta import seconds_left
+from autotune.study.eta import eta_seconds
 
 SHARES = (0.9, 0.95, 0.99)
 Run = dict[str, Any]
@@ -255,7 +255,7 @@ def time_left(runs: list[Run], *, trials: int = 30) -> None:
     ratios = []
     for ends in (run["ended_at"] for run in runs if len(run["ended_at"]) > trials):
         for done in range(trials // 3, trials - 1):
-            left = seconds_left(ends[: done + 1], now=ends[done], trials_left=trials - done)
+            left = eta_seconds(ends[: done + 1], now=ends[done], trials_left=trials - done)
             ratios.append((left or 0.0) / (ends[trials] - ends[done]))
     if ratios:
         within = 100 * sum(0.5 <= ratio <= 2 for ratio in ratios) / len(ratios)
