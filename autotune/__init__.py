@@ -1,4 +1,4 @@
-"""autotune: the fastest way to train your model inside the GPU memory you have, found by measuring.
+"""Find the fastest way to train a model within a memory cap, by short real trainings.
 
 import autotune
 

@@ -1,6 +1,6 @@
-"""The Python interface: the same as the command line, with plain dataclasses as results.
+"""The Python interface: the functions of the command line, with dataclasses as results.
 
-Does not load torch.
+Importing it does not import torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,23 +51,26 @@ def search(
     should_stop: Callable[[], bool] | None = None,
     **workload: Any,
 ) -> StudyResult:
-    """Begins a study, or continues the one of that name, and returns its records, front and pick.
+    """Run a study, or resume the one of that name, and return its records, front and pick.
 
-    `space` is the name of a search space or a TOML file, `scale` one of the sizes that it has.
-    Sizes and durations are numbers of bytes and seconds or texts such as "8GiB" and "30m".
-    `workload` takes the fields of `Workload`: `layers=12, width=768, dataset="my.txt"`. What is
-    left out is decided by the search space or the device. Works in a plain script, without a main
-    guard. A new study takes over what earlier ones in `storage` measured of the same workload on
-    the same device and versions, in addition to its `trials`; with `fresh` it measures that again.
+    `space` is the name of a search space or the path of a TOML file, `scale` one of its scales.
+    Sizes and durations are numbers of bytes and seconds, or strings such as "8GiB" and "30m".
+    `workload` takes the fields of `Workload`: `layers=12, width=768, dataset="my.txt"`; the search
+    space or the device decides the others. Works in a plain script, without a main guard.
 
-    A trial is ended after `trial_time_limit`, or when no step ended within `step_time_limit` (a
-    fifth of it), one in which code is compiled within `compile_time_limit` (half of it).
+    A new study reuses what earlier studies in `storage` measured for the same workload, device and
+    versions, in addition to its `trials`; with `fresh` it measures everything again.
 
-    Raises AutotuneError for what cannot be done as asked. KeyboardInterrupt ends the running trial
-    and keeps all results; the same call goes on from there. With `workers` that many processes
-    share the study, on a machine with several GPUs each on its own; the same call from another
-    process, also on another machine with `storage` in PostgreSQL, joins it too. A database that is
-    away is waited for, `database_wait`.
+    A trial is stopped after `trial_time_limit`, or if a step takes longer than `step_time_limit`
+    (by default a fifth of it); a step that compiles code may take `compile_time_limit` (by default
+    half of it).
+
+    With `workers`, that many processes share the study, each on its own GPU if the machine has
+    several. The same call from another process joins the study, also from another machine if
+    `storage` is in PostgreSQL. `database_wait` is how long to wait for an unreachable database.
+
+    Raises AutotuneError for a request that cannot be carried out. KeyboardInterrupt stops the
+    running trial; all results are stored, and the same call resumes the study.
     """
     from autotune.study.search import SearchRequest
     from autotune.study.search import search as run
@@ -82,15 +85,11 @@ def search(
         sampler=sampler,
         seed=seed,
         trials=trials,
-        time_budget_seconds=None if time_budget is None else parse_duration(str(time_budget)),
+        time_budget_seconds=_seconds(time_budget),
         until_converged=until_converged,
         trial_time_limit_seconds=parse_duration(str(trial_time_limit)),
-        compile_time_limit_seconds=None
-        if compile_time_limit is None
-        else parse_duration(str(compile_time_limit)),
-        step_time_limit_seconds=None
-        if step_time_limit is None
-        else parse_duration(str(step_time_limit)),
+        compile_time_limit_seconds=_seconds(compile_time_limit),
+        step_time_limit_seconds=_seconds(step_time_limit),
         predict=predict,
         full_trainings=full_trainings,
         perplexity_seeds=perplexity_seeds,
@@ -102,8 +101,14 @@ def search(
         preferences=preferences,
     )
     return run(
-        request, listener=listener or (lambda _: None), should_stop=should_stop or (lambda: False)
+        request,
+        listener=listener or (lambda event: None),
+        should_stop=should_stop or (lambda: False),
     )
+
+
+def _seconds(duration: str | float | None) -> float | None:
+    return None if duration is None else parse_duration(str(duration))
 
 
 def predict(
@@ -115,12 +120,13 @@ def predict(
     with_timeline: bool = False,
     **workload: Any,
 ) -> Prediction:
-    """Peak memory of one configuration on fake tensors, without a device, a text or the model's memory.
+    """Predict the peak memory of one configuration, in bytes, by a training step on fake tensors.
 
-    `configuration` takes the fields of `TrainingConfig`: {"checkpointing": "block", "compile":
-    "block"}; `workload` those of `Workload`. `device` is "cpu" or "cuda", which need not be there;
-    `compute_capability`, such as "9.0", says which GPU is meant where it is not the one here.
-    Raises InvalidInput of every kind, and PredictionImpossible for a model that cannot run on fake
+    This needs no GPU, no text and none of the memory of the model. `configuration` takes the fields
+    of `TrainingConfig`, such as {"checkpointing": "block", "compile": "block"}; `workload` takes
+    those of `Workload`. `device` is "cpu" or "cuda", also on a machine without a GPU;
+    `compute_capability`, such as "9.0", selects another GPU than that of this machine. Raises
+    InvalidInput for invalid settings, and PredictionImpossible for a model that cannot run on fake
     tensors.
     """
     from autotune.execution.local import LocalExecutor
@@ -130,17 +136,16 @@ def predict(
         device_type, capability = predicted_device_of(
             device, compute_capability=compute_capability, executor=executor
         )
-        settled = workload_of(device_type, with_model_config(workload))
+        complete_workload = workload_of(device_type, with_model_config(workload))
         forecaster = Forecaster(
             executor=executor,
-            workload=settled,
+            workload=complete_workload,
             device_type=device_type,
             compute_capability=capability,
             torch_version=torch_version,
         )
-        config = TrainingConfig(
-            **{"micro_batch_size": settled.global_batch, **(configuration or {})}
-        )
+        choices = {"micro_batch_size": complete_workload.global_batch, **(configuration or {})}
+        config = TrainingConfig(**choices)
         return forecaster.predict(config, with_timeline=with_timeline)
 
 
@@ -150,7 +155,7 @@ def show(
     storage: str = DEFAULT_STORAGE,
     preferences: Preferences = DEFAULT_PREFERENCES,
 ) -> StudyResult:
-    """What is known of a study, with its front and pick. Raises UnknownStudy."""
+    """Return the records of a study with its front and pick. Raises UnknownStudy."""
     from autotune.storage.store import StudyStore
     from autotune.study.search import result_of
 
@@ -162,11 +167,11 @@ def show(
 
 
 def optuna_study(study: str, *, storage: str = DEFAULT_STORAGE) -> "optuna.Study":
-    """The study's results as a study of Optuna's in memory, for its own figures, importances and dashboard.
+    """Return the results as an in-memory Optuna study, for Optuna's plots and dashboard.
 
     Each trial has the constraints `device_memory` and `training`, feasible at or below zero, and
-    the user attributes `autotune_number` and `outcome`; where something was not measured its value
-    is the worst seen until then. `optuna.copy_study` puts it into a database of Optuna's. Raises
+    the user attributes `autotune_number` and `outcome`. An objective that was not measured has the
+    worst value seen until then. `optuna.copy_study` copies the study to an Optuna database. Raises
     UnknownStudy.
     """
     from autotune.storage.store import StudyStore
@@ -185,7 +190,10 @@ def view(
     storage: str = DEFAULT_STORAGE,
     preferences: Preferences = DEFAULT_PREFERENCES,
 ) -> "StudyView":
-    """What `show` gives, with the study's definition and predictions: what figures and reports are made of."""
+    """Return the result with the definition and the predictions, as figures and reports need them.
+
+    Raises UnknownStudy.
+    """
     from autotune.storage.store import StudyStore
     from autotune.study.search import view_of
 

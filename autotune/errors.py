@@ -1,32 +1,33 @@
-"""Errors a user can act on: one drawn tree, each with what is wrong and the way out.
+"""Errors that a user can act on: each says what is wrong and what to do about it.
 
     AutotuneError
-    ├── InvalidInput            what was asked for cannot be done as asked (exit 2)
-    │   ├── InvalidSize             a byte size or a duration that cannot be read
+    ├── InvalidInput            the request cannot be carried out as given (exit 2)
+    │   ├── InvalidSize             a byte size or a duration that cannot be parsed
     │   ├── InvalidSpace            a search-space file with a wrong key, value or condition
-    │   ├── InvalidDataset          text that is missing, empty or too short
+    │   ├── InvalidDataset          a dataset that is missing, empty or too short
     │   ├── IllegalConfiguration    techniques that cannot be combined
-    │   ├── UnknownStudy            no study of that name in that storage
-    │   └── StudyMismatch           the study of that name was made with other settings
+    │   ├── UnknownStudy            the storage has no study of that name
+    │   └── StudyMismatch           the study of that name has other settings
     ├── StorageUnavailable      the database or a results folder cannot be used (exit 2)
-    │   └── StorageAway             it could be used before and may be again; the search can be continued (exit 75)
+    │   └── StorageAway             it is unreachable for now; the search can be resumed (exit 75)
     ├── PredictionImpossible    a model that cannot run on fake tensors (exit 2)
     ├── PreparationFailed       the workload could not be built in its own process (exit 70)
-    ├── TrialLost               the machine ended a trial: killed, device gone, disk full; to be continued (exit 75)
+    ├── TrialLost               the machine ended a trial (killed, device gone, disk full); the
+    │   │                       search can be resumed (exit 75)
     │   ├── TrialServerLost         the process that starts the trials has ended
-    │   └── DeviceDisturbed         another process began or ended on the device while a trial was measured
-    └── Stopped                 the search was asked to stop; the search can be continued (exit 75)
+    │   └── DeviceDisturbed         another process started or ended on the device meanwhile
+    └── Stopped                 the user stopped the search; it can be resumed (exit 75)
 
-Expected failures of a trial (out of memory, timeout, crash) are not errors: they are outcomes
-(`result.py`).
+Expected failures of a trial (out of memory, timeout, crash) are not errors but outcomes
+(`spec/result.py`). Exit codes 70 and 75 are EX_SOFTWARE and EX_TEMPFAIL of sysexits.h.
 """
 
 
 class AutotuneError(Exception):
-    """Base of everything autotune raises on purpose.
+    """Base class of every error that autotune raises on purpose.
 
-    `message` is one sentence that names the offending value; `hint` is one sentence with the way
-    out.
+    `message` is one sentence on what is wrong with the value that it names; `hint` is one sentence
+    on what to do instead.
     """
 
     exit_code = 70

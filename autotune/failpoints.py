@@ -1,8 +1,8 @@
-"""Named places between two durable steps, where a test may end the process as a power cut would.
+"""Named points between two durable steps at which a test can kill the process, like a power cut.
 
-`AUTOTUNE_FAILPOINT="result spooled"` kills the process with SIGKILL when it comes there, `"result
-spooled:3"` when it comes there the third time. Each is a moment at which a result must be neither
-lost nor counted twice.
+`AUTOTUNE_FAILPOINT="result spooled"` kills the process with SIGKILL when it reaches that point,
+`"result spooled:3"` when it reaches it the third time. At each point a result must be neither lost
+nor counted twice.
 """
 
 import os
@@ -35,9 +35,9 @@ _visits: Counter[str] = Counter()
 
 
 def failpoint(point: str) -> None:
-    """Ends the process here if that was asked for."""
+    """Kill this process with SIGKILL if the environment requests it for `point`."""
     if _VARIABLE in os.environ:
         _visits[point] += 1
-        wanted, _, visit = os.environ[_VARIABLE].partition(":")
-        if point == wanted and _visits[point] == int(visit or 1):
+        requested, _, visit = os.environ[_VARIABLE].partition(":")
+        if point == requested and _visits[point] == int(visit or 1):
             os.kill(os.getpid(), signal.SIGKILL)

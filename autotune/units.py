@@ -1,7 +1,4 @@
-"""Byte sizes and durations as people write them.
-
-Nothing is guessed: what cannot be read is refused.
-"""
+"""Parse and format sizes in bytes and durations. Text that is not exact is rejected."""
 
 import re
 import sys
@@ -15,7 +12,7 @@ _BYTES_PER_UNIT = {
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
 }
 LARGEST_SIZE_BYTES = 2**62
-"""Far more than any device has, and still a number that every database can hold."""
+"""Far more than any device has, and small enough for an integer column of any database."""
 
 LONGEST_SECONDS = 1e9
 
@@ -24,37 +21,38 @@ _NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:[eE]\+?[0-9]+)?"
 
 
 def parse_size(text: str) -> int:
-    """Bytes in `text`: `8GiB`, `8GB`, `8192MiB`, `8e9`. Raises InvalidSize for anything else."""
+    """Return the bytes of `8GiB`, `8GB`, `8192MiB` or `8e9`. Raises InvalidSize for other text."""
     match = re.fullmatch(rf"({_NUMBER}) *([A-Za-z]*)", text.strip(" "))
     if match is None or match[2] not in _BYTES_PER_UNIT:
         raise InvalidSize(
             f"{text!r} is not a memory size",
-            hint="write a number and a unit with a decimal point: 8GiB, 8.5GB, 8192MiB or plain bytes such as 8e9",
+            hint="write a number and a unit with a decimal point: 8GiB, 8.5GB, 8192MiB "
+            "or plain bytes such as 8e9",
         )
     size_bytes = float(match[1]) * _BYTES_PER_UNIT[match[2]]
     if not 1 <= size_bytes < LARGEST_SIZE_BYTES:
-        raise InvalidSize(f"{text!r} is no memory a device can have", hint="give for example 8GiB")
+        raise InvalidSize(f"{text!r} is not a possible memory size", hint="give for example 8GiB")
     return int(size_bytes)
 
 
 def format_size(size_bytes: float) -> str:
-    """`size_bytes` in the binary unit that leaves one to four digits before the point."""
+    """Format bytes in the binary unit that gives one to four digits before the decimal point."""
     size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return (
-                f"{size:.0f} {unit}"
-                if unit == "B"
-                else f"{size:.{1 if size >= 100 else 2}f} {unit}"
-            )
+    if abs(size) < 1024:
+        return f"{size:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
         size /= 1024
+        if abs(size) < 1024:
+            decimals = 1 if size >= 100 else 2
+            return f"{size:.{decimals}f} {unit}"
+    size /= 1024
     return f"{size:.2f} TiB"
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in `text`: `90s`, `30m`, `1h30m`, or a bare number of seconds.
+    """Return the seconds of `90s`, `30m`, `1h30m` or a plain number of seconds.
 
-    Raises InvalidSize otherwise.
+    Raises InvalidSize for other text.
     """
     stripped = text.strip(" ")
     if re.fullmatch(_NUMBER, stripped):
@@ -66,13 +64,14 @@ def parse_duration(text: str) -> float:
         raise InvalidSize(f"{text!r} is not a duration", hint="write for example 90s, 30m or 1h30m")
     if not 0 < seconds < LONGEST_SECONDS:
         raise InvalidSize(
-            f"{text!r} is no time to wait", hint="give a duration above zero, for example 30m"
+            f"{text!r} is not a possible duration",
+            hint="give a duration above zero, for example 30m",
         )
     return seconds
 
 
 def is_positive_number(value: object) -> bool:
-    """Whether `value` is a number above zero that a float can hold; no bool, no infinity."""
+    """Whether `value` is a finite number above zero; bool is not a number here."""
     return (
         not isinstance(value, bool)
         and isinstance(value, int | float)
@@ -81,7 +80,7 @@ def is_positive_number(value: object) -> bool:
 
 
 def format_duration(seconds: float) -> str:
-    """`seconds` as `4.2 s`, `3 m 05 s` or `2 h 10 m`."""
+    """Format seconds as `4.2 s`, `3 m 05 s` or `2 h 10 m`."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

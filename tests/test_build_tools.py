@@ -38,7 +38,7 @@ def test_a_variable_that_names_no_compiler_is_named(bare, monkeypatch):
     bare("gcc")
     monkeypatch.setenv("CC", "gcc-99")
     monkeypatch.setenv("CXX", "g++-99")
-    assert "CC names 'gcc-99', which is not there" in build_tools.why_no_compilation("cuda")
+    assert "CC is 'gcc-99', which was not found" in build_tools.why_no_compilation("cuda")
     assert "install g++-99" in build_tools.why_no_compilation("cpu")
 
 

@@ -1,8 +1,6 @@
-"""The vocabulary: plain, frozen values that every room shares and that cross every border.
-
-Loads no torch.
+"""Frozen dataclasses that all other packages share: configuration, workload, search space, study.
 
 A configuration is one choice for every technique; a workload says what is trained; a search space
-says which configurations may be tried; a study is all of that with a device and a cap; a result
-holds the record of each trial.
+says which configurations may be tried; a study is all of these with a device and a memory cap; a
+result holds the record of each trial. Does not import torch.
 """

@@ -1,31 +1,29 @@
-"""One try at a trial: who has it, until when, and how it ended.
-
-A trial gets its result from exactly one attempt.
-"""
+"""An attempt is one run of a trial by a worker; exactly one attempt provides its result."""
 
 import uuid
 from dataclasses import dataclass
 from typing import Literal
 
 AttemptState = Literal["running", "finished", "lost", "forgiven", "given_up", "given_back", "late"]
-"""How an attempt stands. Of those that ended:
+"""State of an attempt, as stored in the database. The states after `running`:
 
-- finished: its result is the trial's
-- lost: the machine's fault, not the configuration's: killed from outside, device lost, trial server
-  lost
-- forgiven: lost, and a later search lets the trial be tried anew
-- given_up: its worker died, or let the lease run out
-- given_back: its search was stopped
-- late: given up, lost or given back, and then a result came after all, which was refused and is
-  kept with the attempt
+- finished: its result is the result of the trial
+- lost: it failed because of the machine, not the configuration: killed from outside, device lost,
+  trial server lost
+- forgiven: it was lost, and a later search may retry the trial
+- given_up: its lease expired, or its worker died
+- given_back: the search was stopped and released it
+- late: a result arrived after it was lost, given up or given back; the result was rejected and is
+  stored with the attempt only
 """
 
 LEASE_SECONDS = 60.0
-"""A worker that has not renewed its lease for so long is taken for dead, where nothing else says
-whether it is."""
+"""A worker that has not renewed its lease for this long counts as dead, unless its process can be
+checked directly."""
 RENEWAL_SECONDS = 10.0
+"""Interval at which a worker renews its lease."""
 MOST_RETRIES = 3
-"""Attempts after the first that a trial gets where it was lost each time."""
+"""Attempts after the first that a trial gets if every attempt was lost."""
 
 
 def new_attempt_id() -> str:
@@ -34,28 +32,30 @@ def new_attempt_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """A trial that this worker has taken."""
+    """An attempt that this worker has claimed."""
 
     id: str
     study: str
     number: int
     name: str | None
     ordinal: int
-    """1 for the first attempt at the trial."""
+    """1 for the first attempt of the trial."""
 
     @property
     def log_name(self) -> str:
-        """Of the trial's log: every attempt leaves its own."""
-        return f"trial-{self.number}" + (f"-attempt-{self.ordinal}" if self.ordinal > 1 else "")
+        """Name of the log: each attempt writes a separate one."""
+        if self.ordinal == 1:
+            return f"trial-{self.number}"
+        return f"trial-{self.number}-attempt-{self.ordinal}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningAttempt:
-    """What the database says of an attempt that nobody has ended."""
+    """An attempt that has not ended, as stored in the database."""
 
     id: str
     number: int
     worker: str
     renewals: int
     is_expired: bool
-    """By the database's clock."""
+    """Whether its lease has expired, by the clock of the database."""

@@ -1,7 +1,7 @@
-"""A training configuration: one choice for every technique, and which choices go together.
+"""A training configuration is one choice for every technique; `RULES` says which choices conflict.
 
-Legality lives here and nowhere else: `RULES` lists every illegal combination with the sentence that
-explains it. What *this device* cannot do is not known here; a probe finds it
+`RULES` is the only list of illegal combinations; each rule carries the sentence that explains it.
+What a particular device cannot do is not decided here: a probe finds it
 (`autotune/execution/server/tasks.py`).
 """
 
@@ -30,34 +30,34 @@ ActivationOffload = Literal["none", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """One choice for every technique.
+    """One choice for every technique: flat, hashable and ready for JSON.
 
-    Flat, hashable, JSON-ready. Raises InvalidInput for a value no technique has.
+    Raises InvalidInput for a value that the technique does not have.
     """
 
     precision: Precision = "fp32"
-    """Numbers computed and kept in. `*-mixed`: autocast over fp32 weights; `bf16-true`: the whole
-    model in bf16; `bf16-stochastic`: the same, its update rounded stochastically; `fp8`:
-    bf16-mixed, the blocks' products in fp8."""
+    """Number formats of computation and storage. `*-mixed`: autocast over fp32 weights;
+    `bf16-true`: the whole model in bf16; `bf16-stochastic`: the same with stochastic rounding of
+    the update; `fp8`: bf16-mixed with the matrix products of the blocks in fp8."""
 
     checkpointing: Checkpointing = "none"
-    """Which activations are dropped in forward and recomputed in backward."""
+    """Which activations are dropped in the forward pass and recomputed in the backward pass."""
 
     compile: CompileScope = "none"
-    """What torch.compile sees at once: nothing, each transformer block, or the whole model with its
-    loss."""
+    """What torch.compile compiles as one unit: nothing, each transformer block, or the whole model
+    with its loss."""
 
     memory_budget: float = 1.0
-    """torch.compile's activation memory budget, 1.0 (keep what the partitioner keeps) to 0.0
-    (recompute all)."""
+    """torch.compile's activation memory budget, from 1.0 (save what the partitioner
+    would save by default) to 0.0 (recompute everything)."""
 
     optimizer: Optimizer = "adamw"
-    """torch.optim's AdamW, Adafactor or SGD (momentum 0.9), Adafactor with a rate that no weight
-    scales, or torchao's AdamW with its state in 8 bits."""
+    """torch.optim's AdamW, Adafactor or SGD (momentum 0.9); Adafactor with a fixed learning rate,
+    not scaled by the size of each weight; or torchao's AdamW with its state in 8 bits."""
 
     optimizer_fusion: OptimizerFusion = "none"
-    """How the update runs: a loop, batched (`foreach`), one kernel (`fused=True`), or inside
-    backward."""
+    """How the update runs: a loop over the parameters, batched (`foreach`), one kernel
+    (`fused=True`), or inside the backward pass."""
 
     micro_batch_size: int = 1
     """Sequences per forward pass; the global batch divided by it is the number of accumulation
@@ -73,60 +73,64 @@ class TrainingConfig:
     """Whether the logits of the whole micro batch exist at once, or chunk by chunk."""
 
     activation_offload: ActivationOffload = "none"
-    """Where large activations wait for the backward pass: on the device, or in pinned memory of the
-    host."""
+    """Where large activations are stored until the backward pass: on the device, or in pinned host
+    memory."""
 
     def __post_init__(self) -> None:
         values = vars(self)
         for name, value in values.items():
-            # Thousands are read at once: what is a choice at first sight is not looked at again.
+            # Fast path, as thousands are loaded at once: only other values get the full check.
             if value.__class__ is not str or value not in _CHOICES.get(name, ()):
                 check_value(name, value)
-        # 1 and 1.0, and both zeros, are one budget and must have one fingerprint.
+        # 1 and 1.0, and 0.0 and -0.0, are the same budget and must give the same fingerprint.
         object.__setattr__(self, "memory_budget", float(self.memory_budget) + 0.0)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the choices by field name."""
         return {name: getattr(self, name) for name in _FIELDS}
 
     @cached_property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits that are equal exactly for equal configurations."""
-        said = {
-            name: value
-            for name, value in self.to_dict().items()
-            if name not in _YOUNGER_FIELDS or value != getattr(_PLAIN, name)
-        }
-        return hashlib.sha256(_SORTED_JSON.encode(said).encode()).hexdigest()[:12]
+        """Twelve hexadecimal digits of a hash: equal for equal configurations only."""
+        hashed = {}
+        for name, value in self.to_dict().items():
+            is_default = value == getattr(_DEFAULT_CONFIG, name)
+            if name not in _FIELDS_ADDED_LATER or not is_default:
+                hashed[name] = value
+        return hashlib.sha256(_SORTED_JSON.encode(hashed).encode()).hexdigest()[:12]
 
     @cached_property
     def numerics_class(self) -> tuple[str, ...]:
-        """Configurations of one class compute the same numbers up to rounding of the order of operations.
+        """Key of the configurations that compute the same numbers, up to the order of operations.
 
-        Compiled and eager are one class in fp32 and tf32 and two in 16 bit, where fusion changes
-        what is rounded; so do other attention kernels there, and the sum over the chunks of a loss.
+        In fp32 and tf32 compiled and eager training are in one class. In 16 bits they are in two,
+        because fusion changes what is rounded; another attention kernel and a loss that is summed
+        over chunks also change it.
         """
-        is_16_bit = self.precision not in ("fp32", "tf32")
-        rounding = ["compiled" if is_16_bit and self.compile != "none" else "eager"]
-        if is_16_bit:
-            rounding += [
-                value for value in (self.attention, self.loss) if value not in ("auto", "full")
-            ]
+        if self.precision in ("fp32", "tf32"):
+            return (self.precision, self.optimizer, "eager")
+        rounding = ["eager" if self.compile == "none" else "compiled"]
+        if self.attention != "auto":
+            rounding.append(self.attention)
+        if self.loss != "full":
+            rounding.append(self.loss)
         return (self.precision, self.optimizer, *rounding)
 
     def describe(self) -> str:
-        """The choices that differ from a plain fp32 training, in a few words."""
-        words = [
-            f"{name.replace('_', '-')} {value}"
-            for name, value in self.to_dict().items()
-            if name not in ("precision", "micro_batch_size") and value != getattr(_PLAIN, name)
-        ]
-        return ", ".join([self.precision, *words, f"micro-batch {self.micro_batch_size}"])
+        """Return precision, micro batch and every choice that is not the default, as text."""
+        techniques = []
+        for name, value in self.to_dict().items():
+            if name in ("precision", "micro_batch_size"):
+                continue
+            if value != getattr(_DEFAULT_CONFIG, name):
+                techniques.append(f"{name.replace('_', '-')} {value}")
+        return ", ".join([self.precision, *techniques, f"micro-batch {self.micro_batch_size}"])
 
 
 _SORTED_JSON = json.JSONEncoder(sort_keys=True)
-_YOUNGER_FIELDS = ("attention", "loss", "activation_offload")
-"""Newer than the first studies: at their defaults no part of a fingerprint, so that old records
-keep theirs."""
+_FIELDS_ADDED_LATER = ("attention", "loss", "activation_offload")
+"""Fields that the first studies did not have. At their defaults they are left out of a fingerprint,
+so that the fingerprints of old records stay valid."""
 
 CHOICES: Mapping[str, tuple[Any, ...]] = {
     "precision": get_args(Precision),
@@ -139,7 +143,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "loss": get_args(Loss),
     "activation_offload": get_args(ActivationOffload),
 }
-"""Values of the techniques that have a fixed list of them."""
+"""The values of each technique that has a fixed list of values."""
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(TrainingConfig))
 _CHOICES = {field: frozenset(values) for field, values in CHOICES.items()}
@@ -157,14 +161,14 @@ FIELD_ORDER = (
     "loss",
     "activation_offload",
 )
-"""The order in which a configuration is decided: a field's legal values depend only on those before
-it."""
+"""The order in which a configuration is built: the legal values of a field depend only on the
+fields before it."""
 
 
 def check_value(field: str, value: object) -> None:
-    """Raises InvalidInput, naming field, value and what is allowed, unless `value` is one `field` can have."""
+    """Raise InvalidInput, with the allowed values, if `value` is not a value of `field`."""
     if field in CHOICES:
-        # No member test by `in` alone: True == 1 and 1.0 == 1 must not pass for other types.
+        # The type is tested as well: with `in` alone, a value of another type could compare equal.
         if not isinstance(value, str) or value not in CHOICES[field]:
             raise InvalidInput(
                 f"{field} = {value!r} is not possible",
@@ -186,34 +190,37 @@ def check_value(field: str, value: object) -> None:
         )
 
 
-_PLAIN = TrainingConfig()
+_DEFAULT_CONFIG = TrainingConfig()
 """fp32 without any technique."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """What of a workload decides which configurations are legal."""
+    """The properties of a workload that decide which configurations are legal."""
 
     global_batch: int
+    """Sequences per optimizer step."""
     clips_gradients: bool = False
     sequence_length: int | None = None
-    """None where it is not known, as in a user's script."""
+    """Tokens in a sequence; None if unknown, as for a user's script."""
 
 
 FP8_MULTIPLE = 16
-"""What a product in fp8 wants the sides of its matrices to be multiples of."""
+"""Both dimensions of every matrix in an fp8 product must be multiples of this."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One illegal combination: `broken` over `fields` (and the circumstances), and why, with what to change."""
+    """One illegal combination of the values of `fields`, in given circumstances."""
 
     fields: tuple[str, ...]
     broken: Callable[[Mapping[str, Any], Circumstances], bool]
+    """Returns whether the chosen values, in these circumstances, are the illegal combination."""
     why: str
+    """Template of the explanation: the reason, a colon, and what to change."""
 
     def sentence(self, chosen: Mapping[str, Any], at: Circumstances) -> str:
-        """Returns `why` with the values of `chosen` and of the circumstances in it."""
+        """Return `why` with the values of `chosen` and of the circumstances filled in."""
         return self.why.format_map({**vars(at), **chosen})
 
 
@@ -221,19 +228,20 @@ RULES = (
     Rule(
         ("micro_batch_size",),
         lambda c, at: at.global_batch % c["micro_batch_size"] != 0,
-        "micro_batch_size {micro_batch_size} does not divide the global batch of {global_batch}: use one of its "
-        "divisors, so that every optimizer step sees the same number of sequences",
+        "micro_batch_size {micro_batch_size} does not divide the global batch of {global_batch}: "
+        "use one of its divisors, so that every optimizer step sees the same number of sequences",
     ),
     Rule(
         ("compile", "memory_budget"),
         lambda c, _: c["memory_budget"] != 1.0 and c["compile"] == "none",
-        "memory_budget {memory_budget} needs torch.compile, whose partitioner it steers: set compile to block or model",
+        "memory_budget {memory_budget} needs torch.compile, whose partitioner it steers: "
+        "set compile to block or model",
     ),
     Rule(
         ("checkpointing", "memory_budget"),
         lambda c, _: c["memory_budget"] != 1.0 and c["checkpointing"] != "none",
-        "memory_budget {memory_budget} and checkpointing {checkpointing} both decide what is recomputed: "
-        "set checkpointing to none or memory_budget to 1.0",
+        "memory_budget {memory_budget} and checkpointing {checkpointing} both decide what is "
+        "recomputed: set checkpointing to none or memory_budget to 1.0",
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),
@@ -246,44 +254,45 @@ RULES = (
             c["optimizer_fusion"] in ("foreach", "kernel")
             and c["optimizer"] == "adafactor-fixed-rate"
         ),
-        "adafactor-fixed-rate updates one parameter after the other and has no optimizer_fusion {optimizer_fusion}: "
-        "use none or backward, or another optimizer",
+        "adafactor-fixed-rate updates one parameter after the other and has no optimizer_fusion "
+        "{optimizer_fusion}: use none or backward, or another optimizer",
     ),
     Rule(
         ("precision", "optimizer_fusion"),
         lambda c, _: c["optimizer_fusion"] == "backward" and c["precision"] == "fp16-mixed",
-        "optimizer_fusion backward steps before GradScaler could unscale the gradients of fp16-mixed: "
-        "use bf16-mixed, or another fusion",
+        "optimizer_fusion backward steps before GradScaler could unscale the gradients of "
+        "fp16-mixed: use bf16-mixed, or another fusion",
     ),
     Rule(
         ("micro_batch_size", "optimizer_fusion"),
         lambda c, at: (
             c["optimizer_fusion"] == "backward" and c["micro_batch_size"] != at.global_batch
         ),
-        "optimizer_fusion backward would step after every micro batch of {micro_batch_size} instead of once for the "
-        "global batch of {global_batch}: set micro_batch_size to {global_batch}, or use another fusion",
+        "optimizer_fusion backward would step after every micro batch of {micro_batch_size} "
+        "instead of once for the global batch of {global_batch}: set micro_batch_size to "
+        "{global_batch}, or use another fusion",
     ),
     Rule(
         ("optimizer_fusion",),
         lambda c, at: c["optimizer_fusion"] == "backward" and at.clips_gradients,
-        "optimizer_fusion backward updates each parameter before the norm of all gradients is known, by which "
-        "gradient_clipping scales them: use another fusion, or no clipping",
+        "optimizer_fusion backward updates each parameter before the norm of all gradients is "
+        "known, by which gradient_clipping scales them: use another fusion, or no clipping",
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),
         lambda c, _: (
             c["optimizer_fusion"] in ("foreach", "kernel") and c["optimizer"] == "adamw-8bit"
         ),
-        "adamw-8bit compiles its own kernel for each parameter and has no optimizer_fusion {optimizer_fusion}: "
-        "use none or backward, or another optimizer",
+        "adamw-8bit compiles its own kernel for each parameter and has no optimizer_fusion "
+        "{optimizer_fusion}: use none or backward, or another optimizer",
     ),
     Rule(
         ("precision", "optimizer_fusion"),
         lambda c, _: (
             c["optimizer_fusion"] in ("foreach", "kernel") and c["precision"] == "bf16-stochastic"
         ),
-        "bf16-stochastic holds one parameter at a time in float32, and optimizer_fusion {optimizer_fusion} updates all "
-        "at once: use none or backward, or precision bf16-true",
+        "bf16-stochastic holds one parameter at a time in float32, and optimizer_fusion "
+        "{optimizer_fusion} updates all at once: use none or backward, or precision bf16-true",
     ),
     Rule(
         ("precision", "optimizer"),
@@ -299,36 +308,41 @@ RULES = (
     ),
     Rule(
         ("precision", "micro_batch_size"),
-        # The gradient of a weight is a product along the tokens of a micro batch; every micro batch
-        # is a full one.
+        # The gradient of a weight is a matrix product along the tokens of a micro batch, and every
+        # micro batch is full.
         lambda c, at: (
             c["precision"] == "fp8"
             and at.sequence_length is not None
             and c["micro_batch_size"] * at.sequence_length % FP8_MULTIPLE != 0
         ),
-        "precision fp8 needs micro batches whose number of tokens is a multiple of 16, and micro_batch_size "
-        "{micro_batch_size} has sequences of {sequence_length} tokens: use a sequence length that is a multiple of 16, "
-        "another micro_batch_size, or precision bf16-mixed",
+        "precision fp8 needs micro batches whose number of tokens is a multiple of 16, and "
+        "micro_batch_size {micro_batch_size} has sequences of {sequence_length} tokens: "
+        "use a sequence length that is a multiple of 16, another micro_batch_size, "
+        "or precision bf16-mixed",
     ),
 )
 
 
 def broken_rules(chosen: Mapping[str, Any], at: Circumstances) -> list[str]:
-    """Why `chosen` (a configuration or the beginning of one) is illegal: one sentence a broken rule."""
-    return [
-        rule.sentence(chosen, at)
-        for rule in RULES
-        if all(field in chosen for field in rule.fields) and rule.broken(chosen, at)
-    ]
+    """Return why `chosen` (a configuration or its first fields) is illegal, a sentence per rule.
+
+    A rule about a field that is not in `chosen` is not applied.
+    """
+    sentences = []
+    for rule in RULES:
+        is_decided = all(field in chosen for field in rule.fields)
+        if is_decided and rule.broken(chosen, at):
+            sentences.append(rule.sentence(chosen, at))
+    return sentences
 
 
 def check_legal(config: TrainingConfig, at: Circumstances) -> None:
-    """Raises IllegalConfiguration with the first reason why `config` cannot be trained in these circumstances."""
+    """Raise IllegalConfiguration, with the first broken rule, if `config` is illegal there."""
     if reasons := broken_rules(config.to_dict(), at):
         message, _, hint = reasons[0].partition(": ")
         raise IllegalConfiguration(message, hint=hint)
 
 
 def baseline_of(*, optimizer: Optimizer, global_batch: int) -> TrainingConfig:
-    """The denominator of every saving: fp32, no technique, the whole global batch at once."""
+    """Return what savings are relative to: fp32, no technique, the global batch in one pass."""
     return TrainingConfig(optimizer=optimizer, micro_batch_size=global_batch)

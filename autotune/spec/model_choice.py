@@ -1,4 +1,4 @@
-"""Which model is meant: a built-in name, a Hugging Face config, a function of the user's own, or a training script."""
+"""Resolve a model: built-in name, Hugging Face config, user's function or training script."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,33 +19,32 @@ from autotune.spec.user_code import SCRIPT, check_function, check_script, is_fun
 from autotune.spec.user_paths import is_there
 
 MODEL_NAMES = ("gpt", "deep-one")
-"""Keys of the model registry, which only a trial's own process can import."""
+"""Names in the model registry, which only the process of a trial may import, as it loads torch."""
 
 HOW_TO_NAME = (
-    f"the models are {', '.join(MODEL_NAMES)}, a Hugging Face {FILE_NAME}, a folder with one, a hub name, "
-    "or file.py:function"
+    f"the models are {', '.join(MODEL_NAMES)}, a Hugging Face {FILE_NAME}, a folder with one, "
+    "a hub name, or file.py:function"
 )
 
 
 def no_model(name: str) -> InvalidInput:
-    """The refusal of a name that is none of the above."""
+    """Return the error for a name that is not a model."""
     return InvalidInput(f"there is no model {name!r}", hint=HOW_TO_NAME)
 
 
 def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with a path or hub name as `model` replaced by the config's content and the name it gives the model.
+    """Return `settings` with a path or hub name in `model` resolved to a config and its name.
 
-    What is already replaced, and settings without a path, stay as they are. Raises InvalidInput.
+    Other settings, and a model that is already resolved, stay as they are. A script sets the model
+    to "script". Raises InvalidInput for a model that does not exist or cannot be used.
     """
     if settings.get("script") is not None:
         check_script(settings)
         return {**settings, "model": SCRIPT}
     model = settings.get("model")
-    if (
-        not isinstance(model, str)
-        or model in MODEL_NAMES
-        or settings.get("model_config") is not None
-    ):
+    if not isinstance(model, str) or model in MODEL_NAMES:
+        return dict(settings)
+    if settings.get("model_config") is not None:
         return dict(settings)
     if is_function_reference(model):
         check_function(model, settings)
@@ -58,12 +57,12 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
             f"{model} does not say which function makes the model", hint=f"write {model}:function"
         )
     content = read_model_config(model) if exists else fetch_model_config(model)
-    replaced = {**settings, "model": model_name(content), "model_config": content}
-    if settings.get("tokenizer") == "model":
-        replaced["tokenizer"] = source_of(model)
-    if not settings.get("pretrained"):
-        return replaced
+    resolved = {**settings, "model": model_name(content), "model_config": content}
     source = source_of(model)
-    if exists and not weight_files(Path(source)):
-        raise no_weights(source)
-    return {**replaced, "model_source": source}
+    if settings.get("tokenizer") == "model":
+        resolved["tokenizer"] = source
+    if settings.get("pretrained"):
+        if exists and not weight_files(Path(source)):
+            raise no_weights(source)
+        resolved["model_source"] = source
+    return resolved

@@ -1,6 +1,6 @@
-"""A model described by a Hugging Face `config.json`: what must be known of it without loading torch or transformers.
+"""Read the `config.json` of a Hugging Face model, without torch or transformers.
 
-`autotune/models/hugging_face.py` builds it, in a trial's own process.
+`autotune/models/hugging_face.py` builds the model, in the process of a trial.
 """
 
 import hashlib
@@ -21,22 +21,25 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "vocab_size": ("vocab_size",),
 }
-"""A workload's sizes and what config files call them."""
+"""The sizes of a workload, each with its keys in config files."""
 WEIGHT_FILES = ("*.safetensors", "*.bin")
-"""Kinds of files that hold weights, the preferred one first."""
+"""Patterns of weight files, the preferred one first."""
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def read_model_config(path: str) -> dict[str, Any]:
-    """The content of the config.json at `path`, or in the folder `path`. Raises InvalidInput."""
+    """Return the content of the config.json at `path` or in the folder `path`.
+
+    Raises InvalidInput if it cannot be read or does not describe a model.
+    """
     file = expanded(path)
     file = file / FILE_NAME if file.is_dir() else file
     if is_there(str(file)) and not is_plain_file(file):
         raise InvalidInput(
-            f"model {path!r} is no file to be read", hint=f"name a {FILE_NAME} or a folder with one"
+            f"model {path!r} is not a regular file", hint=f"name a {FILE_NAME} or a folder with one"
         )
     try:
-        content = json.loads(file.read_text(encoding="utf-8-sig"), parse_constant=_refuse_constant)
+        content = json.loads(file.read_text(encoding="utf-8-sig"), parse_constant=_reject_constant)
     except OSError as error:
         raise InvalidInput(
             f"model {path!r} cannot be read: {error.strerror} ({file})",
@@ -44,73 +47,77 @@ def read_model_config(path: str) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as error:
         raise InvalidInput(
-            f"{file} is not valid JSON: {error}", hint="mend the place it names"
+            f"{file} is not valid JSON: {error}", hint="correct the file at this position"
         ) from None
     if not isinstance(content, dict) or not _is_plain_name(content.get("model_type")):
         raise InvalidInput(
             f"{file} does not say which model it describes",
-            hint='it must hold a "model_type", such as "llama"',
+            hint='it must have a "model_type", such as "llama"',
         )
     sizes_of(content)
     return content
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether `model` has the form `owner/name`, and not that of a path."""
-    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model, re.ASCII) is not None and Path(
-        model
-    ).suffix not in (
-        ".json",
-        ".py",
-    )
+    """Whether `model` has the form `owner/name` and does not look like a file."""
+    if Path(model).suffix in (".json", ".py"):
+        return False
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model, re.ASCII) is not None
 
 
 def fetch_model_config(name: str) -> dict[str, Any]:
-    """The content of the config.json of a model on the Hugging Face hub, or of its copy in the hub's cache.
+    """Return the config.json of a model on the Hugging Face hub, or its copy in the hub's cache.
 
-    Raises InvalidInput, at once where there is no network.
+    Raises InvalidInput if the model does not exist, and at once if there is no network.
     """
     from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, FILE_NAME)
     try:
-        # One short question first: without a network the download would be tried again and again.
+        # A short request first: without a network the download would retry for a long time.
         HfApi().model_info(name, timeout=HUB_TIMEOUT_SECONDS)
         return read_model_config(hf_hub_download(name, FILE_NAME, etag_timeout=HUB_TIMEOUT_SECONDS))
     except InvalidInput:
         raise
-    except Exception as error:  # whatever the network or the hub raises
+    except Exception as error:  # network and hub raise many types
         if isinstance(cached, str):
             return read_model_config(cached)
         lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
         raise InvalidInput(
-            f"model {name!r} is no local path and cannot be had from the Hugging Face hub: "
-            f"{lines[0] if lines else type(error).__name__}",
-            hint=f"check the name and the network, or name a local {FILE_NAME} or a folder with one",
+            f"model {name!r} is not a local path and cannot be loaded from the Hugging Face hub: "
+            f"{reason}",
+            hint=f"check the name and the network, or give a local {FILE_NAME} or its folder",
         ) from error
 
 
 def source_of(model: str) -> str:
-    """Where the weights beside a config.json are: the absolute folder, or the hub name itself."""
-    path = expanded(model)
+    """Return the absolute folder of a local model, which also has its weights, or the hub name."""
     if not is_there(model):
         return model
-    return str((path if path.is_dir() else path.parent).absolute())
+    path = expanded(model)
+    folder = path if path.is_dir() else path.parent
+    return str(folder.absolute())
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Files of trained weights in a folder, all of one kind; empty where there are none."""
-    return next((files for kind in WEIGHT_FILES if (files := sorted(folder.glob(kind)))), [])
+    """Return the weight files in a folder, sorted, all of the first pattern that matches."""
+    for pattern in WEIGHT_FILES:
+        files = sorted(folder.glob(pattern))
+        if files:
+            return files
+    return []
 
 
 def no_weights(source: str) -> InvalidInput:
+    """Return the error for a folder or repository without weights."""
     return InvalidInput(
         f"there are no weights in {source}", hint="name a folder with model.safetensors in it"
     )
 
 
-def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
+def _reject_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _is_plain_name(value: object) -> bool:
@@ -122,38 +129,42 @@ def _is_plain_name(value: object) -> bool:
 
 
 def model_name(content: Mapping[str, Any]) -> str:
-    """`llama-1f3c5a`: files of equal content have one name, wherever they are."""
+    """Return a name such as `llama-1f3c5a`; files with equal content get the same name."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"{content['model_type']}-{digest[:6]}"
 
 
 def sizes_of(content: Mapping[str, Any]) -> dict[str, int]:
-    """The workload's sizes by their names there.
+    """Return the sizes of the model, by the names of the workload's settings.
 
-    Raises InvalidInput for one that is missing or no size.
+    Raises InvalidInput for one that is missing or not a positive whole number.
     """
     sizes = {}
     for field, keys in _KEYS.items():
         value = next((content[key] for key in keys if key in content), None)
         if type(value) is not int or value < 1:
+            if value is None:
+                message = f"the model's {FILE_NAME} has no {keys[0]}"
+            else:
+                message = f"the model's {FILE_NAME} has {keys[0]} = {value!r}, which is not a size"
             raise InvalidInput(
-                f"the model's {FILE_NAME} says {keys[0]} = {value!r}, which is no size"
-                if value is not None
-                else f"the model's {FILE_NAME} does not say {keys[0]}",
-                hint=f"give {keys[0]} as a whole number, beside model_type",
+                message, hint=f"give {keys[0]} as a whole number, next to model_type"
             )
         sizes[field] = value
     return sizes
 
 
 def largest_sequence_length(content: Mapping[str, Any]) -> int | None:
-    """Positions the model has, None if it does not say."""
+    """Return the number of positions of the model; None if the config does not say."""
     value = next((content[key] for key in _POSITION_KEYS if key in content), None)
     return value if type(value) is int else None
 
 
 def with_layers(content: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The same model with that many layers; lists with one entry a layer are cut, or go on from their beginning."""
+    """Return the config with another number of layers.
+
+    Lists with one entry per layer are cut, or repeated from their start.
+    """
     before = sizes_of(content)["layers"]
     changed = dict(content)
     for key, value in content.items():

@@ -1,10 +1,13 @@
-"""Parity: whether two configurations compute the same training, told from its first steps.
+"""Parity: do two configurations compute the same training? Decided from its first steps.
 
-Two trainings from the same weights on the same batches are compared by the loss of each step and by
-the gradient of each block at the first. The losses alone do not tell: wrong gradients leave the
-first loss equal. A gradient is kept as its norm and a few random projections: the root mean square
-of the differences of two gradients' projections on random signs estimates the norm of their
-difference (Achlioptas 2003, doi:10.1016/S0022-0000(03)00025-4), to about a quarter with eight.
+Two trainings from the same weights on the same batches are compared by the loss of each of the
+first steps and by the gradient of each block at the first step. The losses alone are not enough:
+with wrong gradients the first loss is still equal.
+
+A gradient is stored as its norm and a few random projections. The root mean square of the
+differences between two gradients' projections on vectors of random signs estimates the norm of
+their difference (Achlioptas 2003, doi:10.1016/S0022-0000(03)00025-4); with eight projections the
+relative error is about a quarter.
 """
 
 import math
@@ -21,28 +24,28 @@ PROJECTIONS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class ParityTrace:
-    """The beginning of a training."""
+    """Losses and gradients of the first steps of a training."""
 
     losses: tuple[float, ...]
     """Mean token loss before each of the first `PARITY_STEPS` updates, in nats."""
     gradient_norms: Mapping[str, float]
-    """Euclidean norm of the first global batch's gradient, by block; `rest`: all parameters outside
-    the blocks. Empty where the optimizer made no step, as a GradScaler skips the one that
-    overflowed."""
+    """Euclidean norm of the gradient of the first global batch, by block; `rest`: all parameters
+    outside the blocks. Empty if the optimizer made no step, as after an overflow with GradScaler.
+    """
     gradient_projections: Mapping[str, tuple[float, ...]]
-    """Its projections on `PROJECTIONS` vectors of random signs, the same ones for every
-    configuration."""
+    """Projections of that gradient on `PROJECTIONS` vectors of random signs, which are the same for
+    every configuration."""
     draws_random_numbers: bool
     """Whether a step draws random numbers, as dropout does."""
     tokens: int | None = None
-    """Tokens of the first step as a script has reported them; None where the workload says how many
-    they are."""
+    """Tokens of the first step as reported by a script; None if the workload decides them."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "ParityTrace":
+        """Return the trace that `to_dict` stored, also after a round trip through JSON."""
         projections = {
             block: tuple(values) for block, values in stored["gradient_projections"].items()
         }
@@ -51,18 +54,20 @@ class ParityTrace:
         )
 
     def gradient_difference(self, reference: "ParityTrace", block: str) -> float:
-        """Estimated norm of the difference between the gradients of a block, relative to the reference's norm."""
+        """Estimate |gradient - reference gradient| / |reference gradient| of a block."""
         pairs = zip(
             self.gradient_projections[block], reference.gradient_projections[block], strict=True
         )
-        square = statistics.fmean((mine - its) ** 2 for mine, its in pairs)
+        mean_square = statistics.fmean((value - expected) ** 2 for value, expected in pairs)
         norm = reference.gradient_norms[block]
-        return math.sqrt(square) / norm if norm else (math.inf if square else 0.0)
+        if norm == 0.0:
+            return 0.0 if mean_square == 0.0 else math.inf
+        return math.sqrt(mean_square) / norm
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParityTolerance:
-    """Largest relative differences that are rounding."""
+    """Largest relative differences that count as rounding."""
 
     loss: float
     gradient: float
@@ -77,74 +82,81 @@ TOLERANCES: Mapping[Precision, ParityTolerance] = {
     "fp16-mixed": ParityTolerance(loss=1e-3, gradient=1e-2),
     "fp8": ParityTolerance(loss=2e-2, gradient=2e-1),
 }
-"""At least four times what `studies/parity/` measured on small models, as rounding grows with depth
-and length; a memory budget with dropout 0.1 is 7 to 17 % off. In fp32 room is left for more than
-rounding: a ReLU whose input is within rounding of zero passes its whole gradient or none, and one
-of 64,512 moved a block's gradient by 0.14 %. tf32 and fp8 were not measured, for want of the
-hardware: tf32 has the bits of fp16, fp8 four fewer than bf16."""
+"""At least four times what `studies/parity/` measured on small models, because rounding grows with
+depth and length; for comparison, a memory budget with dropout 0.1 differs by 7 to 17 %. The
+tolerance of fp32 is wider than rounding alone needs: a ReLU whose input is within rounding of zero
+passes its whole gradient or none, and one such ReLU of 64,512 changed the gradient of a block by
+0.14 %. tf32 and fp8 were not measured, because the hardware was not available; tf32 has as many
+mantissa bits as fp16, fp8 four fewer than bf16."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The largest difference between two traces, as a multiple of what is allowed: above 1.0 they are not the same."""
+    """A difference between two traces."""
 
     multiple: float
+    """The difference divided by the tolerance; above 1.0 the trainings are not the same."""
     message: str
-    """Where it is and how large, as a clause."""
+    """Where the difference is and how large, as a clause."""
 
     @property
     def is_outside(self) -> bool:
-        return not self.multiple <= 1.0  # NaN is outside
+        """Whether the difference exceeds the tolerance; NaN does."""
+        return not self.multiple <= 1.0
 
 
 def largest_difference(
     trace: ParityTrace, reference: ParityTrace, *, precision: Precision, strictness: float = 1.0
 ) -> Difference:
-    """How far `trace` is from `reference`: the losses of all steps and the gradients of all blocks that are in both.
+    """Return the largest difference over the losses of all steps and the gradients of all blocks.
 
-    `strictness`: by how much less than rounding allows is allowed, where the two are more alike
-    than that. Where a GradScaler skipped the first update of one, as its scaled gradients
-    overflowed, only the first losses can be the same.
+    Only blocks that are in both traces are compared. The tolerances are divided by `strictness`,
+    for two trainings that must agree better than rounding allows. If GradScaler skipped the first
+    update of one training, because its scaled gradients overflowed, only the first losses are
+    compared.
     """
     tolerance = TOLERANCES[precision]
-    compared = PARITY_STEPS if _was_updated(trace) and _was_updated(reference) else 1
-    losses = list(zip(trace.losses, reference.losses, strict=False))[:compared]
+    steps = PARITY_STEPS if _was_updated(trace) and _was_updated(reference) else 1
+    losses = list(zip(trace.losses, reference.losses, strict=False))[:steps]
     differences = [
-        _of_losses(step, mine, its, allowed=tolerance.loss / strictness)
-        for step, (mine, its) in enumerate(losses, start=1)
-    ] + [
-        _of_gradients(
-            block,
-            trace.gradient_difference(reference, block),
-            allowed=tolerance.gradient / strictness,
-        )
-        for block in trace.gradient_norms
-        if math.isfinite(
-            trace.gradient_norms[block] + reference.gradient_norms.get(block, math.nan)
-        )
+        _loss_difference(step, loss, expected, allowed=tolerance.loss / strictness)
+        for step, (loss, expected) in enumerate(losses, start=1)
     ]
-    return max(differences, key=lambda one: math.inf if math.isnan(one.multiple) else one.multiple)
+    for block, norm in trace.gradient_norms.items():
+        if math.isfinite(norm) and math.isfinite(reference.gradient_norms.get(block, math.nan)):
+            difference = trace.gradient_difference(reference, block)
+            allowed = tolerance.gradient / strictness
+            differences.append(_gradient_difference(block, difference, allowed=allowed))
+    return max(differences, key=_severity)
+
+
+def _severity(difference: Difference) -> float:
+    return math.inf if math.isnan(difference.multiple) else difference.multiple
 
 
 def _was_updated(trace: ParityTrace) -> bool:
     return bool(trace.gradient_norms) and all(map(math.isfinite, trace.gradient_norms.values()))
 
 
-def _of_losses(step: int, mine: float, its: float, *, allowed: float) -> Difference:
-    difference = abs(mine - its) / abs(its) if its else (0.0 if mine == its else math.inf)
+def _loss_difference(step: int, loss: float, expected: float, *, allowed: float) -> Difference:
+    if expected != 0.0:
+        difference = abs(loss - expected) / abs(expected)
+    else:
+        difference = 0.0 if loss == 0.0 else math.inf
     return Difference(
         multiple=difference / allowed,
-        message=f"the loss of step {step} is {mine:.6g} for {its:.6g}, {_percent(difference)} off and "
+        message=f"the loss of step {step} is {loss:.6g} for {expected:.6g}, "
+        f"{_percent(difference)} off and {_percent(allowed)} allowed",
+    )
+
+
+def _gradient_difference(block: str, difference: float, *, allowed: float) -> Difference:
+    return Difference(
+        multiple=difference / allowed,
+        message=f"the gradient of {block} is {_percent(difference)} off at step 1 and "
         f"{_percent(allowed)} allowed",
     )
 
 
-def _of_gradients(block: str, difference: float, *, allowed: float) -> Difference:
-    return Difference(
-        multiple=difference / allowed,
-        message=f"the gradient of {block} is {_percent(difference)} off at step 1 and {_percent(allowed)} allowed",
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2g} %"

@@ -1,4 +1,4 @@
-"""A prediction: peak memory worked out on fake tensors, and who holds the bytes at the peak."""
+"""A prediction: peak memory computed on fake tensors, and what occupies it at the peak."""
 
 import dataclasses
 import re
@@ -21,37 +21,37 @@ Category = Literal[
     "workspace",
 ]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
-"""What holds memory.
+"""Kinds of memory.
 
-activations: born in a forward pass, or in its recomputation, and needed after it; temporaries:
-everything else that lives within a step, the gradients of activations included; inputs: tokens and
-labels; workspace: what cuBLAS keeps.
+activations: allocated in a forward pass, or in its recomputation, and needed after it; temporaries:
+all other memory that is allocated and freed within a step, including the gradients of activations;
+inputs: tokens and labels; workspace: memory that cuBLAS keeps allocated.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Blocks of memory that are alive at the peak and come from the same place."""
+    """Memory blocks that are allocated at the peak and come from the same operator and module."""
 
     category: Category
     module: str
-    """Path of the module, its blocks' numbers written as `*`; empty where no module was running."""
+    """Path of the module, with `*` for the numbers of blocks; empty if no module was running."""
     operator: str
     """The operator that allocated them, such as `aten.mm`, or the name of a parameter or buffer."""
     count: int
     size_bytes: int
-    """Of all of them together."""
+    """Size of all the blocks together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Live bytes over the allocations and frees of one step.
+    """Allocated bytes after the allocations and frees of one step.
 
-    A long step is thinned out; the peak is always kept.
+    A long step is subsampled; the peak is always included.
     """
 
     events: tuple[int, ...]
-    """Number of the allocation or free after which the bytes were read."""
+    """Numbers of the allocations and frees after which the bytes were read."""
     bytes_by_category: Mapping[Category, tuple[int, ...]]
     phases: tuple[tuple[str, int, int], ...]
     """(name, first event, last event) of each forward, backward and step, in order."""
@@ -60,43 +60,45 @@ class Timeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """All sizes in bytes."""
+    """The predicted peak memory of one configuration; all sizes are in bytes."""
 
     device: str
-    """The kind of device the prediction is for: cpu or cuda."""
+    """The type of device that the prediction is for: cpu or cuda."""
     fake_device: str
-    """The device of the fake tensors: cpu. Predictions for CUDA that older releases stored may say
+    """The device of the fake tensors: cpu. Predictions for CUDA that older releases stored may have
     cuda."""
     peak_memory_bytes: int
     upper_bound_bytes: int
-    """What no measured peak of the accuracy study exceeded, relative to its prediction
+    """No measured peak of the accuracy study exceeded this bound, relative to its prediction
     (`predictor/accuracy.py`)."""
     lower_bound_bytes: int
     phase: str
-    """Where in the step the peak is: forward, backward or step."""
+    """Phase in which the peak occurs: forward, backward or step."""
     module: str
     operator: str
     """The operator whose result is the last allocation before the peak."""
     bytes_by_category: Mapping[Category, int]
-    """At the peak; adds up to it."""
+    """Bytes at the peak; their sum is the peak."""
     parameters: int
     """Number of trained parameters; their bytes are in `bytes_by_category`."""
     holders: tuple[Holder, ...]
-    """The largest at the peak, largest first."""
+    """The largest ones at the peak, in descending order of size."""
     plan: str | None = None
-    """Hash of the code that torch.compile generated; equal plans have equal memory and speed. None:
-    not compiled."""
+    """Hash of the code that torch.compile generated; equal plans have equal memory and speed. None
+    without torch.compile."""
     notes: tuple[str, ...] = ()
-    """What the prediction assumes, in words."""
+    """Assumptions of the prediction, as text."""
     timeline: Timeline | None = None
     seconds: float = 0.0
+    """Time that the prediction took."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return a dictionary ready for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Prediction":
+        """Return the prediction that `to_dict` stored, also after a round trip through JSON."""
         values = dict(stored)
         values["holders"] = tuple(Holder(**holder) for holder in values["holders"])
         values["notes"] = tuple(values["notes"])
@@ -114,7 +116,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """A configuration and its prediction, or why there is none."""
+    """A configuration with its prediction, or with the reason why there is none."""
 
     config: TrainingConfig
     prediction: Prediction | None = None
@@ -122,31 +124,34 @@ class Forecast:
 
     @cached_property
     def plan(self) -> tuple[str, str] | None:
-        """Equal for configurations that run the same program; None where nothing is compiled or predicted.
+        """Key that is equal for configurations that run the same program.
 
-        torch.compile makes one program of several memory budgets; all else in the configuration
-        must be equal.
+        torch.compile can generate the same program for several memory budgets; everything else in
+        the configurations must be equal. None without a compiled program or a prediction.
         """
         if self.prediction is None or self.prediction.plan is None:
             return None
-        plain = self.config.memory_budget == 1.0
-        config = self.config if plain else dataclasses.replace(self.config, memory_budget=1.0)
+        config = self.config
+        if config.memory_budget != 1.0:
+            config = dataclasses.replace(config, memory_budget=1.0)
         return self.prediction.plan, config.fingerprint
 
 
 def check_release(torch_version: str | None) -> None:
-    """Raises InvalidInput unless `torch_version`, which a prediction is made for, has the form of one, or is None."""
-    form = r"[0-9]{1,3}\.[0-9]{1,3}(\.[0-9]{1,3})?"
-    if torch_version is not None and not re.fullmatch(form, torch_version):
-        raise InvalidInput(f"{torch_version!r} is no release of torch", hint="give for example 2.8")
+    """Raise InvalidInput unless `torch_version` is None or a release such as 2.8 or 2.8.1."""
+    pattern = r"[0-9]{1,3}\.[0-9]{1,3}(\.[0-9]{1,3})?"
+    if torch_version is not None and not re.fullmatch(pattern, torch_version):
+        raise InvalidInput(
+            f"{torch_version!r} is not a release of torch", hint="give for example 2.8"
+        )
 
 
 def parse_compute_capability(text: str) -> tuple[int, int]:
-    """The two numbers of a GPU's compute capability, such as "9.0". Raises InvalidInput."""
+    """Return the two numbers of a compute capability such as "9.0". Raises InvalidInput."""
     if not re.fullmatch(r"[0-9]{1,2}\.[0-9]", text):
         raise InvalidInput(
             f"{text!r} is not a compute capability",
-            hint="give for example 9.0, as nvidia-smi --query-gpu=compute_cap --format=csv shows it",
+            hint="give for example 9.0; nvidia-smi --query-gpu=compute_cap --format=csv shows it",
         )
     major, _, minor = text.partition(".")
     return int(major), int(minor)

@@ -1,7 +1,7 @@
-"""A table that others published for a search space's named configurations, to be held beside one's own results.
+"""Published results for the named configurations of a search space, to compare a study with.
 
-What compares across machines is allocated memory; speed does only as a ratio to the control row of
-the same run.
+Allocated memory can be compared across machines. Speed cannot, except as a ratio to the control row
+of the same run.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from autotune.units import is_positive_number, parse_size
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The three objectives of one configuration; None: not known."""
+    """The three objectives of one configuration; None: not published."""
 
     peak_memory_bytes: int | None = None
     tokens_per_second: float | None = None
@@ -25,29 +25,30 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Published figures by the name of the configuration."""
+    """Published figures by name of the configuration."""
 
     source: str
-    """Where they were published."""
+    """Where they were published, as a URL or a text."""
     measured_on: str
-    """Device and versions, in words."""
+    """Device and versions, as text."""
     torch: str | None = None
-    """The torch release they were measured with: what a prediction has to be made for."""
+    """The torch release they were measured with, and for which predictions are made."""
     control: str
-    """The row that savings and speeds of all others are relative to."""
+    """Name of the row that the savings and speeds of all others are relative to."""
     rows: Mapping[str, Figures]
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Reference":
-        """The inverse of `dataclasses.asdict`, also after a trip through JSON."""
-        return cls(
-            **{**stored, "rows": {name: Figures(**row) for name, row in stored["rows"].items()}}
-        )
+        """Return the table that `dataclasses.asdict` stored, also after a trip through JSON."""
+        rows = {name: Figures(**row) for name, row in stored["rows"].items()}
+        return cls(**{**stored, "rows": rows})
 
     def to_table(self) -> dict[str, Any]:
-        """As `read_reference` reads it."""
-        table = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
-        return {**table, "rows": {name: _written(row) for name, row in self.rows.items()}}
+        """Return the table in the form that `read_reference` reads."""
+        values = dataclasses.asdict(self)
+        table = {key: value for key, value in values.items() if value is not None}
+        table["rows"] = {name: _row_table(row) for name, row in self.rows.items()}
+        return table
 
 
 KEYS = ("source", "measured_on", "torch", "control", "rows")
@@ -59,9 +60,9 @@ ROW_KEYS = {
 
 
 def read_reference(table: Mapping[str, Any], *, names: Iterable[str]) -> Reference:
-    """A [reference] of a search-space file, whose configurations are called `names`.
+    """Check the [reference] table of a search-space file and return it.
 
-    Raises InvalidInput.
+    `names` are the names of the file's configurations. Raises InvalidInput.
     """
     _check_keys(table, KEYS, where="reference")
     for key in ("source", "measured_on", "control"):
@@ -78,17 +79,20 @@ def read_reference(table: Mapping[str, Any], *, names: Iterable[str]) -> Referen
     known = list(names)
     for name in (*rows, table["control"]):
         if name not in known:
+            if known:
+                hint = f"the configurations are {', '.join(known)}"
+            else:
+                hint = "add [[configurations]] with names"
             raise InvalidInput(
-                f"reference speaks of {name!r}, and no configuration is called that",
-                hint=f"the configurations are {', '.join(known)}"
-                if known
-                else "add [[configurations]] with names",
+                f"reference names {name!r}, but there is no configuration of that name", hint=hint
             )
     if table["control"] not in rows:
         raise InvalidInput(
-            f"reference.rows has no {table['control']!r}, its control", hint="add that row"
+            f"reference.rows has no row for its control, {table['control']!r}",
+            hint="add that row",
         )
-    return Reference(**{**table, "rows": {name: _figures(name, row) for name, row in rows.items()}})
+    figures = {name: _figures(name, row) for name, row in rows.items()}
+    return Reference(**{**table, "rows": figures})
 
 
 def _figures(name: str, row: Any) -> Figures:
@@ -109,7 +113,7 @@ def _figures(name: str, row: Any) -> Figures:
     )
 
 
-def _written(row: Figures) -> dict[str, Any]:
+def _row_table(row: Figures) -> dict[str, Any]:
     values = {key: getattr(row, field) for key, field in ROW_KEYS.items()}
     if values["peak_memory"] is not None:
         values["peak_memory"] = str(values["peak_memory"])
@@ -124,10 +128,12 @@ def _check_keys(given: Any, known: Iterable[str], *, where: str) -> None:
     for key in given:
         if key not in known:
             raise InvalidInput(
-                f"unknown key {key!r} in {where}", hint=f"known are {', '.join(known)}"
+                f"unknown key {key!r} in {where}", hint=f"its keys are {', '.join(known)}"
             )
 
 
 def _check_text(key: str, value: object) -> None:
     if not isinstance(value, str) or not value:
-        raise InvalidInput(f"reference.{key} = {value!r} is no text", hint=f'write {key} = "..."')
+        raise InvalidInput(
+            f"reference.{key} = {value!r} is not a string", hint=f'write {key} = "..."'
+        )

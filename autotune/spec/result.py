@@ -1,7 +1,4 @@
-"""What is remembered: the device, each trial's record, and a study's result.
-
-Plain values that cross every border.
-"""
+"""The record of the device, of each trial and of a whole study, as plain dataclasses."""
 
 import dataclasses
 import math
@@ -30,64 +27,65 @@ DIRECTIONS: Mapping[str, Literal["minimize", "maximize"]] = {
     "tokens_per_second": "maximize",
     "perplexity": "minimize",
 }
-"""The three objectives, in the order Optuna sees them."""
+"""The three objectives, in the order in which Optuna gets them."""
 
 JSON_SCHEMA = 1
 
 PINNED_ON_HOST = "pinned_on_host"
-"""Name of the bytes of host memory that activation offload has pinned at most, in powers of two as
-torch takes it."""
+"""Key of the largest number of bytes of host memory that activation offload pinned; torch rounds
+each block up to a power of two."""
 
 AFTER_STEP = "evaluation loss after step"
-"""How the source of a perplexity begins that a script has evaluated after the update of its last
-step. Until this was checked it began with "evaluation loss of step"."""
+"""Start of `perplexity_source` for a script that evaluated after the update of its last step.
+Releases that did not check this wrote "evaluation loss of step"."""
 NOT_AFTER_THE_LAST_STEP = "as no evaluation was seen after the last step"
-"""What the source of a perplexity says of a script whose evaluation decides nothing."""
+"""Part of `perplexity_source` for a script without an evaluation after its last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
-    """The device a study measures on, as found by a process that used it."""
+    """The device that a study measures on, as reported by a process that used it."""
 
     device: str
-    """torch's name, `cpu` or `cuda:1`."""
+    """Name in torch, such as `cpu` or `cuda:1`."""
     name: str
-    """What the maker calls it."""
+    """The vendor's name."""
     total_memory_bytes: int
-    """Memory of the device; of the host for a CPU."""
+    """Memory of the device; for a CPU, of the host."""
     versions: Mapping[str, str]
-    """Versions of python, torch, autotune and, on CUDA, of CUDA and the driver: whatever a
-    measurement depends on."""
+    """Versions that a measurement depends on: python, torch, autotune and, for a CUDA device, CUDA
+    and the driver."""
     uuid: str | None = None
-    """Identity of a CUDA device: `GPU-...` or, for a slice of one, `MIG-...`. Names its turns."""
+    """Identity of a CUDA device: `GPU-...` or, for a slice of one, `MIG-...`. It also names the
+    device slots."""
     is_known_to_nvml: bool = False
-    """Whether NVML says, by that UUID, how much of its memory is in use."""
+    """Whether NVML reports, for that UUID, how much of the memory is in use."""
     compute_capability: str | None = None
-    """Of a CUDA device, as `9.0`; None for a CPU, and in studies made before this was kept."""
+    """Of a CUDA device, such as `9.0`; None for a CPU, and in studies from before it was stored."""
     shares_host_memory: bool = False
-    """Whether a GPU has no memory of its own."""
+    """Whether a GPU has no separate memory."""
     compute_mode: str | None = None
     """How many processes may use a CUDA device at a time: `default`, `exclusive-process` or
-    `prohibited`; None: not known."""
+    `prohibited`; None: unknown."""
     context_bytes: int | None = None
-    """What a new CUDA context takes of the device; None: not measured, or it could not be."""
+    """Device memory of a new CUDA context; None: not measured, or it could not be measured."""
     others: str = ""
-    """What else was using the device when the study began, in words; empty when nothing was."""
+    """Text on what else used the device when the study was created; empty if nothing did."""
     notes: tuple[str, ...] = ()
-    """What is not known of the device, or is particular about it, a sentence each without its
-    point."""
+    """What is unknown or unusual about the device, a sentence each without its full stop."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "notes", tuple(self.notes))  # a list, as it comes from JSON
+        object.__setattr__(self, "notes", tuple(self.notes))  # JSON gives a list
 
     @property
     def type(self) -> str:
+        """Type of the device in torch, `cpu` or `cuda`."""
         return self.device.partition(":")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a trial's own process hands back. None: not measured."""
+    """What the process of a trial returns; a value of None was not measured."""
 
     outcome: Outcome
     message: str = ""
@@ -97,54 +95,52 @@ class Measurement:
     context_bytes: int | None = None
     alloc_retries: int | None = None
     peak_phase: str | None = None
-    """Where in a step the peak is: forward, backward, step or evaluation."""
+    """Phase in which the peak occurs: forward, backward, step or evaluation."""
     bytes_by_kind: Mapping[str, int] | None = None
-    """Bytes of parameters, buffers and optimizer state between two steps; the rest of a peak lives
-    within one.
-
-    With activation offload on CUDA also PINNED_ON_HOST, which is no memory of the device."""
+    """Bytes of parameters, buffers and optimizer state between two steps; the rest of the peak is
+    allocated within a step. With activation offload on CUDA also PINNED_ON_HOST, which is host
+    memory."""
     peak_bytes_by_category: Mapping[str, int] | None = None
-    """Who held the memory at the peak, read from the allocator's history where that was asked for
-    (CUDA)."""
+    """Bytes at the peak by category, read from the allocator's history if that was requested (CUDA
+    only)."""
     requested_bytes: int | None = None
-    """For out_of_memory: what the allocator was asked for on top of what it held, where the error
-    says so."""
+    """For out_of_memory: bytes of the allocation that failed, if the error message gives them."""
     tokens_per_second: float | None = None
     tokens_per_second_spread: float | None = None
     """Half the interquartile range of the per-step speeds, in tokens per second."""
     perplexity: float | None = None
-    """With several seeds, their mean."""
+    """For several seeds, the mean."""
     perplexity_spread: float | None = None
-    """Standard deviation over the seeds; None where there was one."""
+    """Standard deviation over the seeds; None for a single seed."""
     perplexity_source: str | None = None
-    """`measured`, with the number of seeds where there were several; `shared with trial 3`, which
-    may be one "of study 'x'"; of a script `evaluation loss after step 20` or `training loss of the
-    last 5 steps`, and why."""
+    """`measured`, with the number of seeds if there were several; `shared with trial 3`, possibly
+    followed by "of study 'x'"; for a script `evaluation loss after step 20` or `training loss of
+    the last 5 steps`, with the reason."""
     parity: Literal["same", "failed", "not compared"] | None = None
-    """Whether its first steps are those of a plain training of the same numerics; None: that was
-    never asked."""
+    """Whether the first steps equal those of a plain training of the same numerics class; None: no
+    check was requested."""
     parity_message: str | None = None
-    """The largest difference found, or why nothing could be compared."""
+    """The largest difference, or why there was no comparison."""
     bits_per_byte: float | None = None
     final_loss: float | None = None
-    """Mean token loss of the workload's last step, in nats; None where perplexity is shared."""
+    """Mean token loss of the workload's last step, in nats; None if the perplexity is shared."""
     compile_seconds: float | None = None
     compile_cache: Literal["miss", "partial", "hit"] | None = None
     startup_seconds: float | None = None
-    """From the request to the first optimizer step's start."""
+    """From the request to the start of the first optimizer step."""
     device_startup_seconds: float | None = None
-    """The device's own share of it: creating a CUDA context."""
+    """The part of `startup_seconds` that creating a CUDA context took."""
     seconds_by_part: Mapping[str, float] | None = None
-    """Wall-clock time of the process: startup, compilation, training (warm-up included) and
-    evaluation. What `seconds` has beyond their sum went into predicting, comparing and the
-    process's own start and end. None for a script."""
+    """Wall-clock time of startup, compilation, training (with warm-up) and evaluation. The rest of
+    `seconds` went into prediction, the parity check, and starting and ending the process. None for
+    a script."""
     reused_from: str | None = None
-    """`trial 3 of study 'x'`, where an earlier study measured it; None: measured in this one."""
+    """`trial 3 of study 'x'` if an earlier study measured it; None: measured in this study."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord(Measurement):
-    """One configuration put to the test, and all that is known of it."""
+    """One configuration with everything that was measured of it."""
 
     number: int
     config: TrainingConfig
@@ -152,32 +148,34 @@ class TrialRecord(Measurement):
     feasible: bool = False
     predicted_peak_memory_bytes: int | None = None
     seconds: float | None = None
-    """Wall-clock time of the whole trial, process start included. None where it took none here: an
-    earlier study's."""
+    """Wall-clock time of the whole trial, including the start of its process. None for a trial that
+    is reused from an earlier study."""
 
     @property
     def is_finished(self) -> bool:
+        """Whether the trial has a final outcome, that is, any but `interrupted`."""
         return self.outcome != "interrupted"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: what is no finite number is null, as what was not measured."""
+        """Return a dictionary for JSON; None stands for NaN, infinity and what was not measured."""
         # Not `asdict`: it copies every value, which takes a second for thousands of trials.
         values = {name: getattr(self, name) for name in _RECORD_FIELDS}
-        values |= {name: dict(values[name]) for name in _TABLES if values[name] is not None}
         values["config"] = self.config.to_dict()
-        return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
+        for name, value in values.items():
+            if name in _MAPPING_FIELDS and value is not None:
+                values[name] = dict(value)
+            elif isinstance(value, float) and not math.isfinite(value):
+                values[name] = None
+        return values
 
 
 _RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(TrialRecord))
-_TABLES = ("bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
+_MAPPING_FIELDS = ("bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pick:
-    """The recommended trial and the reason in one sentence."""
+    """The recommended trial, with the reason in one sentence."""
 
     number: int
     reason: str
@@ -185,7 +183,7 @@ class Pick:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult:
-    """All of a study that a reader needs: what was asked, every record, the front and the pick."""
+    """Everything that a report on a study needs: settings, records, Pareto front and pick."""
 
     study: str
     storage: str
@@ -198,12 +196,14 @@ class StudyResult:
     baseline: int | None
 
     def trial(self, number: int) -> TrialRecord:
+        """Return the record of a trial by its number."""
+        # Trials lie at their numbers unless the study has gaps.
         if number < len(self.trials) and self.trials[number].number == number:
-            return self.trials[number]  # as in every study that is whole
+            return self.trials[number]
         return next(record for record in self.trials if record.number == number)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object `--json` prints. Unmeasured is null."""
+        """Return the JSON object that `--json` prints; what was not measured is null."""
         return {
             "schema": JSON_SCHEMA,
             "study": self.study,

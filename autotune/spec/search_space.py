@@ -1,7 +1,8 @@
-"""A search space: which values each technique may take, and under which conditions; what of it is legal where.
+"""A search space lists the values of each technique, and the conditions on their combinations.
 
-`space_file.py` reads one from a TOML file. What is illegal anywhere (`autotune/spec/config.py`)
-need not be said in it.
+`space_file.py` reads a SearchSpace from a TOML file. `bind_space` restricts it to what is legal for
+a workload and a device, a LegalSpace. Combinations that are illegal everywhere
+(`autotune/spec/config.py`) need no condition.
 """
 
 import dataclasses
@@ -27,96 +28,98 @@ DIVISORS = "divisors"
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """Where every field of `when` has one of its values, every field of `then` must have one of its own."""
+    """If every field of `when` has one of its values there, so must every field of `then`."""
 
     when: Mapping[str, tuple[Any, ...]]
     then: Mapping[str, tuple[Any, ...]]
 
     def allows(self, chosen: Mapping[str, Any]) -> bool:
-        """False when `chosen`, which may be incomplete, already breaks the condition."""
-        if any(
-            field not in chosen or chosen[field] not in values
-            for field, values in self.when.items()
-        ):
-            return True
-        return all(
-            field not in chosen or chosen[field] in values for field, values in self.then.items()
-        )
+        """Return False if `chosen`, which may be incomplete, already violates the condition."""
+        for field, values in self.when.items():
+            if field not in chosen or chosen[field] not in values:
+                return True
+        for field, values in self.then.items():
+            if field in chosen and chosen[field] not in values:
+                return False
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """A search-space file, read and checked; not yet bound to a workload or a device.
+    """The checked content of a search-space file, not yet bound to a workload or a device.
 
-    Two are equal where they make the same trials, whatever else they say.
+    Two spaces are equal if they lead to the same trials; description and reference do not count.
     """
 
     name: str
     description: str = dataclasses.field(default="", compare=False)
     techniques: Mapping[str, tuple[Any, ...] | str]
-    """Field to values; `micro_batch_size` may be the word `divisors`."""
+    """Values by field; for `micro_batch_size` also the string `divisors`."""
     conditions: tuple[Condition, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     configurations: tuple[Mapping[str, Any], ...] = ()
-    """Named configurations: `name` and fields."""
+    """Named configurations, each with `name` and its fields."""
     workload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     scales: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    """Name to the workload settings that make the same study smaller or larger."""
+    """Workload settings by name, which make the same study smaller or larger."""
     scale: str | None = None
-    """The scale whose settings `workload` has taken in; None: none was asked for."""
+    """The scale whose settings are part of `workload`; None: no scale was requested."""
     reference: Reference | None = dataclasses.field(default=None, compare=False)
-    """What others published for the named configurations."""
+    """Published results for the named configurations."""
 
     def at_scale(self, scale: str | None) -> "SearchSpace":
-        """This space with the workload of one of its scales; None leaves it as it is.
+        """Return this space with the workload of one of its scales; the space itself for None.
 
-        Raises InvalidInput.
+        Raises InvalidInput for a scale that the space does not have.
         """
         if scale is None:
             return self
         if scale not in self.scales:
-            known = (
-                f"its scales are {', '.join(self.scales)}"
-                if self.scales
-                else "it has none: leave --scale out"
-            )
-            raise InvalidInput(f"search space {self.name!r} has no scale {scale!r}", hint=known)
-        return dataclasses.replace(
-            self, workload=overridden(self.workload, self.scales[scale]), scale=scale
-        )
+            if self.scales:
+                hint = f"its scales are {', '.join(self.scales)}"
+            else:
+                hint = "it has none: leave --scale out"
+            raise InvalidInput(f"search space {self.name!r} has no scale {scale!r}", hint=hint)
+        workload = overridden(self.workload, self.scales[scale])
+        return dataclasses.replace(self, workload=workload, scale=scale)
 
     def is_a_scale_of(self, other: "SearchSpace") -> bool:
-        """Whether this is `other` at the scale it has, be it none."""
+        """Whether this space is `other` at one of its scales, or `other` itself."""
         return self.scale in (None, *other.scales) and other.at_scale(self.scale) == self
 
     def choices(self) -> dict[str, list[Any]]:
-        """Every value of each technique that some configuration of the space may have."""
-        found: dict[str, list[Any]] = {}
+        """Return, by technique, every value that a configuration of the space can have."""
+        choices: dict[str, list[Any]] = {}
         for field in FIELD_ORDER:
             listed = self.techniques.get(field, ())
-            values = list(listed) if listed != DIVISORS else []
-            values += [
-                chosen[field] for chosen in (self.defaults, *self.configurations) if field in chosen
-            ]
+            values = [] if listed == DIVISORS else list(listed)
+            for chosen in (self.defaults, *self.configurations):
+                if field in chosen:
+                    values.append(chosen[field])
             if field != "micro_batch_size":
                 values.append(_default(field, 1))
-            found[field] = list(dict.fromkeys(values))
-        return found
+            choices[field] = list(dict.fromkeys(values))
+        return choices
 
     def to_dict(self) -> dict[str, Any]:
-        """Without what younger files alone can hold and this one does not: studies keep their names."""
-        younger: dict[str, Any] = {"scales": {}, "scale": None, "reference": None}
-        return {
-            k: v for k, v in dataclasses.asdict(self).items() if k not in younger or v != younger[k]
-        }
+        """Return a dictionary ready for JSON, without later fields that are at their defaults.
+
+        The identities of studies from before these fields stay valid.
+        """
+        defaults_added_later: dict[str, Any] = {"scales": {}, "scale": None, "reference": None}
+        values = dataclasses.asdict(self)
+        for name, default in defaults_added_later.items():
+            if values[name] == default:
+                del values[name]
+        return values
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "SearchSpace":
-        """The inverse of `to_dict`, also after a trip through JSON."""
+        """Return the space that `to_dict` stored, also after a round trip through JSON."""
         return cls(
             name=stored["name"],
             description=stored["description"],
-            techniques={field: _frozen(values) for field, values in stored["techniques"].items()},
+            techniques={field: _to_tuple(values) for field, values in stored["techniques"].items()},
             conditions=tuple(
                 Condition(
                     when={field: tuple(values) for field, values in condition["when"].items()},
@@ -135,44 +138,46 @@ class SearchSpace:
 
 @dataclass(frozen=True, kw_only=True)
 class LegalSpace:
-    """A search space bound to a workload and to what its device can do: only legal configurations are left.
+    """A search space bound to a workload and a device: only legal configurations are left.
 
-    A configuration is decided field by field in `FIELD_ORDER`; `legal_values` never leads into a
-    dead end.
+    A configuration is built field by field in `FIELD_ORDER`; a value that `legal_values` returns
+    never leads to a dead end.
     """
 
     values: Mapping[str, tuple[Any, ...]]
     conditions: tuple[Condition, ...]
     at: Circumstances
     named: Mapping[str, TrainingConfig]
-    """The file's named configurations that work here, in its order."""
+    """The named configurations of the file that are legal here, in the order of the file."""
     excluded: tuple[str, ...]
-    """One line for everything of the file that cannot be used, and why."""
+    """A line for every value and configuration of the file that cannot be used, with the reason."""
 
     def legal_values(self, field: str, chosen: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Values of `field` with which the fields in `chosen`, all before it, can still be completed."""
-        begun = tuple(chosen.values())
+        """Return the values of `field` with which `chosen` can be completed legally.
+
+        `chosen` holds every field before `field`, in `FIELD_ORDER`.
+        """
+        prefix = tuple(chosen.values())
         return tuple(
-            value for value in self.values[field] if self._can_be_completed((*begun, value))
+            value for value in self.values[field] if self._can_be_completed((*prefix, value))
         )
 
     def configurations(self) -> Iterator[TrainingConfig]:
-        """Every legal configuration, in a fixed order; nothing for a space that only names configurations."""
+        """Yield every legal configuration in a fixed order; none if the space only names some."""
         if self.values:
             for chosen in self._completions({}):
                 yield TrainingConfig(**chosen)
 
     def count(self) -> int:
-        """How many `configurations` there are."""
+        """Return the number of `configurations`."""
         return sum(1 for _ in self._completions({})) if self.values else 0
 
     def __contains__(self, config: TrainingConfig) -> bool:
+        if not self.values:
+            return False
         chosen = config.to_dict()
-        return (
-            bool(self.values)
-            and all(chosen[f] in self.values[f] for f in FIELD_ORDER)
-            and self._allows(chosen)
-        )
+        is_listed = all(chosen[field] in self.values[field] for field in FIELD_ORDER)
+        return is_listed and self._allows(chosen)
 
     def _allows(self, chosen: Mapping[str, Any]) -> bool:
         return not broken_rules(chosen, self.at) and all(
@@ -181,14 +186,14 @@ class LegalSpace:
 
     @cached_property
     def _can_be_completed(self) -> Callable[[tuple[Any, ...]], bool]:
-        """Of the values of the first fields.
+        """Function that says whether values of the first fields have a legal completion.
 
-        Remembered: most configurations begin as many others do.
+        Its results are cached, because many configurations share their first fields.
         """
 
-        @lru_cache(maxsize=_BEGINNINGS_REMEMBERED)
-        def can_be_completed(begun: tuple[Any, ...]) -> bool:
-            chosen = dict(zip(FIELD_ORDER, begun, strict=False))
+        @lru_cache(maxsize=_CACHED_PREFIXES)
+        def can_be_completed(prefix: tuple[Any, ...]) -> bool:
+            chosen = dict(zip(FIELD_ORDER, prefix, strict=False))
             return next(self._completions(chosen), None) is not None
 
         return can_be_completed
@@ -198,39 +203,44 @@ class LegalSpace:
             yield from self._completions_of_legal(chosen)
 
     def _completions_of_legal(self, chosen: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Of a beginning that breaks nothing, so that only what its next field decides has to be looked at."""
+        """Yield the legal completions of `chosen`, which is legal so far.
+
+        Each step checks only the rules and conditions that its field decides.
+        """
         if len(chosen) == len(FIELD_ORDER):
             yield dict(chosen)
             return
         field = FIELD_ORDER[len(chosen)]
-        rules, conditions = self._decided_with[field]
+        rules, conditions = self._constraints_by_last_field[field]
         for value in self.values[field]:
-            longer = {**chosen, field: value}
-            if not any(rule.broken(longer, self.at) for rule in rules) and all(
-                condition.allows(longer) for condition in conditions
-            ):
-                yield from self._completions_of_legal(longer)
+            extended = {**chosen, field: value}
+            if any(rule.broken(extended, self.at) for rule in rules):
+                continue
+            if all(condition.allows(extended) for condition in conditions):
+                yield from self._completions_of_legal(extended)
 
     @cached_property
-    def _decided_with(self) -> dict[str, tuple[list[Rule], list[Condition]]]:
-        """For each field what is decided by its value and those before it, and not without it."""
-        return {
-            field: (
-                [rule for rule in RULES if max(rule.fields, key=FIELD_ORDER.index) == field],
-                [
-                    condition
-                    for condition in self.conditions
-                    if field in (*condition.when, *condition.then)
-                ],
-            )
-            for field in FIELD_ORDER
-        }
+    def _constraints_by_last_field(self) -> dict[str, tuple[list[Rule], list[Condition]]]:
+        """For each field, the rules and conditions to check when its value has been chosen.
+
+        A rule is checked at the last of its fields, a condition at each of them.
+        """
+        constraints = {}
+        for field in FIELD_ORDER:
+            rules = [rule for rule in RULES if max(rule.fields, key=FIELD_ORDER.index) == field]
+            conditions = [
+                condition
+                for condition in self.conditions
+                if field in condition.when or field in condition.then
+            ]
+            constraints[field] = (rules, conditions)
+        return constraints
 
 
-_BEGINNINGS_REMEMBERED = 50_000
+_CACHED_PREFIXES = 50_000
 
 
-def _frozen(values: Any) -> tuple[Any, ...] | str:
+def _to_tuple(values: Any) -> tuple[Any, ...] | str:
     return values if isinstance(values, str) else tuple(values)
 
 
@@ -240,71 +250,74 @@ def _frozen(values: Any) -> tuple[Any, ...] | str:
 def bind_space(
     space: SearchSpace, at: Circumstances, *, unavailable: Mapping[str, Mapping[str, str]]
 ) -> LegalSpace:
-    """What of `space` can be trained in these circumstances on a device where `unavailable` does not work.
+    """Return the part of `space` that is legal in these circumstances on a device.
 
-    Raises InvalidSpace when nothing is left.
+    `unavailable` says what the device cannot do: {technique: {value: reason}}. Raises InvalidSpace
+    if nothing is left.
     """
     excluded: list[str] = []
-    values = _values_that_work(space, at.global_batch, unavailable=unavailable, excluded=excluded)
-    named = _named_that_work(space, at, unavailable=unavailable, excluded=excluded)
+    values = _available_values(space, at.global_batch, unavailable=unavailable, excluded=excluded)
+    named = _legal_configurations(space, at, unavailable=unavailable, excluded=excluded)
     legal = LegalSpace(
         values=values, conditions=space.conditions, at=at, named=named, excluded=tuple(excluded)
     )
     if not named and next(legal.configurations(), None) is None:
+        reason = "; ".join(excluded) if excluded else "its conditions contradict each other"
         raise InvalidSpace(
-            f"no configuration of search space {space.name!r} is legal here: "
-            + ("; ".join(excluded) or "its conditions contradict each other"),
+            f"no configuration of search space {space.name!r} is legal here: {reason}",
             hint="widen the space, or relax its conditions",
         )
     return legal
 
 
-def _values_that_work(
+def _available_values(
     space: SearchSpace,
     global_batch: int,
     *,
     unavailable: Mapping[str, Mapping[str, str]],
     excluded: list[str],
 ) -> dict[str, tuple[Any, ...]]:
+    """Return the usable values by field, and append a line to `excluded` for each other one."""
     if not space.techniques:
         return {}
     values: dict[str, tuple[Any, ...]] = {}
     for field in FIELD_ORDER:
-        listed = space.techniques.get(
-            field, (space.defaults.get(field, _default(field, global_batch)),)
-        )
+        default = space.defaults.get(field, _default(field, global_batch))
+        listed = space.techniques.get(field, (default,))
         if listed == DIVISORS:
             listed = tuple(size for size in range(global_batch, 0, -1) if global_batch % size == 0)
-        works = []
+        available = []
         for value in listed:
             reason = unavailable.get(field, {}).get(str(value))
             if reason is None and field == "micro_batch_size" and global_batch % int(value):
                 reason = f"it does not divide the global batch of {global_batch}"
             if reason is None:
-                works.append(value)
+                available.append(value)
             else:
                 excluded.append(f"{field} {value}: {reason}")
-        values[field] = tuple(works)
+        values[field] = tuple(available)
     return values
 
 
-def _named_that_work(
+def _legal_configurations(
     space: SearchSpace,
     at: Circumstances,
     *,
     unavailable: Mapping[str, Mapping[str, str]],
     excluded: list[str],
 ) -> dict[str, TrainingConfig]:
+    """Return the legal named configurations, and append a line to `excluded` for each other one."""
     named = {}
-    plain = {field: _default(field, at.global_batch) for field in FIELD_ORDER}
-    for given in space.configurations:
-        chosen = plain | dict(space.defaults) | dict(given)
+    defaults = {field: _default(field, at.global_batch) for field in FIELD_ORDER}
+    for configuration in space.configurations:
+        chosen = {**defaults, **space.defaults, **configuration}
         name = chosen.pop("name")
         reasons = [
             f"{field} {value}: {unavailable[field][str(value)]}"
             for field, value in chosen.items()
             if str(value) in unavailable.get(field, {})
-        ] or broken_rules(chosen, at)
+        ]
+        reasons += broken_rules(chosen, at)
         if reasons:
             excluded.append(f"configuration {name!r}: {reasons[0]}")
         else:
@@ -313,4 +326,6 @@ def _named_that_work(
 
 
 def _default(field: str, global_batch: int) -> Any:
-    return global_batch if field == "micro_batch_size" else getattr(TrainingConfig(), field)
+    if field == "micro_batch_size":
+        return global_batch
+    return getattr(TrainingConfig(), field)

@@ -1,4 +1,4 @@
-"""What a search-space file says, and what it takes over from a space it extends; not yet checked."""
+"""Read the TOML of a search-space file and merge it with the space that it extends, unchecked."""
 
 import tomllib
 from pathlib import Path
@@ -9,8 +9,8 @@ from autotune.spec.workload_settings import overridden
 
 
 def named_spaces() -> dict[str, Path]:
-    """The search spaces that come with autotune, by name."""
-    # In a checkout the folder stands beside the package; a wheel carries it inside.
+    """Return the files of the search spaces that come with autotune, by name."""
+    # In a checkout the folder is next to the package; in a wheel it is inside the package.
     inside = Path(__file__).resolve().parents[1] / "search_spaces"
     folder = inside if inside.is_dir() else inside.parents[1] / "search_spaces"
     return {file.stem: file for file in sorted(folder.glob("*.toml"))}
@@ -19,64 +19,66 @@ def named_spaces() -> dict[str, Path]:
 def content_of(
     name_or_file: str, *, folder: Path = Path(), extended_by: tuple[Path, ...] = ()
 ) -> tuple[Path, dict[str, Any]]:
-    """The file of that name, or at that path seen from `folder`, and its content with all that it extends.
+    """Return the file of a search space and its content, merged with the spaces that it extends.
 
-    Raises InvalidSpace for what cannot be read, is no TOML or extends itself.
+    The space is given by name, or by a path relative to `folder`. Raises InvalidSpace if it cannot
+    be read, is not valid TOML or extends itself.
     """
     file = named_spaces().get(name_or_file, folder / name_or_file)
-    content = _read(file, called=name_or_file)
+    content = _read(file, name=name_or_file)
     if "extends" not in content:
         return file, content
     base = content.pop("extends")
     if not isinstance(base, str) or not base:
         raise InvalidSpace(
-            f"{file}: extends = {base!r} is no text",
+            f"{file}: extends = {base!r} is not a string",
             hint='write extends = "default", or the name of a .toml file',
         )
     if file.resolve() in extended_by:
         raise InvalidSpace(
-            f"{file} extends a space that extends it", hint="take one of the extends out"
+            f"{file} extends a space that extends it", hint="remove one of the extends"
         )
     _, inherited = content_of(base, folder=file.parent, extended_by=(*extended_by, file.resolve()))
     return file, _merged(inherited, content)
 
 
-def _merged(inherited: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Keys of tables are added or replaced, a workload's as on the command line; lists go on; else the own is taken."""
+def _merged(inherited: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+    """Return `inherited` with the keys of `content`: tables are merged, lists are appended.
+
+    The table of a workload is overridden as by the command line; other values are replaced.
+    """
     merged = dict(inherited)
-    for key, value in own.items():
-        before = inherited.get(key)
-        if isinstance(value, dict) and isinstance(before, dict):
-            merged[key] = overridden(before, value) if key == "workload" else {**before, **value}
-        elif isinstance(value, list) and isinstance(before, list):
-            merged[key] = [*before, *value]
+    for key, value in content.items():
+        base = inherited.get(key)
+        if isinstance(value, dict) and isinstance(base, dict):
+            merged[key] = overridden(base, value) if key == "workload" else {**base, **value}
+        elif isinstance(value, list) and isinstance(base, list):
+            merged[key] = [*base, *value]
         else:
             merged[key] = value
     return merged
 
 
-def _read(file: Path, *, called: str) -> dict[str, Any]:
+def _read(file: Path, *, name: str) -> dict[str, Any]:
     known = ", ".join(named_spaces())
     try:
         if not file.is_file():
             raise InvalidSpace(
-                f"there is no search space {called!r}", hint=f"name a .toml file or one of {known}"
+                f"there is no search space {name!r}", hint=f"name a .toml file or one of {known}"
             )
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InvalidSpace(
-            f"there is no search space {called!r} that can be read: {error.strerror or error}",
+            f"there is no search space {name!r} that can be read: {error.strerror or error}",
             hint=f"name a .toml file or one of {known}",
         ) from None
     except UnicodeDecodeError as error:
-        reason = f"it is no UTF-8 text ({error.reason})"
         raise InvalidSpace(
-            f"{file} is not valid TOML: {reason}", hint="save it as UTF-8"
+            f"{file} is not valid TOML: it is not UTF-8 text ({error.reason})",
+            hint="save it as UTF-8",
         ) from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # also a number of thousands of digits, and tables in tables in ...
+    except (ValueError, RecursionError) as error:
+        # ValueError also for numbers of thousands of digits, RecursionError for deep nesting.
         raise InvalidSpace(
-            f"{file} is not valid TOML: {error}", hint="mend the line it names"
+            f"{file} is not valid TOML: {error}", hint="correct this line"
         ) from error

@@ -1,6 +1,6 @@
-"""A search space as the text of a TOML file, which `load_space` reads back to the same space.
+"""Write a search space as the text of a TOML file, from which `load_space` reads the same space.
 
-What a file cannot hold, as a model that is code or a path, is left to the command line.
+A model that is code or a path cannot be part of a file; it is given on the command line.
 """
 
 import dataclasses
@@ -15,42 +15,39 @@ from autotune.spec.workload import Workload
 
 
 def space_text(space: SearchSpace, *, about: str = "") -> str:
-    """`about`: what stands above it as a comment."""
-    blocks = (
-        [["# " + "".join(letter if letter.isprintable() else " " for letter in about)]]
-        if about
-        else []
-    )
+    """Return the space as TOML, below a comment with the text `about`."""
+    blocks: list[list[str]] = []
+    if about:
+        printable = (letter if letter.isprintable() else " " for letter in about)
+        blocks.append(["# " + "".join(printable)])
     if space.description:
         blocks.append([f"description = {_value(space.description)}"])
     blocks += _table("[workload]", space.workload)
     blocks += _table("[techniques]", space.techniques)
     for condition in space.conditions:
-        blocks += [["[[conditions]]", *_condition(condition)]]
+        blocks.append(["[[conditions]]", *_condition(condition)])
     blocks += _table("[defaults]", space.defaults)
     for configuration in space.configurations:
         blocks += _table("[[configurations]]", configuration)
     for scale, settings in space.scales.items():
-        blocks += [[f"[scales.{_key(scale)}]", *_entries(settings)]]
+        blocks.append([f"[scales.{_key(scale)}]", *_entries(settings)])
     if space.reference is not None:
         table = space.reference.to_table()
         rows = table.pop("rows")
-        blocks += _table("[reference]", table) + _table("[reference.rows]", rows)
+        blocks += _table("[reference]", table)
+        blocks += _table("[reference.rows]", rows)
     return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
 
 
 def workload_table(workload: Workload) -> dict[str, Any]:
-    """Every setting of `workload` that a file's [workload] can hold."""
-    settings = {
-        field.name: getattr(workload, field.name)
-        for field in dataclasses.fields(workload)
-        if field.name in WORKLOAD_KEYS and getattr(workload, field.name) is not None
-    }
-    if (
-        workload.script is not None
-        or is_function_reference(workload.model)
-        or workload.model_config is not None
-    ):
+    """Return the settings of `workload` that the [workload] table of a file can have."""
+    settings = {}
+    for field in dataclasses.fields(workload):
+        value = getattr(workload, field.name)
+        if field.name in WORKLOAD_KEYS and value is not None:
+            settings[field.name] = value
+    is_file = workload.script is not None or workload.model_config is not None
+    if is_file or is_function_reference(workload.model):
         del settings["model"]
     return settings
 
@@ -85,18 +82,17 @@ def _value(value: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """Every character that a terminal or TOML could take for something else, as an escape."""
-    return "".join(
-        "\\" + letter if letter in '\\"' else letter if letter.isprintable() else _escape(letter)
-        for letter in text
-    )
+    """Return `text` with an escape for each character with a meaning in TOML or in a terminal."""
+    return "".join(map(_escaped, text))
 
 
-def _escape(letter: str) -> str:
-    return (
-        "\\n"
-        if letter == "\n"
-        else f"\\u{ord(letter):04X}"
-        if ord(letter) < 0x10000
-        else f"\\U{ord(letter):08X}"
-    )
+def _escaped(letter: str) -> str:
+    if letter in '\\"':
+        return "\\" + letter
+    if letter.isprintable():
+        return letter
+    if letter == "\n":
+        return "\\n"
+    if ord(letter) < 0x10000:
+        return f"\\u{ord(letter):04X}"
+    return f"\\U{ord(letter):08X}"

@@ -1,4 +1,4 @@
-"""What a study is: everything that, when changed, makes it another study."""
+"""The definition of a study: everything that, when changed, makes it another study."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,44 +21,51 @@ DEFAULT_STORAGE = f"sqlite:///{RESULTS_FOLDER}/autotune.db"
 
 @dataclass(frozen=True, kw_only=True)
 class StudyDefinition:
-    """All trials of a study share this. Kept in the database when the study begins."""
+    """What all trials of a study share; stored in the database when the study is created."""
 
     name: str
     workload: Workload
     space: SearchSpace
     device: DeviceInfo
     unavailable: Mapping[str, Mapping[str, str]]
-    """What a probe found not to work on the device: {technique: {value: reason}}."""
+    """Choices that a probe found not to work on the device: {technique: {value: reason}}."""
     cap_bytes: int
     seed: int
     sampler: Sampler
 
     def legal_space(self) -> LegalSpace:
+        """Return the part of the space that is legal for the workload and the device."""
         return bind_space(self.space, self.workload.circumstances, unavailable=self.unavailable)
 
     def baseline_config(self) -> TrainingConfig:
-        """The study's denominator, with the first optimizer its space trains with."""
-        optimizers = self.space.techniques.get(
-            "optimizer", (self.space.defaults.get("optimizer", CHOICES["optimizer"][0]),)
-        )
+        """Return what savings are relative to, with the first optimizer of the space."""
+        default = self.space.defaults.get("optimizer", CHOICES["optimizer"][0])
+        optimizers = self.space.techniques.get("optimizer", (default,))
         return baseline_of(optimizer=optimizers[0], global_batch=self.workload.global_batch)  # type: ignore[arg-type]
 
     def first_configurations(self) -> list[tuple[str, TrainingConfig]]:
-        """What a study begins with: the baseline and the space's named configurations, each once, with its name."""
-        named, baseline = self.legal_space().named, self.baseline_config()
+        """Return what a study runs first, with names: the baseline and the named configurations.
+
+        A configuration that has several names is returned once.
+        """
+        named = self.legal_space().named
+        baseline = self.baseline_config()
         names = {config.fingerprint: name for name, config in named.items()}
-        first = [(names.get(baseline.fingerprint, "baseline"), baseline), *named.items()]
-        return list({config.fingerprint: (name, config) for name, config in first}.values())
+        baseline_name = names.get(baseline.fingerprint, "baseline")
+        first = {baseline.fingerprint: (baseline_name, baseline)}
+        for name, config in named.items():
+            first[config.fingerprint] = (name, config)
+        return list(first.values())
 
     def possible_trials(self, wanted: int) -> int:
-        """`wanted`, or as many as there are in a space that only names configurations."""
+        """Return `wanted`, or fewer if the space only names configurations and has fewer."""
         legal = self.legal_space()
         if legal.values:
             return wanted
         return min(wanted, len(self.first_configurations()))
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for a search to continue this study, in the words of the command line."""
+        """Return what must be equal to resume this study, by the names of the command line."""
         return {
             "workload": self.workload.identity(),
             "space": self.space.to_dict(),
@@ -71,10 +78,11 @@ class StudyDefinition:
 
 
 def check_study_name(name: str) -> None:
-    """Raises InvalidInput unless `name` can be a file's name everywhere."""
+    """Raise InvalidInput unless `name` is valid as a file name on every system."""
     allowed = all(character.isalnum() or character in "._-" for character in name)
     if not name or not allowed or not name.isascii() or name[0] in ".-" or len(name) > 100:
         raise InvalidInput(
             f"{name!r} cannot be a study's name",
-            hint="use up to 100 letters, digits, '.', '_' and '-', beginning with a letter, a digit or '_'",
+            hint="use up to 100 letters, digits, '.', '_' and '-', "
+            "beginning with a letter, a digit or '_'",
         )

@@ -1,4 +1,4 @@
-"""What a trial's process is asked to train. Loads no torch."""
+"""The request that tells the process of a trial what to train. Does not import torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from autotune.spec.workload import Workload
 
 Stage = Literal["step", "evaluation", "parity"]
 Progress = Callable[[Stage], None]
-"""Told what begins now: the first step, and after each step or batch of evaluation the next; within
-the first step also that gradients are read for the comparison of parity, which is no part of the
-training, and that the step goes on."""
+"""Callback that gets the stage that starts now: `step` for each optimizer step, `evaluation` for
+each batch of evaluation. Within the first step it gets `parity` when gradients are read for the
+parity check, which is not part of the training, and `step` when the step continues."""
 
 
 def unwatched(_: Stage) -> None:
-    """The progress of a training that nobody waits for."""
+    """Ignore the progress of a training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest:
-    """One trial's work order.
+    """Everything that the process of a trial needs to know.
 
-    `folder` holds `weights.pt`, `train.npy`, `held_out.npy` and `text.json`, as prepared.
+    `folder` has the prepared files `weights.pt`, `train.npy`, `held_out.npy` and `text.json`.
     """
 
     workload: Workload
@@ -33,23 +33,23 @@ class TrainingRequest:
     folder: Path
     device: str
     device_uuid: str | None = None
-    """What NVML calls the device, `GPU-...` or `MIG-...`; None: NVML does not know it."""
+    """UUID of the device in NVML, `GPU-...` or `MIG-...`; None: NVML does not know it."""
     new_context_bytes: int | None = None
-    """What a new CUDA context takes of the device, as the probe found it; None: it could not be
-    found."""
+    """Device memory of a new CUDA context, as measured by the probe; None: it could not be
+    measured."""
     shares_device: bool = False
-    """Whether other trials run on the device at the same time, so that nothing can be told from
-    what it has in use."""
+    """Whether other trials run on the device at the same time, so that its memory in use says
+    nothing about this one."""
     cap_bytes: int
     enforce_cap: bool = True
-    """False for the baseline, which is measured beyond the cap where the device can hold it."""
+    """False for the baseline, which may exceed the cap if the device has enough memory."""
     reference: ParityTrace | None = None
-    """The beginning of a plain training of the same numerics, which this one must repeat."""
+    """First steps of a plain training of the same numerics class, which this one must reproduce."""
     shares_perplexity: bool = False
-    """Whether only memory and speed are wanted: the training stops when they are measured."""
+    """Whether only memory and speed are needed: the training stops when they are measured."""
     pruning_bounds: Sequence[PruningBound] = ()
-    """Trials of the same numerics; one that is better in memory and speed ends this training."""
+    """Trials of the same numerics class; one that dominates this training ends it."""
     snapshot_file: Path | None = None
-    """Where torch's allocation history of the measured steps is kept; CUDA only."""
+    """Where to store torch's allocation history of the measured steps; CUDA only."""
     requested_at: float
-    """time.monotonic() of the request, which all processes of a machine share."""
+    """time.monotonic() at the request; all processes of a machine share this clock."""

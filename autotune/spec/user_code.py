@@ -1,11 +1,12 @@
-"""Python of the user's own, named on the command line: a function that makes a model, or a training script.
+"""The user's Python code: a function that builds a model, or a training script.
 
-Here it is only read, never run: that happens in a trial's own process. What is plainly wrong with
-it is said at once.
+The code is only parsed here, never run; it runs in the process of a trial. Parsing it finds plain
+mistakes before anything starts.
 """
 
 import ast
 import hashlib
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,64 +17,76 @@ from autotune.errors import InvalidInput, StudyMismatch
 from autotune.spec.user_paths import expanded, is_plain_file, is_there
 
 SCRIPT = "script"
-"""What stands for the model where a script is run."""
+"""The value of `Workload.model` for a script."""
 
-_NOT_OF_A_SCRIPT = {
-    **dict.fromkeys(("model", "pretrained"), "its model"),
-    **dict.fromkeys(("layers", "width", "heads", "feed_forward_width", "vocab_size"), "its model"),
-    **dict.fromkeys(
-        ("sequence_length", "dataset", "dataset_config", "dataset_split", "text_column"), "its text"
-    ),
-    **dict.fromkeys(("held_out_split", "streaming", "tokenizer", "packing"), "its text"),
-    **dict.fromkeys(
-        ("learning_rates", "schedule", "learning_rate_warmup_steps"), "its learning rate"
-    ),
+_SET_BY_SCRIPT = {
+    "model": "its model",
+    "pretrained": "its model",
+    "layers": "its model",
+    "width": "its model",
+    "heads": "its model",
+    "feed_forward_width": "its model",
+    "vocab_size": "its model",
+    "sequence_length": "its text",
+    "dataset": "its text",
+    "dataset_config": "its text",
+    "dataset_split": "its text",
+    "text_column": "its text",
+    "held_out_split": "its text",
+    "streaming": "its text",
+    "tokenizer": "its text",
+    "packing": "its text",
+    "learning_rates": "its learning rate",
+    "schedule": "its learning rate",
+    "learning_rate_warmup_steps": "its learning rate",
     "evaluation_sequences": "how it evaluates",
 }
-"""Settings that a script decides by itself."""
+"""Settings that a script decides by itself, and what each of them is part of."""
 
-_FORMS = "write path/to/file.py:function or package.module:function"
+_REFERENCE_HINT = "write path/to/file.py:function or package.module:function"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionReference:
-    """`path/to/file.py:function` or `package.module:function`, taken apart."""
+    """The parts of `path/to/file.py:function` or `package.module:function`."""
 
     place: str
     function: str
 
     @property
     def file(self) -> Path | None:
-        """None for a module, which only an import finds."""
+        """The path of the file; None for a module, which only an import finds."""
         return expanded(self.place) if self.place.endswith(".py") else None
 
     @property
     def short_name(self) -> str:
-        """Fit for a file's name: `model-build`."""
-        place = Path(self.place).stem if self.file else self.place
-        words = f"{place}-{self.function}"
-        return "".join(
-            letter if letter.isascii() and letter.isalnum() else "-" for letter in words
-        ).strip("-")
+        """A name such as `model-build`, valid as part of a file name."""
+        module = Path(self.place).stem if self.file else self.place
+        name = f"{module}-{self.function}"
+        return re.sub("[^A-Za-z0-9]", "-", name).strip("-")
 
 
 def is_function_reference(model: str) -> bool:
+    """Whether `model` refers to a function, and not to a built-in model, a file or the hub."""
     return ":" in model
 
 
 def read_reference(model: str) -> FunctionReference:
-    """Raises InvalidInput for what has not the form of one."""
+    """Return the parts of a reference to a function. Raises InvalidInput for any other text."""
     place, _, function = model.rpartition(":")
-    is_place = place.endswith(".py") or all(word.isidentifier() for word in place.split("."))
-    if not is_place or not function.isidentifier():
-        raise InvalidInput(f"{model!r} names no function", hint=_FORMS)
+    is_module = all(part.isidentifier() for part in place.split("."))
+    is_valid_place = place.endswith(".py") or is_module
+    if not is_valid_place or not function.isidentifier():
+        raise InvalidInput(f"{model!r} does not name a function", hint=_REFERENCE_HINT)
     return FunctionReference(place=place, function=function)
 
 
 def parameters_of(reference: FunctionReference) -> frozenset[str] | None:
-    """The names the function takes, read from its file without running it; None where that does not tell.
+    """Return the names of the function's parameters, parsed from its file without running it.
 
-    Raises InvalidInput for a file that is missing or is no Python.
+    None if the file does not tell: a module, a decorated function, one with **kwargs, a class or an
+    imported name. Raises InvalidInput if the file is missing, is not valid Python or does not have
+    the function.
     """
     if reference.file is None:
         return None
@@ -81,21 +94,20 @@ def parameters_of(reference: FunctionReference) -> frozenset[str] | None:
     if not _may_define(tree, reference.function):
         raise InvalidInput(
             f"{reference.file} has no function {reference.function!r}",
-            hint=f"name one that it defines: {_FORMS}",
+            hint=f"name a function that it defines: {_REFERENCE_HINT}",
         )
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == reference.function:
-            given = statement.args
-            if given.kwarg is not None or statement.decorator_list:
+            arguments = statement.args
+            if arguments.kwarg is not None or statement.decorator_list:
                 return None
-            return frozenset(
-                one.arg for one in [*given.posonlyargs, *given.args, *given.kwonlyargs]
-            )
+            named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+            return frozenset(argument.arg for argument in named)
     return None  # a class, or a name that comes from elsewhere
 
 
 def _may_define(tree: ast.Module, name: str) -> bool:
-    """Whether the name appears where one is given, or may come from elsewhere without appearing."""
+    """Whether the module assigns, defines or imports `name`, or may do so dynamically."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=given) | ast.ClassDef(name=given) | ast.Name(id=given):
@@ -110,81 +122,87 @@ def _may_define(tree: ast.Module, name: str) -> bool:
 
 
 def check_function(model: str, settings: Mapping[str, Any]) -> None:
-    """Raises InvalidInput for a function that cannot be, and for sizes in `settings` that it does not take."""
-    taken = parameters_of(read_reference(model))
+    """Raise InvalidInput for a missing function or for sizes in `settings` it does not take."""
+    parameters = parameters_of(read_reference(model))
+    if parameters is None:
+        return
     for field in ("layers", "width", "heads", "feed_forward_width"):
-        if settings.get(field) is not None and taken is not None and field not in taken:
+        if settings.get(field) is not None and field not in parameters:
             raise InvalidInput(
                 f"{model} takes no {field}",
-                hint=f"leave --{field.replace('_', '-')} out, or give the function one",
+                hint=f"omit --{field.replace('_', '-')}, or add this parameter to the function",
             )
 
 
 def check_script(settings: Mapping[str, Any]) -> None:
-    """Raises InvalidInput for a script that cannot be, and for `settings` that it decides by itself."""
+    """Raise InvalidInput for an invalid script, or for `settings` that a script decides itself."""
     script = settings["script"]
     if not isinstance(script, str) or not script.endswith(".py"):
         raise InvalidInput(
-            f"script {script!r} is no Python file", hint="name your training script: train.py"
+            f"script {script!r} is not a Python file", hint="name your training script: train.py"
         )
-    for field, what in _NOT_OF_A_SCRIPT.items():
-        if settings.get(field) is not None and (field, settings[field]) != ("model", SCRIPT):
-            raise InvalidInput(
-                f"a script decides {what} itself, {field} = {settings[field]!r} cannot be set from outside",
-                hint=f"leave --{field.replace('_', '-')} or --script out",
-            )
+    for field, what in _SET_BY_SCRIPT.items():
+        value = settings.get(field)
+        if value is None or (field == "model" and value == SCRIPT):
+            continue
+        raise InvalidInput(
+            f"a script decides {what} itself, {field} = {value!r} cannot be set from outside",
+            hint=f"leave --{field.replace('_', '-')} or --script out",
+        )
     read_python(expanded(script))
 
 
 def takes_size(model: str, size: str) -> bool:
-    """Whether a size can be said of `model`; of a function, whether it plainly takes one of that name."""
-    return not is_function_reference(model) or size in (parameters_of(read_reference(model)) or ())
+    """Whether `size` applies to `model`; a function must have a parameter of that name."""
+    if not is_function_reference(model):
+        return True
+    parameters = parameters_of(read_reference(model))
+    return parameters is not None and size in parameters
 
 
 def read_python(file: Path) -> ast.Module:
-    """The file's syntax tree. Raises InvalidInput."""
+    """Return the syntax tree of the file. Raises InvalidInput if it is not valid Python."""
     if is_there(str(file)) and not is_plain_file(file):
-        raise InvalidInput(f"{file} is no file", hint="name a Python file")
+        raise InvalidInput(f"{file} is not a file", hint="name a Python file")
     try:
-        with warnings.catch_warnings(action="ignore"):  # of Python, about what the user's code says
+        with warnings.catch_warnings(action="ignore"):  # warnings about the user's code
             return ast.parse(file.read_bytes(), filename=str(file))
     except OSError as error:
         raise InvalidInput(
             f"{file} cannot be read: {error.strerror}", hint="check the path"
         ) from None
     except SyntaxError as error:
+        line = f" in line {error.lineno}" if error.lineno else ""
         raise InvalidInput(
-            f"{file} is no valid Python: {error.msg}"
-            + (f" in line {error.lineno}" if error.lineno else ""),
-            hint="mend the place it names",
+            f"{file} is not valid Python: {error.msg}{line}", hint="correct this line"
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         reason = str(error) or "it is nested too deeply"
         raise InvalidInput(
-            f"{file} is no valid Python: {reason}", hint="name a Python file"
+            f"{file} is not valid Python: {reason}", hint="name a Python file"
         ) from None
 
 
 def sha256_of(file: Path) -> str:
-    """Raises OSError."""
+    """Return the hexadecimal SHA-256 of the file's content. Raises OSError."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def script_sha256(script: str) -> str:
-    """Raises InvalidInput where the script is not there, as seen from the folder the search runs in."""
+    """Return the SHA-256 of the script. Raises InvalidInput if it is not found from this folder."""
     try:
         return sha256_of(expanded(script))
     except OSError as error:
         raise InvalidInput(
             f"script {script} cannot be read: {error.strerror}",
-            hint="run from the folder the study was begun in",
+            hint="run from the folder in which the study was created",
         ) from None
 
 
 def changed_since(what: str) -> StudyMismatch:
-    """The refusal of code that is no longer the one a study was begun with."""
+    """Return the error for code that has changed since the study was created."""
     return StudyMismatch(
-        f"{what} is no longer what the study was begun with",
-        hint="bring the old content back, or begin another study",
+        f"{what} has changed since the study was created",
+        hint="restore the old content, or start another study",
     )

@@ -1,10 +1,10 @@
-"""Paths as people name them on a command line or in a file: `~` is a home, and no name ends in a traceback."""
+"""Paths given by users: `~` is a home directory, and no name leads to a traceback."""
 
 from pathlib import Path
 
 
 def expanded(name: str) -> Path:
-    """`name` with `~` as the home; as it is where nobody has that home."""
+    """Return `name` with `~` expanded; unchanged if there is no such home directory."""
     try:
         return Path(name).expanduser()
     except RuntimeError:
@@ -12,15 +12,15 @@ def expanded(name: str) -> Path:
 
 
 def is_there(name: str) -> bool:
-    """Whether there is a file or folder of that name; one that no file can have is not there."""
+    """Whether a file or folder of that name exists; False for names that no file can have."""
     try:
         return bool(name) and expanded(name).exists()
-    except (OSError, ValueError):  # too long, or with a zero byte
+    except (OSError, ValueError):  # too long, or with a null byte
         return False
 
 
 def is_plain_file(file: Path) -> bool:
-    """Whether it is a file that ends: no folder, no pipe, no device."""
+    """Whether it is a regular file: not a folder, pipe or device."""
     try:
         return file.is_file()
     except (OSError, ValueError):

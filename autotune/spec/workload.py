@@ -1,7 +1,7 @@
-"""What is trained: model, text, sequence length, global batch, steps, seed, learning rates and schedule.
+"""A workload says what is trained: model, text, batch, steps, seed, learning rates and schedule.
 
-Two trials are comparable only when their workload is equal to the last field, the hash of the text
-included.
+Two trials are comparable only if all fields of their workloads are equal, including the hash of the
+text.
 """
 
 import dataclasses
@@ -19,19 +19,19 @@ from autotune.spec.user_code import SCRIPT, is_function_reference, read_referenc
 from autotune.spec.workload_settings import Packing, Schedule, check_setting, overridden
 
 STANDARD_LIBRARY_TEXT = "python-docs"
-"""Name of the default text: the documentation of the Python standard library found on every
-machine."""
+"""Name of the default text: the documentation of the Python standard library, which every machine
+has."""
 
 BYTE_VOCABULARY = 256
 SMALLEST_BPE_VOCABULARY = BYTE_VOCABULARY + 2
-"""Every byte, the end of a text, and padding."""
+"""One token per byte, one for the end of a text and one for padding."""
 DEFAULT_BPE_VOCABULARY = 8000
 MEMORY_STEPS = 2
 """Steady-state steps whose memory is measured; they are not timed."""
 
 MINIMUM_TIMED_STEPS = 3
 SHORT_TIMED_STEPS = 10
-"""Steps timed where nothing but memory and speed is wanted of a training."""
+"""Steps that are timed if only memory and speed of a training are measured."""
 
 DEFAULT_LEARNING_RATES: Mapping[str, float] = {
     "adamw": 2e-3,
@@ -41,39 +41,38 @@ DEFAULT_LEARNING_RATES: Mapping[str, float] = {
 }
 """AdamW: the usual rate of a GPT of a few million parameters. Adafactor: three times
 torch.optim.Adafactor's default, relative to the size of each weight. SGD: the usual rate with
-momentum 0.9. Adafactor of fixed rate: that of the model it is known from
-(`autotune/models/deep_one.py`)."""
+momentum 0.9. Adafactor with a fixed rate: the rate published with the model of
+`autotune/models/deep_one.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """Everything that decides which numbers a training computes, apart from its `TrainingConfig`.
 
-    Raises InvalidInput for sizes that do not fit together.
+    Raises InvalidInput for settings that are impossible or do not fit together.
     """
 
     model: str = "gpt"
     """A built-in model, the name that `model_file.py` gives to a config.json, or
     `file.py:function`."""
     model_config: Mapping[str, Any] | None = None
-    """The whole content of the config.json, so that a study goes on whatever becomes of the file;
-    else None."""
+    """The whole content of the config.json, so that a study can be resumed without the file; None
+    for other models."""
     model_sha256: str = ""
-    """SHA-256 of a model's Python file or trained weights, filled when the study is made; empty
-    without either."""
+    """SHA-256 of the model's Python file or of its trained weights, set when the study is created;
+    empty if the model has neither."""
     pretrained: bool = False
-    """Whether training goes on from the weights in `model_source`; else they are drawn from the
-    seed."""
+    """Whether training starts from the weights in `model_source`; otherwise they are drawn at
+    random from the seed."""
     model_source: str | None = None
-    """Folder or hub name of pretrained weights; else None."""
+    """Folder or hub name of the pretrained weights; None without them."""
     script: str | None = None
-    """A training script of the user's own that is run in the place of a model; `model` is then
-    "script"."""
+    """The user's training script, which is run instead of a model; `model` is then "script"."""
     layers: int
     width: int
     heads: int
     feed_forward_width: int | None = None
-    """Inner size of the feed-forward parts; None: the model's own choice for its width."""
+    """Inner size of the feed-forward layers; None: the model's default for its width."""
     vocab_size: int = BYTE_VOCABULARY
 
     dataset: str = STANDARD_LIBRARY_TEXT
@@ -82,58 +81,56 @@ class Workload:
     dataset_config: str | None = None
     dataset_split: str = "train"
     held_out_split: str | None = None
-    """The split the perplexity is measured on; None: a tenth of the text, by hash."""
+    """The split on which perplexity is measured; None: a tenth of the text, chosen by hash."""
     streaming: bool = False
-    """Whether no more is read than the steps and the held-out set can use."""
+    """Whether to read only as much text as the steps and the held-out set can use."""
     text_column: str | None = None
     text_sha256: str = ""
-    """SHA-256 of the prepared tokens, training and held-out part; empty until the text has been
-    read."""
+    """SHA-256 of the prepared training and held-out tokens; empty until the text has been read."""
     tokenizer: str = "bytes"
     """`bytes`, `bpe` (trained on the training part), a tokenizer.json, a folder with one, or a hub
     name."""
     packing: Packing = "packed"
-    """packed: sequences cut from one stream. padded: a sequence is the beginning of one document.
-    """
+    """packed: sequences are cut from one stream of tokens. padded: each sequence is the beginning
+    of one document."""
 
     sequence_length: int
     """Tokens in one sequence."""
     global_batch: int
-    """Sequences per optimizer step, whatever the micro batch."""
+    """Sequences per optimizer step, independent of the micro batch."""
     steps: int
-    """Optimizer steps of one trial; the perplexity is that after the last."""
+    """Optimizer steps of one trial; perplexity is measured after the last one."""
     warmup_steps: int = 4
-    """First steps, neither timed nor measured: compilation and optimizer state happen here."""
+    """First steps, neither timed nor measured: compilation and the allocation of optimizer state
+    fall into them."""
     evaluation_sequences: int
     """Sequences of the fixed held-out set."""
 
     seed: int = 0
-    """Decides initial weights and data order."""
+    """Seed of the initial weights and of the data order."""
     learning_rates: Mapping[str, float] = dataclasses.field(
         default_factory=lambda: dict(DEFAULT_LEARNING_RATES)
     )
     schedule: Schedule = "constant"
     learning_rate_warmup_steps: int = 10
-    """Steps over which the learning rate rises linearly from a fraction of itself to its full
-    value."""
+    """Steps over which the learning rate rises linearly to its full value."""
     gradient_clipping: float | None = None
-    """Largest norm of all gradients of a global batch together; larger ones are scaled down to it.
-    None: no limit."""
+    """Largest norm of all gradients of a global batch together; a larger norm is scaled down to
+    it. None: no clipping."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             check_setting(field.name, getattr(self, field.name))
-        # 1 and 1.0 are one learning rate and must have one fingerprint.
+        # 1 and 1.0 are the same learning rate and must give the same fingerprint.
         rates = {optimizer: float(rate) for optimizer, rate in self.learning_rates.items()}
         object.__setattr__(self, "learning_rates", rates)
-        object.__setattr__(
-            self, "gradient_clipping", self.gradient_clipping and float(self.gradient_clipping)
-        )
+        if self.gradient_clipping is not None:
+            object.__setattr__(self, "gradient_clipping", float(self.gradient_clipping))
         self._check_steps()
         if (self.script is not None) != (self.model == SCRIPT):
             raise no_model(self.model)
         if self.script is not None:
-            return  # it has its own
+            return  # a script brings its own model and text
         if self.model_config is not None:
             self._check_model_config(self.model_config)
         elif not is_function_reference(self.model):
@@ -142,12 +139,12 @@ class Workload:
         self._check_vocabulary()
 
     def _check_steps(self) -> None:
-        least = self.warmup_steps + MEMORY_STEPS + MINIMUM_TIMED_STEPS
-        if self.steps < least:
+        fewest = self.warmup_steps + MEMORY_STEPS + MINIMUM_TIMED_STEPS
+        if self.steps < fewest:
             raise InvalidInput(
-                f"steps = {self.steps} leaves nothing to time after {self.warmup_steps} warm-up and "
-                f"{MEMORY_STEPS} memory steps",
-                hint=f"use at least {least} steps, or fewer warm-up steps",
+                f"steps = {self.steps} leaves nothing to time after {self.warmup_steps} warm-up "
+                f"and {MEMORY_STEPS} memory steps",
+                hint=f"use at least {fewest} steps, or fewer warm-up steps",
             )
 
     def _check_vocabulary(self) -> None:
@@ -155,12 +152,13 @@ class Workload:
             raise InvalidInput(
                 "tokenizer = 'model' needs a model with files", hint="name its folder with --model"
             )
-        least = {"bytes": BYTE_VOCABULARY, "bpe": SMALLEST_BPE_VOCABULARY}.get(self.tokenizer, 1)
-        if self.vocab_size < least:
-            way = "--vocab-size" if self.model_config is None else "a model with a vocabulary of"
+        smallest_by_tokenizer = {"bytes": BYTE_VOCABULARY, "bpe": SMALLEST_BPE_VOCABULARY}
+        smallest = smallest_by_tokenizer.get(self.tokenizer, 1)
+        if self.vocab_size < smallest:
+            option = "--vocab-size" if self.model_config is None else "a model with a vocabulary of"
             raise InvalidInput(
-                f"vocab_size = {self.vocab_size} is smaller than the {least} byte-level tokens",
-                hint=f"use {way} {least} or more",
+                f"vocab_size = {self.vocab_size} is smaller than the {smallest} byte-level tokens",
+                hint=f"use {option} {smallest} or more",
             )
 
     def _check_built_in(self) -> None:
@@ -168,24 +166,29 @@ class Workload:
             raise no_model(self.model)
         if self.width % self.heads:
             raise InvalidInput(
-                f"width {self.width} cannot be split into {self.heads} heads of one size",
+                f"width {self.width} cannot be split into {self.heads} heads of equal size",
                 hint="choose a width that is a multiple of the number of heads",
             )
-        if self.model == "gpt" and (self.width // self.heads) % 2:  # its positions rotate pairs
+        # Rotary positions of the GPT rotate pairs of numbers.
+        if self.model == "gpt" and (self.width // self.heads) % 2:
             raise InvalidInput(
                 f"width {self.width} cannot be split into {self.heads} heads of an even size",
                 hint="choose a width that is a multiple of twice the number of heads",
             )
 
     def _check_pretrained(self) -> None:
-        if self.pretrained and (self.model_config is None or self.model_source is None):
+        if not self.pretrained:
+            return
+        if self.model_config is None or self.model_source is None:
             raise InvalidInput(
                 f"there are no pretrained weights of model {self.model!r}",
                 hint="name a Hugging Face model by folder or hub name together with --pretrained",
             )
-        if self.pretrained and self.layers != (said := sizes_of(self.model_config or {})["layers"]):
+        weight_layers = sizes_of(self.model_config)["layers"]
+        if self.layers != weight_layers:
             raise InvalidInput(
-                f"layers = {self.layers} contradicts the pretrained weights, which are of {said}",
+                f"layers = {self.layers} contradicts the pretrained weights, "
+                f"which have {weight_layers}",
                 hint="leave --layers or --pretrained out",
             )
 
@@ -195,28 +198,32 @@ class Workload:
                 f"model {self.model!r} and model_config do not belong together", hint=HOW_TO_NAME
             )
         fixed = {**sizes_of(content), "layers": self.layers, "feed_forward_width": None}
-        for field, said in fixed.items():
-            if getattr(self, field) != said:
+        for field, expected in fixed.items():
+            if getattr(self, field) != expected:
+                in_file = "decides it" if expected is None else f"says {expected}"
                 raise InvalidInput(
-                    f"{field} = {getattr(self, field)} contradicts the model's {FILE_NAME}"
-                    + (f", which says {said}" if said else ", which decides it"),
+                    f"{field} = {getattr(self, field)} contradicts the model's {FILE_NAME}, "
+                    f"which {in_file}",
                     hint=f"leave --{field.replace('_', '-')} out; only --layers can be changed",
                 )
         positions = largest_sequence_length(content)
         if positions is not None and self.sequence_length > positions:
             raise InvalidInput(
-                f"sequence_length = {self.sequence_length} is more than the {positions} positions of the model",
+                f"sequence_length = {self.sequence_length} is more than the {positions} positions "
+                "of the model",
                 hint=f"use --seq-len {positions} or less",
             )
 
     @property
     def model_name(self) -> str:
-        """The model in a few letters that can be part of a file's name."""
-        model = f"{self.script}:{SCRIPT}" if self.script is not None else self.model
-        return read_reference(model).short_name if is_function_reference(model) else model
+        """A short name of the model that is valid as part of a file name."""
+        model = self.model if self.script is None else f"{self.script}:{SCRIPT}"
+        if is_function_reference(model):
+            return read_reference(model).short_name
+        return model
 
     def describe(self) -> str:
-        """Model and global batch in a few words."""
+        """Return model and global batch as a short text."""
         if self.script is not None:
             return f"{self.describe_model()}, {self.global_batch} sequences a step"
         return (
@@ -224,18 +231,17 @@ class Workload:
         )
 
     def describe_model(self) -> str:
-        """The model in a few words; its sizes only where they are known to be those of the settings."""
+        """Return the model as a short text, with its sizes if the settings decide them."""
         if self.script is not None:
             return f"script {self.script}"
         if is_function_reference(self.model):
             return self.model
-        return f"{self.model} of {self.layers} layers, width {self.width}" + (
-            ", pretrained" if self.pretrained else ""
-        )
+        suffix = ", pretrained" if self.pretrained else ""
+        return f"{self.model} of {self.layers} layers, width {self.width}{suffix}"
 
     @property
     def circumstances(self) -> Circumstances:
-        """What decides which configurations can train it."""
+        """The properties that decide which configurations can train this workload."""
         return Circumstances(
             global_batch=self.global_batch,
             clips_gradients=self.gradient_clipping is not None,
@@ -243,13 +249,15 @@ class Workload:
         )
 
     def learning_rate_of(self, optimizer: str) -> float:
-        """AdamW in 8 bits has AdamW's rate unless one of its own is said; older studies know fewer optimizers."""
-        plain = optimizer.removesuffix("-8bit")
-        return (
-            self.learning_rates.get(optimizer)
-            or self.learning_rates.get(plain)
-            or DEFAULT_LEARNING_RATES[plain]
-        )
+        """Return the learning rate of `optimizer`, or its default, which an older study may lack.
+
+        AdamW in 8 bits uses the rate of AdamW unless the workload has a separate one.
+        """
+        full_precision = optimizer.removesuffix("-8bit")
+        for name in (optimizer, full_precision):
+            if name in self.learning_rates:
+                return self.learning_rates[name]
+        return DEFAULT_LEARNING_RATES[full_precision]
 
     @property
     def tokens_per_step(self) -> int:
@@ -260,15 +268,22 @@ class Workload:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits that are equal exactly for equal workloads."""
+        """Twelve hexadecimal digits of a hash: equal for equal workloads only."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
 
     def identity(self) -> dict[str, Any]:
-        """`to_dict` without settings younger than the first studies and not in use: those keep their names."""
-        return {k: v for k, v in self.to_dict().items() if k not in _YOUNGER or v != _YOUNGER[k]}
+        """Return `to_dict` without the later settings that are at their defaults.
+
+        The fingerprints of studies from before these settings stay valid.
+        """
+        settings = {}
+        for name, value in self.to_dict().items():
+            if name not in _DEFAULTS_ADDED_LATER or value != _DEFAULTS_ADDED_LATER[name]:
+                settings[name] = value
+        return settings
 
 
-_YOUNGER: Mapping[str, Any] = {
+_DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "gradient_clipping": None,
     "held_out_split": None,
     "packing": "packed",
@@ -278,8 +293,10 @@ _YOUNGER: Mapping[str, Any] = {
     "model_source": None,
     "script": None,
 }
+"""Settings that the first studies did not have, with their defaults."""
+
 DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
-    # 1.3 M parameters: a trial of seconds.
+    # 1.3 M parameters: a trial takes seconds.
     "cpu": {
         "layers": 6,
         "width": 128,
@@ -289,7 +306,7 @@ DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
         "steps": 40,
         "evaluation_sequences": 64,
     },
-    # 114 M parameters and sequences of 1,024: memory and speed mean something on a GPU.
+    # 114 M parameters and sequences of 1,024 tokens: large enough to occupy a GPU.
     "cuda": {
         "layers": 16,
         "width": 768,
@@ -301,13 +318,14 @@ DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
         "learning_rates": {**DEFAULT_LEARNING_RATES, "adamw": 6e-4},
     },
 }
-"""What a workload is where neither the command line nor the search space says otherwise."""
+"""Settings by type of device, for what neither the command line nor the search space specifies."""
 
 
 def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
-    """The device's defaults overridden by each of `settings` in turn; None values override nothing.
+    """Return the workload of the device's defaults, overridden by each of `settings` in turn.
 
-    A config.json brings its sizes. Raises InvalidInput for unknown or impossible settings.
+    A value of None overrides nothing. A config.json also sets the sizes of the model. Raises
+    InvalidInput for unknown or impossible settings.
     """
     merged: dict[str, Any] = dict(DEFAULTS_BY_DEVICE[device_type])
     merged["learning_rates"] = dict(merged.get("learning_rates", DEFAULT_LEARNING_RATES))
@@ -315,20 +333,20 @@ def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
     for setting in map(with_model_config, settings):
         if setting.get("model") is not None:
             content = setting.get("model_config")
-            merged.update(
-                {"model_config": content}, **({} if content is None else sizes_of(content))
-            )
+            merged["model_config"] = content
+            if content is not None:
+                merged.update(sizes_of(content))
+        given = {}
         for name, value in setting.items():
             if name not in known:
                 raise InvalidInput(
                     f"there is no workload setting {name!r}",
-                    hint=f"known are {', '.join(sorted(known))}",
+                    hint=f"the settings are {', '.join(sorted(known))}",
                 )
             if value is not None:
                 check_setting(name, value)
-        merged = overridden(
-            merged, {name: value for name, value in setting.items() if value is not None}
-        )
+                given[name] = value
+        merged = overridden(merged, given)
     if merged.get("tokenizer") == "bpe":
         merged.setdefault("vocab_size", DEFAULT_BPE_VOCABULARY)
     return Workload(**merged)

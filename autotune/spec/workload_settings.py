@@ -1,6 +1,6 @@
-"""Which values a single setting of a workload can have, and which says it when several do.
+"""Check single settings of a workload, and merge settings from several sources.
 
-Whether settings fit together, a `Workload` checks.
+`Workload` checks whether settings fit together.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,13 @@ OPTION_NAMES: Mapping[str, str] = {
     "learning_rates": "learning-rate",
     "learning_rate_warmup_steps": "lr-warmup-steps",
 }
-"""Where the command line says it shorter than `Workload`."""
+"""Settings with another name on the command line than in `Workload`."""
 
 _TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "tokenizer")
 _TEXTS_OR_NONE = ("model_source", "script", "dataset_config", "text_column", "held_out_split")
-_MOST = {"layers": 100_000, "heads": 100_000}
-_MOST_OF_ANYTHING = 2**31 - 1
-"""More of it than any training has, and still few enough to be counted, multiplied and kept in a
-database."""
+_MAXIMUM = {"layers": 100_000, "heads": 100_000}
+_DEFAULT_MAXIMUM = 2**31 - 1
+"""Larger than in any training, and small enough to be multiplied and stored in a database."""
 _CHOICES = {
     "schedule": get_args(Schedule),
     "packing": get_args(Packing),
@@ -37,13 +36,13 @@ _CHOICES = {
 
 
 def check_setting(name: str, value: object) -> None:
-    """Raises InvalidInput, naming setting, value and what is allowed, unless `value` is one `name` can have.
+    """Raise InvalidInput, with the allowed values, unless `value` is possible for setting `name`.
 
-    Whether settings fit together, a `Workload` checks.
+    `Workload` checks whether settings fit together.
     """
     if name in _TEXTS or name in _TEXTS_OR_NONE:
         if not isinstance(value, str) and not (value is None and name in _TEXTS_OR_NONE):
-            raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a text")
+            raise InvalidInput(f"{name} = {value!r} is not possible", hint="use a string")
     elif name == "model_config":
         if value is not None and not isinstance(value, Mapping):
             raise InvalidInput(f"model_config = {value!r} is not possible", hint=HOW_TO_NAME)
@@ -57,7 +56,7 @@ def check_setting(name: str, value: object) -> None:
             )
     elif name in _CHOICES:
         choices = _CHOICES[name]
-        if type(value) is not type(choices[0]) or value not in choices:  # 1 is no True
+        if type(value) is not type(choices[0]) or value not in choices:  # 1 == True
             raise InvalidInput(
                 f"{name} = {value!r} is not known",
                 hint=f"use one of {', '.join(map(str, choices))}",
@@ -76,14 +75,11 @@ def check_setting(name: str, value: object) -> None:
 
 
 def _check_whole_number(name: str, value: object) -> None:
-    most = _MOST.get(name, _MOST_OF_ANYTHING)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        is_too_large = isinstance(value, int) and value > most
-        hint = (
-            f"use a whole number from 1 to {most}"
-            if is_too_large
-            else "use a whole number from 1 up"
-        )
+    maximum = _MAXIMUM.get(name, _DEFAULT_MAXIMUM)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+        hint = "use a whole number from 1 up"
+        if isinstance(value, int) and value > maximum:
+            hint = f"use a whole number from 1 to {maximum}"
         raise InvalidInput(f"{name} = {value!r} is not possible", hint=hint)
 
 
@@ -91,7 +87,7 @@ def _check_learning_rates(rates: object) -> None:
     if not isinstance(rates, Mapping):
         raise InvalidInput(
             f"learning_rates = {rates!r} is not a table",
-            hint="write one rate an optimizer: adamw=3e-4",
+            hint="write one rate per optimizer: adamw=3e-4",
         )
     for optimizer, rate in rates.items():
         if optimizer not in CHOICES["optimizer"]:
@@ -107,25 +103,28 @@ def _check_learning_rates(rates: object) -> None:
 
 
 def option_of(name: str) -> str:
-    """What the command line calls a setting: `--seq-len`."""
+    """Return the command-line option of a setting, such as `--seq-len`."""
     return f"--{OPTION_NAMES.get(name, name.replace('_', '-'))}"
 
 
 OF_ONE_DATASET = ("dataset_config", "dataset_split", "held_out_split", "text_column")
-"""Settings that say nothing of another dataset."""
+"""Settings that apply to one dataset and are dropped when another one is chosen."""
 
 
 def overridden(before: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings `before` with those of `by` in their place.
+    """Return the settings `before`, overridden by those in `by`.
 
-    `learning_rates` are merged optimizer by optimizer; another dataset takes the splits and columns
-    of the one that was named before with it.
+    `learning_rates` are merged per optimizer. If `by` has another dataset, the splits and columns
+    of the previous one are dropped.
     """
-    kept = dict(before)
-    named = before.get("dataset")
-    if named is not None and by.get("dataset") not in (None, named):
+    merged = dict(before)
+    dataset = before.get("dataset")
+    if dataset is not None and by.get("dataset") not in (None, dataset):
         for name in OF_ONE_DATASET:
-            kept.pop(name, None)
-    rates = [settings.get("learning_rates") for settings in (before, by)]
-    both = [one for one in rates if isinstance(one, Mapping)]
-    return {**kept, **by, **({"learning_rates": {**both[0], **both[1]}} if len(both) == 2 else {})}
+            merged.pop(name, None)
+    merged.update(by)
+    rates_before = before.get("learning_rates")
+    rates_by = by.get("learning_rates")
+    if isinstance(rates_before, Mapping) and isinstance(rates_by, Mapping):
+        merged["learning_rates"] = {**rates_before, **rates_by}
+    return merged

@@ -27,7 +27,7 @@ def test_limits_that_follow_from_the_whole_are_not_repeated():
     ("limits", "said"),
     [
         ({"step_time_limit": "soon"}, "'soon' is not a duration"),
-        ({"compile_time_limit": "0s"}, "'0s' is no time to wait"),
+        ({"compile_time_limit": "0s"}, "'0s' is not a possible duration"),
         ({"step_time_limit": "11m"}, "longer than the whole trial may take, 600 s"),
         (
             {"compile_time_limit": 61, "trial_time_limit": "1m"},

@@ -121,7 +121,7 @@ def test_without_a_network_a_hub_name_is_refused_with_what_to_use_instead(monkey
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", no_network)
     with pytest.raises(
-        InvalidInput, match="cannot be had from the Hugging Face hub: Name or service"
+        InvalidInput, match="cannot be loaded from the Hugging Face hub: Name or service"
     ) as refused:
         make_workload("cpu", {"model": "nobody/no-such-model"})
     assert "local config.json" in refused.value.hint

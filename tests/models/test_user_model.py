@@ -343,5 +343,5 @@ def test_what_is_no_language_model_is_refused_in_one_sentence(
 
 def test_a_file_that_changed_since_the_study_began_is_not_run(workload_of, tmp_path):
     workload = workload_of("Model", model_sha256="0" * 64)
-    with pytest.raises(StudyMismatch, match="no longer what the study was begun with"):
+    with pytest.raises(StudyMismatch, match="has changed since the study was created"):
         build_model(workload)

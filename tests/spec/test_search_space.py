@@ -254,7 +254,7 @@ BROKEN = [
     (
         "description as a number",
         "description = 3\n" + TECHNIQUES,
-        ["description = 3", "not a text"],
+        ["description = 3", "not a string"],
     ),
     ("nothing at all", "", ["neither techniques nor configurations"]),
     ("no technique", "[techniques]\n", ["neither techniques nor configurations"]),

@@ -18,9 +18,9 @@ def file(tmp_path):
     ("model", "named"),
     [
         ("gone.py:make", "gone.py cannot be read"),
-        ("a b:make", "names no function"),
-        ("mine:1", "names no function"),
-        (":make", "names no function"),
+        ("a b:make", "does not name a function"),
+        ("mine:1", "does not name a function"),
+        (":make", "does not name a function"),
     ],
 )
 def test_what_names_no_function_is_refused(model, named):
@@ -31,7 +31,7 @@ def test_what_names_no_function_is_refused(model, named):
 
 def test_a_file_that_is_no_python_is_refused_with_its_line(file):
     file.write_text("x = 1\ndef make(:\n")
-    with pytest.raises(InvalidInput, match=r"no valid Python: .* in line 2"):
+    with pytest.raises(InvalidInput, match=r"not valid Python: .* in line 2"):
         make_workload("cpu", {"model": f"{file}:make"})
 
 

@@ -418,7 +418,7 @@ def test_a_script_that_does_not_get_to_its_training_is_refused(source, named, sc
         ({"layers": 3}, "layers = 3 cannot be set"),
         ({"dataset": "my.txt"}, "decides its text itself"),
         ({"script": "gone.py"}, r"gone\.py cannot be read"),
-        ({"script": "train.sh"}, "is no Python file"),
+        ({"script": "train.sh"}, "is not a Python file"),
     ],
 )
 def test_what_does_not_go_with_a_script_is_refused(settings, named, script):
