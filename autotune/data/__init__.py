@@ -1,4 +1,5 @@
-"""Text, tokens and batches. Runs in a process of its own, for `datasets` may load torch.
+"""Reads a dataset, tokenizes it and makes batches of it.
 
-Only `validation.py` runs before that.
+Runs in a separate process, because `datasets` may import torch. Only `validation.py` runs in the
+process of the search.
 """

@@ -1,7 +1,6 @@
-"""The Hugging Face hub: data sets and tokenizers by name, and one sentence at once where it cannot be reached.
+"""Load datasets and tokenizers by name from the Hugging Face hub, failing fast without a network.
 
-Its libraries try again and again for half a minute without a network. So one short question is
-asked before.
+The hub's libraries retry for half a minute without a network, so a short request is made first.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ TIMEOUT_SECONDS = 10
 
 
 def is_local_name(name: str, *, suffixes: Sequence[str]) -> bool:
-    """Whether `name` can be nothing but a path."""
+    """Whether `name` can only be a path, not a name on the hub."""
     return (
         Path(name).suffix.lower() in suffixes
         or name.startswith((".", "/", "~"))
@@ -24,18 +23,15 @@ def is_local_name(name: str, *, suffixes: Sequence[str]) -> bool:
 
 
 def check_dataset(name: str) -> None:
-    """Asks the hub for the data set.
-
-    Raises InvalidDataset where it has none of that name or cannot be reached.
-    """
+    """Raise InvalidDataset if the hub has no dataset of that name or cannot be reached."""
     try:
-        _ask(lambda hub: hub.dataset_info(name, timeout=TIMEOUT_SECONDS))
+        _request(lambda hub: hub.dataset_info(name, timeout=TIMEOUT_SECONDS))
     except Exception as error:
         raise _not_loaded(name, error) from error
 
 
 def load_rows(workload: Workload, *, split: str) -> Any:
-    """The rows of a split, as `datasets` gives them, in its own cache. Raises InvalidDataset."""
+    """Return the rows of a split as `datasets` loads them, cached there. Raises InvalidDataset."""
     name = workload.dataset
     check_dataset(name)
     datasets = quiet_datasets()
@@ -48,7 +44,7 @@ def load_rows(workload: Workload, *, split: str) -> Any:
 
 
 def quiet_datasets() -> Any:
-    """The library, imported where it is needed, which takes a second; what it has to say comes as an error."""
+    """Import `datasets`, which takes a second, and turn its progress bars and log off."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -58,51 +54,58 @@ def quiet_datasets() -> Any:
 
 def _not_loaded(name: str, error: Exception) -> InvalidDataset:
     return InvalidDataset(
-        f"dataset {name!r} is no local path and cannot be loaded from the Hugging Face hub: {reason_of(error)}",
-        hint="name a local text, jsonl, csv or parquet file, check the hub name, its config and split, "
-        f"or use --dataset {STANDARD_LIBRARY_TEXT}",
+        f"dataset {name!r} is not a local path and cannot be loaded from the Hugging Face hub: "
+        f"{reason_of(error)}",
+        hint="name a local text, jsonl, csv or parquet file, check the hub name, its config and "
+        f"split, or use --dataset {STANDARD_LIBRARY_TEXT}",
     )
 
 
 def tokenizer_file(name: str) -> Path:
-    """The tokenizer.json of the hub's repository `name`, with its settings beside it.
+    """Return the tokenizer.json of repository `name`, with tokenizer_config.json next to it.
 
-    Raises InvalidInput.
+    Raises InvalidInput if it cannot be loaded.
     """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        if isinstance(known := try_to_load_from_cache(name, "tokenizer.json"), str):
-            return Path(known)
-        _ask(lambda hub: hub.model_info(name, timeout=TIMEOUT_SECONDS))
+        cached = try_to_load_from_cache(name, "tokenizer.json")
+        if isinstance(cached, str):
+            return Path(cached)
+        _request(lambda hub: hub.model_info(name, timeout=TIMEOUT_SECONDS))
         try:
             hf_hub_download(name, "tokenizer_config.json")
         except EntryNotFoundError:
-            pass  # the usual names of special tokens are known
+            pass  # the usual names of the special tokens are used
         return Path(hf_hub_download(name, "tokenizer.json"))
     except Exception as error:
         raise InvalidInput(
-            f"tokenizer {name!r} is no local path and cannot be loaded from the Hugging Face hub: {reason_of(error)}",
-            hint="name a local tokenizer.json or a folder with one, or use --tokenizer bpe or bytes",
+            f"tokenizer {name!r} is not a local path and cannot be loaded from the Hugging Face "
+            f"hub: {reason_of(error)}",
+            hint="give a local tokenizer.json or its folder, or use --tokenizer bpe or bytes",
         ) from error
 
 
-def _ask(question: Callable[[Any], object]) -> None:
+def _request(request: Callable[[Any], object]) -> None:
+    """Send a request to the hub unless it is in offline mode; raises what the hub answers."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError
 
     if constants.HF_HUB_OFFLINE:
         return
     try:
-        question(HfApi())
-    except (HfHubHTTPError, ValueError):  # an answer, or a name it cannot be asked about
+        request(HfApi())
+    except (HfHubHTTPError, ValueError):  # an answer of the hub, or an invalid name
         raise
     except Exception as error:
         raise ConnectionError(f"there is no connection to it ({reason_of(error)})") from None
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of what a library says, or what kind of error it is."""
-    lines = str(error.__cause__ or error).strip().splitlines() or str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """Return the first line of a library's error message, or the type of the error."""
+    for source in (error.__cause__, error):
+        lines = [] if source is None else str(source).strip().splitlines()
+        if lines:
+            return lines[0]
+    return type(error).__name__

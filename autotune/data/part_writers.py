@@ -1,7 +1,7 @@
-"""How one part of a text is written: as one stream of tokens, or as padded samples.
+"""Write the training or held-out part of a text: as one stream of tokens, or as padded samples.
 
-A writer also counts the bytes and labels of what will be evaluated, so that losses a token become
-bits a byte.
+A writer also counts the bytes and labels of the text that will be evaluated, to convert losses per
+token to bits per byte.
 """
 
 from abc import ABC, abstractmethod
@@ -16,10 +16,10 @@ from autotune.spec.workload import Workload
 
 
 class PartWriter(ABC):
-    """Takes the tokens of one text after the other. `tokenizer` is None for what came as tokens."""
+    """Writes the tokens of one text after another; `tokenizer` is None for tokenized datasets."""
 
     unit: str
-    """What `length` counts."""
+    """Unit of `length`, for messages."""
 
     def __init__(self, file: TokenFile, workload: Workload, tokenizer: Tokenizer | None) -> None:
         self._file, self._tokenizer = file, tokenizer
@@ -27,18 +27,19 @@ class PartWriter(ABC):
         self._evaluated = self.length_of(workload.evaluation_sequences)
         self._bytes = self._labels = 0.0
         self.limit: int | None = None
-        """Length at which no more is taken."""
+        """Length at which the part is full; None: never."""
 
     @abstractmethod
     def length_of(self, sequences: int) -> int:
-        """The length it takes to have that many sequences."""
+        """Return the length that this many sequences need."""
 
     @abstractmethod
     def add(self, tokens: Tokens, size_bytes: int | None) -> None:
-        """Adds the tokens of one text of `size_bytes` bytes, None where they are not known, unless it is full."""
+        """Append the tokens of a text of `size_bytes` (None: unknown) unless the part is full."""
 
     @property
     def length(self) -> int:
+        """Length written so far, in `unit`."""
         return self._file.length
 
     @property
@@ -47,16 +48,16 @@ class PartWriter(ABC):
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes a label, of the texts that are evaluated."""
+        """Bytes per label of the texts that are evaluated."""
         return self._bytes / max(1, self._labels)
 
     def close(self) -> bytes:
-        """Finishes the file; returns the SHA-256 of its tokens."""
+        """Finish the file and return the SHA-256 of its tokens."""
         return self._file.close()
 
 
 class PackedWriter(PartWriter):
-    """One stream, with the tokenizer's separator between texts."""
+    """Writes one stream of tokens, with the tokenizer's separator between texts."""
 
     unit = "tokens"
 
@@ -77,7 +78,10 @@ class PackedWriter(PartWriter):
 
 
 class PaddedWriter(PartWriter):
-    """A sample a row, with a column more for the label of its last token, which is never known."""
+    """Writes one sample per row.
+
+    A row has one more column, for the label of its last token, which is never known.
+    """
 
     unit = "samples"
 
@@ -85,18 +89,16 @@ class PaddedWriter(PartWriter):
         return sequences
 
     def add(self, tokens: Tokens, size_bytes: int | None) -> None:
-        sample = (
-            tokens
-            if self._tokenizer is None
-            else numpy.concatenate([self._tokenizer.beginning, tokens])
-        )
+        sample = tokens
+        if self._tokenizer is not None:
+            sample = numpy.concatenate([self._tokenizer.beginning, tokens])
         sample = sample.astype(numpy.int32)[: self._sequence_length]
         labels = int((sample[1:] >= 0).sum())
-        if self.is_full or not labels:  # without a label it teaches nothing
+        if self.is_full or not labels:  # a sample without a label is not trained on
             return
         if self.length < self._evaluated and size_bytes is not None:
-            # Where nothing stands before it, the first token is no label: its share of the bytes
-            # does not count.
+            # Without a beginning token, the first token is not a label: its share of the bytes does
+            # not count.
             self._bytes += size_bytes * labels / len(tokens)
             self._labels += labels
         row = numpy.full((1, self._sequence_length + 1), NO_TOKEN, dtype=numpy.int32)
@@ -112,7 +114,7 @@ def part_writer(
     tokenizer: Tokenizer | None,
     most_sequences: int | None,
 ) -> PartWriter:
-    """The writer the workload's packing asks for; packed tokens are of `dtype`."""
+    """Return the writer for the workload's packing; packed tokens have `dtype`."""
     writer: PartWriter
     if workload.packing == "packed":
         writer = PackedWriter(TokenFile(file, dtype=dtype), workload, tokenizer)

@@ -1,7 +1,7 @@
-"""The default text: the documentation of the Python standard library, which is on every machine that runs this.
+"""The default text: the documentation of the Python standard library, found on every machine.
 
-Language topics (`pydoc_data.topics`) and module docstrings, in a fixed order. It differs between
-Python versions, which is why a workload carries the text's hash.
+It consists of the language topics (`pydoc_data.topics`) and the module docstrings, in a fixed
+order. It differs between Python versions, so a workload has the hash of the text.
 """
 
 import ast
@@ -24,21 +24,22 @@ _BEFORE_DOCSTRING = {tokenize.ENCODING, tokenize.COMMENT, tokenize.NL, tokenize.
 
 
 def documents() -> list[str]:
-    """One string a topic or module, topics first, each group in alphabetical order."""
+    """Return a string per topic and per module: topics first, each group in alphabetical order."""
     return [text for _, text in sorted(topics.items())] + list(_module_docstrings())
 
 
 def _module_docstrings() -> Iterator[str]:
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
-        if _NOT_DOCUMENTATION.isdisjoint(file.relative_to(root).parts) and (
-            text := _docstring(file)
-        ):
+        if not _NOT_DOCUMENTATION.isdisjoint(file.relative_to(root).parts):
+            continue
+        text = _docstring(file)
+        if text:
             yield text
 
 
 def _docstring(file: Path) -> str | None:
-    """The module docstring, read without parsing the rest of the file."""
+    """Return the module docstring, read without parsing the rest of the file."""
     with file.open("rb") as source:
         try:
             first = next(

@@ -1,4 +1,4 @@
-"""Where text comes from: the Python documentation, local files and folders, or the Hugging Face hub.
+"""Read a dataset: the Python documentation, local files and folders, or the Hugging Face hub.
 
 Plain text is read in pieces (`text_files.py`), everything else by the `datasets` library:
 https://huggingface.co/docs/datasets
@@ -26,19 +26,19 @@ READERS = {
     ".csv": "csv",
     ".parquet": "parquet",
 }
-"""How `datasets` calls the reader of each kind of local file."""
+"""Name of the reader in `datasets`, by suffix of a local file."""
 
 _SAVED_SET, _SAVED_SPLITS = "state.json", "dataset_dict.json"
-"""What `save_to_disk` leaves in the folder of a dataset, and of one with splits."""
+"""Files that `save_to_disk` writes to the folder of a dataset, and of one with splits."""
 _ALL = "train"
-"""The split that everything belongs to where no file is named by one."""
+"""The split of all files if no file is named after a split."""
 
 Documents = Iterable[str] | TokenColumn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The documents to train on and those held out, each to be gone through as often as needed."""
+    """The documents to train on and the held-out ones; both can be iterated several times."""
 
     train: Documents
     held_out: Documents | None = None
@@ -46,33 +46,33 @@ class Parts:
 
 
 def read_documents(workload: Workload, *, cache_folder: Path) -> Parts:
-    """The documents of the workload's dataset.
+    """Return the documents of the workload's dataset.
 
-    Raises InvalidDataset, naming the dataset and the way out.
+    Raises InvalidDataset if it does not exist or cannot be read.
     """
     check_name(workload.dataset)
-    held_out = workload.held_out_split
-    read = _reader(workload, cache_folder=cache_folder)
-    return Parts(
-        train=read(workload.dataset_split), held_out=None if held_out is None else read(held_out)
-    )
+    read_split = _split_reader(workload, cache_folder=cache_folder)
+    train = read_split(workload.dataset_split)
+    if workload.held_out_split is None:
+        return Parts(train=train)
+    return Parts(train=train, held_out=read_split(workload.held_out_split))
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidDataset when `name` can be nothing but a local path and there is none.
+    """Raise InvalidDataset if `name` can only be a local path that does not exist.
 
-    Costs nothing.
+    This makes no request to the hub.
     """
     if not name or (hub.is_local_name(name, suffixes=tuple(READERS)) and not is_there(name)):
         raise InvalidDataset(
-            f"there is no file or folder {name!r}", hint="check --dataset, or leave it out"
+            f"there is no file or folder {name!r}", hint="check --dataset, or omit it"
         )
 
 
 def check_there(workload: Workload) -> None:
-    """Raises InvalidDataset when there is no such local dataset, nor one on the hub.
+    """Raise InvalidDataset if the dataset exists neither locally nor on the hub.
 
-    One question over the network.
+    This makes at most one request to the hub.
     """
     check_name(workload.dataset)
     is_here = workload.dataset == STANDARD_LIBRARY_TEXT or is_there(workload.dataset)
@@ -80,8 +80,8 @@ def check_there(workload: Workload) -> None:
         hub.check_dataset(workload.dataset)
 
 
-def _reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], Documents]:
-    """What makes documents of the name of a split."""
+def _split_reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], Documents]:
+    """Return a function from the name of a split to its documents."""
     path = expanded(workload.dataset)
     check_splits(workload)
     if workload.dataset == STANDARD_LIBRARY_TEXT:
@@ -101,14 +101,15 @@ def _reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], Docume
 
 
 def check_splits(workload: Workload) -> None:
-    """Raises InvalidDataset where a held-out split is named of what has none."""
+    """Raise InvalidDataset for a held-out split of a dataset that cannot have splits."""
     is_one_text = workload.dataset == STANDARD_LIBRARY_TEXT or is_plain_file(
         expanded(workload.dataset)
     )
     if is_one_text and workload.held_out_split is not None:
         raise InvalidDataset(
             f"dataset {workload.dataset!r} is one text without a split {workload.held_out_split!r}",
-            hint="leave --held-out-split out: a tenth is held out; or name a folder with a file for each split",
+            hint="leave --held-out-split out: a tenth is held out; or name a folder with a file "
+            "for each split",
         )
 
 
@@ -132,23 +133,21 @@ def _saved_rows(path: Path, workload: Workload, *, split: str) -> Any:
 
 
 def _no_split(workload: Workload, split: str, *, known: list[str]) -> InvalidDataset:
-    return InvalidDataset(
-        f"dataset {workload.dataset!r} has no split {split!r}",
-        hint=f"its splits are {', '.join(known)}"
-        if known
-        else "it has no splits: leave --held-out-split out",
-    )
+    hint = "it has no splits: leave --held-out-split out"
+    if known:
+        hint = f"its splits are {', '.join(known)}"
+    return InvalidDataset(f"dataset {workload.dataset!r} has no split {split!r}", hint=hint)
 
 
 # -- local files -----------------------------------------------------------------------------------
 
 
 def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
-    """The files to read; all of them are of one split unless the folder is laid out by splits, as on the hub."""
+    """Return the files to read by split; all are in one split unless their names tell splits."""
     everything = _files_in(path) if path.is_dir() else [path]
     if not everything or any(file.suffix.lower() not in READERS for file in everything):
         raise InvalidDataset(
-            f"dataset {str(path)!r} holds no file autotune can read",
+            f"dataset {str(path)!r} has no file that autotune can read",
             hint=f"use one of {', '.join(READERS)}",
         )
     kinds = {READERS[file.suffix.lower()] for file in everything}
@@ -163,16 +162,16 @@ def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
         return {_ALL: everything}
     splits = _files_named_by_split(path, everything)
     wants_splits = workload.held_out_split is not None or workload.dataset_split != _ALL
-    # By itself a file called test.txt says nothing: splits are taken to be meant where they leave
-    # no file out.
-    is_laid_out = _ALL in splits and {file for files in splits.values() for file in files} == set(
-        everything
-    )
-    return splits if splits and (wants_splits or is_laid_out) else {_ALL: everything}
+    # A single file called test.txt is no evidence of splits: they count if they cover every file.
+    in_splits = {file for files in splits.values() for file in files}
+    is_laid_out = _ALL in splits and in_splits == set(everything)
+    if splits and (wants_splits or is_laid_out):
+        return splits
+    return {_ALL: everything}
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """All that can be read, in alphabetical order; the card of a dataset and the like are no part of it."""
+    """Return the readable files in alphabetical order, without dataset cards and the like."""
     files = sorted(
         file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in READERS
     )
@@ -184,12 +183,12 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _files_named_by_split(folder: Path, everything: list[Path]) -> dict[str, list[Path]]:
-    """{split: files} by the names of files and folders, as `datasets` understands them."""
+    """Return {split: files} by the names of files and folders, as `datasets` assigns them."""
     from datasets.data_files import DataFilesDict, get_data_patterns
 
     try:
         found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
-    except FileNotFoundError:  # nothing that it takes for data
+    except FileNotFoundError:  # it finds no data files
         return {}
     readable = {str(file.resolve()): file for file in everything}
     by_split = {
@@ -206,7 +205,7 @@ def _resolved(name: str) -> str:
 def _read_files(
     files: dict[str, list[Path]], workload: Workload, *, split: str, cache_folder: Path
 ) -> Documents:
-    """The documents of a split; records also of a part of one, such as train[:400]."""
+    """Return the documents of a split; for records also of a slice such as train[:400]."""
     kind = READERS[next(iter(files.values()))[0].suffix.lower()]
     if kind == "text":
         if split not in files:
@@ -227,15 +226,16 @@ def _rows(
     datasets = hub.quiet_datasets()
 
     if kind != "parquet":
-        every_file = [file for of_split in files.values() for file in of_split]
+        every_file = [file for split_files in files.values() for file in split_files]
         check_lines(every_file, dataset=workload.dataset, streaming=workload.streaming)
+    data_files = {
+        name: [glob.escape(str(file)) for file in split_files]
+        for name, split_files in files.items()
+    }
     try:
         return datasets.load_dataset(
             kind,
-            data_files={
-                name: [glob.escape(str(file)) for file in of_split]
-                for name, of_split in files.items()
-            },
+            data_files=data_files,
             split=split,
             cache_dir=str(cache_folder),
             streaming=workload.streaming,
@@ -245,7 +245,7 @@ def _rows(
 
 
 def _configured_rows(path: Path, workload: Workload, split: str, cache_folder: Path) -> Any:
-    """Rows of a folder with the card of a hub dataset, which says what its configurations are."""
+    """Return the rows of a folder whose dataset card defines its configurations, as on the hub."""
     datasets = hub.quiet_datasets()
 
     try:

@@ -1,8 +1,9 @@
-"""The files of a prepared text: two arrays of tokens that are written piece by piece, and what is known of them.
+"""The files of a prepared text: two arrays of tokens, written in pieces, and facts about them.
 
-Packed text is one stream of tokens in one dimension, in the smallest type without a sign that holds
-the vocabulary. Padded text is int32 [samples, sequence_length + 1]: a token to train on,
-`NO_TOKEN`, or a token that is only read.
+Packed text is a one-dimensional stream of tokens in the smallest unsigned type that fits the
+vocabulary. Padded text is int32 [samples, sequence_length + 1]. An entry is a token to train on
+(zero or above), `NO_TOKEN` for padding, or a token that is input but no label, encoded by
+`read_token_of` as a number below `NO_TOKEN`.
 """
 
 import hashlib
@@ -17,44 +18,49 @@ from numpy.typing import NDArray
 Tokens = NDArray[numpy.integer]
 
 NO_TOKEN = -1
-"""Padding: read as the pad token, no label."""
+"""Padding: the pad token as input, and no label."""
 IGNORED_LABEL = -100
-"""The label that torch's cross entropy leaves out, and transformers' mark of what is not to be
-learned."""
+"""The label that cross entropy ignores by default, in torch and in transformers."""
 FACTS_FILE = "text.json"
 
 
 def read_token_of(encoded: Any) -> Any:
-    """The token that stands in padded text without being a label; the same function encodes and decodes it."""
+    """Encode a token of padded text that is not a label, or decode it: the inverse is the same."""
     return NO_TOKEN - 1 - encoded
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextFacts:
-    """What the arrays do not say of themselves."""
+    """Facts about a prepared text that the arrays do not contain."""
 
     bytes_per_token: float | None = 1.0
-    """UTF-8 bytes of the held-out text a label, None where the text is not known; by default that
-    of bytes."""
+    """UTF-8 bytes per label of the held-out text; None if the text is unknown. The default is that
+    of the bytes tokenizer."""
     pad_token: int = 0
 
     def write(self, folder: Path) -> None:
+        """Write the facts to `text.json` in the prepared folder."""
         (folder / FACTS_FILE).write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, folder: Path) -> "TextFacts":
-        """The facts in a prepared folder; folders from before there was anything but bytes hold none."""
+        """Return the facts in a prepared folder.
+
+        Folders from releases that only had the bytes tokenizer have no such file.
+        """
         file = folder / FACTS_FILE
-        return cls(**json.loads(file.read_text())) if file.exists() else cls()
+        if not file.exists():
+            return cls()
+        return cls(**json.loads(file.read_text()))
 
 
 class TokenFile:
-    """A .npy file whose first dimension grows: `append` as often as there is something, then `close`."""
+    """A .npy file to which rows are appended; `close` writes the final length."""
 
     def __init__(
         self, file: Path, *, dtype: numpy.dtype[Any], row_length: int | None = None
     ) -> None:
-        """One dimension, or with `row_length` a row an appended row."""
+        """Create `file` with shape [length], or [length, row_length] with `row_length`."""
         self._dtype = dtype
         self._row_shape = () if row_length is None else (row_length,)
         self._hash = hashlib.sha256()
@@ -63,21 +69,21 @@ class TokenFile:
         self._write_header()
 
     def append(self, tokens: Tokens) -> None:
-        """Adds tokens [any], or rows [any, row_length]."""
+        """Append tokens [any], or rows [any, row_length]."""
         content = numpy.ascontiguousarray(tokens, dtype=self._dtype).tobytes()
         self._hash.update(content)
         self._stream.write(content)
         self.length += len(tokens)
 
     def close(self) -> bytes:
-        """Finishes the file; returns the SHA-256 of its content, the header left out."""
+        """Finish the file and return the SHA-256 of its content without the header."""
         self._stream.seek(0)
         self._write_header()
         self._stream.close()
         return self._hash.digest()
 
     def _write_header(self) -> None:
-        """numpy leaves room in it, so that it can be written again once the length is known."""
+        """Write the header; numpy pads it, so that it can be rewritten when the length is known."""
         header = {
             "descr": numpy.lib.format.dtype_to_descr(self._dtype),
             "fortran_order": False,

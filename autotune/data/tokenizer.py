@@ -1,6 +1,6 @@
-"""How text becomes tokens: bytes, a BPE trained on the data, or a tokenizer from a file, a folder or the hub.
+"""Tokenizers: bytes, a BPE trained on the data, or one from a file, a folder or the hub.
 
-`tokenizers` reads, trains and runs them: https://huggingface.co/docs/tokenizers
+All but the first use the `tokenizers` library: https://huggingface.co/docs/tokenizers
 """
 
 import json
@@ -23,32 +23,34 @@ END_OF_TEXT = "<|endoftext|>"
 PADDING = "<|pad|>"
 
 _LONG_WORD = re.compile(r"\w{256,}")
-"""A BPE learns nothing from it and would hold in memory each one that it meets."""
+"""Removed before a BPE is trained: it learns nothing from such words, but stores each of them."""
 _NAMES = {
     "bos": ("<|begin_of_text|>", "<s>", "<bos>", END_OF_TEXT),
     "eos": (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>"),
     "pad": (PADDING, "<pad>", "[PAD]", "<|finetune_right_pad_id|>"),
 }
-"""What the tokens of each role are called where no tokenizer_config.json says."""
+"""Usual names of the token of each role, used without a tokenizer_config.json."""
 
 
 class Tokenizer(Protocol):
+    """What the preparation of a text needs of a tokenizer."""
+
     vocab_size: int
     """One more than the largest token."""
     beginning: Tokens
-    """What stands before a padded sample."""
+    """Tokens before a padded sample."""
     separator: Tokens
-    """What stands between two packed passages."""
+    """Tokens between two packed passages."""
     separator_bytes: int
-    """How many of the text's bytes the separator stands for."""
+    """Number of bytes of the text that the separator represents."""
     pad_token: int
 
     def encode(self, texts: Sequence[bytes], *, longest: int | None) -> list[tuple[Tokens, int]]:
-        """For each UTF-8 text its first `longest` tokens, and how many bytes of it these stand for."""
+        """Return, for each UTF-8 text, its first `longest` tokens and the number of their bytes."""
 
 
 class ByteTokenizer:
-    """A byte is a token; a blank line separates passages."""
+    """Each byte is a token; a blank line separates passages."""
 
     vocab_size = BYTE_VOCABULARY
     beginning: Tokens = numpy.zeros(0, dtype=numpy.uint8)
@@ -72,12 +74,12 @@ class SubwordTokenizer:
         tokenizer.no_truncation()
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         roles = {role: _token_of(role, tokenizer, settings or {}) for role in _NAMES}
-        self.beginning = _array([token for token in [roles["bos"]] if token is not None])
-        self.separator = _array([token for token in [roles["eos"]] if token is not None])
+        self.beginning = _array([] if roles["bos"] is None else [roles["bos"]])
+        self.separator = _array([] if roles["eos"] is None else [roles["eos"]])
         self.pad_token = roles["pad"] or 0
 
     def encode(self, texts: Sequence[bytes], *, longest: int | None) -> list[tuple[Tokens, int]]:
-        # numpy arrays: lists of Python integers would be ten times the text.
+        # numpy arrays, because lists of Python integers take ten times the memory of the text.
         decoded = [text.decode() for text in texts]
         encodings = self._tokenizer.encode_batch(decoded, add_special_tokens=False)
         return [
@@ -87,6 +89,7 @@ class SubwordTokenizer:
 
 
 def _bytes_of(text: str, encoding: Any, longest: int | None) -> int:
+    """Return how many bytes of `text` its first `longest` tokens represent."""
     if longest is None or len(encoding.ids) <= longest:
         return len(text.encode())
     end = encoding.offsets[longest - 1][1] if longest else 0
@@ -98,17 +101,20 @@ def _array(tokens: list[int]) -> Tokens:
 
 
 def _token_of(role: str, tokenizer: Any, settings: dict[str, Any]) -> int | None:
+    """Return the token of a role, by its name in `settings` or else by its usual names."""
+    names: list[Any] = list(_NAMES[role])
     if f"{role}_token" in settings:
-        said = settings[f"{role}_token"]
-        names = [said.get("content") if isinstance(said, dict) else said]
-    else:
-        names = list(_NAMES[role])
-    found = (tokenizer.token_to_id(name) for name in names if isinstance(name, str))
-    return next((token for token in found if token is not None), None)
+        setting = settings[f"{role}_token"]
+        names = [setting.get("content") if isinstance(setting, dict) else setting]
+    for name in names:
+        token: int | None = tokenizer.token_to_id(name) if isinstance(name, str) else None
+        if token is not None:
+            return token
+    return None
 
 
 def train_bpe(texts: Iterable[bytes], *, vocab_size: int, file: Path) -> SubwordTokenizer:
-    """A byte-level BPE of at most `vocab_size` tokens, kept in `file`.
+    """Train a byte-level BPE of at most `vocab_size` tokens and store it in `file`.
 
     Equal texts give equal tokenizers.
     """
@@ -129,7 +135,10 @@ def train_bpe(texts: Iterable[bytes], *, vocab_size: int, file: Path) -> Subword
 
 
 def load_tokenizer(workload: Workload) -> Tokenizer:
-    """The tokenizer the workload names, unless that is one to be trained. Raises InvalidInput."""
+    """Return the tokenizer that the workload names, except `bpe`, which has to be trained.
+
+    Raises InvalidInput if it cannot be read or has too many tokens for the vocabulary.
+    """
     if workload.tokenizer == "bytes":
         return ByteTokenizer()
     tokenizer = _load(workload.tokenizer)
@@ -137,7 +146,7 @@ def load_tokenizer(workload: Workload) -> Tokenizer:
         raise InvalidInput(
             f"tokenizer {workload.tokenizer!r} has {tokenizer.vocab_size} tokens, "
             f"more than the {workload.vocab_size} of the model's vocabulary",
-            hint=f"use --vocab-size {tokenizer.vocab_size}, or the model's own tokenizer",
+            hint=f"use --vocab-size {tokenizer.vocab_size}, or the tokenizer of the model",
         )
     return tokenizer
 
@@ -147,14 +156,14 @@ def _load(name: str) -> SubwordTokenizer:
 
     file = _file_of(name)
     try:
-        # Not from_file: it takes no path that is not UTF-8, and its errors do not tell reading from
-        # parsing.
+        # Not from_file, which rejects paths that are not UTF-8, and whose errors do not distinguish
+        # reading from parsing.
         tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
         settings_file = file.with_name(SETTINGS_FILE)
-        settings = (
-            json.loads(settings_file.read_text(encoding="utf-8")) if settings_file.exists() else {}
-        )
-    except Exception as error:  # the library raises plain Exception
+        settings = {}
+        if settings_file.exists():
+            settings = json.loads(settings_file.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises Exception itself
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidInput(
             f"tokenizer {str(file)!r} cannot be read: {reason}",
@@ -171,8 +180,9 @@ def _file_of(name: str) -> Path:
         return file
     if is_folder:
         raise InvalidInput(
-            f"folder {name!r} holds no {FILE_NAME}",
-            hint=f"transformers writes one: AutoTokenizer.from_pretrained({name!r}).save_pretrained({name!r})",
+            f"folder {name!r} has no {FILE_NAME}",
+            hint="transformers writes one: "
+            f"AutoTokenizer.from_pretrained({name!r}).save_pretrained({name!r})",
         )
     if not name or is_there(name) or hub.is_local_name(name, suffixes=(".json",)):
         raise InvalidInput(

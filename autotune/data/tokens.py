@@ -1,9 +1,9 @@
-"""From documents to the two token files of a study, `train.npy` and `held_out.npy`.
+"""Write the documents of a dataset to the token files of a study, `train.npy` and `held_out.npy`.
 
-Packed, long documents are cut into passages, and each passage is a text of its own in the stream;
-padded, a document is one sample, cut where the sequence ends. Where no split is named, a passage or
-a document belongs to the held-out part when its hash says so, whatever its place. Nothing is held
-in memory but the pieces under way.
+Packed: documents are cut into passages, and each passage is a separate text in the stream. Padded:
+a document is one sample, cut at the end of the sequence. If no held-out split is specified, a hash
+of the passage or document decides whether it is held out, independent of its position. Only the
+pieces that are being processed are in memory.
 """
 
 import hashlib
@@ -24,46 +24,45 @@ from autotune.spec.workload import Workload
 PASSAGE_CHARACTERS = 4096
 HELD_OUT_ONE_IN = 10
 CHARACTERS_PER_TOKEN = 64
-"""No tokenizer makes fewer tokens of a text; what is beyond them cannot reach a padded sample."""
+"""Upper bound for every tokenizer; characters beyond it cannot be part of a padded sample."""
 TRAINED_ON_BYTES_PER_TOKEN = 8
-"""Text that a BPE is trained on where the data is streamed, for each token that the steps need."""
+"""Bytes of streamed text that a BPE is trained on, per token that the steps need."""
 _ENCODED_AT_ONCE_BYTES = 2**20
 
 TRAIN, HELD_OUT = False, True
 
 
 def passages(documents: Iterable[str]) -> Iterator[bytes]:
-    """Each document as UTF-8, in passages of at most 4,096 characters."""
+    """Yield each document as UTF-8, in passages of at most 4,096 characters."""
     for document in documents:
         for start in range(0, len(document), PASSAGE_CHARACTERS):
             yield document[start : start + PASSAGE_CHARACTERS].encode("utf-8", errors="replace")
 
 
 def beginnings(documents: Iterable[str], *, sequence_length: int) -> Iterator[bytes]:
-    """As much of each document as a sample could hold, as UTF-8."""
+    """Yield as much of each document as a sample could contain, as UTF-8."""
     for document in documents:
         yield document[: CHARACTERS_PER_TOKEN * sequence_length].encode("utf-8", errors="replace")
 
 
 def is_held_out(passage: bytes) -> bool:
+    """Whether a passage is held out, decided by its hash."""
     return int.from_bytes(hashlib.sha256(passage).digest()[:8], "big") % HELD_OUT_ONE_IN == 0
 
 
 def write_tokens(parts: Parts, workload: Workload, *, folder: Path) -> str:
-    """Writes `train.npy`, `held_out.npy` and `text.json`, and a BPE's `tokenizer.json`; returns the tokens' SHA-256.
+    """Write `train.npy`, `held_out.npy` and `text.json`, and for a BPE `tokenizer.json`.
 
-    Raises InvalidDataset when either part is too short for the workload or cannot be read, and
-    InvalidInput for a tokenizer that cannot be used.
+    Returns the SHA-256 of the tokens. Raises InvalidDataset if a part is too short for the workload
+    or cannot be read, and InvalidInput for a tokenizer that cannot be used.
     """
-    is_tokenized = {
-        isinstance(part, TokenColumn) for part in (parts.train, parts.held_out) if part is not None
-    }
-    if len(is_tokenized) > 1:
+    is_tokenized = isinstance(parts.train, TokenColumn)
+    if parts.held_out is not None and isinstance(parts.held_out, TokenColumn) != is_tokenized:
         raise InvalidDataset(
-            f"of dataset {workload.dataset!r} one split is tokenized and one is text",
+            f"dataset {workload.dataset!r} has one tokenized split and one split of text",
             hint="use splits of one kind, or name the column of text with --text-column",
         )
-    if is_tokenized == {True}:
+    if is_tokenized:
         return _write_samples(parts, workload, folder=folder)
     return _write_texts(parts, workload, folder=folder)
 
@@ -73,11 +72,9 @@ def _write_texts(parts: Parts, workload: Workload, *, folder: Path) -> str:
     tokenizer = _tokenizer(units, workload, folder=folder)
     dtype = numpy.min_scalar_type(tokenizer.vocab_size - 1)
     writers = _writers(workload, folder=folder, dtype=dtype, tokenizer=tokenizer)
-    longest = (
-        None
-        if workload.packing == "packed"
-        else workload.sequence_length - len(tokenizer.beginning)
-    )
+    longest = None
+    if workload.packing == "padded":
+        longest = workload.sequence_length - len(tokenizer.beginning)
     for batch in _batches(units(lambda part: writers[part].is_full)):
         encoded = tokenizer.encode([text for _, text in batch], longest=longest)
         for (part, _), (tokens, size_bytes) in zip(batch, encoded, strict=True):
@@ -89,25 +86,25 @@ def _write_texts(parts: Parts, workload: Workload, *, folder: Path) -> str:
 
 
 def _write_samples(parts: Parts, workload: Workload, *, folder: Path) -> str:
-    """Already tokenized: nothing is added to the samples."""
+    """Write samples that are already tokenized, without adding special tokens."""
     dtype = numpy.min_scalar_type(workload.vocab_size - 1)
     writers = _writers(workload, folder=folder, dtype=dtype, tokenizer=None)
     samples = _assigned(parts.train, parts.held_out, is_full=lambda part: writers[part].is_full)
     for part, tokens in samples:
         if workload.packing == "packed" and (tokens < 0).any():
             raise InvalidDataset(
-                f"the labels of dataset {workload.dataset!r} leave tokens out, and packed sequences learn every token",
+                f"the labels of dataset {workload.dataset!r} ignore some tokens, "
+                "but packed sequences learn every token",
                 hint="use --packing padded",
             )
         writers[part].add(tokens, None)
     return _finish(writers, workload, TextFacts(bytes_per_token=None), folder=folder)
 
 
-# -- what belongs to which part --------------------------------------------------------------------
+# -- assignment to the two parts -------------------------------------------------------------------
 
 Units = Callable[[Callable[[bool], bool]], Iterator[tuple[bool, bytes]]]
-"""From what says whether a part is full to (whether it is held out, text) for every text, once a
-call."""
+"""Function that takes `is_full(part)` and yields (is held out, text) for every text."""
 
 
 def _units(parts: Parts, workload: Workload) -> Units:
@@ -126,7 +123,7 @@ def _units(parts: Parts, workload: Workload) -> Units:
 def _assigned(
     train: Iterable[Any], held_out: Iterable[Any] | None, *, is_full: Callable[[bool], bool]
 ) -> Iterator[Any]:
-    """(whether it is held out, unit) for every unit until the parts are full."""
+    """Yield (is held out, unit) for every unit until the parts are full."""
     if held_out is None:
         for unit in train:
             if is_full(TRAIN) and is_full(HELD_OUT):
@@ -141,13 +138,15 @@ def _assigned(
 
 
 def _batches(units: Iterable[tuple[bool, bytes]]) -> Iterator[list[tuple[bool, bytes]]]:
-    batch, size_bytes = [], 0
+    batch: list[tuple[bool, bytes]] = []
+    size_bytes = 0
     for part, text in units:
         batch.append((part, text))
         size_bytes += len(text)
         if size_bytes >= _ENCODED_AT_ONCE_BYTES:
             yield batch
-            batch, size_bytes = [], 0
+            batch = []
+            size_bytes = 0
     yield batch
 
 
@@ -158,13 +157,13 @@ def _tokenizer(units: Units, workload: Workload, *, folder: Path) -> Tokenizer:
         text for part, text in units(lambda part: part == HELD_OUT) if part == TRAIN
     )
     if workload.streaming:
-        texts = _up_to(
-            TRAINED_ON_BYTES_PER_TOKEN * workload.steps * workload.tokens_per_step, texts
-        )
+        tokens = workload.steps * workload.tokens_per_step
+        texts = _up_to(TRAINED_ON_BYTES_PER_TOKEN * tokens, texts)
     return train_bpe(texts, vocab_size=workload.vocab_size, file=folder / FILE_NAME)
 
 
 def _up_to(size_bytes: int, texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield texts until their total size reaches `size_bytes`."""
     for text in texts:
         yield text
         size_bytes -= len(text)
@@ -209,10 +208,15 @@ def _check_length(writers: Writers, workload: Workload) -> None:
         writer = writers[part]
         needed = writer.length_of(sequences)
         if writer.length < needed:
+            if workload.packing == "packed":
+                hint = f"use more text, or a smaller --seq-len or {option}"
+            else:
+                hint = (
+                    f"use more documents (a text file is one), a smaller {option}, "
+                    "or --packing packed"
+                )
             raise InvalidDataset(
-                f"the {name} part of dataset {workload.dataset!r} has {writer.length} {writer.unit} "
-                f"and {needed} are needed",
-                hint=f"use more text, or a smaller --seq-len or {option}"
-                if workload.packing == "packed"
-                else f"use more documents (a text file is one), a smaller {option}, or --packing packed",
+                f"the {name} part of dataset {workload.dataset!r} has {writer.length} "
+                f"{writer.unit} and {needed} are needed",
+                hint=hint,
             )

@@ -1,15 +1,13 @@
-"""What is wrong with a dataset or a tokenizer, found before anything is begun and without loading torch.
+"""Check a dataset and a tokenizer before anything starts, without importing torch.
 
-A small dataset is made into tokens once, to be thrown away; of a large one the beginning of each
+A small dataset is tokenized once into a temporary folder; of a large one only the beginning of each
 part is read.
 """
 
 import dataclasses
-from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from autotune.data.sources import check_splits, read_documents
 from autotune.data.tokenizer import load_tokenizer
@@ -17,14 +15,15 @@ from autotune.spec.user_paths import expanded, is_there
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 READ_WHOLE_BYTES = 2**20
-_BEGINNING = 16
-"""Documents, or pieces of a text file, that are read of a large dataset."""
+"""Datasets up to this size are tokenized completely."""
+_FIRST_DOCUMENTS = 16
+"""Number of documents, or pieces of a text file, that are read of a larger dataset."""
 
 
 def check_data(workload: Workload) -> None:
-    """Raises InvalidDataset and InvalidInput, as the preparation would.
+    """Raise the InvalidDataset or InvalidInput that the preparation of the data would raise.
 
-    What is on the hub is left to that.
+    Datasets on the hub are checked only by the preparation.
     """
     if workload.script is not None:
         return
@@ -40,22 +39,18 @@ def check_data(workload: Workload) -> None:
 def _check_local(workload: Workload, folder: Path) -> None:
     from autotune.data.tokens import write_tokens
 
+    cache_folder = folder / "datasets"
     if _size_bytes(expanded(workload.dataset)) <= READ_WHOLE_BYTES:
-        write_tokens(
-            read_documents(workload, cache_folder=folder / "datasets"), workload, folder=folder
-        )
-    elif (
-        "[" not in f"{workload.dataset_split}{workload.held_out_split}"
-    ):  # a part of a split cannot be streamed
-        beginning = dataclasses.replace(workload, streaming=True)
-        parts = read_documents(beginning, cache_folder=folder / "datasets")
-        for documents in (parts.train, parts.held_out or ()):
-            _read_beginning(documents)
-
-
-def _read_beginning(documents: Iterable[Any]) -> None:
-    for _ in islice(documents, _BEGINNING):
-        pass
+        parts = read_documents(workload, cache_folder=cache_folder)
+        write_tokens(parts, workload, folder=folder)
+        return
+    if "[" in f"{workload.dataset_split}{workload.held_out_split}":
+        return  # a slice of a split cannot be streamed
+    streamed = dataclasses.replace(workload, streaming=True)
+    parts = read_documents(streamed, cache_folder=cache_folder)
+    for documents in (parts.train, parts.held_out or ()):
+        for _ in islice(documents, _FIRST_DOCUMENTS):
+            pass
 
 
 def _size_bytes(path: Path) -> int:

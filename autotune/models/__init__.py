@@ -1,6 +1,6 @@
-"""Models, each behind the protocol of `parts.py`.
+"""Build the model of a workload, behind the protocol of `parts.py`.
 
-Imported only in a trial's own process: this loads torch.
+Imported only in the process of a trial, because it imports torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from autotune.spec.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFamily:
-    """How a model is built, where its parts are, and how its initial weights are drawn."""
+    """The functions that build a model, find its parts and initialize its weights."""
 
     build: Callable[[Workload], nn.Module]
     find_parts: Callable[[nn.Module], ModelParts]
@@ -34,18 +34,21 @@ HUGGING_FACE = ModelFamily(
     build=hugging_face.build, find_parts=hugging_face.find_parts, initialize=hugging_face.initialize
 )
 
-OWN = ModelFamily(
+USER_MODEL = ModelFamily(
     build=user_model.build, find_parts=user_model.find_parts, initialize=user_model.initialize
 )
 
 
 def family_of(workload: Workload) -> ModelFamily:
+    """Return the family of the workload's model."""
     if workload.model_config is not None:
         return HUGGING_FACE
-    return OWN if is_function_reference(workload.model) else MODELS[workload.model]
+    if is_function_reference(workload.model):
+        return USER_MODEL
+    return MODELS[workload.model]
 
 
 def build_model(workload: Workload) -> ModelParts:
-    """The workload's model, untrained, on torch's current default device."""
+    """Return the workload's model, untrained, on torch's current default device."""
     family = family_of(workload)
     return family.find_parts(family.build(workload))

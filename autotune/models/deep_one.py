@@ -1,9 +1,9 @@
-"""The model of the `peak_memory` table: a deep decoder, DeepNet post-norm with trainable ALiBi slopes.
+"""The model of the `peak_memory` table: a deep post-norm decoder with trainable ALiBi slopes.
 
-RMSNorm of residual * 2.828 + part(x) after each part (arXiv:2203.00555), feed-forward gated by ReLU
-(arXiv:2002.05202), no position embedding but a bias on the attention scores that falls with the
-distance (arXiv:2108.12409), one slope a head and layer, trained. No biases, no dropout, embedding
-and head untied.
+DeepNet: x = RMSNorm(2.828 * x + part(x)) for attention and feed-forward (arXiv:2203.00555). The
+feed-forward is gated by ReLU (arXiv:2002.05202). Instead of position embeddings, a bias on the
+attention scores falls with the distance (arXiv:2108.12409), with a trained slope per head and
+layer. No biases, no dropout; embedding and head are not tied.
 
 At its full size (32 layers, width 2048, 16 heads, vocabulary 8000) it has 1,631,455,744 parameters.
 Source: https://github.com/jdinalt/forgather, examples/tiny_experiments/peak_memory
@@ -17,32 +17,32 @@ from autotune.models.parts import ModelParts, TokenLoss, full_token_loss
 from autotune.spec.workload import Workload
 
 RESIDUAL_FACTOR = 2.828
-"""(2 * layers) ** (1/4) of DeepNet's decoder, for the 32 layers of the full size; kept at every
+"""(2 * layers) ** (1/4) of DeepNet's decoder, for the 32 layers of the full size; used at every
 size."""
 INITIAL_GAIN = 0.25
 """(8 * layers) ** (-1/4) of DeepNet's decoder, for the same 32 layers; for value, output and
-feed-forward."""
+feed-forward matrices."""
 PADDING_TOKEN = 1
-"""Its embedding starts at zero, as in the table's tokenizer. Byte-level text does not use this
-byte."""
+"""Token whose embedding starts at zero, as in the tokenizer of the table. Byte-level text does not
+use this byte."""
 
 
 def default_feed_forward_width(width: int) -> int:
-    """Inner size of the feed-forward: 5400 at width 2048, in proportion elsewhere, to the nearest multiple of 8."""
+    """Return the inner size of the feed-forward: width * 5400 / 2048, to a multiple of 8."""
     return max(8, round(width * 5400 / 2048 / 8) * 8)
 
 
 def initial_slopes(heads: int) -> Tensor:
-    """[heads], float32: 1/2 down to 1/256 evenly on a logarithmic scale, the upper half of the heads zero."""
+    """Return float32 [heads]: geometric from 1/2 to 1/256, the second half of the heads zero."""
     slopes = 1.0 / torch.logspace(1, 8, heads, base=2)
     slopes[heads // 2 :] = 0.0
     return slopes
 
 
 def relative_positions(sequence_length: int, *, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How far key j lies behind query i, and the causal mask: both float32 [sequence, sequence], at [i, j].
+    """Return the offsets of keys to queries and the causal mask, both float32 [sequence, sequence].
 
-    The first is j - i, the second 0 where j <= i and -inf elsewhere.
+    For query i and key j the offset is j - i; the mask is 0 for j <= i and -inf for j > i.
     """
     positions = torch.arange(sequence_length, device=device, dtype=torch.float32)
     offsets = positions[None, :] - positions[:, None]
@@ -50,7 +50,7 @@ def relative_positions(sequence_length: int, *, device: torch.device) -> tuple[T
 
 
 class Attention(nn.Module):
-    """Attention with a bias [heads, sequence, sequence] on its scores, as a tensor of its own in every layer."""
+    """Attention with a bias [heads, sequence, sequence] on its scores, made in each layer."""
 
     def __init__(self, *, width: int, heads: int) -> None:
         super().__init__()
@@ -75,6 +75,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """down(up(x) * relu(gate(x)))."""
+
     def __init__(self, *, width: int, inner: int) -> None:
         super().__init__()
         self.gate = nn.Linear(width, inner, bias=False)
@@ -87,6 +89,8 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and feed-forward, each with its residual connection and norm."""
+
     def __init__(self, *, width: int, heads: int, inner: int) -> None:
         super().__init__()
         self.attention = Attention(width=width, heads=heads)
@@ -103,7 +107,7 @@ class Block(nn.Module):
 
 
 class DeepOne(nn.Module):
-    """forward(tokens [batch, sequence], labels [batch, sequence]) -> sum of token losses, float32 scalar."""
+    """forward(tokens, labels), both [batch, sequence] -> sum of token losses, float32 scalar."""
 
     def __init__(self, *, layers: int, width: int, heads: int, inner: int, vocab_size: int) -> None:
         super().__init__()
@@ -135,7 +139,11 @@ def build(workload: Workload) -> DeepOne:
 
 @torch.no_grad()
 def initialize(model: nn.Module) -> None:
-    """Embedding N(0, 1/sqrt(width)), the padding row zero; matrices Xavier-uniform, most with DeepNet's gain."""
+    """Draw initial weights as DeepNet does.
+
+    Embeddings are N(0, 1/sqrt(width)) with a zero row for padding; matrices are Xavier-uniform,
+    those of value, output and feed-forward with gain INITIAL_GAIN.
+    """
     assert isinstance(model, DeepOne)
     nn.init.normal_(model.embedding.weight, std=model.embedding.embedding_dim**-0.5)
     model.embedding.weight[PADDING_TOKEN] = 0.0

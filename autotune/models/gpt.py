@@ -1,8 +1,8 @@
-"""The built-in model: a decoder-only GPT in today's usual shape.
+"""The built-in model: a decoder-only GPT in the usual architecture of today.
 
-RMSNorm (arXiv:1910.07467) before each part, rotary positions (arXiv:2104.09864), SwiGLU
-(arXiv:2002.05202), causal scaled_dot_product_attention, no biases, no dropout, embedding and head
-untied.
+It has RMSNorm (arXiv:1910.07467) before attention and feed-forward, rotary positions
+(arXiv:2104.09864), SwiGLU (arXiv:2002.05202) and causal scaled_dot_product_attention. It has no
+biases and no dropout; embedding and head are not tied.
 """
 
 import torch
@@ -17,24 +17,24 @@ INITIAL_DEVIATION = 0.02
 
 
 def rotary_table(*, sequence_length: int, head_size: int) -> Tensor:
-    """Cosines and sines of every position's angles: [2, sequence, head_size], float32."""
-    frequencies = torch.pow(
-        ROTARY_BASE, -torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
-    )
-    angles = torch.outer(torch.arange(sequence_length, dtype=torch.float32), frequencies).repeat(
-        1, 2
-    )
+    """Return cosine and sine of the angles of each position: float32 [2, sequence, head_size]."""
+    exponents = -torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+    frequencies = torch.pow(ROTARY_BASE, exponents)
+    positions = torch.arange(sequence_length, dtype=torch.float32)
+    angles = torch.outer(positions, frequencies).repeat(1, 2)
     return torch.stack([angles.cos(), angles.sin()])
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Turns pairs (i, i + head_size/2) of x [batch, heads, sequence, head_size] by their position's angle."""
+    """Rotate pairs (i, i + head_size/2) of x [batch, heads, sequence, head_size] by position."""
     cosine, sine = rotary.to(x.dtype).unbind()
     first, second = x.chunk(2, dim=-1)
     return x * cosine + torch.cat([-second, first], dim=-1) * sine
 
 
 class Attention(nn.Module):
+    """Causal self-attention with rotary positions."""
+
     def __init__(self, *, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -53,12 +53,12 @@ class Attention(nn.Module):
 
 
 def default_feed_forward_width(width: int) -> int:
-    """Inner size of the feed-forward: 8/3 of the width, rounded up to a multiple of 32."""
+    """Return the inner size of the feed-forward: 8/3 of the width, up to a multiple of 32."""
     return -(-8 * width // (3 * 32)) * 32
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, *, width: int, inner: int) -> None:
         super().__init__()
@@ -72,6 +72,8 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and feed-forward, each with a norm before and a residual connection."""
+
     def __init__(self, *, width: int, heads: int, inner: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(width, eps=1e-6)
@@ -86,7 +88,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """forward(tokens [batch, sequence], labels [batch, sequence]) -> sum of token losses, float32 scalar."""
+    """forward(tokens, labels), both [batch, sequence] -> sum of token losses, float32 scalar."""
 
     def __init__(
         self,
@@ -129,7 +131,10 @@ def build(workload: Workload) -> GPT:
 
 @torch.no_grad()
 def initialize(model: nn.Module) -> None:
-    """N(0, 0.02) for matrices; those that write to the residual stream smaller by sqrt(2 * layers), as in GPT-2."""
+    """Draw all matrices from N(0, 0.02) as in GPT-2.
+
+    Those that write to the residual stream have a standard deviation of 0.02 / sqrt(2 * layers).
+    """
     assert isinstance(model, GPT)
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):

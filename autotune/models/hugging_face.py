@@ -1,15 +1,15 @@
-"""Causal language models that Hugging Face transformers builds from a config.json, with random weights.
+"""Build causal language models from a config.json with Hugging Face transformers.
 
-Attention runs through scaled_dot_product_attention, without a cache; families that transformers
-gives no such attention (Gemma 2 with its soft caps) run their own. Where a layer is plainly causal
-no mask is made, in eager, compiled and fake execution alike; transformers alone would make one
-wherever it cannot look at values. Mixtures of experts run as transformers chooses where nothing is
-said: `grouped_mm`, which sorts the tokens by expert and has no shape that depends on data.
-(`batched_mm` would copy an expert's weights for each token. On fake tensors torch's grouped product
-takes bf16 only.)
+Attention runs through scaled_dot_product_attention, without a cache. Families for which
+transformers does not offer it (Gemma 2 with its soft caps) use their eager attention. For a layer
+that is simply causal no mask is made, in eager, compiled and fake execution alike; transformers
+alone would make one whenever it cannot read values. Mixtures of experts run with the default of
+transformers, `grouped_mm`, which sorts the tokens by expert and has no data-dependent shapes.
+(`batched_mm` would copy the weights of an expert for each token. On fake tensors torch's grouped
+matrix product takes bf16 only.)
 
-The parts are found by structure (`structure.py`). Imports transformers, an extra, only when a model
-is built: https://huggingface.co/docs/transformers
+The parts of a model are found by structure (`structure.py`). transformers is an optional dependency
+and is imported only when a model is built: https://huggingface.co/docs/transformers
 """
 
 from collections.abc import Mapping
@@ -27,19 +27,19 @@ from autotune.spec.workload import Workload
 
 _PROBED_TOKENS = 4
 _NOISE = 1e-4
-"""Largest difference, relative to the spread of the logits, that rounding makes of experts given
-other tokens."""
+"""Largest difference that counts as rounding, relative to the standard deviation of the logits. It
+occurs with mixtures of experts, whose matrix products depend on the other tokens."""
 
 
 class HuggingFaceModel(nn.Module):
-    """forward(tokens [batch, sequence], labels [batch, sequence]) -> sum of token losses, float32 scalar."""
+    """forward(tokens, labels), both [batch, sequence] -> sum of token losses, float32 scalar."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network: Any = network
         self.token_loss: TokenLoss | None = None
-        """Where it is set, the loss is made of the last hidden states and the head; else of the
-        network's logits."""
+        """If set, computes the loss from the last hidden states and the head; otherwise the loss is
+        computed from the logits."""
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         if self.token_loss is None:
@@ -47,25 +47,25 @@ class HuggingFaceModel(nn.Module):
         return self.token_loss(self.hidden(tokens), self.network.get_output_embeddings(), labels)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """[batch, sequence, vocabulary]"""
+        """Return the logits, [batch, sequence, vocabulary]."""
         logits: Tensor = self._run(self.network, tokens).logits
         return logits
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Last hidden states, [batch, sequence, width]."""
+        """Return the last hidden states, [batch, sequence, width]."""
         hidden: Tensor = self._run(self.network.base_model, tokens)[0]
         return hidden
 
     def _run(self, network: Any, tokens: Tensor) -> Any:
-        # All ones: says that nothing is padding, where transformers would otherwise look for
-        # several sequences in one.
+        # A mask of ones says that nothing is padding; without it transformers would look for
+        # several sequences packed into one.
         return network(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
 
 
 def build(workload: Workload, *, weights_folder: Path | None = None) -> HuggingFaceModel:
-    """The model in float32, its weights drawn by transformers or read from the files in `weights_folder`.
+    """Return the model in float32, with random weights or those from `weights_folder`.
 
-    Raises InvalidInput where transformers cannot.
+    Raises InvalidInput if transformers is not installed or cannot build the model.
     """
     try:
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -86,15 +86,14 @@ def build(workload: Workload, *, weights_folder: Path | None = None) -> HuggingF
         network = _network(workload, weights_folder, attention="sdpa")
     except ValueError as error:
         if "scaled_dot_product_attention" not in str(error):
-            raise _refusal(workload, error) from error
-        network = _network(
-            workload, weights_folder, attention="eager"
-        )  # a family whose attention no kernel computes
+            raise _build_error(workload, error) from error
+        # A family whose attention no kernel computes.
+        network = _network(workload, weights_folder, attention="eager")
     return HuggingFaceModel(network)
 
 
 def _network(workload: Workload, weights_folder: Path | None, *, attention: str) -> Any:
-    """Raises ValueError where transformers has no such attention for the family."""
+    """Return the transformers model; raises ValueError if its family has no such attention."""
     from transformers import AutoModelForCausalLM
 
     config = _config(workload)
@@ -125,46 +124,51 @@ def _network(workload: Workload, weights_folder: Path | None, *, attention: str)
         AssertionError,
         ImportError,
     ) as error:
-        raise _refusal(workload, error) from error
+        raise _build_error(workload, error) from error
 
 
 def _check_loaded(workload: Workload, report: Mapping[str, Any]) -> None:
-    """Raises InvalidInput for weights that are not exactly those of the model."""
-    for what, names in (("lack", report["missing_keys"]), ("hold also", report["unexpected_keys"])):
-        if names:
-            first, more = min(map(str, names)), len(names) - 1
-            raise InvalidInput(
-                f"the weights in {workload.model_source} {what} {first}"
-                + (f" and {more} more" if more else ""),
-                hint="name the folder that holds this config.json with its own weights",
-            )
+    """Raise InvalidInput if weights are missing or left over."""
+    for problem, names in (
+        ("lack", report["missing_keys"]),
+        ("hold also", report["unexpected_keys"]),
+    ):
+        if not names:
+            continue
+        first = min(map(str, names))
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise InvalidInput(
+            f"the weights in {workload.model_source} {problem} {first}{others}",
+            hint="name the folder that has this config.json together with its weights",
+        )
 
 
 def _config(workload: Workload) -> Any:
-    """A config object of its own: building a model writes to it."""
+    """Return a new config object each time, because building a model changes it."""
     from transformers import CONFIG_MAPPING
 
     assert workload.model_config is not None
     settings = with_layers(workload.model_config, workload.layers)
     model_type = settings.pop("model_type")
-    settings.pop("auto_map", None)  # names code outside transformers, which is not run
+    settings.pop("auto_map", None)  # refers to code outside transformers, which is not run
     if model_type not in CONFIG_MAPPING:
         raise InvalidInput(
-            f"this transformers knows no model type {model_type!r}",
+            f"this release of transformers has no model type {model_type!r}",
             hint="install a newer transformers, or use another model",
         )
     try:
         return CONFIG_MAPPING[model_type].from_dict(settings)
     except Exception as error:  # each config class checks its settings in its own way
-        raise _refusal(workload, error) from error
+        raise _build_error(workload, error) from error
 
 
-def _refusal(workload: Workload, error: Exception) -> InvalidInput:
+def _build_error(workload: Workload, error: Exception) -> InvalidInput:
+    """Return the error with the first sentence of what transformers reports."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = lines[0].partition(". ")[0] if lines else type(error).__name__
     return InvalidInput(
         f"transformers cannot build model {workload.model}: {reason}",
-        hint="change its config.json, or use another",
+        hint="change its config.json, or use another model",
     )
 
 
@@ -177,10 +181,9 @@ def _causal_mask(
     allow_is_causal_skip: bool = True,
     **options: Any,
 ) -> Tensor | None:
-    """transformers' mask for sdpa, or None where the kernel's own causal flag says it all.
+    """Return transformers' mask for sdpa, or None if the causal flag of the kernel is enough.
 
-    `attention_mask` is always ones here. `local_size` is the window of a layer that sees only so
-    many tokens.
+    `attention_mask` is always ones here. `local_size` is the window of local attention.
     """
     from transformers.masking_utils import sdpa_mask
 
@@ -202,17 +205,19 @@ def _causal_mask(
 
 @torch.no_grad()
 def initialize(model: nn.Module) -> None:
-    """The weights were drawn as the model was built; this refuses a model in which a token sees a later one."""
+    """Raise InvalidInput if a token sees a later one; the weights were drawn during `build`."""
     assert isinstance(model, HuggingFaceModel)
     model.eval()
     tokens = torch.zeros(1, _PROBED_TOKENS, dtype=torch.int64)
     changed = tokens.clone()
     changed[:, _PROBED_TOKENS // 2 :] = 1
     try:
-        before, after = (model.logits(each)[:, : _PROBED_TOKENS // 2] for each in (tokens, changed))
+        before = model.logits(tokens)[:, : _PROBED_TOKENS // 2]
+        after = model.logits(changed)[:, : _PROBED_TOKENS // 2]
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
+        lines = str(error).splitlines()
         raise InvalidInput(
-            f"the model fails in its first forward pass: {(str(error).splitlines() or [''])[0]}",
+            f"the model fails in its first forward pass: {lines[0] if lines else ''}",
             hint="look for sizes in its config.json that do not fit together",
         ) from error
     model.train()
@@ -224,15 +229,13 @@ def initialize(model: nn.Module) -> None:
 
 
 def find_parts(model: nn.Module) -> ModelParts:
-    """By structure: parts that are not there are None."""
+    """Find the parts by structure; a part that is not found is None."""
     assert isinstance(model, HuggingFaceModel)
     found = find_blocks(model)
-    head = (
-        model.network.get_output_embeddings()
-        if hasattr(model.network, "get_output_embeddings")
-        else None
-    )
-    head = head if isinstance(head, nn.Linear) else None
+    head = None
+    if hasattr(model.network, "get_output_embeddings"):
+        embeddings = model.network.get_output_embeddings()
+        head = embeddings if isinstance(embeddings, nn.Linear) else None
     if found is None:
         return ModelParts(model=model, head=head)
     layer_types = getattr(model.network.config, "layer_types", None) or ()

@@ -1,8 +1,7 @@
-"""Weights that somebody has trained, from a local folder or the Hugging Face hub.
+"""Read pretrained weights from a local folder or the Hugging Face hub.
 
-Read once, when a study is made.
-
-Source: https://huggingface.co/docs/huggingface_hub/guides/download
+They are read once, when a study is created. Downloads follow
+https://huggingface.co/docs/huggingface_hub/guides/download
 """
 
 import hashlib
@@ -16,27 +15,27 @@ from autotune.spec.workload import Workload
 
 
 def read_pretrained(workload: Workload) -> hugging_face.HuggingFaceModel:
-    """The model with its trained weights in float32. Raises InvalidInput."""
+    """Return the model with its trained weights in float32. Raises InvalidInput."""
     return hugging_face.build(workload, weights_folder=_folder(workload))
 
 
 def weights_sha256(workload: Workload) -> str:
-    """Of the files of weights, in the order of their names. Raises InvalidInput."""
+    """Return a SHA-256 over the weight files, in the order of their names. Raises InvalidInput."""
     digests = (sha256_of(file) for file in weight_files(_folder(workload)))
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _folder(workload: Workload) -> Path:
-    """Where the weights are, after they were fetched if need be."""
+    """Return the folder of the weights, downloaded if necessary."""
     assert workload.model_source is not None
     local = Path(workload.model_source)
-    folder = local if local.is_dir() else _fetched(workload.model_source)
+    folder = local if local.is_dir() else _downloaded(workload.model_source)
     if not weight_files(folder):
         raise no_weights(workload.model_source)
     return folder
 
 
-def _fetched(name: str) -> Path:
+def _downloaded(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
@@ -45,9 +44,10 @@ def _fetched(name: str) -> Path:
             if any(folder.glob(kind)):
                 break
         return folder
-    except Exception as error:  # whatever the network or the hub raises
+    except Exception as error:  # network and hub raise many types
         lines = str(error).splitlines()
+        reason = lines[0] if lines else type(error).__name__
         raise InvalidInput(
-            f"the weights of {name} cannot be fetched: {lines[0] if lines else type(error).__name__}",
-            hint="download them where there is a network, and name the folder with --model",
+            f"the weights of {name} cannot be downloaded: {reason}",
+            hint="download them on a machine with a network, and name the folder with --model",
         ) from error

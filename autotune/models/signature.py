@@ -1,8 +1,8 @@
-"""How somebody's module is to be used, seen in one forward pass: what it takes, what of its output counts.
+"""Find out how to call a user's module, and what it returns, by one forward pass.
 
-The pass is one of shapes where the module is on the meta device. Seen in it are also the head, the
-linear layer whose output the logits are, and whether blocks are called one after the other with the
-same arguments.
+If the module is on the meta device, the pass computes shapes only. It also shows which linear layer
+is the head, that is, the one whose output is the logits, and whether the blocks are called one
+after the other with the same arguments.
 """
 
 import inspect
@@ -28,44 +28,51 @@ _LABEL_NAMES = ("labels", "targets", "target")
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """How a module is called, and which entry of what it returns is what; an entry is found by `entry_of`."""
+    """How to call a module, and which entries of its output are logits and loss.
+
+    `entry_of` gets an entry from the output.
+    """
 
     takes_labels: bool
     label_name: str | None
-    """The keyword for the labels; None: they are the second argument."""
+    """Keyword of the labels; None: they are the second positional argument."""
     logits_entry: Any
-    """None: no logits for every position."""
+    """None: the output has no logits for every position."""
     loss_entry: Any
-    """None: the loss is made of the logits."""
+    """None: the loss is computed from the logits."""
     ignored_label: int
-    """What the module's own loss takes as a label to leave out."""
+    """The label that the loss of the module ignores."""
     head_name: str | None
-    """Path of the linear layer to which the loss could also be applied by parts."""
+    """Path of the linear layer that is the head; None if the loss cannot be computed from it."""
     blocks: BlockList | None
     blocks_are_called_alike: bool
     sequence_length: int
     largest_token: int
 
     def call(self, network: nn.Module, tokens: Tensor, labels: Tensor | None) -> Any:
+        """Return the output of the module for tokens and labels [batch, sequence]."""
         if not self.takes_labels:
             return network(tokens)
-        return (
-            network(tokens, labels)
-            if self.label_name is None
-            else network(tokens, **{self.label_name: labels})
-        )
+        if self.label_name is None:
+            return network(tokens, labels)
+        return network(tokens, **{self.label_name: labels})
 
 
 def entry_of(output: Any, entry: Any) -> Any:
-    """One of the `_entries` of `output`."""
+    """Return an entry of a module's output by index, key or attribute."""
     if isinstance(output, Tensor):
         return output
-    return output[entry] if isinstance(output, tuple | list | Mapping) else getattr(output, entry)
+    if isinstance(output, tuple | list | Mapping):
+        return output[entry]
+    return getattr(output, entry)
 
 
 def probe_signature(network: nn.Module, workload: Workload) -> Usage:
-    """Raises InvalidInput for a module that gives neither logits nor a loss, and what its forward pass raises."""
-    refusals: list[Exception] = []
+    """Return how to use the module, from the first way of calling it that gives logits or a loss.
+
+    Raises InvalidInput if there is none, or if every call fails.
+    """
+    errors: list[Exception] = []
     for label_name in _ways_to_call(network):
         try:
             usage = _observe(
@@ -75,14 +82,15 @@ def probe_signature(network: nn.Module, workload: Workload) -> Usage:
                 label_name=label_name or None,
             )
         except Exception as error:
-            refusals.append(error)
+            errors.append(error)
             continue
         if usage is not None:
             return usage
-    if refusals:
-        raise _not_callable(workload, refusals[-1])
+    if errors:
+        raise _not_callable(workload, errors[-1])
     raise InvalidInput(
-        f"the forward pass of {workload.model} returns no logits [batch, sequence, vocabulary] and no scalar loss",
+        f"the forward pass of {workload.model} returns neither logits "
+        "[batch, sequence, vocabulary] nor a scalar loss",
         hint="let forward(tokens) return logits, or forward(tokens, labels) the mean loss",
     )
 
@@ -91,26 +99,27 @@ def _not_callable(workload: Workload, error: Exception) -> Exception:
     if isinstance(error, InvalidInput):
         return error
     lines = str(error).strip().splitlines()
+    reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    shape = [_BATCH, workload.sequence_length]
     return InvalidInput(
-        f"the forward pass of {workload.model} fails with tokens [{_BATCH}, {workload.sequence_length}]: "
-        f"{type(error).__name__}{': ' + lines[0] if lines else ''}",
-        hint="forward takes token numbers, or token numbers and labels; --seq-len sets their length",
+        f"the forward pass of {workload.model} fails with tokens {shape}: {reason}",
+        hint="forward takes tokens, or tokens and labels; --seq-len sets their length",
     )
 
 
 def _ways_to_call(network: nn.Module) -> Iterator[Any]:
-    """False: without labels; "": labels second; else the labels' keyword.
+    """Yield the ways that fit the signature of `forward`.
 
-    Only ways that `forward` can take.
+    False: without labels; a name: labels as this keyword; "": labels as the second argument.
     """
     signature = inspect.signature(network.forward)
-    for way, arguments, keywords in (
-        (False, (0,), {}),
-        *((name, (0,), {name: 0}) for name in _LABEL_NAMES if name in signature.parameters),
-        ("", (0, 0), {}),
-    ):
+    keywords = [name for name in _LABEL_NAMES if name in signature.parameters]
+    ways: list[tuple[Any, tuple[int, ...], dict[str, int]]] = [(False, (0,), {})]
+    ways += [(name, (0,), {name: 0}) for name in keywords]
+    ways.append(("", (0, 0), {}))
+    for way, arguments, keyword_arguments in ways:
         try:
-            signature.bind(*arguments, **keywords)
+            signature.bind(*arguments, **keyword_arguments)
         except TypeError:
             continue
         yield way
@@ -119,30 +128,34 @@ def _ways_to_call(network: nn.Module) -> Iterator[Any]:
 def _observe(
     network: nn.Module, workload: Workload, *, takes_labels: bool, label_name: str | None
 ) -> Usage | None:
+    """Call the module once; None if its output has neither logits nor, with labels, a loss."""
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-    tokens, labels = (
-        torch.zeros(_BATCH, workload.sequence_length, dtype=torch.int64, device=device)
-        for _ in range(2)
-    )
+    tokens = torch.zeros(_BATCH, workload.sequence_length, dtype=torch.int64, device=device)
+    labels = torch.zeros_like(tokens)
     blocks = find_blocks(network)
     with _Witness(network, blocks).watching() as seen:
         if not takes_labels:
             output = network(tokens)
+        elif label_name:
+            output = network(tokens, **{label_name: labels})
         else:
-            output = (
-                network(tokens, **{label_name: labels}) if label_name else network(tokens, labels)
-            )
+            output = network(tokens, labels)
     entries = _entries(output)
+    loss_entry = None
     logits_entry = _named_first(
-        entries, "logits", lambda t: t.dim() == 3 and t.shape[:2] == tokens.shape
+        entries, "logits", lambda tensor: tensor.dim() == 3 and tensor.shape[:2] == tokens.shape
     )
-    loss_entry = _named_first(entries, "loss", lambda t: t.dim() == 0) if takes_labels else None
-    if (logits_entry is None and not takes_labels) or (loss_entry is None and takes_labels):
+    if takes_labels:
+        loss_entry = _named_first(entries, "loss", lambda tensor: tensor.dim() == 0)
+        if loss_entry is None:
+            return None
+    elif logits_entry is None:
         return None
     logits = None if logits_entry is None else entries[logits_entry]
     if logits is not None and logits.shape[2] < workload.vocab_size:
         raise InvalidInput(
-            f"the logits of {workload.model} are {logits.shape[2]} wide, the vocabulary has {workload.vocab_size}",
+            f"the logits of {workload.model} are {logits.shape[2]} wide, "
+            f"the vocabulary has {workload.vocab_size}",
             hint="let the function take vocab_size, or make its vocabulary that large",
         )
     loss = None if loss_entry is None else entries[loss_entry]
@@ -162,15 +175,15 @@ def _observe(
 
 
 def _entries(output: Any) -> dict[Any, Tensor]:
-    """The tensors of what a module returned, by index, key or attribute."""
+    """Return the floating-point tensors in an output, by index, key or attribute."""
     if isinstance(output, Tensor):
         return {0: output}
     if isinstance(output, tuple | list):
         pairs = dict(enumerate(output))
+    elif isinstance(output, Mapping):
+        pairs = dict(output)
     else:
-        pairs = (
-            dict(output) if isinstance(output, Mapping) else dict(getattr(output, "__dict__", {}))
-        )
+        pairs = dict(getattr(output, "__dict__", {}))
     return {
         name: value
         for name, value in pairs.items()
@@ -179,8 +192,11 @@ def _entries(output: Any) -> dict[Any, Tensor]:
 
 
 def _named_first(entries: Mapping[Any, Tensor], name: str, is_wanted: Any) -> Any:
+    """Return the wanted entry of that name, else the first wanted entry, else None."""
     wanted = [entry for entry, tensor in entries.items() if is_wanted(tensor)]
-    return name if name in wanted else next(iter(wanted), None)
+    if name in wanted:
+        return name
+    return wanted[0] if wanted else None
 
 
 @dataclass(kw_only=True)
@@ -200,7 +216,7 @@ class _CrossEntropy:
 
 @dataclass
 class _Witness:
-    """Notes what happens in a forward pass of `network`."""
+    """Records the calls of blocks, linear layers and cross entropy in a forward pass."""
 
     network: nn.Module
     block_list: BlockList | None
@@ -241,48 +257,59 @@ class _Witness:
 
     @property
     def blocks_were_called_alike(self) -> bool:
-        """One after the other, each with the output of the one before and otherwise the same arguments."""
+        """Whether each block got the output of the previous one and the same other arguments."""
         calls = [call for _, call in self.block_calls]
-        return all(
-            one.output is other.first
-            and len(one.others) == len(other.others)
-            and all(a is b for a, b in zip(one.others, other.others, strict=True))
-            for one, other in itertools.pairwise(calls)
-        )
+        for previous, call in itertools.pairwise(calls):
+            if previous.output is not call.first or len(previous.others) != len(call.others):
+                return False
+            pairs = zip(previous.others, call.others, strict=True)
+            if not all(before is after for before, after in pairs):
+                return False
+        return True
 
     def head_name(self, logits: Tensor | None) -> str | None:
-        return next(
-            (name for name, output in self.linear_outputs.items() if output is logits), None
-        )
+        """Return the path of the linear layer that computed the logits, or None."""
+        for name, output in self.linear_outputs.items():
+            if output is logits:
+                return name
+        return None
+
+    def _call_of(self, loss: Tensor | None) -> _CrossEntropy | None:
+        for call in self.cross_entropies:
+            if call.loss is loss:
+                return call
+        return None
 
     def ignored_label(self, loss: Tensor | None) -> int:
-        made = next((each for each in self.cross_entropies if each.loss is loss), None)
-        return IGNORED_LABEL if made is None else int(made.options["ignore_index"])
+        """Return the `ignore_index` of the cross entropy that computed `loss`, or the default."""
+        call = self._call_of(loss)
+        return IGNORED_LABEL if call is None else int(call.options["ignore_index"])
 
     def is_plain_cross_entropy(self, loss: Tensor, logits: Tensor | None, labels: Tensor) -> bool:
-        """Whether the loss is that of these logits and labels, and nothing else."""
-        made = next((each for each in self.cross_entropies if each.loss is loss), None)
-        if made is None or logits is None:
+        """Whether `loss` is the plain mean cross entropy of these logits and labels."""
+        call = self._call_of(loss)
+        if call is None or logits is None:
             return False
-        is_changed = made.options["weight"] is not None or made.options["label_smoothing"] != 0.0
-        return (
-            _is_all_of(made.logits, logits) and _is_all_of(made.labels, labels) and not is_changed
-        )
+        if call.options["weight"] is not None or call.options["label_smoothing"] != 0.0:
+            return False
+        return _is_all_of(call.logits, logits) and _is_all_of(call.labels, labels)
 
 
 def _is_all_of(view: Tensor, tensor: Tensor) -> bool:
-    same = (
-        view is tensor
-        or view._base is tensor
-        or (view._base is not None and view._base is tensor._base)
-    )
-    return same and view.numel() == tensor.numel()
+    """Whether `view` is `tensor` or a view of all of it."""
+    if view.numel() != tensor.numel():
+        return False
+    if view is tensor or view._base is tensor:
+        return True
+    return view._base is not None and view._base is tensor._base
 
 
 class _CrossEntropies(TorchFunctionMode):
-    def __init__(self, made: list[_CrossEntropy]) -> None:
+    """Records the calls of F.cross_entropy that return a mean."""
+
+    def __init__(self, calls: list[_CrossEntropy]) -> None:
         super().__init__()
-        self._made = made
+        self._calls = calls
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -292,7 +319,7 @@ class _CrossEntropies(TorchFunctionMode):
             options = dict(bound.arguments)
             if options["reduction"] == "mean":
                 logits, labels = options.pop("input"), options.pop("target")
-                self._made.append(
+                self._calls.append(
                     _CrossEntropy(logits=logits, labels=labels, loss=output, options=options)
                 )
         return output

@@ -1,7 +1,7 @@
-"""Where the blocks of a model are and which part of them is attention, by structure alone: no names of families.
+"""Find the blocks of a model and their attention by structure, for any model family.
 
-The blocks are the longest list of modules of one class that is inside no other list; their
-attention is the child with attention in its name and matrices in it.
+The blocks are the longest list of modules of one class that is not inside another list. Their
+attention is the child that has attention in its name and contains matrices.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from autotune.models.parts import Blocks
 
 @dataclass(frozen=True, kw_only=True)
 class BlockList:
-    """A list of transformer blocks: `getattr(owner, name)` is `blocks`."""
+    """A list of transformer blocks; `getattr(owner, name)` is `blocks`."""
 
     owner: nn.Module
     name: str
@@ -22,20 +22,20 @@ class BlockList:
 
     @property
     def attention_name(self) -> str | None:
-        """Attribute of every block that holds its attention part."""
+        """Name of the attribute of each block that is its attention; None if there is none."""
         for name, child in self.blocks[0].named_children():
-            words = f"{name} {type(child).__name__}".lower()
+            names = f"{name} {type(child).__name__}".lower()
+            if "attn" not in names and "attention" not in names:
+                continue
             matrices = sum(parameter.dim() == 2 for parameter in child.parameters())
-            is_attention = (
-                "attn" in words or "attention" in words
-            ) and matrices > 1  # a norm may be named after it
-            if is_attention and all(hasattr(block, name) for block in self.blocks):
+            # A norm may also have attention in its name, but has no matrices.
+            if matrices > 1 and all(hasattr(block, name) for block in self.blocks):
                 return name
         return None
 
 
 def find_blocks(model: nn.Module) -> BlockList | None:
-    """None where there is no list of alike modules."""
+    """Return the longest list of modules of one class; None if there is no such list."""
     return max(_block_lists(model), key=lambda candidate: len(candidate.blocks), default=None)
 
 
@@ -51,7 +51,6 @@ def _block_lists(module: nn.Module) -> Iterator[BlockList]:
 
 
 def _is_of_blocks(modules: nn.Sequential) -> bool:
-    """A feed-forward part is a sequence too, of modules without children."""
-    return len({type(module) for module in modules}) == 1 and any(
-        True for _ in modules[0].children()
-    )
+    """Whether all modules have one class and children, unlike the layers of a feed-forward."""
+    has_one_class = len({type(module) for module in modules}) == 1
+    return has_one_class and any(True for _ in modules[0].children())

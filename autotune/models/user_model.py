@@ -1,13 +1,14 @@
-"""People's own models: `file.py:function` or `package.module:function`, a function that returns a `torch.nn.Module`.
+"""Build a user's model from `file.py:function` or `package.module:function`.
 
-The function is called with those of layers, width, heads, vocab_size and sequence_length that it
-takes, and with feed_forward_width where it is said. What it returns is used in one of two ways, the
-first that works (`signature.py` finds it out in one forward pass):
+The function returns a `torch.nn.Module`. It is called with those of layers, width, heads,
+vocab_size and sequence_length that it takes, and with feed_forward_width if that is set. The module
+is used in the first of two ways that works (`signature.py` finds out in one forward pass):
 
     forward(tokens)          -> logits [batch, sequence, vocabulary]
     forward(tokens, labels)  -> mean loss, a scalar; labels[i] is the token after tokens[i]
 
-each alone or within a tuple, a mapping or an object. Only a trial's own process runs any of it.
+The result may also be an entry of a tuple, a mapping or an object. The user's code runs only in the
+process of a trial.
 """
 
 import importlib
@@ -39,15 +40,14 @@ _SIZES = ("layers", "width", "heads", "feed_forward_width", "vocab_size", "seque
 
 
 class UserModel(nn.Module):
-    """forward(tokens [batch, sequence], labels [batch, sequence]) -> sum of token losses, float32 scalar."""
+    """forward(tokens, labels), both [batch, sequence] -> sum of token losses, float32 scalar."""
 
     def __init__(self, network: nn.Module, usage: Usage) -> None:
         super().__init__()
         self.network = network
         self.usage = usage
         self.token_loss: TokenLoss | None = None
-        """Where it is set, the loss is made of what goes into the head; else as the network makes
-        it."""
+        """If set, computes the loss from the input of the head; otherwise the network does."""
         if usage.head_name is not None:
             self.head.__class__ = PassableLinear
 
@@ -60,12 +60,13 @@ class UserModel(nn.Module):
 
     @property
     def head(self) -> Any:
+        """The linear layer that computes the logits."""
         assert self.usage.head_name is not None
         return self.network.get_submodule(self.usage.head_name)
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """What goes into the head, [batch, sequence, width]."""
-        # Zeros are labels whatever the width; what the network makes of them is dropped.
+        """Return the input of the head, [batch, sequence, width]."""
+        # Zeros are valid labels for any vocabulary; the loss they give is not used.
         labels = torch.zeros_like(tokens) if self.usage.takes_labels else None
         self.head.is_passed = True
         try:
@@ -75,18 +76,18 @@ class UserModel(nn.Module):
 
     def _summed_loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
         is_valid = labels != IGNORED_LABEL
-        given = torch.where(is_valid, labels, self.usage.ignored_label)
-        mean = self._run(tokens, given, self.usage.loss_entry).float()
+        network_labels = torch.where(is_valid, labels, self.usage.ignored_label)
+        mean = self._run(tokens, network_labels, self.usage.loss_entry).float()
         count = is_valid.sum()
-        return torch.where(count > 0, mean * count, 0.0)  # a mean of nothing is no number
+        return torch.where(count > 0, mean * count, 0.0)  # the mean of no labels is NaN
 
     def _run(self, tokens: Tensor, labels: Tensor | None, entry: Any) -> Tensor:
-        found: Tensor = entry_of(self.usage.call(self.network, tokens, labels), entry)
-        return found
+        output: Tensor = entry_of(self.usage.call(self.network, tokens, labels), entry)
+        return output
 
 
 class PassableLinear(nn.Linear):
-    """A head that hands its input on while `is_passed`."""
+    """A head that returns its input unchanged while `is_passed` is set."""
 
     is_passed = False
 
@@ -95,22 +96,21 @@ class PassableLinear(nn.Linear):
 
 
 def build(workload: Workload) -> UserModel:
-    """The module as its function makes it, on torch's default device.
+    """Return the module that the function makes, on torch's default device.
 
-    Raises InvalidInput where it is no model.
-
-    On the meta device a module that needs values, in its `__init__` or in a forward pass, is made
-    on the CPU instead.
+    If that is the meta device, a module whose `__init__` or forward pass needs values is made on
+    the CPU instead. Raises InvalidInput if the function fails or its module cannot be used.
     """
     reference = read_reference(workload.model)
     function = _load(reference, expected_sha256=workload.model_sha256)
-    sizes = {name: size for name in _SIZES if (size := getattr(workload, name)) is not None}
+    sizes = {name: getattr(workload, name) for name in _SIZES}
+    sizes = {name: size for name, size in sizes.items() if size is not None}
     if torch.get_default_device().type == "meta":
         try:
             network = _make(function, reference, sizes)
-            if not any(tensor.is_meta for tensor in _loose_tensors(network)):
+            if not any(tensor.is_meta for tensor in _plain_tensors(network)):
                 return _user_model(network, workload)
-        except Exception:  # whatever cannot be done with shapes alone
+        except Exception:  # user code that needs values may raise anything
             pass
     with torch.device("cpu"):
         network = _make(function, reference, sizes)
@@ -119,7 +119,10 @@ def build(workload: Workload) -> UserModel:
 
 @torch.no_grad()
 def _user_model(network: nn.Module, workload: Workload) -> UserModel:
-    """Without a head where the network cannot go on with what goes into it, as one that knows its logits' width."""
+    """Return the wrapped network, without a head if it fails when the head returns its input.
+
+    A network that relies on the width of its logits fails.
+    """
     usage = probe_signature(network, workload)
     model = UserModel(network, usage)
     if usage.head_name is not None:
@@ -131,8 +134,8 @@ def _user_model(network: nn.Module, workload: Workload) -> UserModel:
     return model
 
 
-def _loose_tensors(network: nn.Module) -> Iterator[Tensor]:
-    """Tensors that are neither parameters nor buffers: no file of weights brings their values."""
+def _plain_tensors(network: nn.Module) -> Iterator[Tensor]:
+    """Yield the tensors in plain attributes, whose values are not in a file of weights."""
     for module in network.modules():
         yield from (value for value in vars(module).values() if isinstance(value, Tensor))
 
@@ -141,25 +144,24 @@ def _make(
     function: Callable[..., Any], reference: FunctionReference, sizes: Mapping[str, int]
 ) -> nn.Module:
     name = f"{reference.place}:{reference.function}"
-    taken = inspect.signature(function).parameters.values()
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken)
-    names = {parameter.name for parameter in taken}
+    parameters = inspect.signature(function).parameters
+    arguments = dict(sizes)
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        arguments = {size: value for size, value in sizes.items() if size in parameters}
     try:
-        made = function(
-            **{size: value for size, value in sizes.items() if takes_all or size in names}
-        )
+        network = function(**arguments)
     except InvalidInput:
         raise
     except Exception as error:
         raise InvalidInput(
-            f"{name} cannot make its model: {_first_line(error)}", hint="mend the function"
+            f"{name} failed to make its model: {_first_line(error)}", hint="correct the function"
         ) from error
-    if not isinstance(made, nn.Module):
+    if not isinstance(network, nn.Module):
         raise InvalidInput(
-            f"{name} returns {type(made).__name__}, not a torch.nn.Module",
+            f"{name} returns {type(network).__name__}, not a torch.nn.Module",
             hint="let it return the model",
         )
-    return made
+    return network
 
 
 def _first_line(error: Exception) -> str:
@@ -167,11 +169,11 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-# -- the code --------------------------------------------------------------------------------------
+# -- loading the code ------------------------------------------------------------------------------
 
 
 def code_sha256(workload: Workload) -> str:
-    """SHA-256 of the Python file that holds the workload's function. Raises InvalidInput."""
+    """Return the SHA-256 of the Python file of the workload's function. Raises InvalidInput."""
     return sha256_of(_file_of(_module_of(read_reference(workload.model))))
 
 
@@ -194,10 +196,13 @@ def _file_of(module: ModuleType) -> Path:
 
 
 def _module_of(reference: FunctionReference) -> ModuleType:
-    """Run once a process; what it imports is looked for beside it, and in the folder the search was started in."""
+    """Import the module of the function, once per process.
+
+    Its imports are searched next to its file, or for a module in the current folder.
+    """
     try:
         if reference.file is None:
-            _look_in(Path.cwd())
+            _add_to_path(Path.cwd())
             module = importlib.import_module(reference.place)
         else:
             module = _run_file(reference.file.absolute())
@@ -206,7 +211,7 @@ def _module_of(reference: FunctionReference) -> ModuleType:
     except Exception as error:
         raise InvalidInput(
             f"{reference.place} cannot be imported: {_first_line(error)}",
-            hint="run from the folder it belongs to",
+            hint="run from the folder that contains it",
         ) from error
     if getattr(module, "__file__", None) is None:
         raise InvalidInput(
@@ -219,13 +224,13 @@ def _run_file(file: Path) -> ModuleType:
     name = f"autotune_own_{file.stem}"
     if name in sys.modules:
         return sys.modules[name]
-    read_python(file)  # its refusals are clearer
-    _look_in(file.parent)
+    read_python(file)  # gives clearer errors than an import
+    _add_to_path(file.parent)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while it runs
+    sys.modules[name] = module  # dataclasses look up their module during its import
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -234,17 +239,20 @@ def _run_file(file: Path) -> ModuleType:
     return module
 
 
-def _look_in(folder: Path) -> None:
+def _add_to_path(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
 
-# -- its parts -------------------------------------------------------------------------------------
+# -- checks and parts ------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def initialize(model: nn.Module) -> None:
-    """The weights are as the function made them; this refuses a model that cannot take the workload's tokens."""
+    """Raise InvalidInput for a model that cannot take the workload's tokens or is not causal.
+
+    The weights stay as the function made them.
+    """
     assert isinstance(model, UserModel)
     usage = model.usage
     tokens = torch.zeros(1, usage.sequence_length, dtype=torch.int64)
@@ -257,9 +265,10 @@ def initialize(model: nn.Module) -> None:
         loss = model(tokens, labels)
     except Exception as error:
         raise InvalidInput(
-            f"the model cannot take tokens up to {usage.largest_token} with {IGNORED_LABEL} as the label to ignore: "
-            f"{_first_line(error)}",
-            hint="give it a vocabulary of that size; let it return logits, or use F.cross_entropy's ignore_index",
+            f"the model cannot take tokens up to {usage.largest_token} with {IGNORED_LABEL} as the "
+            f"label to ignore: {_first_line(error)}",
+            hint="give it a vocabulary of that size; let it return logits, or use the ignore_index "
+            "of F.cross_entropy",
         ) from error
     _check_order(model, tokens)
     model.train(was_training)
@@ -271,17 +280,16 @@ def initialize(model: nn.Module) -> None:
 
 
 def _check_order(model: UserModel, tokens: Tensor) -> None:
-    """Raises InvalidInput where a token sees a later one; of a model that gives no logits it cannot be seen."""
-    usage, half = model.usage, tokens.shape[1] // 2
+    """Raise InvalidInput if a token sees a later one; not checked for a model without logits."""
+    usage = model.usage
+    half = tokens.shape[1] // 2
     if usage.logits_entry is None or half == 0:
         return
     changed = tokens.clone()
     changed[:, half:] = usage.largest_token
     labels = torch.zeros_like(tokens) if usage.takes_labels else None
-    before, after = (
-        entry_of(usage.call(model.network, each, labels), usage.logits_entry)[:, :half]
-        for each in (tokens, changed)
-    )
+    before = entry_of(usage.call(model.network, tokens, labels), usage.logits_entry)[:, :half]
+    after = entry_of(usage.call(model.network, changed, labels), usage.logits_entry)[:, :half]
     if (before - after).abs().max() > 1e-3 * before.std():
         raise InvalidInput(
             "the model lets a token see later ones, so it does not learn to predict them",
@@ -290,7 +298,7 @@ def _check_order(model: UserModel, tokens: Tensor) -> None:
 
 
 def find_parts(model: nn.Module) -> ModelParts:
-    """By structure and by what was called in the forward pass: parts that are not there are None."""
+    """Find the parts by structure and by the calls in the forward pass; missing parts are None."""
     assert isinstance(model, UserModel)
     usage = model.usage
     head = None if usage.head_name is None else model.head

@@ -1,7 +1,7 @@
-"""Initial weights: drawn once per study on the host in float32, kept in a file, cast tensor by tensor, then moved.
+"""Draw the initial weights of a study once, on the host in float32, and load them for each trial.
 
-Every trial of a study starts from the same file, and nothing larger than the trained weights ever
-stands on the device: a tensor is cast on the host from the memory-mapped file before it is moved.
+Every trial of a study starts from the same file. Each tensor is cast on the host, from the
+memory-mapped file, before it is moved, so the device never has more than the trained weights.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from autotune.spec.workload import Workload
 
 
 def draw_weights(workload: Workload, *, file: Path) -> int:
-    """Writes parameters and buffers of the model before its training to `file`; returns the number of parameters."""
+    """Write the initial parameters and buffers to `file`; return the number of parameters."""
     torch.manual_seed(workload.seed)
     model = read_pretrained(workload) if workload.pretrained else build_model(workload).model
     family_of(workload).initialize(model)
@@ -31,21 +31,21 @@ def draw_weights(workload: Workload, *, file: Path) -> int:
 def load_model(
     workload: Workload, *, file: Path | None, dtype: torch.dtype, device: torch.device
 ) -> ModelParts:
-    """The model on `device` with the weights of `file`: floating-point parameters in `dtype`, buffers as drawn.
+    """Return the model on `device` with the weights of `file`.
 
-    Without a file the weights are left as they are in memory, for a model on fake tensors.
+    Floating-point parameters are in `dtype`, buffers as they were drawn. Without a file the weights
+    are uninitialized memory, for a model on fake tensors.
     """
     with torch.device("meta"):
-        parts = build_model(workload)  # some stand on the CPU nevertheless (`user_model.py`)
-    drawn = (
-        _unset_weights(parts.model)
-        if file is None
-        else torch.load(file, mmap=True, weights_only=True)
-    )
+        parts = build_model(workload)  # some tensors may be on the CPU (`user_model.py`)
+    if file is None:
+        drawn = _empty_weights(parts.model)
+    else:
+        drawn = torch.load(file, mmap=True, weights_only=True)
     loaded: dict[nn.Parameter, nn.Parameter] = {}
     for name, parameter in list(parts.model.named_parameters(remove_duplicate=False)):
-        if parameter not in loaded:  # tied parameters stay one
-            # copy=True: never train on the mapped pages, which belong to no allocator.
+        if parameter not in loaded:  # tied parameters stay tied
+            # copy=True: mapped pages belong to no allocator and must not be trained on.
             weight = drawn[name].to(dtype=dtype, copy=True).to(device)
             loaded[parameter] = nn.Parameter(weight, requires_grad=parameter.requires_grad)
         _assign(parts.model, name, loaded[parameter])
@@ -54,7 +54,7 @@ def load_model(
     return parts
 
 
-def _unset_weights(model: nn.Module) -> dict[str, Tensor]:
+def _empty_weights(model: nn.Module) -> dict[str, Tensor]:
     return {
         name: torch.empty_like(tensor, device="cpu", requires_grad=False)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]

@@ -223,7 +223,7 @@ def test_labels_of_minus_100_are_read_and_not_learned(tokenized, write):
 
 def test_labels_that_leave_tokens_out_cannot_be_packed(tokenized, write):
     dataset = tokenized(input_ids=IDS, labels=[[-100, *ids[1:]] for ids in IDS])
-    with pytest.raises(InvalidDataset, match="leave tokens out") as refused:
+    with pytest.raises(InvalidDataset, match="ignore some tokens") as refused:
         write(dataset)
     assert "--packing padded" in refused.value.hint
 
@@ -243,7 +243,7 @@ def test_labels_that_are_other_tokens_are_refused(tokenized, write):
     ],
 )
 def test_rows_that_are_no_tokens_are_refused(tokenized, write, columns):
-    with pytest.raises(InvalidDataset, match="no whole numbers or differ in length"):
+    with pytest.raises(InvalidDataset, match="are not whole numbers or differ in length"):
         write(tokenized(**columns))
 
 

@@ -67,5 +67,5 @@ def test_a_line_as_long_as_may_be_is_read(tmp_path, monkeypatch, length):
 
 def test_zero_bytes_are_no_text(read, tmp_path):
     (tmp_path / "zeros.txt").write_bytes(bytes(5000))
-    with pytest.raises(InvalidDataset, match=r"zero bytes.*zeros\.txt"):
+    with pytest.raises(InvalidDataset, match=r"null bytes.*zeros\.txt"):
         list(read("zeros.txt"))

@@ -114,7 +114,7 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path, content):
 
 
 def test_a_folder_without_a_tokenizer_is_refused_with_the_way_to_make_one(tmp_path):
-    with pytest.raises(InvalidInput, match=r"holds no tokenizer\.json") as refused:
+    with pytest.raises(InvalidInput, match=r"has no tokenizer\.json") as refused:
         load_tokenizer(make_workload("cpu", {"tokenizer": str(tmp_path)}))
     assert "save_pretrained" in refused.value.hint
 

@@ -189,7 +189,7 @@ def make_model() -> nn.Module:
     with torch.enable_grad():
         network = function(**{{name: size for name, size in SIZES.items() if takes_all or name in names}})
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):  # those of a CPU, whatever was left on
-        return _own_model(network, Workload(model=MODEL, **SIZES))
+        return _user_model(network, Workload(model=MODEL, **SIZES))
 
 
 def _module() -> ModuleType:
