@@ -16,8 +16,8 @@ ON_CUDA_IN_THIS_PROCESS = {
     "shares_device": True,
     "new_context_bytes": 512 * MIB,
 }
-"""Of a TrainingRequest where the process may have used the GPU before: nothing is measured of its
-context then."""
+"""Fields of a TrainingRequest for a process that may have used the GPU before, so that its context
+is not measured."""
 
 
 def record(
@@ -30,7 +30,7 @@ def record(
     config=None,
     **fields,
 ):
-    """A trial as a search remembers it; ok and feasible unless said otherwise."""
+    """Return the record of a trial; ok and feasible by default."""
     settings = {
         "peak_memory_bytes": memory,
         "device_bytes": memory,
@@ -44,13 +44,13 @@ def record(
 
 
 def out_of_memory(number, **fields):
-    """A trial that ended before anything but its failure was known."""
+    """Return the record of a trial that ran out of memory before anything was measured."""
     unmeasured = {"memory": None, "speed": None, "perplexity": None, "message": "out of memory"}
     return record(number, outcome="out_of_memory", **{**unmeasured, **fields})
 
 
 def bound(name, *, global_batch=8, unavailable=None) -> LegalSpace:
-    """The shipped or written space `name`, on a device that can do everything not in `unavailable`."""
+    """Return space `name` bound to a device that can do everything but `unavailable`."""
     return bind_space(
         load_space(str(name)),
         Circumstances(global_batch=global_batch),

@@ -13,7 +13,7 @@ from building import ON_CUDA_IN_THIS_PROCESS
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload, make_workload
 
-# The same examples at every run: a failure is the change's, not the day's.
+# The same examples in every run, so that a failure is caused by a change of the code.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
@@ -22,19 +22,19 @@ GLOBAL_BATCH = 4
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiler_cache(tmp_path_factory):
-    """One inductor cache for the whole session, away from the user's own."""
+    """Use one inductor cache for the whole session, separate from the user's."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _device_of_its_own(tmp_path_factory):
-    """Searches of two test processes do not wait for each other's turn on the CPU: their locks are in here."""
+def _separate_lock_folder(tmp_path_factory):
+    """Use separate device locks, so that two test processes do not wait for each other."""
     os.environ["AUTOTUNE_LOCK_FOLDER"] = str(tmp_path_factory.mktemp("locks"))
 
 
 @pytest.fixture(scope="session")
 def workload() -> Workload:
-    """A model of four small blocks: a step of milliseconds, with every technique still visible."""
+    """A model of four small blocks: a step takes milliseconds, every technique has an effect."""
     return make_workload(
         "cpu",
         {
@@ -52,7 +52,7 @@ def workload() -> Workload:
 
 @pytest.fixture(scope="session")
 def prepared(workload, tmp_path_factory) -> Path:
-    """The folder with the workload's tokens and initial weights, as a study prepares it."""
+    """The prepared folder of the workload, with its tokens and initial weights."""
     from autotune.execution.server.tasks import prepare
 
     folder = tmp_path_factory.mktemp("study") / "prepared"
@@ -62,7 +62,7 @@ def prepared(workload, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def make_trainer(workload, prepared):
-    """make_trainer(precision="bf16-true", ...) is a Trainer in this process with those techniques applied."""
+    """make_trainer(precision="bf16-true", ...) returns a Trainer in this process."""
     from autotune.spec.training_request import TrainingRequest
     from autotune.training.trainer import Trainer
 
@@ -85,7 +85,7 @@ def make_trainer(workload, prepared):
 
 @pytest.fixture
 def losses_of(make_trainer):
-    """losses_of(steps=6, checkpointing="block") is the loss at each of the first steps."""
+    """losses_of(steps=6, checkpointing="block") returns the loss of each of the first steps."""
 
     def losses(*, steps: int = 6, **choices: object) -> list[float]:
         trainer = make_trainer(**choices)
@@ -97,7 +97,7 @@ def losses_of(make_trainer):
 
 @pytest.fixture
 def server(tmp_path):
-    """A trial server of its own, ended with the test."""
+    """A new trial server, which ends with the test."""
     from autotune.execution.server.client import TrialServer
 
     with TrialServer(log_file=tmp_path / "server.log") as trial_server:
@@ -106,7 +106,7 @@ def server(tmp_path):
 
 @pytest.fixture(scope="session")
 def postgres():
-    """A PostgreSQL server of this test process. A test that stops it starts it again."""
+    """A PostgreSQL server of this test process; a test that stops it must restart it."""
     from postgres import PostgresServer, unavailable
 
     pytest.importorskip("psycopg")
@@ -126,7 +126,7 @@ def postgres_url(postgres):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request, tmp_path) -> str:
-    """A new database, once of each kind."""
+    """The URL of a new database, once per kind of database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/studies/autotune.db"
     return request.getfixturevalue("postgres_url")

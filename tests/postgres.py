@@ -1,13 +1,15 @@
-"""A PostgreSQL server of one's own, for tests and studies: nothing prepared before, nothing left behind.
+"""Temporary PostgreSQL servers for tests and studies, without preparation or leftovers.
 
     with PostgresServer() as server:
-        url = server.create_database("studies")  # postgresql+psycopg://autotune@127.0.0.1:23456/studies
-        server.stop(mode="immediate")  # as if it had crashed; what was committed is there after start()
+        # postgresql+psycopg://autotune@127.0.0.1:23456/studies
+        url = server.create_database("studies")
+        # Like a crash; what was committed is still there after start().
+        server.stop(mode="immediate")
         server.start()
 
-It ends with the process that made it, also when that is killed: a watching shell reads from a pipe
-whose other end that process holds, and when the pipe closes stops the server and removes its
-folder. The server does not run as root: root starts it as the user `postgres`.
+The server ends with the process that made it, even if that is killed: a shell reads from a pipe
+whose other end that process holds; when the pipe closes, it stops the server and removes its
+folder. The server does not run as root: for root it is started as the user `postgres`.
 """
 
 import os
@@ -25,13 +27,13 @@ from typing import Any, Literal, Self
 
 USER = "autotune"
 PASSWORD_USER = "needs_password"
-"""The only user that needs a password, and has none that is right."""
+"""A user that needs a password; no password is right."""
 
 ROOM_BYTES = 2**29
-"""Free shared memory below which the data folder is on disk: containers often have 64 MiB."""
+"""With less free shared memory the data folder is on disk: containers often have 64 MiB."""
 
 PORTS = range(20_000, 32_000)
-"""Below those the system hands out to clients: a stopped server's port is not taken from it."""
+"""Below the ephemeral ports of the system, so that the port of a stopped server is not reused."""
 
 SETTINGS = """
 listen_addresses = '127.0.0.1'
@@ -40,7 +42,7 @@ max_connections = 200
 lc_messages = 'C'
 log_min_messages = fatal
 """
-# The machine is not what fails in a test; synchronous_commit stays on, for the server is.
+# Tests crash the server, not the machine: no fsync, but synchronous_commit stays on.
 NOT_DURABLE = """
 fsync = off
 full_page_writes = off
@@ -54,7 +56,7 @@ END_WITH_ITS_MAKER = 'read -r _; "$1" -D "$2/data" -m immediate stop; cd /; rm -
 
 
 def unavailable() -> str | None:
-    """Why no server can be started here; None where one can."""
+    """Return why no server can be started here; None if it can."""
     if _programs() is None:
         return "PostgreSQL's initdb and pg_ctl are neither in PATH nor in /usr/lib/postgresql/*/bin"
     if os.geteuid() == 0 and _owner() is None:
@@ -63,7 +65,10 @@ def unavailable() -> str | None:
 
 
 class PostgresServer:
-    """Stopped until start(). `durable`: on disk and with every commit synced, as in production."""
+    """A server that runs after start().
+
+    `durable`: on disk and with every commit synced, as in production.
+    """
 
     def __init__(self, *, durable: bool = False) -> None:
         if reason := unavailable():
@@ -86,16 +91,19 @@ class PostgresServer:
     # -- the server --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Returns when it takes connections.
+        """Start the server and return when it accepts connections.
 
-        After stop(): with the same databases on the same port.
+        After stop() it has the same databases and the same port.
         """
         if self.folder is None:
             self._initialize()
         self._pg_ctl("start", "-w", "-l", f"{self.folder}/log", "-o", f"-p {self.port}")
 
     def stop(self, *, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """fast: ends its clients' connections and shuts down. immediate: as a crash, recovered from at start()."""
+        """Stop the server.
+
+        fast: close the connections and shut down. immediate: like a crash; start() recovers.
+        """
         self._pg_ctl("stop", "-w", "-m", mode)
 
     def restart(self, *, mode: Literal["fast", "immediate"] = "fast") -> None:
@@ -104,7 +112,7 @@ class PostgresServer:
 
     @contextmanager
     def stopped(self, *, mode: Literal["fast", "immediate"] = "fast") -> Iterator[None]:
-        """Stopped within the block, started again after it."""
+        """Stop the server for the duration of the block."""
         self.stop(mode=mode)
         try:
             yield
@@ -112,7 +120,7 @@ class PostgresServer:
             self.start()
 
     def close(self) -> None:
-        """Ends the server, running or stopped, and removes its folder."""
+        """End the server, running or stopped, and remove its folder."""
         if self._watcher is not None:
             self._watcher.communicate()  # closes the pipe and waits
         self._watcher = self.folder = None
@@ -120,12 +128,12 @@ class PostgresServer:
     # -- its databases -----------------------------------------------------------------------------
 
     def create_database(self, name: str) -> str:
-        """An empty database; its SQLAlchemy URL."""
+        """Create an empty database and return its SQLAlchemy URL."""
         self._execute("CREATE DATABASE {}", name)
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
-        """Ends the connections to it."""
+        """Close the connections to a database and drop it."""
         self._execute("DROP DATABASE {} WITH (FORCE)", name)
 
     def url(self, database: str) -> str:
@@ -201,14 +209,14 @@ class PostgresServer:
             raise RuntimeError(f"{' '.join(command)} failed: {said.strip()}")
 
     def _as_owner(self) -> dict[str, Any]:
-        """How a process is started in the folder by whom it belongs to."""
+        """Return the arguments of subprocess.run for the owner of the folder."""
         owner = _owner() if os.geteuid() == 0 else None
         who = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner else {}
         return {"cwd": self.folder, **who}
 
 
 def _programs() -> Path | None:
-    """The folder with initdb and pg_ctl: Debian keeps each version's own out of PATH."""
+    """Return the folder of initdb and pg_ctl, which on Debian is not in PATH."""
     in_path = shutil.which("initdb")
     versions = [
         folder
@@ -228,7 +236,7 @@ def _programs() -> Path | None:
 
 
 def _owner() -> pwd.struct_passwd | None:
-    """Whom root runs the server as; None for an ordinary user, who runs it himself."""
+    """Return the user as whom root runs the server; None if this process is not root."""
     try:
         return pwd.getpwnam("postgres") if os.geteuid() == 0 else None
     except KeyError:

@@ -1,4 +1,4 @@
-"""Records and predictions as a sampler sees them, made by hand."""
+"""Hand-made records and predictions for tests of samplers."""
 
 from study_building import CAP_BYTES, MIB, measured
 

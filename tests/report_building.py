@@ -13,7 +13,10 @@ from autotune.spec.result import Pick
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import make_workload
 
-HOSTILE = "</script><!--<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{7*7}}<a href='https://example.org'>"
+HOSTILE = (
+    "</script><!--<script>document.title='owned'</script>"
+    "<img src=x onerror=\"document.title='owned'\">{{7*7}}<a href='https://example.org'>"
+)
 TARGETS = {"pytorch": "plain PyTorch", "trl": "TRL <SFT>"}
 
 BASELINE = record(
@@ -77,7 +80,7 @@ def plain_view(**changes):
 
 
 def published_view(words="a paper"):
-    """A study whose search space holds a published table from the source `words`."""
+    """Return a study whose search space has a published table from the source `words`."""
     figures = Figures(peak_memory_bytes=2 * MIB, tokens_per_second=10.0, perplexity=3.0)
     space = SearchSpace(
         name="table",
@@ -94,7 +97,7 @@ def published_view(words="a paper"):
 
 
 def hostile_view(words=HOSTILE):
-    """A study in which everything that people and errors can name is `words`."""
+    """Return a study in which every text of a user or an error is `words`."""
     trials = (
         record(
             0,
@@ -122,7 +125,7 @@ def nothing_view():
 
 
 def large_view(count=10_000):
-    """A study of `count` different configurations, about half of them over the cap."""
+    """Return a study of `count` configurations, about half of them over the cap."""
     fields = ("precision", "checkpointing", "compile", "optimizer_fusion")
     choices = product(
         *(CHOICES[field] for field in fields), (8, 4, 2, 1), (1.0, 0.8, 0.6, 0.4, 0.2)

@@ -1,7 +1,4 @@
-"""Studies made by hand: definitions, measurements and databases of them.
-
-Nothing here trains or loads torch.
-"""
+"""Hand-made studies: definitions, measurements and databases, without training or torch."""
 
 from contextlib import contextmanager
 
@@ -54,12 +51,12 @@ def definition(name="by-hand", **changes):
 
 
 def config(number):
-    """A different configuration for each of 0 to 7; number 0 is the baseline."""
+    """Return a different configuration for each of 0 to 7; number 0 is the baseline."""
     return TrainingConfig(micro_batch_size=GLOBAL_BATCH - number)
 
 
 def measured(**changes):
-    """An ok measurement well below the cap."""
+    """Return an ok measurement well below the cap."""
     settings = {
         "outcome": "ok",
         "peak_memory_bytes": 40 * MIB,
@@ -82,7 +79,7 @@ def open_store(url, *, create=True):
 
 
 def write_study(url, measurements, *, name="by-hand", **changes):
-    """A study whose trials 0, 1, 2, ... have these measurements; None is a trial that was begun and not finished."""
+    """Write a study with these measurements as trials 0, 1, 2, ...; None is an unfinished trial."""
     with open_store(url) as store:
         store.create_study(definition(name, **changes), trials_wanted=len(measurements))
         for number, measurement in enumerate(measurements):
@@ -92,9 +89,9 @@ def write_study(url, measurements, *, name="by-hand", **changes):
 
 
 def keep(store, config, measurement=None, *, study="by-hand", name=None, seconds=1.0):
-    """Takes a trial for this configuration and gives it its result; None leaves it running.
+    """Claim a trial for this configuration, store its result, and return the attempt.
 
-    Returns the attempt.
+    Without a measurement the trial stays running.
     """
     attempt = store.attempts.claim(
         study, config, worker="by hand", attempt_id=new_attempt_id(), most_trials=10**6, name=name

@@ -1,4 +1,4 @@
-"""The Python interface, where it is more than the command line's own code."""
+"""The parts of the Python interface that the command line does not use."""
 
 import autotune
 from autotune.predictor.predict import PredictionRequest, predict

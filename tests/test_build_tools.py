@@ -1,4 +1,4 @@
-"""The host's tools that torch.compile needs, looked up as Triton and inductor look."""
+"""The tools that torch.compile needs, found in the same way as Triton and inductor do."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from autotune.techniques import compilation, optimizer_fusion
 
 @pytest.fixture
 def bare(tmp_path, monkeypatch):
-    """A host without any compiler; bare("gcc") gives it that one."""
+    """A host without any compiler; bare("gcc") installs one."""
     monkeypatch.setenv("PATH", str(tmp_path))
     for variable in ("CC", "CXX"):
         monkeypatch.delenv(variable, raising=False)
@@ -34,7 +34,7 @@ def test_a_gpu_needs_a_c_compiler_and_a_cpu_one_for_cpp(bare):
     assert build_tools.why_no_compilation("cpu") is None
 
 
-def test_a_variable_that_names_no_compiler_is_named(bare, monkeypatch):
+def test_a_variable_that_names_a_missing_compiler_is_in_the_reason(bare, monkeypatch):
     bare("gcc")
     monkeypatch.setenv("CC", "gcc-99")
     monkeypatch.setenv("CXX", "g++-99")

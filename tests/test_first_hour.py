@@ -1,4 +1,4 @@
-"""`studies/gpu/run.py` without a GPU: what it runs, what it runs again, when it stops and what it brings home."""
+"""`studies/gpu/run.py` without a GPU: what it runs and repeats, when it stops, what it archives."""
 
 import io
 import json
@@ -17,7 +17,7 @@ FIRST_FIVE = ["device", "tests", "techniques", "export", "predictions"]
 
 @pytest.fixture(scope="module")
 def study():
-    """The modules of the study; their folder is not on the path of other tests."""
+    """The modules of the study, whose folder is in sys.path for these tests only."""
     before = set(sys.modules)
     sys.path.insert(0, str(STUDY))
     try:
@@ -38,7 +38,7 @@ def study():
 
 @pytest.fixture
 def run_items(study, tmp_path):
-    """run_items({name: work}) runs a part made of those and returns what it left open."""
+    """run_items({name: work}) runs a part of these items and returns the unfinished ones."""
 
     def run(works, *, seconds=100.0, now=None, least_seconds=10.0):
         made = [
@@ -57,7 +57,7 @@ def run_items(study, tmp_path):
 
 @pytest.fixture
 def kept(study, tmp_path):
-    """kept("item") is its result file."""
+    """kept("item") returns its result file."""
     return study.items.Kept(folder=tmp_path / "part" / "results").read
 
 
@@ -74,7 +74,7 @@ def test_no_part_takes_more_than_nine_minutes(study):
     assert all(part.minutes <= 9.0 for part in study.run.PARTS)
 
 
-def test_items_of_a_part_have_names_of_their_own_that_are_names_of_files(study, tmp_path):
+def test_items_of_a_part_have_unique_names_that_are_valid_file_names(study, tmp_path):
     for part in study.run.PARTS:
         for rehearse in (False, True):
             settings = study.items.Settings(out=tmp_path, device="cuda:0", rehearse=rehearse)
@@ -90,7 +90,7 @@ def test_the_list_says_what_is_done_and_runs_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_part_is_refused_with_the_names_of_all():
+def test_an_unknown_part_is_rejected_with_the_names_of_all():
     ended = subprocess.run(
         [sys.executable, str(STUDY / "run.py"), "parity"], capture_output=True, text=True
     )
@@ -130,7 +130,7 @@ def test_every_target_of_export_is_run(study):
     assert tuple(TARGETS) == sys.modules["parts.commands"].TARGETS
 
 
-# -- going on --------------------------------------------------------------------------------------
+# -- resuming --------------------------------------------------------------------------------------
 
 
 def test_what_is_finished_is_not_run_again(run_items, kept):
@@ -144,7 +144,7 @@ def test_what_is_finished_is_not_run_again(run_items, kept):
     assert kept("b")["result"] == {"number": 2}
 
 
-def test_an_item_that_was_cut_goes_on_in_the_next_call(study, run_items, kept):
+def test_an_interrupted_item_is_resumed_by_the_next_call(study, run_items, kept):
     calls = []
 
     def work(_):
@@ -159,7 +159,7 @@ def test_an_item_that_was_cut_goes_on_in_the_next_call(study, run_items, kept):
     assert (kept("a")["state"], kept("a")["result"]) == ("done", {"trials": 7})
 
 
-def test_an_item_that_gets_no_further_fails_in_the_end(study, run_items, kept):
+def test_an_item_without_progress_fails_in_the_end(study, run_items, kept):
     def work(_):
         raise study.items.TimeIsUp({"trials": 3})
 
@@ -178,7 +178,7 @@ def test_half_a_result_file_counts_as_none(study, run_items, tmp_path):
     assert ran == [1]
 
 
-def test_a_failure_is_kept_with_its_last_lines_and_the_next_item_runs(run_items, kept):
+def test_a_failure_is_stored_with_its_last_lines_and_the_next_item_runs(run_items, kept):
     def work(_):
         raise RuntimeError("no kernel image is available")
 
@@ -199,7 +199,7 @@ def test_a_part_that_cannot_list_its_items_is_a_failure_and_no_error(study, tmp_
     assert "no space file" in kept("items")["error"]
 
 
-def test_a_failure_is_run_again_when_that_is_asked_for(study, run_items, kept, tmp_path):
+def test_a_failure_is_run_again_on_request(study, run_items, kept, tmp_path):
     def work(_):
         raise RuntimeError
 
@@ -227,7 +227,10 @@ def test_a_command_is_ended_with_all_that_it_started_when_the_time_is_up(study, 
         folder=tmp_path,
         clock=study.items.Clock(1.0),
     )
-    program = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    program = (
+        "import subprocess; p = subprocess.Popen(['sleep', '60']); "
+        "print(p.pid, flush=True); p.wait()"
+    )
     ended = processes.run([sys.executable, "-c", program], place=place, log_name="sleeps")
     assert ended.is_cut
     assert not Path(f"/proc/{ended.output.strip()}/cmdline").exists()
@@ -247,10 +250,10 @@ def test_results_of_another_machine_are_not_mixed(study, tmp_path, monkeypatch):
         study.run.check_machine(settings)
 
 
-# -- tests that are kept ---------------------------------------------------------------------------
+# -- stored test results ---------------------------------------------------------------------------
 
 
-def test_a_test_that_ends_the_process_is_lost_after_two_beginnings(study, tmp_path):
+def test_a_test_that_ends_the_process_fails_after_two_attempts(study, tmp_path):
     file = tmp_path / "tests.jsonl"
     begun = {"test": "t.py::one", "outcome": "begun"}
     file.write_text(json.dumps(begun) + "\n")
@@ -327,7 +330,7 @@ def test_the_archive_has_results_databases_and_the_ends_of_logs(study, out, tmp_
         assert database.execute("SELECT number FROM trials").fetchall() == [(7,)]
 
 
-def test_an_archive_that_would_be_too_large_leaves_out_the_largest_and_names_it(
+def test_an_archive_that_would_be_too_large_omits_the_largest_file_and_names_it(
     study, out, tmp_path
 ):
     file = tmp_path / "out.tar.gz"
@@ -343,7 +346,7 @@ def test_the_archive_is_at_most_what_a_device_machine_hands_back(study):
     assert study.archive.MOST_BYTES == 16 * 1024**2
 
 
-# -- what it says ----------------------------------------------------------------------------------
+# -- summaries -------------------------------------------------------------------------------------
 
 
 def test_a_summary_says_what_failed_and_what_is_missing(study, run_items, tmp_path):
@@ -396,7 +399,8 @@ def test_predictions_are_compared_with_the_trials_of_the_same_configuration(stud
     }
     lines = list(sys.modules["parts.predictions"].summary(results))
     assert lines == [
-        "114m, eager 32 bit: 1 pairs, predicted / measured 0.9800 to 0.9800, median 0.9800, at most 2.0 MiB apart",
+        "114m, eager 32 bit: 1 pairs, predicted / measured 0.9800 to 0.9800, "
+        "median 0.9800, at most 2.0 MiB apart",
         "114m | plain | predicted 98.0 MiB | measured 100.0 MiB in backward | 0.9800 | -2.0 MiB",
         "114m | compiled | not predicted: no fake kernel",
     ]

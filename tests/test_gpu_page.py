@@ -1,4 +1,4 @@
-"""The page that says what has run on a GPU names every technique, command and trainer that there is."""
+"""The page on what has run on a GPU has a row for every technique, command and trainer."""
 
 import re
 from pathlib import Path
@@ -51,6 +51,6 @@ def test_every_row_says_where_and_when_or_never():
 
 
 def test_what_ran_on_a_gpu_has_results_in_this_folder():
-    """A claim without the archive's content beside it could not be looked up."""
+    """Without the results in the folder, a claim could not be verified."""
     ran = [what for what, (gpu, _) in ROWS.items() if re.search(DAY, gpu)]
     assert not ran or list(STUDY.glob("results*/**/*.json"))

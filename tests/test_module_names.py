@@ -1,4 +1,4 @@
-"""Modules and files that are named in text are there: no import rewriter, type checker or linter sees these names."""
+"""Modules and files that texts name exist; type checker and linter do not check such names."""
 
 import ast
 import re
@@ -29,8 +29,8 @@ WRITTEN_BY_EXPORTS = {
 }
 """Names that docstrings use for a user's files or for files that an export writes."""
 EXCERPTS = ("own_source", "excerpt", "source")
-"""Functions of the exporters whose first argument names a module of the package, and the others its
-definitions."""
+"""Functions of the exporters whose first argument names a module of the package; the others name
+its definitions."""
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -58,7 +58,7 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def definitions(path: Path) -> set[str]:
-    """Names that a module binds at its top level."""
+    """Return the names that a module binds at its top level."""
     if path.is_dir():
         return set()
     found: set[str] = set()
@@ -85,7 +85,7 @@ def definitions(path: Path) -> set[str]:
 
 
 def module_file(parts: list[str]) -> Path | None:
-    """The file of a module of the package, the folder of one without `__init__.py`, or None where there is none."""
+    """Return the file of a module, or the folder of a namespace package, or None."""
     base = PACKAGE.joinpath(*parts)
     return next(
         (path for path in (base.with_suffix(".py"), base / "__init__.py", base) if path.exists()),
@@ -94,7 +94,7 @@ def module_file(parts: list[str]) -> Path | None:
 
 
 def leads_somewhere(dotted: str) -> bool:
-    """Whether `dotted` is a module of the package, or a name that a module binds, or an attribute of such a name."""
+    """Whether `dotted` is a module, a name that a module binds, or an attribute of such a name."""
     parts = dotted.split(".")[1:]
     for length in range(len(parts), -1, -1):
         if length and module_file(parts[:length]) is None:
@@ -122,7 +122,7 @@ def test_every_dotted_module_name_in_a_text_leads_to_a_module_or_a_name_in_it():
 
 
 def text_arguments(call: ast.Call, path: Path) -> Iterator[list[str]]:
-    """For each argument of `call` the texts it may be; names are looked up in the module that `path` is."""
+    """Return the possible texts of each argument of `call`; names are resolved in module `path`."""
     for argument in call.args:
         match argument:
             case ast.Constant(value=str() as text):
@@ -134,7 +134,7 @@ def text_arguments(call: ast.Call, path: Path) -> Iterator[list[str]]:
 
 
 def assigned_texts(name: str, tree: ast.Module) -> list[str]:
-    """Every text that is assigned to `name` anywhere in a module or where it is imported from, also in a tuple."""
+    """Return every text, also in a tuple, assigned to `name` in a module or where it comes from."""
     found: list[str] = []
     for node in ast.walk(tree):
         match node:

@@ -1,4 +1,4 @@
-"""What is installed works away from the checkout."""
+"""The installed package works without the checkout."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def installed(tmp_path_factory) -> Path:
 
 
 def run(code: str, *, site: Path, cwd: Path) -> str:
-    """What `code` prints in a fresh process that sees the wheel's package and not the checkout's."""
+    """Return the output of `code` in a new process that imports the package of the wheel."""
     prelude = f"import sys; sys.path.insert(0, {str(site)!r})\n"
     ran = subprocess.run(
         [sys.executable, "-P", "-c", prelude + code],
@@ -64,7 +64,8 @@ def test_the_wheel_holds_the_files_of_the_report(installed, tmp_path):
     }
     code = (
         "from importlib.resources import files\n"
-        "print(*(one.name for one in files('autotune.reporting.report').iterdir() if '.py' not in one.name))"
+        "report = files('autotune.reporting.report')\n"
+        "print(*(file.name for file in report.iterdir() if '.py' not in file.name))"
     )
     assert set(run(code, site=installed, cwd=tmp_path).split()) - {"__pycache__"} == kept - {
         "__pycache__"

@@ -1,6 +1,6 @@
-"""The reference study on a GPU: its rows at the small scale, the predictor's accuracy there, and the enforced cap.
+"""The reference study on a GPU: rows at the small scale, accuracy of the predictor, enforced cap.
 
-Its one command is tested at a size of seconds on any machine.
+Its command is tested on any machine, at a size that takes seconds.
 """
 
 import json
@@ -19,7 +19,7 @@ GIB = 1024**3
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """The eleven rows at the small scale, each trained for a few steps; no cap but the card's."""
+    """The eleven rows at the small scale, each trained for a few steps, capped by the GPU only."""
     return autotune.search(
         space="peak_memory",
         scale="small",
@@ -54,7 +54,7 @@ def test_measured_peaks_of_the_rows_are_within_the_bounds_of_their_predictions(r
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_what_needs_nine_gibibytes_fails_under_eight_on_a_card_that_has_more(tmp_path, monkeypatch):
-    """Half the layers of the full size, the step in backward; trained, not refused by its prediction."""
+    """Half the layers of the full size, with the step in backward; trained, not predicted."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.toml").write_text(
         '[defaults]\noptimizer = "adafactor-fixed-rate"\n[[configurations]]\nname = "fused"\n'
@@ -79,7 +79,7 @@ def test_what_needs_nine_gibibytes_fails_under_eight_on_a_card_that_has_more(tmp
 
 
 @pytest.mark.slow
-def test_the_command_of_the_study_stops_in_time_and_goes_on(tmp_path):
+def test_the_command_of_the_study_stops_in_time_and_resumes(tmp_path):
     command = [
         sys.executable,
         str(RUN),

@@ -1,4 +1,4 @@
-"""The rooms of the package: torch stays out of those that run in the process of a search, a report or a command."""
+"""Packages that run in the process of a search, a report or a command do not import torch."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ for module in sys.stdin.read().split():
 
 
 def modules_of(room: str) -> list[str]:
-    """Every module of a room but the code that exports carry, which is only read, as dotted names."""
+    """Return the dotted names of a room's modules, without the code that exports contain."""
     base = PACKAGE.parent.joinpath(*room.split("."))
     files = sorted(base.rglob("*.py")) if base.is_dir() else [base.with_suffix(".py")]
     dotted = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in files]
@@ -59,7 +59,7 @@ def test_every_room_has_a_layer():
 
 @pytest.mark.parametrize("room", ["autotune.training", "autotune.predictor"])
 def test_the_page_of_a_room_that_needs_torch_is_free_of_it(room):
-    """`import autotune` passes through `training`; help texts may pass through `predictor`."""
+    """`import autotune` imports `training`; help texts may import `predictor`."""
     code = f"import sys, {room}; sys.exit('torch' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-P", "-c", code], env={"PYTHONPATH": str(ROOT)}).returncode

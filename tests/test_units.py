@@ -83,20 +83,20 @@ def test_a_size_as_people_write_it_is_read(text, size_bytes):
         "\N{ARABIC-INDIC DIGIT EIGHT}GiB",
     ],
 )
-def test_what_is_not_a_size_is_refused_by_name(text):
-    with pytest.raises(InvalidSize) as refused:
+def test_what_is_not_a_size_is_rejected_by_name(text):
+    with pytest.raises(InvalidSize) as raised:
         parse_size(text)
-    assert repr(text) in refused.value.message
+    assert repr(text) in raised.value.message
 
 
-def test_a_refused_size_comes_with_an_example():
-    with pytest.raises(InvalidSize) as refused:
+def test_a_rejected_size_comes_with_an_example():
+    with pytest.raises(InvalidSize) as raised:
         parse_size("8 gib")
-    assert "8GiB" in refused.value.hint
+    assert "8GiB" in raised.value.hint
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_size_above_zero_or_refused(text):
+def test_any_text_is_a_size_above_zero_or_rejected(text):
     try:
         size_bytes = parse_size(text)
     except InvalidSize:
@@ -189,14 +189,14 @@ def test_a_duration_as_people_write_it_is_read(text, seconds):
         "forever",
     ],
 )
-def test_what_is_not_a_duration_is_refused_by_name(text):
-    with pytest.raises(InvalidSize) as refused:
+def test_what_is_not_a_duration_is_rejected_by_name(text):
+    with pytest.raises(InvalidSize) as raised:
         parse_duration(text)
-    assert repr(text) in refused.value.message
+    assert repr(text) in raised.value.message
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_finite_duration_above_zero_or_refused(text):
+def test_any_text_is_a_finite_duration_above_zero_or_rejected(text):
     try:
         seconds = parse_duration(text)
     except InvalidSize:

@@ -1,4 +1,4 @@
-"""Views of studies made by hand, as figures take them: results of `building.py` with a definition and predictions."""
+"""Views of hand-made studies for figures: results of `building.py` with a definition."""
 
 from building import MIB, record, study_result
 from study_building import definition
@@ -13,7 +13,7 @@ GLOBAL_BATCH = 8
 
 
 def predicted(*, peak=100 * MIB, within=0.1, **sizes):
-    """A prediction whose bytes are all activations unless said otherwise."""
+    """Return a prediction whose bytes are all activations by default."""
     held = {"activations": peak - sum(sizes.values()), **sizes}
     return Prediction(
         device="cpu",
@@ -31,7 +31,7 @@ def predicted(*, peak=100 * MIB, within=0.1, **sizes):
 
 
 def study_view(result, predictions=(), **changes):
-    """`predictions`: pairs of a configuration and its prediction; `changes`: of the definition."""
+    """A view; `predictions` are pairs with configurations; `changes` are of the definition."""
     forecasts = [
         Forecast(config=config, prediction=prediction) for config, prediction in predictions
     ]
@@ -59,7 +59,7 @@ BOTH = config(checkpointing="block", precision="bf16-mixed")
 
 
 def four_trials():
-    """The baseline over the cap, checkpointing, bf16, and both: the pick."""
+    """Return the baseline, which is over the cap, checkpointing, bf16, and both as the pick."""
     return [
         record(
             0,
@@ -77,7 +77,7 @@ def four_trials():
 
 
 def ladder_view(trials=None, **changes):
-    """A study of `four_trials`, each predicted exactly."""
+    """Return a study of `four_trials`, each predicted exactly."""
     trials = four_trials() if trials is None else trials
     settings = {
         "front": (3, 1, 2),
@@ -94,7 +94,7 @@ def ladder_view(trials=None, **changes):
 
 
 def many_trials(number=32):
-    """Memory halves with checkpointing, perplexity depends on precision alone; the micro batch changes the speed."""
+    """Checkpointing halves the memory, precision decides perplexity, the micro batch the speed."""
     trials = []
     for place in range(number):
         chosen = config(
@@ -117,7 +117,7 @@ def many_trials(number=32):
 
 
 def failures_only():
-    """A study in which nothing was measured but one peak over the cap."""
+    """Return a study in which only one peak, over the cap, was measured."""
     trials = [
         record(
             0,

@@ -1,4 +1,4 @@
-"""A study with one of everything: results of every way, predictions, and attempts in every state."""
+"""A study with every kind of result, with predictions, and with attempts in every state."""
 
 import sys
 
@@ -12,7 +12,7 @@ TRIALS = 6
 
 
 def write_whole_study(url, *, name="by-hand", running=True):
-    """Trial 0 with a result; 1 with that of a retry; 2 with a late one aside; 3 stopped; 4 failed; 5 running."""
+    """Trial 0 has a result, 1 after a retry, 2 and a late one; 3 stopped, 4 failed, 5 is running."""
     with open_store(url) as store:
         store.create_study(definition(name), trials_wanted=TRIALS)
         for number in range(3):
@@ -45,7 +45,7 @@ def write_whole_study(url, *, name="by-hand", running=True):
 
 
 def run_command(monkeypatch, capsys, *arguments):
-    """The command in this process: its exit code, stdout and stderr."""
+    """Run the command in this process; return its exit code, stdout and stderr."""
     monkeypatch.setattr(sys, "argv", ["autotune", *arguments])
     capsys.readouterr()
     try:

@@ -1,4 +1,4 @@
-"""Padded samples: a document a sequence, and nothing learned from what fills it up."""
+"""Padded samples: one document per sequence, and nothing learned from the padding."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ SETTINGS = {
 
 @pytest.fixture
 def sequences(tmp_path):
-    """sequences(documents) are the training samples made of them."""
+    """sequences(documents) returns the training samples made of them."""
 
     def make(documents, **settings):
         workload = make_workload("cpu", SETTINGS, settings)
@@ -73,10 +73,10 @@ def test_a_document_without_a_label_is_left_out(sequences):
     assert len(sequences(["a", SHORT, "b", LONG])) == 2
 
 
-def test_too_few_documents_are_refused_with_both_numbers(sequences):
-    with pytest.raises(InvalidDataset, match="has 1 samples and 2 are needed") as refused:
+def test_too_few_documents_are_rejected_with_both_numbers(sequences):
+    with pytest.raises(InvalidDataset, match="has 1 samples and 2 are needed") as raised:
         sequences([SHORT])
-    assert "--packing packed" in refused.value.hint
+    assert "--packing packed" in raised.value.hint
 
 
 # -- trained on ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Text from local files and from the hub: what can be read is, what cannot is refused by name with the way out."""
+"""Text from local files and from the hub; unreadable datasets raise an error with a hint."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ WRITERS = {
 
 @pytest.fixture
 def read(tmp_path):
-    """Reads a dataset as a search does."""
+    """Function that reads a dataset as a search does."""
 
     def read(dataset, **settings):
         workload = make_workload("cpu", {"dataset": str(dataset), **settings})
@@ -48,13 +48,13 @@ def read(tmp_path):
 
 
 @pytest.fixture
-def refusal(read):
-    def refusal(dataset, **settings):
+def error_for(read):
+    def error_for(dataset, **settings):
         with pytest.raises(InvalidDataset) as raised:
             read(dataset, **settings)
         return raised.value
 
-    return refusal
+    return error_for
 
 
 # -- what can be read ------------------------------------------------------------------------------
@@ -143,21 +143,21 @@ def test_a_column_can_be_named(read, table):
     assert read(table, text_column="body") == ["one", "two"]
 
 
-def test_a_missing_column_is_refused_with_those_there_are(refusal, table):
-    error = refusal(table, text_column="nope")
+def test_a_missing_column_is_rejected_with_those_that_exist(error_for, table):
+    error = error_for(table, text_column="nope")
     assert "'nope'" in error.message
     assert "title, body" in error.hint
 
 
-def test_an_ambiguous_column_is_refused_with_the_option_that_decides(refusal, table):
-    error = refusal(table)
+def test_an_ambiguous_column_is_rejected_with_the_option_that_decides(error_for, table):
+    error = error_for(table)
     assert str(table) in error.message
     assert "--text-column" in error.hint
     assert "title, body" in error.hint
 
 
-def test_a_column_of_numbers_is_no_text(refusal, table):
-    assert "'year'" in refusal(table, text_column="year").message
+def test_a_column_of_numbers_is_not_text(error_for, table):
+    assert "'year'" in error_for(table, text_column="year").message
 
 
 # -- what cannot be read ---------------------------------------------------------------------------
@@ -166,24 +166,24 @@ def test_a_column_of_numbers_is_no_text(refusal, table):
 @pytest.mark.parametrize(
     "name", ["missing.txt", "./missing", "/nowhere/missing", "missing.parquet", "a/b/c"]
 )
-def test_a_missing_file_is_refused_without_asking_the_hub(refusal, name):
-    assert refusal(name).message == f"there is no file or folder {name!r}"
+def test_a_missing_file_is_rejected_without_asking_the_hub(error_for, name):
+    assert error_for(name).message == f"there is no file or folder {name!r}"
 
 
-def test_a_folder_of_several_kinds_is_refused_with_the_kinds(refusal, tmp_path):
+def test_a_folder_of_several_kinds_is_rejected_with_the_kinds(error_for, tmp_path):
     for suffix in (".csv", ".parquet"):
         WRITERS[suffix](tmp_path / f"data{suffix}")
-    assert "csv, parquet" in refusal(tmp_path).message
+    assert "csv, parquet" in error_for(tmp_path).message
 
 
-def test_an_empty_folder_is_refused_by_name(refusal, tmp_path):
+def test_an_empty_folder_is_rejected_by_name(error_for, tmp_path):
     (tmp_path / "empty").mkdir()
-    assert str(tmp_path / "empty") in refusal(tmp_path / "empty").message
+    assert str(tmp_path / "empty") in error_for(tmp_path / "empty").message
 
 
-def test_an_empty_text_file_is_refused_by_name(refusal, tmp_path):
+def test_an_empty_text_file_is_rejected_by_name(error_for, tmp_path):
     (tmp_path / "empty.txt").touch()
-    assert f"{str(tmp_path / 'empty.txt')!r} is empty" in refusal(tmp_path / "empty.txt").message
+    assert f"{str(tmp_path / 'empty.txt')!r} is empty" in error_for(tmp_path / "empty.txt").message
 
 
 BROKEN = {
@@ -202,17 +202,17 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_file_is_refused_in_one_sentence_with_its_name(refusal, tmp_path, name):
+def test_a_broken_file_is_rejected_in_one_sentence_with_its_name(error_for, tmp_path, name):
     (tmp_path / name).write_bytes(BROKEN[name])
-    error = refusal(tmp_path / name)
+    error = error_for(tmp_path / name)
     assert name in error.message
     assert "\n" not in error.message
     assert error.hint
 
 
-def test_an_empty_file_of_records_is_called_empty(refusal, tmp_path):
+def test_an_empty_file_of_records_is_called_empty(error_for, tmp_path):
     (tmp_path / "data.jsonl").touch()
-    assert "empty" in refusal(tmp_path / "data.jsonl").message.replace(str(tmp_path), "")
+    assert "empty" in error_for(tmp_path / "data.jsonl").message.replace(str(tmp_path), "")
 
 
 # -- the hub ---------------------------------------------------------------------------------------
@@ -223,14 +223,15 @@ from autotune.data.sources import read_documents
 from autotune.errors import InvalidDataset
 from autotune.spec.workload import make_workload
 try:
-    read_documents(make_workload("cpu", {"dataset": sys.argv[1]}), cache_folder=pathlib.Path(sys.argv[2]))
+    workload = make_workload("cpu", {"dataset": sys.argv[1]})
+    read_documents(workload, cache_folder=pathlib.Path(sys.argv[2]))
 except InvalidDataset as error:
     print(error.message, error.hint, sep="\\n")
 """
 
 
-def hub_refusal(name, folder, *, seconds, **environment):
-    """The lines of the refusal, from a process of its own: the hub's library reads its settings at import."""
+def hub_error(name, folder, *, seconds, **environment):
+    """Return the lines of the error from a new process, as the hub reads settings at import."""
     settings = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
     ended = subprocess.run(
         [sys.executable, "-c", READ_FROM_THE_HUB, name, str(folder)],
@@ -243,13 +244,13 @@ def hub_refusal(name, folder, *, seconds, **environment):
     return ended.stdout.splitlines()
 
 
-def test_a_hub_name_is_refused_in_one_sentence_where_the_hub_is_switched_off(tmp_path):
-    message, hint = hub_refusal("nobody/nothing-here", tmp_path, seconds=10, HF_HUB_OFFLINE="1")
+def test_a_hub_name_is_rejected_in_one_sentence_where_the_hub_is_switched_off(tmp_path):
+    message, hint = hub_error("nobody/nothing-here", tmp_path, seconds=10, HF_HUB_OFFLINE="1")
     assert "'nobody/nothing-here'" in message
     assert "local text" in hint
 
 
-def test_a_hub_name_that_is_not_there_is_refused_within_ten_seconds(tmp_path):
+def test_a_hub_name_that_is_not_there_is_rejected_within_ten_seconds(tmp_path):
     """Also where the hub cannot be reached at all."""
-    message, _ = hub_refusal("nobody/nothing-here", tmp_path, seconds=10)
+    message, _ = hub_error("nobody/nothing-here", tmp_path, seconds=10)
     assert "'nobody/nothing-here'" in message

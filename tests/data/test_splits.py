@@ -1,4 +1,4 @@
-"""Splits, sets that are already tokenized, and reading no more than is needed; in the layouts of the hub."""
+"""Splits, tokenized datasets and streaming, in the layouts of the hub."""
 
 import json
 
@@ -63,7 +63,7 @@ LAYOUTS = {"hub": on_the_hub, "text": text_files, "jsonl": jsonl_folders, "saved
 
 @pytest.fixture(params=LAYOUTS)
 def folder(request, tmp_path):
-    """A dataset with the splits train and validation, in every layout."""
+    """A dataset with the splits train and validation, in each layout."""
     LAYOUTS[request.param](tmp_path / "set")
     return tmp_path / "set"
 
@@ -76,7 +76,7 @@ def hub_folder(tmp_path):
 
 @pytest.fixture
 def read(tmp_path):
-    """read(folder) is (training text, held-out text or None)."""
+    """read(folder) returns (training text, held-out text or None)."""
 
     def read(dataset, **settings):
         parts = read_documents(
@@ -90,7 +90,7 @@ def read(tmp_path):
 
 @pytest.fixture
 def write(tmp_path):
-    """write(dataset) writes its tokens; returns the folder they are in."""
+    """write(dataset) writes its tokens and returns their folder."""
 
     def write(dataset, **settings):
         workload = make_workload("cpu", SETTINGS, {"dataset": str(dataset)}, settings)
@@ -123,10 +123,10 @@ def test_another_split_can_be_trained_on(folder, read):
     assert read(folder, dataset_split="validation")[0] == "".join(VALIDATION)
 
 
-def test_a_missing_split_is_refused_with_those_there_are(folder, read):
-    with pytest.raises(InvalidDataset) as refused:
+def test_a_missing_split_is_rejected_with_those_that_exist(folder, read):
+    with pytest.raises(InvalidDataset) as raised:
         read(folder, held_out_split="nope")
-    said = refused.value.message + refused.value.hint
+    said = raised.value.message + raised.value.hint
     assert all(name in said for name in ("nope", "train", "validation"))
 
 
@@ -141,7 +141,7 @@ def test_a_configuration_of_the_datasets_card_can_be_named(hub_folder, read):
     )
 
 
-def test_a_missing_configuration_is_refused_with_those_there_are(hub_folder, read):
+def test_a_missing_configuration_is_rejected_with_those_that_exist(hub_folder, read):
     with pytest.raises(InvalidDataset, match=r"'nope' not found.*small"):
         read(hub_folder, dataset_config="nope")
 
@@ -173,11 +173,11 @@ def test_a_named_split_is_held_out_whole_and_nothing_else(hub_folder, write):
 
 @pytest.fixture
 def tokenized(tmp_path):
-    """tokenized(columns) is a folder saved by `datasets` with those columns."""
+    """tokenized(columns) returns a folder saved by `datasets` with those columns."""
 
     def save(**columns):
         datasets.disable_progress_bars()
-        # As people save it for a training loop; the rows then come as tensors.
+        # The usual format for a training loop; the rows are then returned as tensors.
         datasets.Dataset.from_dict(columns).with_format("torch").save_to_disk(
             tmp_path / "tokenized"
         )
@@ -202,7 +202,7 @@ def test_tokens_are_taken_before_the_text_they_were_made_of(tokenized, write):
     assert numpy.load(folder / "train.npy").size % 6 == 0
 
 
-def test_of_tokens_nobody_knows_how_many_bytes_they_stand_for(tokenized, write):
+def test_bytes_per_token_of_a_tokenized_dataset_are_unknown(tokenized, write):
     assert TextFacts.read(write(tokenized(input_ids=IDS))).bytes_per_token is None
 
 
@@ -223,12 +223,12 @@ def test_labels_of_minus_100_are_read_and_not_learned(tokenized, write):
 
 def test_labels_that_leave_tokens_out_cannot_be_packed(tokenized, write):
     dataset = tokenized(input_ids=IDS, labels=[[-100, *ids[1:]] for ids in IDS])
-    with pytest.raises(InvalidDataset, match="ignore some tokens") as refused:
+    with pytest.raises(InvalidDataset, match="ignore some tokens") as raised:
         write(dataset)
-    assert "--packing padded" in refused.value.hint
+    assert "--packing padded" in raised.value.hint
 
 
-def test_labels_that_are_other_tokens_are_refused(tokenized, write):
+def test_labels_that_are_other_tokens_are_rejected(tokenized, write):
     with pytest.raises(InvalidDataset, match="labels that are not its input_ids"):
         write(tokenized(input_ids=IDS, labels=[ids[::-1] for ids in IDS]))
 
@@ -242,13 +242,13 @@ def test_labels_that_are_other_tokens_are_refused(tokenized, write):
         {"input_ids": IDS, "attention_mask": [[1, 1]] * 200},
     ],
 )
-def test_rows_that_are_no_tokens_are_refused(tokenized, write, columns):
+def test_rows_that_are_no_tokens_are_rejected(tokenized, write, columns):
     with pytest.raises(InvalidDataset, match="are not whole numbers or differ in length"):
         write(tokenized(**columns))
 
 
 @pytest.mark.parametrize("token", [256, -1])
-def test_a_token_outside_the_vocabulary_is_refused_with_both_numbers(tokenized, write, token):
+def test_a_token_outside_the_vocabulary_is_rejected_with_both_numbers(tokenized, write, token):
     with pytest.raises(InvalidDataset, match=rf"token {token}, the model's vocabulary is 0 to 255"):
         write(tokenized(input_ids=[*IDS, [token]]))
 
@@ -270,7 +270,7 @@ def test_streaming_finds_the_column_of_text(tmp_path, read):
     assert read(tmp_path / "data.csv", streaming=True)[0] == "onetwo"
 
 
-def test_a_broken_file_is_refused_in_one_sentence_when_it_is_streamed(tmp_path, read):
+def test_a_broken_file_is_rejected_in_one_sentence_when_it_is_streamed(tmp_path, read):
     (tmp_path / "broken.jsonl").write_bytes(bytes(range(256)))
     with pytest.raises(InvalidDataset, match=r"broken\.jsonl.* cannot be read"):
         read(tmp_path / "broken.jsonl", streaming=True)

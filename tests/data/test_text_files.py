@@ -1,4 +1,4 @@
-"""Text in pieces: no file and no line is too large for memory, or it is refused."""
+"""Text is read in pieces, so that no file or line is too large; too long records are rejected."""
 
 import tracemalloc
 
@@ -49,7 +49,7 @@ def test_of_padded_text_a_file_is_one_document(read, tmp_path):
 
 @pytest.mark.parametrize("name", ["data.jsonl", "data.json", "data.csv"])
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_record_too_long_for_memory_is_refused_by_its_file(
+def test_a_record_too_long_for_memory_is_rejected_by_its_file(
     read, tmp_path, monkeypatch, name, streaming
 ):
     monkeypatch.setattr(text_files, "LARGEST_LINE_BYTES", 1000)
@@ -65,7 +65,7 @@ def test_a_line_as_long_as_may_be_is_read(tmp_path, monkeypatch, length):
     text_files.check_lines([tmp_path / "data.jsonl"], dataset="data", streaming=False)
 
 
-def test_zero_bytes_are_no_text(read, tmp_path):
+def test_a_file_with_null_bytes_is_rejected(read, tmp_path):
     (tmp_path / "zeros.txt").write_bytes(bytes(5000))
     with pytest.raises(InvalidDataset, match=r"null bytes.*zeros\.txt"):
         list(read("zeros.txt"))

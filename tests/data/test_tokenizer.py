@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, trained on the text, or from a file; and the tokens that end up on disk."""
+"""Tokenizers: bytes, trained on the text, or from a file; and the tokens written to disk."""
 
 import json
 
@@ -28,7 +28,7 @@ def bpe_file(tmp_path_factory):
 
 @pytest.fixture
 def write(tmp_path):
-    """write(tokenizer=...) writes the tokens of DOCUMENTS; returns the folder and the hash."""
+    """write(tokenizer=...) writes the tokens of DOCUMENTS and returns the folder and the hash."""
 
     def write(*, documents=DOCUMENTS, name="written", **settings):
         folder = tmp_path / name
@@ -48,7 +48,7 @@ def decoded(file, tokens):
 # -- trained on the text ---------------------------------------------------------------------------
 
 
-def test_a_trained_tokenizer_is_kept_beside_the_tokens_it_made(write):
+def test_a_trained_tokenizer_is_stored_next_to_its_tokens(write):
     folder, _ = write(tokenizer="bpe", vocab_size=VOCABULARY)
     text = decoded(folder / "tokenizer.json", numpy.load(folder / "held_out.npy"))
     assert set(text.split(END_OF_TEXT)) <= set(DOCUMENTS)
@@ -84,7 +84,7 @@ def test_a_tokenizer_learns_nothing_from_words_that_are_none(tmp_path):
     assert "zq" not in json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
 
 
-def test_a_trained_tokenizer_has_8000_tokens_where_nothing_is_said():
+def test_a_trained_tokenizer_has_8000_tokens_by_default():
     assert make_workload("cpu", {"tokenizer": "bpe"}).vocab_size == 8000
 
 
@@ -99,32 +99,32 @@ def test_a_tokenizer_can_be_named_by_its_file_or_its_folder(write, bpe_file):
     assert len(hashes) == 1
 
 
-def test_a_vocabulary_larger_than_the_models_is_refused_with_both_numbers(bpe_file):
+def test_a_vocabulary_larger_than_the_models_is_rejected_with_both_numbers(bpe_file):
     workload = make_workload("cpu", {"tokenizer": str(bpe_file), "vocab_size": VOCABULARY - 1})
-    with pytest.raises(InvalidInput, match=r"300 tokens, more than the 299") as refused:
+    with pytest.raises(InvalidInput, match=r"300 tokens, more than the 299") as raised:
         load_tokenizer(workload)
-    assert "--vocab-size 300" in refused.value.hint
+    assert "--vocab-size 300" in raised.value.hint
 
 
 @pytest.mark.parametrize("content", ["", "{}", "not json", '{"model": 1}'])
-def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path, content):
+def test_a_file_that_is_no_tokenizer_is_rejected_by_name(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(InvalidInput, match=r"tokenizer\.json.* cannot be read"):
         load_tokenizer(make_workload("cpu", {"tokenizer": str(tmp_path)}))
 
 
-def test_a_folder_without_a_tokenizer_is_refused_with_the_way_to_make_one(tmp_path):
-    with pytest.raises(InvalidInput, match=r"has no tokenizer\.json") as refused:
+def test_a_folder_without_a_tokenizer_is_rejected_with_the_way_to_make_one(tmp_path):
+    with pytest.raises(InvalidInput, match=r"has no tokenizer\.json") as raised:
         load_tokenizer(make_workload("cpu", {"tokenizer": str(tmp_path)}))
-    assert "save_pretrained" in refused.value.hint
+    assert "save_pretrained" in raised.value.hint
 
 
-def test_a_missing_file_is_refused_without_asking_the_hub():
+def test_a_missing_file_is_rejected_without_asking_the_hub():
     with pytest.raises(InvalidInput, match=r"there is no tokenizer './nowhere'"):
         load_tokenizer(make_workload("cpu", {"tokenizer": "./nowhere"}))
 
 
-def test_special_tokens_are_those_that_the_settings_beside_it_name(bpe_file, tmp_path):
+def test_special_tokens_are_those_that_its_settings_file_names(bpe_file, tmp_path):
     (tmp_path / "tokenizer.json").write_text(bpe_file.read_text())
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"bos_token": None, "eos_token": {"content": PADDING}})
@@ -135,7 +135,7 @@ def test_special_tokens_are_those_that_the_settings_beside_it_name(bpe_file, tmp
     assert (list(tokenizer.beginning), list(tokenizer.separator)) == ([], [1])
 
 
-def test_the_models_tokenizer_is_the_one_beside_its_config(bpe_file, tmp_path):
+def test_the_models_tokenizer_is_in_the_folder_of_its_config(bpe_file, tmp_path):
     llama = {
         "model_type": "llama",
         "num_hidden_layers": 2,

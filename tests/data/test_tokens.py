@@ -26,7 +26,7 @@ WORKLOAD = make_workload(
 
 
 def streams(documents, folder):
-    """The two token streams of `documents`, and their hash."""
+    """Return the two token streams of `documents`, and their hash."""
     folder.mkdir()
     text_sha256 = write_tokens(Parts(train=documents), WORKLOAD, folder=folder)
     return numpy.load(folder / "train.npy"), numpy.load(folder / "held_out.npy"), text_sha256
@@ -58,7 +58,7 @@ def test_no_passage_spans_two_documents():
     assert list(passages(["one", "two"])) == [b"one", b"two"]
 
 
-def test_text_that_is_no_unicode_is_replaced_and_not_refused():
+def test_text_that_is_no_unicode_is_replaced_and_not_rejected():
     assert list(passages(["half a pair \ud800"])) == [b"half a pair ?"]
 
 
@@ -88,7 +88,7 @@ def test_the_same_documents_give_the_same_tokens(written, tmp_path):
 
 
 def test_bytes_are_the_tokens_they_have_always_been(written):
-    """Stored studies name the tokens they were measured on by this hash."""
+    """Stored studies identify the tokens they were measured on by this hash."""
     assert written[2] == "ba01410805be48f6a35e6614324f3486a1d6fa3eaab1fb7213426a994d671a0e"
 
 
@@ -111,7 +111,7 @@ def test_the_tokens_are_bytes_in_one_dimension(written):
 # -- too little text -------------------------------------------------------------------------------
 
 
-def test_too_little_text_to_train_on_is_refused_with_both_numbers(tmp_path):
+def test_too_little_text_to_train_on_is_rejected_with_both_numbers(tmp_path):
     with pytest.raises(
         InvalidDataset, match=r"training part .* has 4 tokens and 257 are needed"
     ) as raised:
@@ -119,7 +119,7 @@ def test_too_little_text_to_train_on_is_refused_with_both_numbers(tmp_path):
     assert "--global-batch" in raised.value.hint
 
 
-def test_too_little_text_to_hold_out_is_refused_with_both_numbers(tmp_path):
+def test_too_little_text_to_hold_out_is_rejected_with_both_numbers(tmp_path):
     trained_on = [document for document in DOCUMENTS if not is_held_out(document.encode())]
     with pytest.raises(
         InvalidDataset, match=r"held-out part .* has 0 tokens and 257 are needed"
@@ -128,12 +128,12 @@ def test_too_little_text_to_hold_out_is_refused_with_both_numbers(tmp_path):
     assert "--eval-sequences" in raised.value.hint
 
 
-def test_no_text_at_all_is_refused(tmp_path):
+def test_no_text_at_all_is_rejected(tmp_path):
     with pytest.raises(InvalidDataset, match="has 0 tokens"):
         write_tokens(Parts(train=[]), WORKLOAD, folder=tmp_path)
 
 
-def test_a_tokenized_split_beside_one_of_text_is_refused(tmp_path):
+def test_a_tokenized_split_and_one_of_text_are_rejected(tmp_path):
     import datasets
 
     tokens = documents_of(datasets.Dataset.from_dict({"input_ids": [[1, 2]]}), WORKLOAD)

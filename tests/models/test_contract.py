@@ -1,4 +1,4 @@
-"""The contract of every built-in model: the protocol of `parts.py`, and every technique that reaches into it."""
+"""The contract of built-in models: the protocol of `parts.py` and the techniques that use it."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ def small(request, workload):
 
 @pytest.fixture
 def make_parts(small):
-    """make_parts() is the small model's parts, every time with the same weights."""
+    """make_parts() returns the parts of a small model, always with the same weights."""
 
     def make():
         torch.manual_seed(0)
@@ -92,7 +92,7 @@ def test_every_parameter_gets_a_gradient(make_parts, batch):
     assert all(gradient.abs().sum() > 0 for gradient in loss_and_gradients(make_parts(), batch)[1])
 
 
-def test_the_inner_size_of_the_feed_forward_can_be_said(small):
+def test_the_inner_size_of_the_feed_forward_can_be_set(small):
     inner_sizes = {
         block.feed_forward.gate.out_features
         for block in build_model(dataclasses.replace(small, feed_forward_width=40)).blocks

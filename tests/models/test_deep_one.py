@@ -1,4 +1,4 @@
-"""Deep One is the model of the table: its size, its bias, its initial weights."""
+"""Deep One is the model of the table: its size, attention bias and initial weights."""
 
 import dataclasses
 

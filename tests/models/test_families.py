@@ -1,4 +1,4 @@
-"""Every family of Hugging Face's decoders: parts found by structure, the same numbers with checkpointing."""
+"""Decoder families of Hugging Face: parts found by structure, equal loss with checkpointing."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The default model computes what its description says."""
+"""The default model computes what its docstring says."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Models built by transformers: each shape finds its parts and takes every technique that reaches into a model."""
+"""Models built by transformers: their parts are found, and every model technique applies."""
 
 import json
 import math
@@ -82,7 +82,7 @@ def workload_of(tmp_path):
 
 @pytest.fixture
 def make_parts(workload_of):
-    """make_parts("llama") is the model's parts, every time with the same weights."""
+    """make_parts("llama") returns the parts of the model, always with the same weights."""
 
     def make(shape):
         torch.manual_seed(0)
@@ -164,7 +164,7 @@ def test_tied_embeddings_stay_tied(workload_of, tmp_path):
     assert draw_weights(workload_of(untied), file=tmp_path / "untied.pt") == count + 1000 * 32
 
 
-def test_the_number_of_layers_can_be_said(workload_of):
+def test_the_number_of_layers_can_be_set(workload_of):
     assert len(build_model(workload_of(SLIDING, layers=3)).blocks) == 3
 
 
@@ -257,7 +257,7 @@ def test_compiled_it_computes_the_same(granularity, shape, scope, make_parts, ba
         assert torch.allclose(gradient, plain, rtol=1e-3, atol=1e-3)
 
 
-# -- refusals --------------------------------------------------------------------------------------
+# -- invalid models --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,11 +271,11 @@ def test_compiled_it_computes_the_same(granularity, shape, scope, make_parts, ba
         ({**CONFIGS["llama"], "num_key_value_heads": 3}, "fails in its first forward pass"),
     ],
 )
-def test_what_is_no_causal_language_model_is_refused(content, named, workload_of, tmp_path):
-    with pytest.raises(InvalidInput, match=named) as refused:
+def test_a_config_of_another_kind_of_model_is_rejected(content, named, workload_of, tmp_path):
+    with pytest.raises(InvalidInput, match=named) as raised:
         draw_weights(workload_of(content), file=tmp_path / "weights.pt")
-    assert refused.value.hint
-    assert "\n" not in refused.value.message
+    assert raised.value.hint
+    assert "\n" not in raised.value.message
 
 
 def test_of_a_network_without_blocks_no_part_is_found():
@@ -283,8 +283,8 @@ def test_of_a_network_without_blocks_no_part_is_found():
     assert (parts.blocks_owner, parts.attention_name, parts.head) == (None, None, None)
 
 
-def test_without_transformers_one_is_told_how_to_get_it(workload_of, monkeypatch):
+def test_without_transformers_the_error_says_how_to_install_it(workload_of, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(InvalidInput, match="needs the transformers library") as refused:
+    with pytest.raises(InvalidInput, match="needs the transformers library") as raised:
         build_model(workload_of(CONFIGS["llama"]))
-    assert "autotune[huggingface]" in refused.value.hint
+    assert "autotune[huggingface]" in raised.value.hint

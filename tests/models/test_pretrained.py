@@ -1,4 +1,4 @@
-"""Weights that are there already: read exactly, or refused with what does not fit."""
+"""Pretrained weights: read exactly, or rejected with what does not fit."""
 
 import json
 
@@ -26,7 +26,7 @@ CONFIG = {
 
 @pytest.fixture
 def folder(tmp_path):
-    """What transformers' save_pretrained writes."""
+    """The files that transformers' save_pretrained writes."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     torch.manual_seed(5)
@@ -64,7 +64,7 @@ def test_other_weights_are_another_study(folder, workload_of):
     assert model_sha256(workload=workload_of().to_dict()) != before
 
 
-def test_another_number_of_layers_than_the_weights_have_is_refused(workload_of):
+def test_another_number_of_layers_than_the_weights_have_is_rejected(workload_of):
     with pytest.raises(InvalidInput, match="layers = 1 contradicts the pretrained weights"):
         workload_of(layers=1)
 
@@ -75,20 +75,20 @@ def test_a_built_in_model_has_no_trained_weights(model):
         make_workload("cpu", {"model": model, "pretrained": True})
 
 
-def test_a_folder_without_weights_is_refused_at_once(folder, workload_of):
+def test_a_folder_without_weights_is_rejected_at_once(folder, workload_of):
     (folder / "model.safetensors").unlink()
     with pytest.raises(InvalidInput, match="there are no weights in"):
         workload_of()
 
 
-def test_a_folder_whose_weights_are_gone_since_is_refused(folder, workload_of, tmp_path):
+def test_a_folder_whose_weights_were_removed_is_rejected(folder, workload_of, tmp_path):
     workload = workload_of()
     (folder / "model.safetensors").unlink()
     with pytest.raises(InvalidInput, match="there are no weights in"):
         draw_weights(workload, file=tmp_path / "weights.pt")
 
 
-def test_weights_of_another_model_are_refused(folder, workload_of, tmp_path):
+def test_weights_of_another_model_are_rejected(folder, workload_of, tmp_path):
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**content, "attention_bias": True}))
     with pytest.raises(
@@ -113,7 +113,7 @@ def test_a_hub_name_is_told_from_a_path(model, is_one):
     assert is_hub_name(model) is is_one
 
 
-def test_without_a_network_a_hub_name_is_refused_with_what_to_use_instead(monkeypatch):
+def test_without_a_network_a_hub_name_is_rejected_with_what_to_use_instead(monkeypatch):
     import huggingface_hub
 
     def no_network(*_args, **_options):
@@ -122,6 +122,6 @@ def test_without_a_network_a_hub_name_is_refused_with_what_to_use_instead(monkey
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", no_network)
     with pytest.raises(
         InvalidInput, match="cannot be loaded from the Hugging Face hub: Name or service"
-    ) as refused:
+    ) as raised:
         make_workload("cpu", {"model": "nobody/no-such-model"})
-    assert "local config.json" in refused.value.hint
+    assert "local config.json" in raised.value.hint

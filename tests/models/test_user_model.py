@@ -1,4 +1,4 @@
-"""People's own models: whatever shape they return, their loss is the model's; their parts are found by structure."""
+"""User's models: their loss is right for every form of output; parts are found by structure."""
 
 import textwrap
 
@@ -29,14 +29,16 @@ SOURCE = textwrap.dedent('''
             self.inside, self.outside = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
         def forward(self, x):
-            q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.inside(x).chunk(3, dim=-1))
+            heads = (t.unflatten(-1, (2, -1)) for t in self.inside(x).chunk(3, dim=-1))
+            q, k, v = (t.transpose(1, 2) for t in heads)
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             return self.outside(y.transpose(1, 2).flatten(2))
 
     class Block(nn.Module):
         def __init__(self, width):
             super().__init__()
-            self.norm, self.attn, self.mlp = nn.LayerNorm(width), Attention(width), nn.Linear(width, width)
+            self.norm, self.attn = nn.LayerNorm(width), Attention(width)
+            self.mlp = nn.Linear(width, width)
 
         def forward(self, x, *_):
             x = x + self.attn(self.norm(x))
@@ -66,24 +68,27 @@ SOURCE = textwrap.dedent('''
 
     class AsMapping(Model):
         def forward(self, tokens):
-            return collections.OrderedDict(hidden=torch.zeros(*tokens.shape, 8), logits=self.logits(tokens))
+            hidden = torch.zeros(*tokens.shape, 8)
+            return collections.OrderedDict(hidden=hidden, logits=self.logits(tokens))
 
     class AsObject(Model):
         def forward(self, tokens):
             return SimpleNamespace(logits=self.logits(tokens))
 
     class WithLoss(Model):
-        """As nanoGPT: without targets the last position only, and -1 is ignored."""
+        """As nanoGPT: without targets only the last position, and -1 is ignored."""
         def forward(self, tokens, targets=None):
             logits = self.logits(tokens)
             if targets is None:
                 return logits[:, [-1]], None
-            return logits, F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+            flat = logits.view(-1, logits.size(-1))
+            return logits, F.cross_entropy(flat, targets.view(-1), ignore_index=-1)
 
     class OnlyLoss(Model):
         def forward(self, tokens, labels):
             logits = self.logits(tokens)
-            return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + 0.1 * logits.square().mean()
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            return loss + 0.1 * logits.square().mean()
 
     class Sequence(Model):
         def __init__(self):
@@ -105,7 +110,7 @@ SOURCE = textwrap.dedent('''
             return 30 * torch.tanh(self.logits(tokens) / 30)
 
     class Values(Model):
-        """Needs numbers, not shapes, and keeps a tensor that is no buffer."""
+        """Needs values, not only shapes, and has a tensor that is not a buffer."""
         def __init__(self):
             super().__init__()
             self.scale = float(torch.linspace(0, 1, 5)[4].item())
@@ -130,7 +135,8 @@ SOURCE = textwrap.dedent('''
     class KnowsItsWidth(Model):
         def forward(self, tokens, labels):
             logits = self.logits(tokens)
-            return logits, F.cross_entropy(logits.view(-1, 256), labels.flatten(), ignore_index=-100)
+            flat = logits.view(-1, 256)
+            return logits, F.cross_entropy(flat, labels.flatten(), ignore_index=-100)
 
     def inner(feed_forward_width):
         return Model(width_of_mine=feed_forward_width)
@@ -200,7 +206,7 @@ def test_whatever_it_returns_the_loss_is_the_sum_over_valid_tokens(shape, make_p
     assert model(tokens, labels).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_a_loss_with_more_in_it_than_cross_entropy_is_taken_as_it_is(make_parts, batch):
+def test_a_loss_that_is_more_than_cross_entropy_is_used_unchanged(make_parts, batch):
     model = make_parts("OnlyLoss").model
     tokens, labels = batch
     assert model(tokens, labels).item() == pytest.approx(
@@ -217,7 +223,7 @@ def test_labels_that_are_all_ignored_leave_a_loss_of_zero_and_finite_gradients(m
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_loss_by_parts_gets_what_goes_into_the_head(shape, make_parts, batch):
+def test_a_chunked_loss_gets_the_input_of_the_head(shape, make_parts, batch):
     parts = make_parts(shape)
     plain = loss_and_gradients(parts, batch)
     parts.set_token_loss(
@@ -262,7 +268,7 @@ def test_checkpointing_leaves_loss_and_gradients_alone(granularity, shape, make_
         ("KnowsItsWidth", "loss", "chunked", "no linear head"),
     ],
 )
-def test_a_part_that_is_not_there_leaves_out_what_needs_it(
+def test_techniques_that_need_a_missing_part_are_unavailable(
     function, technique, value, reason, workload_of
 ):
     with torch.device("meta"):
@@ -303,7 +309,7 @@ def test_it_is_called_with_the_sizes_it_takes(workload_of):
     assert parts.head.out_features == 300
 
 
-def test_a_feed_forward_width_that_is_said_arrives(workload_of):
+def test_a_feed_forward_width_that_is_set_is_passed_on(workload_of):
     assert build_model(workload_of("inner", feed_forward_width=48)).head.in_features == 48
 
 
@@ -318,7 +324,7 @@ def test_a_module_is_looked_for_where_the_search_was_started(tmp_path, monkeypat
     )
 
 
-# -- refusals --------------------------------------------------------------------------------------
+# -- invalid models --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -332,13 +338,13 @@ def test_a_module_is_looked_for_where_the_search_was_started(tmp_path, monkeypat
         ("Ahead", "lets a token see later ones"),
     ],
 )
-def test_what_is_no_language_model_is_refused_in_one_sentence(
+def test_a_module_that_is_not_a_language_model_is_rejected_in_one_sentence(
     function, named, workload_of, tmp_path
 ):
-    with pytest.raises(InvalidInput, match=named) as refused:
+    with pytest.raises(InvalidInput, match=named) as raised:
         draw_weights(workload_of(function), file=tmp_path / "weights.pt")
-    assert refused.value.hint
-    assert "\n" not in refused.value.message
+    assert raised.value.hint
+    assert "\n" not in raised.value.message
 
 
 def test_a_file_that_changed_since_the_study_began_is_not_run(workload_of, tmp_path):

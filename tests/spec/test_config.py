@@ -56,9 +56,9 @@ def circumstances(example):
 
 
 def reason_of(config, at=PLAIN):
-    with pytest.raises(IllegalConfiguration) as refused:
+    with pytest.raises(IllegalConfiguration) as raised:
         check_legal(config, at)
-    return refused.value
+    return raised.value
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -92,17 +92,17 @@ def reason_of(config, at=PLAIN):
         ("micro_batch_size", True),
     ],
 )
-def test_an_impossible_value_is_refused_by_the_name_of_its_field(field, value):
-    with pytest.raises(InvalidInput) as refused:
+def test_an_impossible_value_is_rejected_by_the_name_of_its_field(field, value):
+    with pytest.raises(InvalidInput) as raised:
         TrainingConfig(**{field: value})
-    assert f"{field} = {value!r}" in refused.value.message
+    assert f"{field} = {value!r}" in raised.value.message
 
 
 @pytest.mark.parametrize("field", CHOICES)
-def test_a_refused_choice_comes_with_every_value_that_is_possible(field):
-    with pytest.raises(InvalidInput) as refused:
+def test_a_rejected_choice_comes_with_every_value_that_is_possible(field):
+    with pytest.raises(InvalidInput) as raised:
         check_value(field, "no such value")
-    assert all(value in refused.value.hint for value in CHOICES[field])
+    assert all(value in raised.value.hint for value in CHOICES[field])
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_a_memory_budget_from_0_to_1_is_accepted(value):
     assert TrainingConfig(memory_budget=value).memory_budget == value
 
 
-def test_an_unknown_technique_is_refused_with_those_that_exist():
-    with pytest.raises(InvalidInput, match="teleportation") as refused:
+def test_an_unknown_technique_is_rejected_with_those_that_exist():
+    with pytest.raises(InvalidInput, match="teleportation") as raised:
         check_value("teleportation", "on")
-    assert all(field in refused.value.hint for field in FIELD_ORDER)
+    assert all(field in raised.value.hint for field in FIELD_ORDER)
 
 
 def test_every_technique_is_decided_exactly_once():
@@ -167,7 +167,7 @@ def test_a_change_of_any_field_changes_the_fingerprint():
     ],
 )
 def test_a_configuration_of_the_first_studies_keeps_its_fingerprint(config, fingerprint):
-    """As it was when attention, loss and activation_offload were no fields yet: databases hold it."""
+    """Databases have fingerprints from before attention, loss and activation_offload."""
     assert TrainingConfig(**config).fingerprint == fingerprint
 
 
@@ -270,11 +270,11 @@ def test_a_rule_reads_only_the_fields_it_names(rule, example):
     assert rule.broken({field: getattr(config, field) for field in rule.fields}, at)
 
 
-def test_the_micro_batch_refusal_names_the_global_batch():
+def test_the_micro_batch_error_names_the_global_batch():
     assert str(GLOBAL_BATCH) in reason_of(TrainingConfig(micro_batch_size=3)).message
 
 
-def test_the_fp8_refusal_says_how_many_tokens_there_are():
+def test_the_fp8_error_says_how_many_tokens_there_are():
     at = Circumstances(global_batch=GLOBAL_BATCH, sequence_length=30)
     reason = reason_of(TrainingConfig(precision="fp8", micro_batch_size=4), at)
     assert "4 has sequences of 30 tokens" in reason.message

@@ -65,28 +65,28 @@ def test_sizes_are_found_under_the_names_of_each_family(content):
         (json.dumps({"model_type": "llava", "text_config": LLAMA}), "num_hidden_layers"),
     ],
 )
-def test_a_file_that_describes_no_model_is_refused(text, named, file):
+def test_a_file_that_describes_no_model_is_rejected(text, named, file):
     file.write_text(text)
-    with pytest.raises(InvalidInput, match=named) as refused:
+    with pytest.raises(InvalidInput, match=named) as raised:
         read_model_config(str(file))
-    assert refused.value.hint
+    assert raised.value.hint
 
 
 @pytest.mark.parametrize(
     "path", ["", "nope", "missing/config.json", "x" * 5000, "a\0b", "~nobody-of-that-name/x"]
 )
-def test_a_path_to_nothing_is_refused_with_the_models_there_are(path):
-    with pytest.raises(InvalidInput, match="there is no model") as refused:
+def test_a_path_to_nothing_is_rejected_with_the_models_that_exist(path):
+    with pytest.raises(InvalidInput, match="there is no model") as raised:
         make_workload("cpu", {"model": path})
-    assert "deep-one" in refused.value.hint
+    assert "deep-one" in raised.value.hint
 
 
-def test_a_folder_without_the_file_is_refused(tmp_path):
+def test_a_folder_without_the_file_is_rejected(tmp_path):
     with pytest.raises(InvalidInput, match="No such file"):
         make_workload("cpu", {"model": str(tmp_path)})
 
 
-def test_bytes_that_are_no_text_are_refused(file):
+def test_bytes_that_are_not_text_are_rejected(file):
     file.write_bytes(bytes(range(256)))
     with pytest.raises(InvalidInput, match="not valid JSON"):
         read_model_config(str(file))
@@ -124,10 +124,10 @@ def test_the_layers_can_be_changed(file):
 
 
 @pytest.mark.parametrize(("field", "value"), [("width", 64), ("heads", 8), ("vocab_size", 256)])
-def test_a_size_that_contradicts_the_file_is_refused(field, value, file):
-    with pytest.raises(InvalidInput, match=f"{field} = {value} contradicts") as refused:
+def test_a_size_that_contradicts_the_file_is_rejected(field, value, file):
+    with pytest.raises(InvalidInput, match=f"{field} = {value} contradicts") as raised:
         make_workload("cpu", {"model": str(file), field: value})
-    assert f"--{field.replace('_', '-')}" in refused.value.hint
+    assert f"--{field.replace('_', '-')}" in raised.value.hint
 
 
 def test_a_size_that_agrees_with_the_file_is_let_through(file):
@@ -139,19 +139,19 @@ def test_the_inner_size_of_the_feed_forward_is_the_files(file):
         make_workload("cpu", {"model": str(file), "feed_forward_width": 64})
 
 
-def test_a_sequence_longer_than_the_positions_is_refused(file):
+def test_a_sequence_longer_than_the_positions_is_rejected(file):
     with pytest.raises(InvalidInput, match=r"1024 .* 512 positions"):
         make_workload("cpu", {"model": str(file), "sequence_length": 1024})
 
 
-def test_a_vocabulary_smaller_than_the_bytes_is_refused(file):
+def test_a_vocabulary_smaller_than_the_bytes_is_rejected(file):
     file.write_text(json.dumps({**LLAMA, "vocab_size": 100}))
-    with pytest.raises(InvalidInput, match="vocab_size = 100") as refused:
+    with pytest.raises(InvalidInput, match="vocab_size = 100") as raised:
         make_workload("cpu", {"model": str(file)})
-    assert "--vocab-size" not in refused.value.hint
+    assert "--vocab-size" not in raised.value.hint
 
 
-def test_a_built_in_model_asked_for_later_wins(file):
+def test_a_later_built_in_model_overrides_the_config(file):
     workload = make_workload("cpu", {"model": str(file)}, {"model": "gpt", "heads": 4})
     assert (workload.model, workload.model_config) == ("gpt", None)
 
@@ -175,7 +175,7 @@ def test_another_content_is_another_workload(file):
     assert before.fingerprint != after.fingerprint
 
 
-def test_a_stored_workload_needs_the_file_no_more(file):
+def test_a_stored_workload_does_not_need_the_file(file):
     workload = make_workload("cpu", {"model": str(file)})
     file.unlink()
     assert Workload(**json.loads(json.dumps(workload.to_dict()))) == workload
@@ -187,13 +187,13 @@ def test_a_workload_stored_before_there_were_config_files_still_loads():
     assert Workload(**stored) == make_workload("cpu")
 
 
-def test_naming_the_file_again_says_no_more_than_its_content(file):
+def test_naming_the_file_again_changes_nothing(file):
     said = with_model_config({"model": str(file), "layers": None})
     assert said == {"model": model_name(LLAMA), "model_config": LLAMA, "layers": None}
     assert with_model_config(said) == said
 
 
-def test_a_content_under_another_name_is_refused(file):
+def test_a_content_under_another_name_is_rejected(file):
     workload = make_workload("cpu", {"model": str(file)})
     with pytest.raises(InvalidInput, match="belong together"):
         dataclasses.replace(workload, model="gpt")

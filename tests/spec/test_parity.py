@@ -1,4 +1,4 @@
-"""Two trainings are the same when their first losses and gradient norms are, up to rounding."""
+"""Two trainings are the same if their first losses and gradients are, up to rounding."""
 
 import math
 from dataclasses import replace
@@ -48,7 +48,7 @@ def test_wrong_gradients_are_outside_though_every_loss_is_equal():
         {"gradient_projections": {"block 0": (0.5, math.nan), "rest": (1.0, 1.0)}},
     ],
 )
-def test_what_is_no_number_is_outside(changes):
+def test_nan_is_outside_the_tolerance(changes):
     assert difference(**changes).is_outside
 
 
@@ -72,7 +72,7 @@ def test_a_trace_survives_json():
 
 
 def test_one_relu_that_rounding_turns_over_is_no_other_training():
-    """Of 192 tokens and 336 units: it passes its whole gradient to the weights, or none of it."""
+    """One of 192 tokens and 336 units passes its whole gradient to the weights, or none."""
     torch.manual_seed(0)
     inputs, passed = torch.randn(192, 128), torch.randn(192, 336)
     is_open = torch.rand(192, 336) < 0.5

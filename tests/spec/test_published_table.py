@@ -27,7 +27,7 @@ def test_a_size_is_read_with_its_unit():
     assert read().rows["plain"].peak_memory_bytes == 20 * GIB
 
 
-def test_what_a_row_does_not_say_is_not_known():
+def test_a_figure_that_a_row_omits_is_none():
     assert read().rows["fused"] == Figures(peak_memory_bytes=10 * GIB)
 
 
@@ -61,8 +61,8 @@ def test_a_reference_written_as_a_table_is_read_back_as_it_was():
         ({"rows": {"plain": {"tokens_per_second": True}}}, "plain.tokens_per_second"),
     ],
 )
-def test_what_a_table_cannot_say_is_refused_by_name(changes, named):
-    with pytest.raises(InvalidInput) as refused:
+def test_an_invalid_table_is_rejected_with_the_key(changes, named):
+    with pytest.raises(InvalidInput) as raised:
         read(**changes)
-    assert named in refused.value.message
-    assert refused.value.hint
+    assert named in raised.value.message
+    assert raised.value.hint

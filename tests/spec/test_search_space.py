@@ -50,10 +50,10 @@ def write(tmp_path):
     return write_space
 
 
-def refusal(name_or_file):
-    with pytest.raises(InvalidSpace) as refused:
+def error_of(name_or_file):
+    with pytest.raises(InvalidSpace) as raised:
         load_space(str(name_or_file))
-    return refused.value
+    return raised.value
 
 
 # -- shipped files ---------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_every_named_configuration_of_a_shipped_space_is_legal(name):
 
 
 @EVERY_SHIPPED_SPACE
-def test_nothing_of_a_shipped_space_is_left_out_on_a_device_that_can_do_everything(name):
+def test_nothing_of_a_shipped_space_is_excluded_on_a_device_that_can_do_everything(name):
     assert bound(name).excluded == ()
 
 
@@ -153,7 +153,7 @@ def test_the_reference_space_trains_the_steps_and_batch_of_the_table_at_every_sc
 
 
 @pytest.mark.parametrize("scale", [None, *load_space("peak_memory").scales])
-def test_at_every_scale_an_update_has_the_size_beside_a_weight_that_it_has_in_the_table(scale):
+def test_at_every_scale_updates_relative_to_weights_are_as_in_the_table(scale):
     workload = make_workload("cuda", load_space("peak_memory").at_scale(scale).workload)
     beside_a_weight = workload.learning_rate_of("adafactor-fixed-rate") * workload.width**0.5
     assert beside_a_weight == pytest.approx(2e-4 * 2048**0.5, rel=0.01)
@@ -161,7 +161,7 @@ def test_at_every_scale_an_update_has_the_size_beside_a_weight_that_it_has_in_th
 
 @pytest.mark.parametrize(("scale", "share"), [("full", 1), ("small", 1 / 4), ("tiny", 1 / 1024)])
 def test_a_scale_keeps_the_proportions_of_the_table(scale, share):
-    """What a layer keeps for backward and what it weighs shrink alike, so savings at any scale compare."""
+    """Activations and weights of a layer shrink alike, so savings can be compared across scales."""
     full, scaled = (
         make_workload("cuda", load_space("peak_memory").at_scale(s).workload)
         for s in ("full", scale)
@@ -191,7 +191,7 @@ TECHNIQUES = '[techniques]\nprecision = ["fp32", "bf16-mixed"]\ncompile = ["none
 CONDITION = TECHNIQUES + "[[conditions]]\n"
 NAMED = '[[configurations]]\nname = "a"\n'
 
-# What is wrong, the text, and what the refusal must name.
+# What is wrong, the text, and what the error must name.
 BROKEN = [
     # keys
     (
@@ -444,7 +444,8 @@ BROKEN = [
     (
         "the second condition",
         CONDITION
-        + 'if = { compile = "block" }\nthen = { precision = "fp32" }\n[[conditions]]\nif = { compile = "none" }',
+        + 'if = { compile = "block" }\nthen = { precision = "fp32" }\n'
+        + '[[conditions]]\nif = { compile = "none" }',
         ["conditions[1].then"],
     ),
     # names
@@ -488,42 +489,42 @@ EVERY_BROKEN_FILE = pytest.mark.parametrize(
 
 
 @EVERY_BROKEN_FILE
-def test_a_broken_file_is_refused_by_its_name_and_what_is_wrong_in_it(write, text, named):
+def test_a_broken_file_is_rejected_by_its_name_and_what_is_wrong_in_it(write, text, named):
     file = write(text)
-    error = refusal(file)
+    error = error_of(file)
     said = f"{error.message} - {error.hint}"
     assert str(file) in error.message
     assert [words for words in named if words not in said] == []
 
 
 @EVERY_BROKEN_FILE
-def test_a_broken_file_is_refused_with_a_way_out(write, text, named):
-    assert refusal(write(text)).hint
+def test_a_broken_file_is_rejected_with_a_hint(write, text, named):
+    assert error_of(write(text)).hint
 
 
 def test_the_hint_for_a_misspelt_divisors_names_the_word(write):
-    assert '"divisors"' in refusal(write('[techniques]\nmicro_batch_size = "divisor"')).hint
+    assert '"divisors"' in error_of(write('[techniques]\nmicro_batch_size = "divisor"')).hint
 
 
-def test_a_file_that_is_not_utf_8_is_refused_by_its_name(tmp_path):
+def test_a_file_that_is_not_utf_8_is_rejected_by_its_name(tmp_path):
     file = tmp_path / "latin.toml"
     file.write_bytes('description = "é"\n'.encode("latin-1"))
-    assert str(file) in refusal(file).message
+    assert str(file) in error_of(file).message
 
 
-def test_a_folder_in_place_of_a_file_is_refused_by_its_name(tmp_path):
-    assert str(tmp_path) in refusal(tmp_path).message
+def test_a_folder_in_place_of_a_file_is_rejected_by_its_name(tmp_path):
+    assert str(tmp_path) in error_of(tmp_path).message
 
 
-def test_a_missing_file_is_refused_with_the_spaces_there_are(tmp_path):
-    error = refusal(tmp_path / "nowhere.toml")
+def test_a_missing_file_is_rejected_with_the_spaces_that_exist(tmp_path):
+    error = error_of(tmp_path / "nowhere.toml")
     assert "nowhere.toml" in error.message
     assert all(name in error.hint for name in named_spaces())
 
 
 @pytest.mark.parametrize("name", ["", "Quick", "quick.tml", "x" * 5000, "a\0b"])
-def test_a_name_that_no_space_has_is_refused(name):
-    assert "no search space" in refusal(name).message
+def test_a_name_that_no_space_has_is_rejected(name):
+    assert "no search space" in error_of(name).message
 
 
 # -- what a file may say ---------------------------------------------------------------------------
@@ -599,7 +600,7 @@ def legal(request, write):
 
 
 def brute_force(legal):
-    """Every combination of the values that no rule and no condition speaks against."""
+    """Every combination of the values that no rule and no condition forbids."""
     if not legal.values:
         return set()
     product = itertools.product(*(legal.values[field] for field in FIELD_ORDER))
@@ -617,7 +618,7 @@ def kept(condition, choice):
     return not applies or all(choice[field] in values for field, values in condition.then.items())
 
 
-def test_the_legal_configurations_are_all_that_no_rule_and_no_condition_speaks_against(legal):
+def test_the_legal_configurations_are_all_that_no_rule_and_no_condition_forbids(legal):
     assert set(legal.configurations()) == brute_force(legal)
 
 
@@ -673,12 +674,12 @@ def test_a_value_the_device_cannot_do_is_in_no_configuration():
     assert {config.precision for config in legal.configurations()} == {"fp32", "bf16-mixed"}
 
 
-def test_a_value_the_device_cannot_do_is_left_out_with_one_line():
+def test_a_value_the_device_cannot_do_is_excluded_with_one_line():
     legal = bound("quick", unavailable={"precision": {"tf32": "no tensor cores"}})
     assert legal.excluded == ("precision tf32: no tensor cores",)
 
 
-def test_a_named_configuration_the_device_cannot_do_is_left_out_with_one_line():
+def test_a_named_configuration_the_device_cannot_do_is_excluded_with_one_line():
     legal = bound("peak_memory", global_batch=4, unavailable={"compile": {"model": "no compiler"}})
     excluded = [name for name, row in REFERENCE_TABLE.items() if row[3] == "model"]
     assert legal.excluded == tuple(
@@ -686,21 +687,21 @@ def test_a_named_configuration_the_device_cannot_do_is_left_out_with_one_line():
     )
 
 
-def test_what_the_space_does_not_use_is_not_spoken_of():
+def test_a_value_outside_the_space_is_not_listed_as_excluded():
     assert bound("quick", unavailable={"optimizer": {"sgd": "broken"}}).excluded == ()
 
 
-def test_a_budget_the_device_cannot_do_is_left_out(write):
+def test_a_budget_the_device_cannot_do_is_excluded(write):
     legal = bound(write(BUDGETS), unavailable={"memory_budget": {"0.5": "too old"}})
     assert {config.memory_budget for config in legal.configurations()} == {1.0}
 
 
-def test_a_micro_batch_that_does_not_divide_the_batch_is_left_out_with_one_line(write):
+def test_a_micro_batch_that_does_not_divide_the_batch_is_excluded_with_one_line(write):
     legal = bound(write("[techniques]\nmicro_batch_size = [8, 3]"))
     assert legal.excluded == ("micro_batch_size 3: it does not divide the global batch of 8",)
 
 
-def test_an_illegal_named_configuration_is_left_out_with_the_reason(write):
+def test_an_illegal_named_configuration_is_excluded_with_the_reason(write):
     legal = bound(write(TECHNIQUES + NAMED + "memory_budget = 0.5"))
     assert legal.named == {}
     assert len(legal.excluded) == 1
@@ -725,9 +726,9 @@ def test_fp8_is_sampled_only_with_micro_batches_whose_tokens_it_can_multiply(wri
     assert sizes_for_fp8() == [4, 2, 1]
 
 
-def test_a_space_of_which_nothing_works_is_refused_with_the_reason():
+def test_a_space_without_a_legal_configuration_is_rejected_with_the_reason():
     space = load_space("quick")
-    with pytest.raises(InvalidSpace, match="no tensor cores") as refused:
+    with pytest.raises(InvalidSpace, match="no tensor cores") as raised:
         bind_space(
             space,
             Circumstances(global_batch=8),
@@ -735,26 +736,27 @@ def test_a_space_of_which_nothing_works_is_refused_with_the_reason():
                 "precision": dict.fromkeys(space.techniques["precision"], "no tensor cores")
             },
         )
-    assert "quick" in refused.value.message
-    assert refused.value.hint
+    assert "quick" in raised.value.message
+    assert raised.value.hint
 
 
-def test_names_alone_of_which_none_works_are_refused():
+def test_a_space_of_names_that_are_all_illegal_is_rejected():
     everything = {"optimizer": {"adafactor-fixed-rate": "not built in"}}
     with pytest.raises(InvalidSpace, match="not built in"):
         bound("peak_memory", unavailable=everything)
 
 
-def test_conditions_that_contradict_each_other_are_refused(write):
+def test_conditions_that_contradict_each_other_are_rejected(write):
     conditions = [
-        f'[[conditions]]\nif = {{ compile = ["none", "block"] }}\nthen = {{ precision = "{precision}" }}\n'
+        '[[conditions]]\nif = { compile = ["none", "block"] }\n'
+        f'then = {{ precision = "{precision}" }}\n'
         for precision in ("fp32", "bf16-mixed")
     ]
     with pytest.raises(InvalidSpace, match="contradict"):
         bound(write(TECHNIQUES + "".join(conditions)))
 
 
-def test_names_that_work_are_enough(write):
+def test_a_space_of_legal_names_is_enough(write):
     file = write('[techniques]\nprecision = ["tf32"]\n' + NAMED)
     legal = bound(file, unavailable={"precision": {"tf32": "no tensor cores"}})
     assert (list(legal.named), list(legal.configurations())) == (["a"], [])

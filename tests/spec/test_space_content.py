@@ -1,4 +1,4 @@
-"""Spaces that extend others, and spaces with scales."""
+"""Spaces that extend other spaces, and spaces with scales."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def load(tmp_path):
     return write_and_load
 
 
-def test_a_space_takes_over_what_it_extends(load):
+def test_a_space_inherits_from_the_one_it_extends(load):
     space, base = load('extends = "base.toml"'), load(BASE)
     assert {**space.to_dict(), "name": ""} == {**base.to_dict(), "name": ""}
 
@@ -41,7 +41,7 @@ def test_a_space_is_called_by_its_own_file(load):
     assert load('extends = "base.toml"').name == "space"
 
 
-def test_a_key_of_ones_own_goes_before_the_inherited(load):
+def test_a_key_of_the_file_overrides_the_inherited_one(load):
     space = load(
         'extends = "base.toml"\n[techniques]\nprecision = ["bf16-true"]\n[workload]\nsteps = 30'
     )
@@ -61,7 +61,7 @@ def test_named_configurations_come_after_the_inherited(load):
     assert [one["name"] for one in space.configurations] == ["first", "second"]
 
 
-def test_a_name_cannot_be_given_again(load):
+def test_an_inherited_name_cannot_be_used_again(load):
     with pytest.raises(InvalidSpace, match="'first'"):
         load('extends = "base.toml"\n[[configurations]]\nname = "first"')
 
@@ -77,7 +77,7 @@ def test_what_extends_can_extend_again(load):
     }
 
 
-def test_another_dataset_takes_the_splits_of_the_inherited_one_with_it(load):
+def test_another_dataset_drops_the_splits_of_the_inherited_one(load):
     base = BASE.replace(
         "steps = 20", 'dataset = "one/hub"\nheld_out_split = "test"\ntext_column = "story"'
     )
@@ -91,18 +91,18 @@ def test_inherited_learning_rates_of_other_optimizers_stay(load):
     assert space.workload["learning_rates"] == {"sgd": 0.1, "adamw": 0.3}
 
 
-def test_a_misspelt_extends_is_told_how_it_is_spelt(load):
-    with pytest.raises(InvalidSpace) as refused:
+def test_a_misspelled_extends_gets_a_suggestion(load):
+    with pytest.raises(InvalidSpace) as raised:
         load('extend = "base.toml"')
-    assert "'extends'" in refused.value.hint
+    assert "'extends'" in raised.value.hint
 
 
-def test_a_circle_is_refused(load):
+def test_a_circular_extends_is_rejected(load):
     with pytest.raises(InvalidSpace, match="extends"):
         load('extends = "other.toml"', other='extends = "space.toml"')
 
 
-def test_a_long_chain_is_no_circle(load):
+def test_a_long_chain_of_extends_is_allowed(load):
     chain = {f"link{number}": f'extends = "link{number - 1}.toml"' for number in range(1, 20)}
     assert load('extends = "link19.toml"', link0=BASE, **chain).workload == {
         "steps": 20,
@@ -111,10 +111,10 @@ def test_a_long_chain_is_no_circle(load):
 
 
 @pytest.mark.parametrize("base", ["7", '""', '"nowhere.toml"'])
-def test_what_cannot_be_extended_is_refused_with_a_way_out(load, base):
-    with pytest.raises(InvalidSpace) as refused:
+def test_what_cannot_be_extended_is_rejected_with_a_hint(load, base):
+    with pytest.raises(InvalidSpace) as raised:
         load(f"extends = {base}")
-    assert refused.value.hint
+    assert raised.value.hint
 
 
 # -- scales ----------------------------------------------------------------------------------------
@@ -140,10 +140,10 @@ def test_no_scale_is_the_workload_as_it_is(load):
 
 
 @pytest.mark.parametrize(("text", "said"), [(BASE, "tiny"), ('extends = "quick"', "it has none")])
-def test_an_unknown_scale_is_refused_with_those_there_are(load, text, said):
-    with pytest.raises(InvalidInput, match="'huge'") as refused:
+def test_an_unknown_scale_is_rejected_with_those_that_exist(load, text, said):
+    with pytest.raises(InvalidInput, match="'huge'") as raised:
         load(text).at_scale("huge")
-    assert said in refused.value.hint
+    assert said in raised.value.hint
 
 
 def test_a_setting_of_a_scale_is_checked_where_it_is_written(load):
@@ -151,7 +151,7 @@ def test_a_setting_of_a_scale_is_checked_where_it_is_written(load):
         load(BASE + "[scales.wrong]\nlayers = 0")
 
 
-def test_an_unknown_setting_of_a_scale_is_refused(load):
+def test_an_unknown_setting_of_a_scale_is_rejected(load):
     with pytest.raises(InvalidSpace, match=r"scales\.wrong"):
         load(BASE + "[scales.wrong]\nlayer = 2")
 
@@ -169,5 +169,5 @@ def test_a_space_is_a_scale_of_itself_only(load):
     )
 
 
-def test_a_space_whose_description_was_mended_makes_the_same_trials(load):
+def test_a_space_with_another_description_makes_the_same_trials(load):
     assert load(BASE) == load(BASE.replace("the base", "The base of all"))

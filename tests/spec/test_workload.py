@@ -45,7 +45,7 @@ def test_a_later_setting_overrides_an_earlier_one():
     assert make_workload("cpu", {"steps": 30, "seed": 3}, {"steps": 50}).steps == 50
 
 
-def test_an_earlier_setting_stays_where_a_later_one_says_nothing():
+def test_an_earlier_setting_stays_if_a_later_one_is_missing():
     assert make_workload("cpu", {"steps": 30}, {"seed": 3}).steps == 30
 
 
@@ -60,7 +60,7 @@ def test_learning_rates_are_merged_optimizer_by_optimizer():
     assert workload.learning_rates == {**DEFAULT_LEARNING_RATES, "sgd": 0.5, "adamw": 0.1}
 
 
-def test_another_dataset_takes_the_splits_and_columns_of_the_earlier_one_with_it():
+def test_another_dataset_drops_the_splits_and_columns_of_the_earlier_one():
     of_one = {
         "dataset": "one",
         "dataset_config": "en",
@@ -76,7 +76,7 @@ def test_another_dataset_takes_the_splits_and_columns_of_the_earlier_one_with_it
     assert (workload.dataset, workload.dataset_split) == ("two.txt", "all")
 
 
-def test_the_usual_dataset_is_known_to_be_the_one_that_nobody_named():
+def test_naming_the_default_dataset_changes_nothing():
     workload = make_workload("cpu", {"text_column": "story"}, {"dataset": "python-docs"})
     assert workload.text_column == "story"
 
@@ -112,35 +112,35 @@ def test_tokens_per_step_are_those_of_the_global_batch():
 
 @pytest.mark.parametrize("name", POSITIVE_FIELDS)
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True, [8]])
-def test_a_size_that_is_not_a_whole_number_above_zero_is_refused_by_name(name, value):
-    with pytest.raises(InvalidInput) as refused:
+def test_a_size_that_is_not_a_whole_number_above_zero_is_rejected_by_name(name, value):
+    with pytest.raises(InvalidInput) as raised:
         make_workload("cpu", {name: value})
-    assert f"{name} = {value!r}" in refused.value.message
-    assert refused.value.hint
+    assert f"{name} = {value!r}" in raised.value.message
+    assert raised.value.hint
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 0.5, "0", True])
-def test_a_seed_torch_cannot_take_is_refused(seed):
+def test_a_seed_torch_cannot_take_is_rejected(seed):
     with pytest.raises(InvalidInput, match="seed"):
         make_workload("cpu", {"seed": seed})
 
 
 @pytest.mark.parametrize("schedule", ["linear", "", 1])
-def test_an_unknown_schedule_is_refused_with_those_there_are(schedule):
-    with pytest.raises(InvalidInput, match="schedule") as refused:
+def test_an_unknown_schedule_is_rejected_with_those_that_exist(schedule):
+    with pytest.raises(InvalidInput, match="schedule") as raised:
         make_workload("cpu", {"schedule": schedule})
-    assert "cosine" in refused.value.hint
+    assert "cosine" in raised.value.hint
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("packing", "loose"), ("packing", 1), ("streaming", 1), ("streaming", "")]
 )
-def test_an_unknown_way_to_read_the_text_is_refused_by_name(name, value):
+def test_an_unknown_way_to_read_the_text_is_rejected_by_name(name, value):
     with pytest.raises(InvalidInput, match=f"{name} = {value!r}"):
         make_workload("cpu", {name: value})
 
 
-def test_the_models_tokenizer_is_refused_where_the_model_has_no_files():
+def test_the_models_tokenizer_is_rejected_where_the_model_has_no_files():
     with pytest.raises(InvalidInput, match="tokenizer = 'model'"):
         make_workload("cpu", {"tokenizer": "model"})
 
@@ -150,11 +150,11 @@ def test_a_trained_tokenizer_needs_room_for_more_than_the_bytes():
         make_workload("cpu", {"tokenizer": "bpe", "vocab_size": 257})
 
 
-def test_too_few_steps_are_refused_with_the_number_it_takes():
+def test_too_few_steps_are_rejected_with_the_number_it_takes():
     least = 4 + MEMORY_STEPS + MINIMUM_TIMED_STEPS
-    with pytest.raises(InvalidInput, match=f"steps = {least - 1}") as refused:
+    with pytest.raises(InvalidInput, match=f"steps = {least - 1}") as raised:
         make_workload("cpu", {"steps": least - 1, "warmup_steps": 4})
-    assert str(least) in refused.value.hint
+    assert str(least) in raised.value.hint
 
 
 def test_the_least_number_of_steps_is_accepted():
@@ -163,7 +163,7 @@ def test_the_least_number_of_steps_is_accepted():
 
 
 @pytest.mark.parametrize(("width", "heads"), [(128, 3), (12, 4), (4, 8)])
-def test_a_width_that_its_heads_cannot_share_is_refused(width, heads):
+def test_a_width_that_its_heads_cannot_share_is_rejected(width, heads):
     with pytest.raises(InvalidInput, match=f"width {width} .* {heads} heads"):
         make_workload("cpu", {"width": width, "heads": heads})
 
@@ -172,25 +172,25 @@ def test_only_a_model_with_rotary_positions_needs_heads_of_an_even_size():
     assert make_workload("cpu", {"model": "deep-one", "width": 12, "heads": 4}).width == 12
 
 
-def test_a_vocabulary_smaller_than_the_bytes_is_refused():
+def test_a_vocabulary_smaller_than_the_bytes_is_rejected():
     with pytest.raises(InvalidInput, match="vocab_size = 255"):
         make_workload("cpu", {"vocab_size": 255})
 
 
-def test_a_learning_rate_of_an_unknown_optimizer_is_refused_with_those_there_are():
-    with pytest.raises(InvalidInput, match="adam2") as refused:
+def test_a_learning_rate_of_an_unknown_optimizer_is_rejected_with_those_that_exist():
+    with pytest.raises(InvalidInput, match="adam2") as raised:
         make_workload("cpu", {"learning_rates": {"adam2": 0.1}})
-    assert "adafactor" in refused.value.hint
+    assert "adafactor" in raised.value.hint
 
 
 @pytest.mark.parametrize("rate", [0, -0.1, float("nan"), float("inf"), "0.1", True, None])
-def test_an_impossible_learning_rate_is_refused_by_its_optimizer(rate):
+def test_an_impossible_learning_rate_is_rejected_by_its_optimizer(rate):
     with pytest.raises(InvalidInput, match="sgd"):
         make_workload("cpu", {"learning_rates": {"sgd": rate}})
 
 
 @pytest.mark.parametrize("rates", [0.1, "sgd", ["sgd"]])
-def test_learning_rates_that_are_not_by_optimizer_are_refused(rates):
+def test_learning_rates_that_are_not_by_optimizer_are_rejected(rates):
     with pytest.raises(InvalidInput, match="learning"):
         make_workload("cpu", {"learning_rates": rates})
 
@@ -207,15 +207,15 @@ def test_learning_rates_that_are_not_by_optimizer_are_refused(rates):
         "tokenizer",
     ],
 )
-def test_a_name_that_is_not_a_text_is_refused(name):
+def test_a_name_that_is_not_a_text_is_rejected(name):
     with pytest.raises(InvalidInput, match=name):
         make_workload("cpu", {name: 7})
 
 
-def test_an_unknown_setting_is_refused_with_those_there_are():
-    with pytest.raises(InvalidInput, match="'step'") as refused:
+def test_an_unknown_setting_is_rejected_with_those_that_exist():
+    with pytest.raises(InvalidInput, match="'step'") as raised:
         make_workload("cpu", {"step": 20})
-    assert "steps" in refused.value.hint
+    assert "steps" in raised.value.hint
 
 
 # -- identity --------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_a_workload_stored_before_there_was_a_setting_still_loads(name):
 
 
 def test_the_length_of_a_scripts_sequences_decides_nothing(tmp_path):
-    """It has sequences of its own, which are not known."""
+    """A script makes its own sequences, whose length is unknown."""
     assert make_workload("cpu", {"sequence_length": 24}).circumstances.sequence_length == 24
     (tmp_path / "train.py").touch()
     script = make_workload("cpu", {"model": "script", "script": str(tmp_path / "train.py")})
