@@ -12,7 +12,7 @@ TRIALS = 6
 
 
 def write_whole_study(url, *, name="by-hand", running=True):
-    """Trial 0 has a result, 1 after a retry, 2 and a late one; 3 stopped, 4 failed, 5 is running."""
+    """Trial 0 has a result, 1 after a retry, 2 and a late one; 3 stopped, 4 failed, 5 running."""
     with open_store(url) as store:
         store.create_study(definition(name), trials_wanted=TRIALS)
         for number in range(3):
