@@ -1,5 +1,6 @@
-"""Peak memory of a training, measured: the one number every other number is weighed against.
+"""Measures the peak memory of a training, and attributes it to its tensors.
 
-`cpu.py` reads the allocator's own events, `cuda.py` the caching allocator's counters; both are a
-`MemoryMeter`.
+`meter.py` has the interface, `MemoryMeter`. `cpu.py` implements it with the allocator's events,
+`cuda.py` with the caching allocator's counters. `recording.py` holds what a step allocated and
+freed, and `attribution.py` turns that into the peak and its categories.
 """

@@ -1,5 +1,6 @@
-"""From a recording to numbers: the peak, who holds it, and how it came about. Pure functions."""
+"""Computes the peak of a recording, what holds it, and its timeline. Pure functions."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -8,27 +9,30 @@ from dataclasses import dataclass
 from autotune.memory.recording import Block, Recording
 from autotune.spec.prediction import CATEGORIES, Category, Holder, Timeline
 
-HOLDERS_KEPT = 12
+MOST_HOLDERS = 12
 TIMELINE_POINTS = 400
-"""Most points a timeline keeps: more than a picture can show."""
+"""Most points of a timeline: more than a figure can show."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
+    """The moment of a recording with the most bytes alive."""
+
     size_bytes: int
     event: int
-    """Number of the event after which it is reached; -1 where nothing exceeds what was alive at the
-    start."""
+    """Index of the event that reaches the peak; -1 where what was alive at the start is never
+    exceeded."""
     phase: str
     last_block: Block | None
-    """The block whose birth reached it."""
+    """The block whose allocation reaches the peak."""
     blocks: tuple[Block, ...]
-    """Alive at the peak."""
+    """The blocks alive at the peak."""
 
 
 def find_peak(recording: Recording) -> Peak:
-    """The first moment with the most bytes alive."""
-    live = peak = sum(block.size_bytes for block in recording.resident)
+    """Returns the first moment with the most bytes alive."""
+    live = sum(block.size_bytes for block in recording.resident)
+    peak = live
     peak_event = -1
     for event, (sign, block) in enumerate(recording.events):
         live += sign * block.size_bytes
@@ -45,7 +49,7 @@ def find_peak(recording: Recording) -> Peak:
 
 
 def bytes_by_category(blocks: tuple[Block, ...]) -> dict[Category, int]:
-    """Bytes of `blocks` in every category, also those without any."""
+    """Returns the bytes of `blocks` in every category, 0 included."""
     sizes: Counter[Category] = Counter(dict.fromkeys(CATEGORIES, 0))
     for block in blocks:
         sizes[block.category] += block.size_bytes
@@ -53,48 +57,57 @@ def bytes_by_category(blocks: tuple[Block, ...]) -> dict[Category, int]:
 
 
 def largest_holders(blocks: tuple[Block, ...]) -> tuple[Holder, ...]:
-    """`blocks` grouped by category, place and operator; the same place in each block of the model is one place."""
+    """Returns `blocks` grouped by category, module and operator, the largest groups first.
+
+    The same module in each layer of the model is one group.
+    """
     sizes: Counter[tuple[Category, str, str]] = Counter()
     counts: Counter[tuple[Category, str, str]] = Counter()
     for block in blocks:
-        place = (block.category, without_indices(block.module), block.operator)
-        sizes[place] += block.size_bytes
-        counts[place] += 1
-    return tuple(
-        Holder(
-            category=place[0],
-            module=place[1],
-            operator=place[2],
-            count=counts[place],
-            size_bytes=size_bytes,
-        )
-        for place, size_bytes in sizes.most_common(HOLDERS_KEPT)
-        if size_bytes
-    )
+        group = (block.category, without_indices(block.module), block.operator)
+        sizes[group] += block.size_bytes
+        counts[group] += 1
+    holders = []
+    for group, size_bytes in sizes.most_common(MOST_HOLDERS):
+        if size_bytes:
+            category, module, operator = group
+            holders.append(
+                Holder(
+                    category=category,
+                    module=module,
+                    operator=operator,
+                    count=counts[group],
+                    size_bytes=size_bytes,
+                )
+            )
+    return tuple(holders)
 
 
 def without_indices(module: str) -> str:
-    """`blocks.*.attention` for `blocks.3.attention`."""
+    """Returns `blocks.*.attention` for `blocks.3.attention`."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module)
 
 
 def make_timeline(recording: Recording, peak: Peak) -> Timeline:
-    """Live bytes by category over the events, thinned out to the fullest moment of each stretch."""
-    stretch = max(1, -(-len(recording.events) // TIMELINE_POINTS))
+    """Returns the live bytes by category over the events.
+
+    Long recordings are cut into intervals, each represented by its moment with the most bytes.
+    """
+    interval = max(1, math.ceil(len(recording.events) / TIMELINE_POINTS))
     live = bytes_by_category(tuple(recording.resident))
-    kept: list[tuple[int, dict[Category, int]]] = [(-1, dict(live))]
+    points: list[tuple[int, dict[Category, int]]] = [(-1, dict(live))]
     fullest: tuple[int, dict[Category, int]] | None = None
     for event, (sign, block) in enumerate(recording.events):
         live[block.category] += sign * block.size_bytes
         if fullest is None or sum(live.values()) > sum(fullest[1].values()):
             fullest = (event, dict(live))
-        if (event + 1) % stretch == 0 or event == len(recording.events) - 1:
-            kept.append(fullest)
+        if (event + 1) % interval == 0 or event == len(recording.events) - 1:
+            points.append(fullest)
             fullest = None
     return Timeline(
-        events=tuple(event for event, _ in kept),
+        events=tuple(event for event, _ in points),
         bytes_by_category={
-            category: tuple(sizes[category] for _, sizes in kept) for category in CATEGORIES
+            category: tuple(sizes[category] for _, sizes in points) for category in CATEGORIES
         },
         phases=tuple(
             (phase.name, phase.first_event, phase.last_event) for phase in recording.phases
@@ -104,15 +117,14 @@ def make_timeline(recording: Recording, peak: Peak) -> Timeline:
 
 
 def _alive_after(recording: Recording, event: int) -> Iterator[Block]:
-    for block in [
-        *recording.resident,
-        *(block for sign, block in recording.events[: event + 1] if sign > 0),
-    ]:
+    allocated = [block for sign, block in recording.events[: event + 1] if sign > 0]
+    for block in [*recording.resident, *allocated]:
         if block.died is None or block.died > event:
             yield block
 
 
 def _phase_at(recording: Recording, event: int) -> str:
-    return next(
-        (p.name for p in recording.phases if p.first_event <= event < p.last_event), "between"
-    )
+    for phase in recording.phases:
+        if phase.first_event <= event < phase.last_event:
+            return phase.name
+    return "between"

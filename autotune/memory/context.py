@@ -1,21 +1,22 @@
-"""What this process holds on a CUDA device outside the caching allocator: the context and the kernels it has loaded.
+"""Measures what this process holds on a CUDA device outside the caching allocator.
 
-No interface says it directly. It is the growth of the device's used memory since before the context
-was created, less what the allocator has reserved and what other processes have taken meanwhile.
-NVML names those and what they hold, in most places. In a container it may name none, or name them
-by the host's numbers; then two facts tell what they did:
+That is the CUDA context with the kernels it has loaded. No interface reports its size. It is the
+growth of the device's used memory since before the context was created, minus what the allocator
+has reserved, and minus what other processes have allocated in the meantime. NVML usually lists
+these processes and what they hold. In a container it may list none, or list them by the host's
+pids. Two facts then show what they did:
 
-- A new context has the same size whenever it is created. The probe of the device has measured it
-  (in processes of their own, until two agreed).
+- A new context always has the same size. The probe of the device has measured it, in separate
+  processes until two agreed.
 - A context never shrinks.
 
-So memory that another process gives back is recognised, and the size stays known
-(`new_context_bytes`, `ContextSize`). Memory that another process takes cannot be told from the
-context's own. It counts as the context's, which is the safe side of a cap; where it is too much for
-that, the trial ends with DeviceDisturbed, which says nothing of its configuration.
+So memory that another process releases is recognised, and the size of the context stays known
+(`new_context_bytes`, `ContextSize`). Memory that another process allocates cannot be distinguished
+from the context and counts as part of it, which is the safe side of a cap. Where it is too much for
+a context, the trial ends with DeviceDisturbed, which does not count against its configuration.
 
-Without NVML the used bytes come from `torch.cuda.mem_get_info`, which needs a context itself: what
-was used before it is then what is used after it, less the size of a new context.
+Without NVML the used bytes come from `torch.cuda.mem_get_info`, which itself needs a context: the
+bytes in use before it was created are then those after it, minus the size of a new context.
 """
 
 import os
@@ -30,21 +31,21 @@ from autotune.memory.nvml import NvmlDevice
 from autotune.units import format_size
 
 TOLERANCE_BYTES = 32 * 1024**2
-"""Differences up to this are no disturbance: the driver's own bookkeeping, a desktop that redraws.
-The context of any other process is ten times as large."""
+"""Differences up to this size are ignored: the driver's bookkeeping, a desktop that redraws.
+The context of another process is ten times as large."""
 
 MOST_KERNEL_BYTES = 2 * 1024**3
-"""What a context is believed to grow by. All kernels of torch and its libraries together take less;
-what grows by more is another process that nothing names."""
+"""The most that a context may grow. All kernels of torch and its libraries together take less;
+larger growth comes from another process that NVML does not list."""
 
 
 class Context(Protocol):
-    """Of this process, on one device."""
+    """The CUDA context of this process on one device."""
 
     def size_bytes(self) -> int:
         """Returns the bytes held outside the allocator now, never fewer than before.
 
-        Raises DeviceDisturbed where they cannot be known.
+        Raises DeviceDisturbed where another process made it impossible to know them.
         """
 
 
@@ -57,13 +58,13 @@ def create_context(
 ) -> Context:
     """Creates the CUDA context of this process, which must not have touched the device.
 
-    `nvml` is the device as NVML knows it; None: it does not. `expected_bytes`: the size of a new
-    context, as the probe found it; None: it could not be found. `shares_device`: other trials run
-    on it at the same time. Raises DeviceDisturbed.
+    `nvml` is the device in NVML, None where NVML does not know it. `expected_bytes` is the size of
+    a new context that the probe measured, None where it could not be measured. `shares_device`:
+    other trials run on the device at the same time. Raises DeviceDisturbed.
     """
     if shares_device:
         assert expected_bytes is not None, (
-            "a search of several trials a device is refused without it"
+            "a search with several trials on one device is rejected if the size is unknown"
         )
         return FixedContext(device, size_bytes=expected_bytes)
     if nvml is None and torch.cuda.get_device_properties(device).is_integrated:
@@ -74,29 +75,34 @@ def create_context(
 
 
 def touch(device: torch.device) -> None:
-    """Creates the context, in the same way wherever its size matters."""
+    """Creates the context, always in the same way, so that its size is comparable."""
     torch.cuda.set_device(device)  # compiled code and a bare "cuda" go to this device, too
     torch.empty(1, device=device)
     torch.cuda.synchronize(device)
 
 
 def in_use_bytes(device: torch.device) -> int:
-    """Returns what all processes use of the device, as CUDA says it. Needs a context."""
+    """Returns the bytes that all processes use on the device, from CUDA. Needs a context."""
     torch.cuda.synchronize(device)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return total_bytes - free_bytes
 
 
 class NvmlContext:
+    """A context whose size is measured with NVML."""
+
     def __init__(
         self, device: torch.device, *, nvml: NvmlDevice, expected_bytes: int | None
     ) -> None:
-        self._device, self._nvml = device, nvml
-        self._own: frozenset[int] = frozenset()
-        """The numbers by which NVML knows this process."""
-        self._before = self._look()
+        self._device = device
+        self._nvml = nvml
+        self._own_pids: frozenset[int] = frozenset()
+        """The pids by which NVML lists this process."""
+        self._before = self._read_usage()
         touch(device)
-        self._own = own_numbers(self._before.others, nvml.processes(), device=str(device))
+        self._own_pids = pids_of_this_process(
+            self._before.others, nvml.processes(), device=str(device)
+        )
         grown_bytes = self._growth_bytes()
         first_bytes = new_context_bytes(
             grown_bytes, expected_bytes=expected_bytes, device=str(device)
@@ -107,9 +113,9 @@ class NvmlContext:
         return self._size.at(self._growth_bytes())
 
     def _growth_bytes(self) -> int:
-        """Returns by how many bytes what is in use has grown, less the allocator's and what NVML names of others."""
+        """Returns the growth of the used bytes, without the allocator and other processes."""
         torch.cuda.synchronize(self._device)
-        now = self._look()
+        now = self._read_usage()
         taken_bytes = growth_of_others(self._before.others, now.others, device=str(self._device))
         return (
             now.used_bytes
@@ -118,42 +124,52 @@ class NvmlContext:
             - torch.cuda.memory_reserved(self._device)
         )
 
-    def _look(self) -> "_Use":
-        """What is in use, and by which others: read together, as far as NVML can."""
-        others = self._others()
-        for _ in range(_MOST_LOOKS):
-            used_bytes, others_before = self._nvml.used_bytes(), others
-            others = self._others()
+    def _read_usage(self) -> "_DeviceUsage":
+        """Returns the used bytes and the other processes, read again until both are consistent.
+
+        Raises DeviceDisturbed if the other processes change all the time.
+        """
+        others = self._other_processes()
+        for _ in range(_MOST_READINGS):
+            others_before = others
+            used_bytes = self._nvml.used_bytes()
+            others = self._other_processes()
             if others == others_before:
-                return _Use(used_bytes=used_bytes, others=others)
+                return _DeviceUsage(used_bytes=used_bytes, others=others)
         raise disturbed(
-            f"what other processes hold of {self._device} changed at each of {_MOST_LOOKS} looks"
+            f"the memory of other processes on {self._device} changed in each of "
+            f"{_MOST_READINGS} readings"
         )
 
-    def _others(self) -> dict[int, int | None]:
+    def _other_processes(self) -> dict[int, int | None]:
         processes = self._nvml.processes()
-        if self._own and not self._own & processes.keys():
-            raise disturbed(f"NVML no longer names the processes on {self._device}")
+        if self._own_pids and not self._own_pids & processes.keys():
+            raise disturbed(f"NVML no longer lists the processes on {self._device}")
         return {
             pid: held
             for pid, held in processes.items()
-            if pid not in self._own and not _is_of_this_trial(pid)
+            if pid not in self._own_pids and not _is_of_this_trial(pid)
         }
 
 
-_MOST_LOOKS = 10
+_MOST_READINGS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Use:
+class _DeviceUsage:
     used_bytes: int
-    """By all processes."""
+    """Bytes that all processes use."""
     others: Mapping[int, int | None]
-    """{pid: bytes} of those that are not this trial's; None where the driver does not say."""
+    """{pid: bytes} of processes that do not belong to this trial; None where the driver does not
+    report the bytes."""
 
 
 class MemGetInfoContext:
-    """Where the size of a new context is not known either, everything in use counts as this process's: never less."""
+    """A context whose size is measured without NVML, by `torch.cuda.mem_get_info`.
+
+    Where the size of a new context is not known either, everything in use counts as this
+    process's, which never underestimates it.
+    """
 
     def __init__(self, device: torch.device, *, expected_bytes: int | None) -> None:
         self._device = device
@@ -170,10 +186,10 @@ class MemGetInfoContext:
 
 
 class FixedContext:
-    """Where nothing can be measured of one process.
+    """A context of an assumed size, where that of one process cannot be measured.
 
-    On a device that several trials share the context counts as a new one. On a device whose memory
-    is the host's, what is in use is everything on the host, and the context is not counted.
+    On a device that several trials share, every context counts as a new one. On a device that uses
+    the host's memory, the used bytes are those of the whole host, and the context is not counted.
     """
 
     def __init__(self, device: torch.device, *, size_bytes: int) -> None:
@@ -184,28 +200,29 @@ class FixedContext:
         return self._size_bytes
 
 
-# -- what other processes did meanwhile ------------------------------------------------------------
+# -- changes by other processes --------------------------------------------------------------------
 
 
 class ContextSize:
-    """The size of a context, from looks at what is in use of its device.
+    """Follows the size of a context through readings of the used bytes of its device.
 
-    A context never shrinks. What is missing at a look was given back by another process, and is
-    added to this look and to all later ones. Kernels that are loaded between the same two looks are
-    missed, up to the bytes given back.
+    A context never shrinks. Bytes missing in a reading were released by another process, and are
+    added to this reading and to all later ones. Kernels that are loaded between the same two
+    readings are missed, up to the bytes released.
     """
 
     def __init__(self, first_bytes: int, *, seen_bytes: int, device: str) -> None:
-        """`first_bytes` is the size of the new context, for which the first look showed `seen_bytes`."""
-        self._first_bytes = self._size_bytes = first_bytes
+        """`first_bytes` is the size of the new context; the first reading was `seen_bytes`."""
+        self._first_bytes = first_bytes
+        self._size_bytes = first_bytes
         self._unseen_bytes = first_bytes - seen_bytes
-        """Added to what a look shows. Negative where a look also shows what was in use before."""
+        """Added to each reading. Negative where readings include what was in use before."""
         self._device = device
 
     def at(self, seen_bytes: int) -> int:
-        """Returns the size at a look that shows `seen_bytes`, never less than at the look before.
+        """Returns the size after a reading of `seen_bytes`, never less than after the one before.
 
-        Raises DeviceDisturbed where it would hold more than kernels.
+        Raises DeviceDisturbed where the growth is more than all kernels take.
         """
         size_bytes = seen_bytes + self._unseen_bytes
         missing_bytes = self._size_bytes - size_bytes
@@ -218,12 +235,13 @@ class ContextSize:
         return self._size_bytes
 
 
-def own_numbers(
+def pids_of_this_process(
     before: Mapping[int, int | None], after: Mapping[int, int | None], *, device: str
 ) -> frozenset[int]:
-    """Returns by which numbers NVML knows this process: its pid, or, in a container, the one that has joined the list.
+    """Returns the pids by which NVML lists this process.
 
-    Raises DeviceDisturbed where several have, so that nobody knows which.
+    That is its pid or, in a container, the only pid that is new in the list. Raises DeviceDisturbed
+    where several are new.
     """
     if os.getpid() in after:
         return frozenset([os.getpid()])
@@ -236,16 +254,18 @@ def own_numbers(
 def growth_of_others(
     before: Mapping[int, int | None], now: Mapping[int, int | None], *, device: str
 ) -> int:
-    """Returns by how many bytes the memory of other processes has grown; {pid: bytes, None where it is not known}.
+    """Returns by how many bytes the memory of other processes has grown.
 
-    Raises DeviceDisturbed where one has come or gone of which it is not known.
+    Both mappings are {pid: bytes}, with None where the bytes are not known. Raises DeviceDisturbed
+    where such a process has started or ended.
     """
     grown_bytes = 0
     for pid in before.keys() | now.keys():
-        held_bytes, holds_bytes = before.get(pid, 0), now.get(pid, 0)
-        if held_bytes is not None and holds_bytes is not None:
-            grown_bytes += holds_bytes - held_bytes
-        elif held_bytes is not holds_bytes:
+        bytes_before = before.get(pid, 0)
+        bytes_now = now.get(pid, 0)
+        if bytes_before is not None and bytes_now is not None:
+            grown_bytes += bytes_now - bytes_before
+        elif bytes_before is not bytes_now:
             how = "ended" if pid in before else "began"
             raise disturbed(
                 f"process {pid} {how} on {device}, and the driver does not say what it holds"
@@ -254,11 +274,12 @@ def growth_of_others(
 
 
 def new_context_bytes(seen_bytes: int, *, expected_bytes: int | None, device: str) -> int:
-    """Returns the size of a new context, whose creation changed what is in use of the device by `seen_bytes`.
+    """Returns the size of a new context whose creation changed the used bytes by `seen_bytes`.
 
-    Less than the probe has measured, `expected_bytes`, is a sign that another process gave memory
-    back meanwhile: the size is then the probe's. Raises DeviceDisturbed where it is more, for
-    nobody knows whose that is, and where it is nothing and the probe measured no size either.
+    If that is less than the probe measured, `expected_bytes`, another process released memory in
+    the meantime, and the probe's size is returned. Raises DeviceDisturbed where it is more, since
+    the owner of the difference is unknown, and where it is not positive and there is no
+    `expected_bytes` either.
     """
     if expected_bytes is None:
         if seen_bytes > 0:
@@ -269,19 +290,20 @@ def new_context_bytes(seen_bytes: int, *, expected_bytes: int | None, device: st
         return seen_bytes
     expected = "more than nothing" if expected_bytes is None else format_size(expected_bytes)
     raise disturbed(
-        f"creating the CUDA context changed what is in use of {device} by {format_size(seen_bytes)}, not {expected}"
+        f"creating the CUDA context changed the used memory of {device} by "
+        f"{format_size(seen_bytes)}, not {expected}"
     )
 
 
 def disturbed(what: str) -> DeviceDisturbed:
     return DeviceDisturbed(
         f"{what}: another process began or ended on the device, or changed what it holds",
-        hint="end what else uses the device, see nvidia-smi; the same command goes on from here",
+        hint="end the other processes in nvidia-smi; run the same command again to continue",
     )
 
 
 def _is_of_this_trial(pid: int) -> bool:
-    """Whether it is this process or one that it has started, which is in its session."""
+    """Returns whether the process is this one or, being in its session, one of its children."""
     try:
         return os.getsid(pid) == os.getsid(0)
     except OSError:  # it has ended, is another user's, or its number is that of another namespace

@@ -1,14 +1,14 @@
-"""Peak of live tensor bytes on the CPU, from the allocator's own events.
+"""Measures the peak of live tensor bytes on the CPU, from the events of the allocator.
 
-torch's profiler records an event for every block the CPU allocator hands out or takes back, also
-those of code that torch.compile generated, which a dispatch mode would not see. Blocks born before
-the recording are not in it, and neither is their end. So the tensors that are alive when it begins
-(weights, optimizer state) are allocated once more inside it: then the end of those that a step
-replaces is seen, too.
+torch's profiler records an event for every block that the CPU allocator allocates or frees,
+including blocks of code that torch.compile generated, which a dispatch mode would not see. Blocks
+allocated before the recording are not in it, and neither is their release. So the tensors that are
+alive at its start (weights, optimizer state) are allocated again inside it; the release of those
+that a step replaces is then recorded, too.
 
-The events are read from `kineto_results`, which is private: the public list leaves out all events
-that happen inside an operator, and no other one has addresses. `tests/memory/test_cpu_meter.py`
-compares with peaks known by hand.
+The events are read from `kineto_results`, which is private: the public list omits all events inside
+an operator, and has no addresses. `tests/memory/test_cpu_meter.py` compares the result with peaks
+known by hand.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,9 +27,9 @@ _MEASURED = "autotune measured block"
 
 
 class CpuMeter:
-    """A `MemoryMeter`.
+    """A `MemoryMeter` for the CPU.
 
-    Recording costs about a third of a step's time, so measured steps are not timed.
+    Recording adds about a third to the time of a step, so measured steps are not timed.
     """
 
     def __init__(self) -> None:
@@ -41,21 +41,23 @@ class CpuMeter:
     @contextmanager
     def measuring(self, resident: Callable[[], Iterable[Tensor]]) -> Iterator[None]:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
-            resident_at_start = _allocate_again(resident())
+            resident_bytes = _reallocate(resident())
             self._is_measuring = True
             with record_function(_MEASURED):
                 yield
             self._is_measuring = False
-        peak, phase = peak_of(recording, within=_MEASURED, alive_bytes=resident_at_start)
+        peak, phase = peak_of(recording, within=_MEASURED, alive_bytes=resident_bytes)
         if peak > self._peak_bytes:
             self._peak_bytes, self._peak_phase = peak, phase
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        # No events are recorded outside a measured block, so the range is only named inside one.
-        return record_function(_PHASE_PREFIX + name) if self._is_measuring else nullcontext()
+        # No events are recorded outside `measuring`, so the range is only named inside it.
+        if not self._is_measuring:
+            return nullcontext()
+        return record_function(_PHASE_PREFIX + name)
 
     def aside(self) -> AbstractContextManager[None]:
-        return nullcontext()  # nothing is recorded outside a measured block
+        return nullcontext()  # nothing is recorded outside `measuring`
 
     def kernels_have_run(self) -> None:
         pass
@@ -68,16 +70,17 @@ class CpuMeter:
         )
 
 
-def _allocate_again(tensors: Iterable[Tensor]) -> int:
-    """Gives every storage behind `tensors` a new block with the same content; views go on sharing it.
+def _reallocate(tensors: Iterable[Tensor]) -> int:
+    """Moves every storage of `tensors` to a new block; views of one storage still share it.
 
-    Returns the bytes of all these storages. Those that are not torch's alone, such as memory that
-    is mapped from a file or shared with another process, stay where they are.
+    Returns the bytes of all these storages. Memory that torch does not own alone, such as a mapped
+    file or memory shared with another process, is not moved.
     """
     storages = {storage._cdata: storage for tensor in tensors for storage in _storages_of(tensor)}
     for storage in storages.values():
         if storage.resizable() and not storage.is_shared():
-            size_bytes, content = storage.nbytes(), storage.clone()
+            size_bytes = storage.nbytes()
+            content = storage.clone()
             storage.resize_(0)
             storage.resize_(size_bytes)
             storage.copy_(content)
@@ -85,9 +88,9 @@ def _allocate_again(tensors: Iterable[Tensor]) -> int:
 
 
 def _storages_of(tensor: Tensor) -> Iterator[UntypedStorage]:
-    """The storages of a tensor, of the tensors that a subclass is made of, and of the parts of a sparse one.
+    """Yields the storages of a tensor: all inner tensors of a subclass, both parts of a sparse one.
 
-    None of a tensor whose memory torch does not show, such as oneDNN's.
+    Yields nothing for a tensor whose memory torch does not show, such as oneDNN's.
     """
     if tensor.layout == torch.sparse_coo:
         yield from (part.untyped_storage() for part in (tensor._indices(), tensor._values()))
@@ -103,10 +106,10 @@ def _storages_of(tensor: Tensor) -> Iterator[UntypedStorage]:
 
 
 def peak_of(recording: profile, *, within: str, alive_bytes: int | None = None) -> tuple[int, str]:
-    """Returns the largest number of bytes alive inside the range named `within`, and the phase it was reached in.
+    """Returns the peak of live bytes inside the range named `within`, and the phase of that peak.
 
-    `alive_bytes`: how much is alive when the range begins; None: what was allocated in the
-    recording until then.
+    `alive_bytes` is what is alive when the range begins; None stands for what the recording had
+    allocated by then.
     """
     assert recording.profiler is not None
     results = recording.profiler.kineto_results
@@ -125,7 +128,7 @@ def peak_of(recording: profile, *, within: str, alive_bytes: int | None = None) 
         for event in results.events()
         if event.name() == within
     )
-    changes = _changes(results)
+    changes = _size_changes(results)
     if alive_bytes is None:
         alive_bytes = sum(change_bytes for at, change_bytes in changes if at < first)
     live = peak = alive_bytes
@@ -135,14 +138,17 @@ def peak_of(recording: profile, *, within: str, alive_bytes: int | None = None) 
             live += change_bytes
             if live > peak:
                 peak, peak_at = live, at
-    return peak, next((name for start, end, name in phases if start <= peak_at <= end), "between")
+    for start, end, name in phases:
+        if start <= peak_at <= end:
+            return peak, name
+    return peak, "between"
 
 
-def _changes(results: Any) -> list[tuple[int, int]]:
-    """(time in nanoseconds, bytes) of every block that was allocated in a recording, and of its end.
+def _size_changes(results: Any) -> list[tuple[int, int]]:
+    """Returns (time in nanoseconds, bytes) of every allocation, and of its release as minus bytes.
 
-    The end of an older block is left out. The allocator reports it where it knows the block from an
-    earlier recording.
+    The release of an older block is left out. The allocator reports it where it knows the block
+    from an earlier recording.
     """
     events = []
     waiting = list(results.experimental_event_tree())
@@ -153,7 +159,8 @@ def _changes(results: Any) -> list[tuple[int, int]]:
             events.append(
                 (event.start_time_ns, event.extra_fields.alloc_size, event.extra_fields.ptr)
             )
-    changes, alive = [], set()
+    changes = []
+    alive = set()
     for at, change_bytes, address in sorted(events):
         if change_bytes > 0:
             alive.add(address)

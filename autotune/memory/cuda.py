@@ -1,10 +1,10 @@
-"""Peak memory on CUDA from the caching allocator, and a memory cap that is enforced.
+"""Measures peak memory on CUDA with the caching allocator's counters, and enforces a memory cap.
 
-A cap means: this training would run on a GPU of that size. So the caching allocator is limited to
-the cap less what the process holds outside it (`context.py`), and what does not fit fails as it
-would there. One rule decides for trials with a cap and without: what the allocator had to reserve
-and the context, as it is at the end, must be within the cap. Kernels that are loaded after the
-limit was set count like any others.
+A cap means that the training would run on a GPU of that size. So the caching allocator is limited
+to the cap minus what the process holds outside the allocator (`context.py`), and an allocation that
+does not fit fails as it would on such a GPU. Trials with a cap and without follow the same rule:
+what the allocator had to reserve, plus the context at the end, must be within the cap. Kernels that
+are loaded after the limit was set count like any others.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ from autotune.units import format_size
 
 
 class CudaMeter:
-    """A `MemoryMeter`. Must be made before anything else in this process touches the device."""
+    """A `MemoryMeter` for CUDA. Create it before anything in the process touches the device."""
 
     def __init__(
         self,
@@ -37,8 +37,9 @@ class CudaMeter:
         self._peak_phase = ""
         self._peak_reserved_bytes = 0
         self._peak_alone_bytes = 0
-        """Allocated at once in the first step or aside."""
-        self._has_measured = self._is_measuring = False
+        """Peak allocated in the first step or in `aside`, without what was reserved for it."""
+        self._has_measured = False
+        self._is_measuring = False
         self._context = create_context(
             device,
             nvml=None if uuid is None else open_device(uuid),
@@ -50,13 +51,14 @@ class CudaMeter:
 
     @contextmanager
     def measuring(self, resident: Callable[[], Iterable[Tensor]]) -> Iterator[None]:
-        """The allocator knows what is resident: nothing asks for it."""
+        """As in `MemoryMeter`. `resident` is not called: the allocator's counters include it."""
         if self._has_measured:
-            self._keep_peak("training")  # of the timed steps since the last measured block
-        self._has_measured = self._is_measuring = True
-        self._forget_peak()
+            self._record_peak("training")  # of the timed steps since the last measurement
+        self._has_measured = True
+        self._is_measuring = True
+        self._reset_peak()
         yield
-        self._keep_peak("between")
+        self._record_peak("between")
         self._is_measuring = False
 
     @contextmanager
@@ -64,17 +66,17 @@ class CudaMeter:
         if not self._is_measuring:
             yield
             return
-        self._keep_peak("between")
-        self._forget_peak()
+        self._record_peak("between")
+        self._reset_peak()
         yield
-        self._keep_peak(name)
-        self._forget_peak()
+        self._record_peak(name)
+        self._reset_peak()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         if self._has_measured:
-            self._keep_peak("training")
-        self._keep_reserved()
+            self._record_peak("training")
+        self._record_reserved()
         torch.cuda.reset_peak_memory_stats(self._device)
         yield
         self._count_allocated_alone()
@@ -86,18 +88,21 @@ class CudaMeter:
         self._count_allocated_alone()
 
     def reading(self) -> MemoryReading:
-        self._keep_reserved()
+        self._record_reserved()
         context_bytes = self._context.size_bytes()
         return MemoryReading(
             peak_memory_bytes=self._peak_bytes,
             peak_phase=self._peak_phase,
-            peak_reserved_bytes=self._reserved_beside(context_bytes),
+            peak_reserved_bytes=self._reserved_with_context(context_bytes),
             context_bytes=context_bytes,
             alloc_retries=int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0)),
         )
 
     def _limit_allocator(self) -> None:
-        """Leaves the allocator the cap less the context; raises OutOfMemoryError if that is nothing."""
+        """Limits the allocator to the cap minus the context.
+
+        Raises OutOfMemoryError if nothing is left.
+        """
         if self._cap_bytes is None:
             return
         allowed_bytes = self._cap_bytes - self._context_bytes
@@ -110,12 +115,14 @@ class CudaMeter:
             min(1.0, allowed_bytes / total_bytes), self._device
         )
 
-    def _reserved_beside(self, context_bytes: int) -> int:
-        """Returns what the allocator reserved at most, had it been limited for a context of that size all along.
+    def _reserved_with_context(self, context_bytes: int) -> int:
+        """Returns the most that the allocator would have reserved next to that context.
 
-        The limit was set when the context did not hold all kernels yet. Of an allocator that has
-        reserved all that it may, the cached blocks that the later ones need would have been given
-        back, but nothing that was allocated.
+        That is, if its limit had allowed for such a context from the start.
+
+        The limit was set before the context held all kernels. If the allocator has reserved all
+        that its limit allows, a tighter limit would have made it release cached blocks to make room
+        for the later kernels, but nothing that was allocated.
         """
         if self._cap_bytes is None:
             return self._peak_reserved_bytes
@@ -123,10 +130,10 @@ class CudaMeter:
         return min(self._peak_reserved_bytes, max(allocated_bytes, self._cap_bytes - context_bytes))
 
     def _count_allocated_alone(self) -> None:
-        """Of what ran since the peaks were forgotten, counts what was allocated, not what was reserved for it.
+        """Counts the peak allocated since the last reset, not what was reserved for it.
 
-        What the allocator keeps for later it gives back before it refuses anything: a tighter limit
-        would have made it.
+        The allocator releases its cached blocks before it fails an allocation, so a tighter limit
+        would have made it release them.
         """
         allocated_bytes = torch.cuda.max_memory_allocated(self._device)
         torch.cuda.empty_cache()
@@ -134,15 +141,15 @@ class CudaMeter:
         self._peak_alone_bytes = max(self._peak_alone_bytes, allocated_bytes)
         self._peak_reserved_bytes = max(self._peak_reserved_bytes, allocated_bytes)
 
-    def _forget_peak(self) -> None:
-        self._keep_reserved()
+    def _reset_peak(self) -> None:
+        self._record_reserved()
         torch.cuda.reset_peak_memory_stats(self._device)
 
-    def _keep_reserved(self) -> None:
+    def _record_reserved(self) -> None:
         reserved_bytes = torch.cuda.max_memory_reserved(self._device)
         self._peak_reserved_bytes = max(self._peak_reserved_bytes, reserved_bytes)
 
-    def _keep_peak(self, phase: str) -> None:
+    def _record_peak(self, phase: str) -> None:
         peak_bytes = torch.cuda.max_memory_allocated(self._device)
         if peak_bytes > self._peak_bytes:
             self._peak_bytes, self._peak_phase = peak_bytes, phase

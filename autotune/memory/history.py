@@ -1,7 +1,8 @@
-"""Who holds the memory of a real step on CUDA: the caching allocator's own history, read as a recording.
+"""Records a real step on CUDA from the history that the caching allocator keeps.
 
-torch keeps every allocation and free with its address, size, time and Python frames. Which address
-is a parameter, optimizer state or a gradient, and when a phase began, the training says. Source:
+torch stores every allocation and release with its address, size, time and Python frames. The
+training adds which addresses are parameters, optimizer state or gradients, and the times of the
+phases. Source:
 https://docs.pytorch.org/docs/stable/torch_cuda_memory.html, torch/cuda/_memory_viz.py
 """
 
@@ -22,20 +23,22 @@ from autotune.memory.torch_interfaces import check_snapshots
 from autotune.spec.prediction import Category
 
 MOST_ENTRIES = 1_000_000
-"""Allocations and frees that torch keeps; a step of the largest models has some ten thousand."""
+"""Most allocations and releases that torch stores; a step of the largest models has some ten
+thousand."""
 
 
 @dataclass(kw_only=True)
 class StepHistory:
-    """A `PhaseMarker` that also notes when each phase was, and where gradients were.
+    """A `PhaseMarker` that also records the time of each phase and the addresses of gradients.
 
-    Times in microseconds.
+    Times are in microseconds since the epoch.
     """
 
     marker: PhaseMarker
     phases: list[tuple[str, int, int]] = field(default_factory=list)
+    """(name, begin, end) of every phase."""
     gradients: list[tuple[int, int]] = field(default_factory=list)
-    """(address, time) of every gradient an optimizer took."""
+    """(address, time) of every gradient that an optimizer used."""
     trace: Sequence[Mapping[str, Any]] = ()
 
     @contextmanager
@@ -47,14 +50,18 @@ class StepHistory:
 
     @contextmanager
     def recorded(self, device: torch.device, *, snapshot_file: Path) -> Iterator[None]:
-        """Records the block it surrounds; keeps torch's snapshot in `snapshot_file`, for pytorch.org/memory_viz."""
+        """Records what runs inside; writes torch's snapshot to `snapshot_file`.
+
+        The file can be opened at pytorch.org/memory_viz. Raises AutotuneError where the installed
+        torch cannot record.
+        """
         check_snapshots()
         self.phases.clear()
-        handle = register_optimizer_step_pre_hook(self._note_gradients)
+        handle = register_optimizer_step_pre_hook(self._record_gradients)
         torch.cuda.synchronize(device)
-        # Frames of allocations only. A block is also freed while an exception unwinds the stack, as
-        # when a checkpoint stops early, and collecting Python frames there loses that exception:
-        # the training would crash.
+        # Frames of allocations only. A block is also freed while an exception unwinds the stack,
+        # for example when a checkpoint stops early. Collecting Python frames there loses that
+        # exception, and the training would crash.
         torch.cuda.memory._record_memory_history(
             max_entries=MOST_ENTRIES, stacks="python", context="alloc"
         )
@@ -68,27 +75,27 @@ class StepHistory:
             torch.cuda.memory._record_memory_history(enabled=None)
             handle.remove()
 
-    def _note_gradients(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _record_gradients(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         now = _now()
         for group in optimizer.param_groups:
-            self.gradients += [
-                (p.grad.data_ptr(), now) for p in group["params"] if p.grad is not None
-            ]
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.gradients.append((parameter.grad.data_ptr(), now))
 
     def recording(self, resident: Mapping[Category, Iterable[Tensor]]) -> Recording:
-        """Returns what was recorded; `resident`: what stays alive from step to step, as it is after the recording."""
-        blocks = {
-            category: [
-                (t.untyped_storage().data_ptr(), t.untyped_storage().nbytes())
-                for t in distinct(tensors)
-            ]
-            for category, tensors in resident.items()
-        }
+        """Returns what was recorded.
+
+        `resident` has the tensors that stay alive from step to step, as they are after it.
+        """
+        blocks: dict[Category, list[tuple[int, int]]] = {}
+        for category, tensors in resident.items():
+            storages = [tensor.untyped_storage() for tensor in distinct(tensors)]
+            blocks[category] = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
         return read_trace(self.trace, resident=blocks, phases=self.phases, gradients=self.gradients)
 
 
 def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """One tensor for each storage."""
+    """Returns one tensor for each storage."""
     return list({tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}.values())
 
 
@@ -99,12 +106,12 @@ def read_trace(
     phases: Sequence[tuple[str, int, int]],
     gradients: Iterable[tuple[int, int]],
 ) -> Recording:
-    """torch's list of allocations and frees as a recording.
+    """Converts torch's list of allocations and releases to a recording.
 
-    `resident`: (address, size in bytes) of what stays alive from step to step, at the end of the
-    trace; `phases`: (name, began, ended) and `gradients`: (address, time), in microseconds. What is
-    freed without having been allocated here was there before: if a block of the same size has taken
-    its place, it had that block's category.
+    `resident` is (address, size in bytes) of what stays alive from step to step, at the end of the
+    trace; `phases` is (name, begin, end) and `gradients` (address, time), in microseconds. A block
+    that is released here but was allocated before the trace gets the category of a resident block
+    of the same size that was allocated here, if there is one: the block that replaced it.
     """
     recording = Recording()
     alive: dict[int, Block] = {}
@@ -115,17 +122,21 @@ def read_trace(
     for entry in trace:
         address, at = int(entry["addr"]), int(entry["time_us"])
         if entry["action"] == "alloc":
-            index = next(
-                (i for i, (_, began, ended) in enumerate(phases) if began <= at <= ended), None
-            )
-            name = "" if index is None else phases[index][0]
+            phase_name = ""
+            scope = None
+            for phase, phase_scope in zip(phases, scopes, strict=True):
+                name, began, ended = phase
+                if began <= at <= ended:
+                    phase_name = name
+                    scope = phase_scope if name == "forward" else None
+                    break
             block = Block(
                 size_bytes=int(entry["size"]),
                 module="",
-                operator=_place(entry.get("frames", ())),
+                operator=_innermost_frame(entry.get("frames", ())),
                 born=len(recording.events),
-                scope=scopes[index] if index is not None and name == "forward" else None,
-                in_phase=name,
+                scope=scope,
+                in_phase=phase_name,
             )
             alive[address] = block
             lives.append((address, at, block))
@@ -154,7 +165,11 @@ def _mark_resident(
     alive: Mapping[int, Block],
     older: Sequence[Block],
 ) -> None:
-    """`alive`: blocks allocated in the trace that are alive at its end, by address; `older`: what only died in it."""
+    """Sets the category of resident blocks, and adds those from before the trace to the recording.
+
+    `alive` has the blocks allocated in the trace that are alive at its end, by address; `older`
+    those that were allocated before the trace and released in it.
+    """
     replacing: dict[int, list[Category]] = {}
     for category, blocks in resident.items():
         for address, size_bytes in blocks:
@@ -172,7 +187,8 @@ def _mark_resident(
                     )
                 )
     for block in older:
-        if categories := replacing.get(block.size_bytes):
+        categories = replacing.get(block.size_bytes)
+        if categories:
             block.resident = categories.pop()
         recording.resident.append(block)
 
@@ -194,24 +210,22 @@ def _mark_gradients(
     gradients: Iterable[tuple[int, int]],
     moments: Sequence[int],
 ) -> None:
-    """A gradient is the block that was at its address at its time."""
+    """Marks as a gradient each block that was alive at a gradient's address and time."""
     for address, at in gradients:
         for start, born, block in lives:
             dies = None if block.died is None else moments[block.died]
-            if (
-                start <= address < start + block.size_bytes
-                and born <= at
-                and (dies is None or at <= dies)
-            ):
+            was_alive = born <= at and (dies is None or at <= dies)
+            if was_alive and start <= address < start + block.size_bytes:
                 block.is_gradient = True
 
 
-def _place(frames: Sequence[Mapping[str, Any]]) -> str:
-    """The innermost Python frame, as `function (file:line)`."""
+def _innermost_frame(frames: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the innermost Python frame as `function (file:line)`, empty where there is none."""
     if not frames:
         return ""
     frame = frames[0]
-    return f"{frame.get('name', '?')} ({Path(str(frame.get('filename', '?'))).name}:{frame.get('line', 0)})"
+    file_name = Path(str(frame.get("filename", "?"))).name
+    return f"{frame.get('name', '?')} ({file_name}:{frame.get('line', 0)})"
 
 
 def _now() -> int:

@@ -1,8 +1,9 @@
-"""How much of the host's memory this process can still take: what the machine has left, and its control group.
+"""Reads how much of the host's memory this process can still allocate.
 
-The kernel kills who takes more. In a container that is often the whole search, whatever the machine
-has left. Source: https://docs.kernel.org/admin-guide/cgroup-v2.html, section Memory; man
-proc_meminfo
+The limit is what the machine has left or, if less, what the control groups of the process have
+left. The kernel kills a process that exceeds it; in a container often the whole search, however
+much the machine has left. Source: https://docs.kernel.org/admin-guide/cgroup-v2.html, section
+Memory; man proc_meminfo
 """
 
 import re
@@ -10,28 +11,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _UNLIMITED_BYTES = 2**60
-"""Version 1 of control groups states no limit as a number near the largest one."""
+"""Control groups of version 1 express "no limit" as a number close to the largest integer."""
 
 
 class HostMemoryExceeded(MemoryError):
-    """A trial was about to take more of the host's memory than there was; says how much, and the way out."""
+    """A trial was about to allocate more memory of the host than is available.
+
+    The message has the sizes and what to change.
+    """
 
 
 def available_bytes(
     *, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """Returns the bytes that can be taken without anything being killed or swapped out; None where nothing says so."""
+    """Returns the bytes that can be allocated without swapping or killing; None where unknown."""
     sizes = [*_left_on_the_machine(proc), *_left_in_the_groups(proc, groups)]
     return max(0, min(sizes)) if sizes else None
 
 
 def _left_on_the_machine(proc: Path) -> Iterator[int]:
-    if found := re.search(r"^MemAvailable:\s+(\d+) kB$", _read(proc / "meminfo"), re.MULTILINE):
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _read(proc / "meminfo"), re.MULTILINE)
+    if found:
         yield int(found[1]) * 1024
 
 
 def _left_in_the_groups(proc: Path, groups: Path) -> Iterator[int]:
-    """Of the process's own group and of each one around it, in either version of control groups."""
+    """Yields the bytes left in the group of the process and in each parent group.
+
+    Reads both versions of control groups.
+    """
     for line in _read(proc / "self" / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -47,23 +55,25 @@ def _left_in_the_groups(proc: Path, groups: Path) -> Iterator[int]:
             top = groups / "memory"
         else:
             continue
-        own = top / path.lstrip("/")
-        for group in (own, *(parent for parent in own.parents if parent.is_relative_to(top))):
+        group_of_process = top / path.lstrip("/")
+        parents = [group for group in group_of_process.parents if group.is_relative_to(top)]
+        for group in (group_of_process, *parents):
             yield from _left_in_group(group, *names)
 
 
 def _left_in_group(group: Path, limit: str, usage: str, *cached_files: str) -> Iterator[int]:
-    """The limit less what is in use, of which the kernel takes cached files back by itself, as MemAvailable counts."""
-    limit_text, usage_text = _read(group / limit).strip(), _read(group / usage).strip()
-    if (
-        not limit_text.isdecimal()
-        or not usage_text.isdecimal()
-        or int(limit_text) > _UNLIMITED_BYTES
-    ):
+    """Yields the limit of a group minus its usage, nothing for a group without a limit.
+
+    Cached files count as free, as in MemAvailable: the kernel drops them when it needs memory.
+    """
+    limit_text = _read(group / limit).strip()
+    usage_text = _read(group / usage).strip()
+    if not limit_text.isdecimal() or not usage_text.isdecimal():
         return
-    statistics = dict(
-        line.split(" ", 1) for line in _read(group / "memory.stat").splitlines() if " " in line
-    )
+    if int(limit_text) > _UNLIMITED_BYTES:
+        return
+    lines = _read(group / "memory.stat").splitlines()
+    statistics = dict(line.split(" ", 1) for line in lines if " " in line)
     cached_bytes = sum(int(statistics.get(name, 0)) for name in cached_files)
     yield int(limit_text) - int(usage_text) + cached_bytes
 

@@ -1,7 +1,6 @@
-"""Peak memory of a training: the one number every other number is weighed against.
+"""The interface that measures the peak memory of a training, and what a measurement returns.
 
-`cpu.py` reads the allocator's own events, `cuda.py` the caching allocator's counters; both are a
-`MemoryMeter`.
+`cpu.py` implements it with the allocator's events, `cuda.py` with the caching allocator's counters.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,55 +12,62 @@ import torch
 from torch import Tensor
 
 CONTEXT_ALONE = "the CUDA context alone needs"
-"""How the message begins when a cap leaves the allocator nothing at all."""
+"""Start of the message when the cap leaves no bytes for the allocator."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReading:
-    """All sizes in bytes.
+    """The measured peak of a training. All sizes are in bytes.
 
-    On a CPU nothing is reserved beyond what is allocated and there is no context.
+    On a CPU nothing is reserved beyond what is allocated, and there is no context.
     """
 
     peak_memory_bytes: int
     peak_phase: str
     peak_reserved_bytes: int
-    """What the allocator must be able to reserve: what it had at its fullest since the first step,
-    and at least what was allocated at once in that step or aside (`MemoryMeter.aside`)."""
+    """What the allocator must be able to reserve: the most that it had reserved after the first
+    step, and at least the peak allocated in that step or in `MemoryMeter.aside`."""
     context_bytes: int = 0
     alloc_retries: int = 0
 
     @property
     def device_bytes(self) -> int:
-        """What the device must have for this to run."""
+        """The memory that a device must have to run this training."""
         return self.peak_reserved_bytes + self.context_bytes
 
 
 class PhaseMarker(Protocol):
+    """Is told which part of a training step runs."""
+
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Names a part of a training step, so that it can be said where a peak was."""
+        """Names the part of a training step that runs inside, so that a peak can be located."""
 
 
 class MemoryMeter(PhaseMarker, Protocol):
-    def measuring(self, resident: Callable[[], Iterable[Tensor]]) -> AbstractContextManager[None]:
-        """Measures the block it surrounds. Readings accumulate.
+    """Measures peak memory on one device."""
 
-        `resident` gives the tensors that are alive when the block begins. They are not kept: what
-        the block replaces of them is freed, as it is without a measurement.
+    def measuring(self, resident: Callable[[], Iterable[Tensor]]) -> AbstractContextManager[None]:
+        """Measures what runs inside it. Readings accumulate.
+
+        `resident` returns the tensors that are alive when the measurement begins. No reference to
+        them is stored, so those that are replaced meanwhile are freed as without a measurement.
         """
 
     def aside(self) -> AbstractContextManager[None]:
-        """What runs in the block is no part of the training: its peak counts for the device alone."""
+        """Counts what runs inside for `device_bytes`, but not for the training's peak."""
 
     def kernels_have_run(self) -> None:
-        """To be called once after the first step: the context now holds its kernels, the allocator gets the rest."""
+        """Must be called once, after the first step.
+
+        The context has loaded its kernels by then, and the allocator is limited to what is left.
+        """
 
     def reading(self) -> MemoryReading:
-        """The peak over everything measured so far."""
+        """Returns the peak over everything measured so far."""
 
 
 def resident_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the distinct storages behind `tensors`, in bytes; views of one storage count once."""
+    """Returns the bytes of the distinct storages of `tensors`; views of one storage count once."""
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
     }
@@ -76,12 +82,11 @@ def make_meter(
     new_context_bytes: int | None = None,
     shares_device: bool = False,
 ) -> MemoryMeter:
-    """The meter for `device`.
+    """Returns the meter for `device`.
 
-    On CUDA `cap_bytes` is enforced from here on; None leaves the device unlimited.
-
-    `uuid` is what NVML calls the device; None: NVML does not know it. `new_context_bytes` and
-    `shares_device` are as in `create_context`, and as there DeviceDisturbed is raised.
+    On CUDA `cap_bytes` is enforced from this call on; None sets no limit. `uuid` is NVML's name of
+    the device, None where NVML does not know it. `new_context_bytes` is `expected_bytes` of
+    `create_context`, and `shares_device` as there. Raises DeviceDisturbed as `create_context` does.
     """
     if device.type == "cuda":
         from autotune.memory.cuda import CudaMeter

@@ -1,8 +1,8 @@
-"""What NVML, the driver's own monitor, says of a GPU: without a CUDA context and for all processes together.
+"""Reads from NVML, the driver's monitoring library, how a GPU is used by all processes together.
 
-NVML is not everywhere: some containers lack its library, Jetson has none of it, and after an update
-of the driver it refuses until the machine is started again. It may also know no memory of a device
-(GPUs that share the host's).
+This needs no CUDA context. NVML is not available everywhere: some containers lack its library,
+Jetson does not have it, and after an update of the driver it fails until the machine is restarted.
+It may also report no memory for a device (GPUs that share the host's memory).
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,10 +25,10 @@ _COMPUTE_MODES: Mapping[int, ComputeMode] = {
 
 @dataclass(frozen=True, kw_only=True)
 class NvmlDevice:
-    """A GPU, or a slice of one (MIG), whose memory NVML knows.
+    """A GPU, or a slice of one (MIG), whose memory NVML reports.
 
-    NVML stays open in this process: without persistence mode a GPU that nobody has open would lose
-    its state between two readings.
+    NVML stays open in this process: without persistence mode a GPU that no process has open would
+    lose its state between two readings.
     """
 
     uuid: str
@@ -36,39 +36,40 @@ class NvmlDevice:
     handle: Any
 
     def used_bytes(self) -> int:
-        """Returns the bytes of device memory that any process uses.
+        """Returns the bytes of device memory that all processes use.
 
-        Raises TrialLost where NVML no longer says.
+        Raises TrialLost where NVML no longer reports them.
         """
-        with _answered(self.uuid):
+        with _translate_errors(self.uuid):
             return int(pynvml.nvmlDeviceGetMemoryInfo(self.handle).used)
 
     def processes(self) -> Mapping[int, int | None]:
-        """Returns {pid: bytes of device memory} of all that compute or draw there; None where the driver does not say.
+        """Returns {pid: bytes} of all processes that compute or draw on the device.
 
-        Empty where NVML names none. In a container these may be the host's pids, or none at all.
+        The bytes are None where the driver does not report them. Empty where NVML lists no process.
+        In a container the pids may be the host's, or missing.
         """
         held: dict[int, int | None] = {}
-        for ask in (
+        for list_processes in (
             pynvml.nvmlDeviceGetComputeRunningProcesses,
             pynvml.nvmlDeviceGetGraphicsRunningProcesses,
         ):
-            with suppress(
-                pynvml.NVMLError, pynvml.NVMLLibraryMismatchError
-            ):  # the latter from a driver without it
+            # NVMLLibraryMismatchError comes from a driver that does not have the function.
+            with suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
                 # A process that does both is in both lists, each time with all that it holds.
-                held |= {int(one.pid): one.usedGpuMemory for one in ask(self.handle)}
+                for process in list_processes(self.handle):
+                    held[int(process.pid)] = process.usedGpuMemory
         return held
 
     def utilization_percent(self) -> int | None:
-        """Returns the share of the last sample period in which a kernel ran; None where the driver does not say."""
+        """Returns the percentage of the last sample period with a running kernel, or None."""
         try:
             return int(pynvml.nvmlDeviceGetUtilizationRates(self.handle).gpu)
         except pynvml.NVMLError:  # a slice, a virtual GPU
             return None
 
     def compute_mode(self) -> ComputeMode | None:
-        """Returns how many processes may use the device at a time; None where the driver does not say."""
+        """Returns how many processes may use the device at a time; None if unknown."""
         try:
             return _COMPUTE_MODES.get(int(pynvml.nvmlDeviceGetComputeMode(self.handle)))
         except pynvml.NVMLError:
@@ -80,7 +81,7 @@ class NvmlDevice:
 
 
 def find_device(cuda_uuid: str) -> NvmlDevice | str:
-    """Returns the device with CUDA's UUID (without a prefix), or why NVML does not know it or its memory."""
+    """Returns the device with CUDA's UUID (no prefix), or why NVML cannot report its memory."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -96,15 +97,15 @@ def find_device(cuda_uuid: str) -> NvmlDevice | str:
 def open_device(uuid: str) -> NvmlDevice:
     """Returns the device with NVML's UUID, prefix included.
 
-    Raises TrialLost where NVML knew it and does no longer.
+    Raises TrialLost where NVML no longer knows it.
     """
-    with _answered(uuid):
+    with _translate_errors(uuid):
         pynvml.nvmlInit()
         return NvmlDevice(uuid=uuid, handle=pynvml.nvmlDeviceGetHandleByUUID(uuid))
 
 
 def driver_version() -> str | None:
-    """Returns the driver's version; None where NVML does not say."""
+    """Returns the driver's version; None where NVML does not report it."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -118,11 +119,11 @@ def driver_version() -> str | None:
 
 
 @contextmanager
-def _answered(uuid: str) -> Iterator[None]:
+def _translate_errors(uuid: str) -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
-        hint = "see whether nvidia-smi still answers; the same command goes on from here"
+        hint = "check that nvidia-smi still works; run the same command again to continue"
         raise TrialLost(
-            f"NVML no longer says how much memory of {uuid} is in use: {error}", hint=hint
+            f"NVML no longer reports how much memory of {uuid} is in use: {error}", hint=hint
         ) from error

@@ -1,7 +1,7 @@
-"""What a training step allocated and freed: blocks with birth, death and where they come from.
+"""Data classes for what a training step allocated and freed.
 
-Pure bookkeeping. A prediction fills it in from fake tensors, `history.py` from a real step on CUDA;
-`attribution.py` reads it.
+A prediction creates a recording from fake tensors, `history.py` from a real step on CUDA;
+`attribution.py` evaluates it.
 """
 
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from autotune.spec.prediction import Category
 
 @dataclass(slots=True, kw_only=True)
 class Scope:
-    """A forward pass or a recomputation: what is born in it and outlives it is an activation."""
+    """A forward pass or a recomputation. Blocks born in it that outlive it are activations."""
 
     ended: int | None = None
-    """Number of events when it ended."""
+    """Number of events when the scope ended; None while it runs."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Block:
     """One storage.
 
-    `born` and `died` count events; a block that was alive before the recording has born = -1.
+    `born` and `died` are indices of events; a block from before the recording has `born` = -1.
     """
 
     size_bytes: int
@@ -30,7 +30,7 @@ class Block:
     born: int
     died: int | None = None
     resident: Category | None = None
-    """What it is where that is known from the start; else its life decides."""
+    """The category where it is known from the start; otherwise it follows from the lifetime."""
     is_gradient: bool = False
     scope: Scope | None = None
     in_phase: str = ""
@@ -49,6 +49,8 @@ class Block:
 
 @dataclass(slots=True, kw_only=True)
 class Phase:
+    """A named range of events: the forward pass, the backward pass or the optimizer step."""
+
     name: str
     first_event: int
     last_event: int = -1
@@ -56,9 +58,9 @@ class Phase:
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """`events`: (+1 or -1, block), in order."""
+    """What was allocated and freed; `events` are (+1 or -1, block) in order."""
 
     events: list[tuple[int, Block]] = field(default_factory=list)
     resident: list[Block] = field(default_factory=list)
-    """Blocks alive when the recording began."""
+    """The blocks that were alive when the recording began."""
     phases: list[Phase] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""What predictions and the meter of a CPU use of torch that torch does not promise to keep, and the releases tested.
+"""Lists the private interfaces of torch that autotune uses, and the torch releases tested.
 
-Checked before it is used, so that a release which has changed it gets one sentence instead of a
-traceback.
+The interfaces are checked before they are used, so that a release that has changed one of them
+causes a message of one sentence instead of a traceback.
 """
 
 from pkgutil import resolve_name
@@ -11,8 +11,8 @@ import torch
 from autotune.errors import AutotuneError, PredictionImpossible
 
 TESTED_RELEASES = ("2.11", "2.15")
-"""First and last torch release that the tests of predictions, memory, trainer and techniques were
-run with."""
+"""The first and the last torch release that the tests of predictions, memory, trainer and
+techniques were run with."""
 
 OF_PREDICTIONS = (
     "torch._subclasses.fake_tensor:FakeTensorMode.dispatch",
@@ -63,36 +63,46 @@ OF_SNAPSHOTS = (
 
 
 def check_predictions() -> None:
-    """Raises PredictionImpossible where the installed torch lacks what predictions use."""
-    if sentence := _what_is_missing(OF_PREDICTIONS, user="a prediction"):
-        raise PredictionImpossible(sentence, hint="measure instead: autotune search --no-predict")
+    """Raises PredictionImpossible where the installed torch lacks an interface for predictions."""
+    message = _message_if_missing(OF_PREDICTIONS, user="a prediction")
+    if message:
+        raise PredictionImpossible(message, hint="measure instead: autotune search --no-predict")
 
 
 def check_trials() -> None:
-    """Raises AutotuneError where the installed torch lacks what every trial uses."""
-    if sentence := _what_is_missing(OF_TRIALS, user="a trial"):
-        raise AutotuneError(sentence)
+    """Raises AutotuneError where the installed torch lacks an interface for trials."""
+    message = _message_if_missing(OF_TRIALS, user="a trial")
+    if message:
+        raise AutotuneError(message)
 
 
 def check_cpu_meter() -> None:
-    """Raises AutotuneError where the installed torch lacks what the meter of a CPU uses."""
-    if sentence := _what_is_missing(OF_THE_CPU_METER, user="the measurement of memory on a CPU"):
-        raise AutotuneError(sentence)
+    """Raises AutotuneError where the installed torch lacks an interface for the CPU meter."""
+    message = _message_if_missing(OF_THE_CPU_METER, user="the measurement of memory on a CPU")
+    if message:
+        raise AutotuneError(message)
 
 
 def check_snapshots() -> None:
-    """Raises AutotuneError where the installed torch lacks what records a memory snapshot."""
-    if sentence := _what_is_missing(OF_SNAPSHOTS, user="--memory-snapshot"):
-        raise AutotuneError(sentence)
+    """Raises AutotuneError where the installed torch lacks an interface for snapshots."""
+    message = _message_if_missing(OF_SNAPSHOTS, user="--memory-snapshot")
+    if message:
+        raise AutotuneError(message)
 
 
-def _what_is_missing(names: tuple[str, ...], *, user: str) -> str:
-    """Returns a sentence about the first of `names`, each `module:attribute`, that torch lacks; empty if it has all."""
+def _message_if_missing(names: tuple[str, ...], *, user: str) -> str:
+    """Returns a message about the first of `names` that torch lacks, empty if it has them all.
+
+    Each name is `module:attribute`; `user` is what needs it.
+    """
     first, last = TESTED_RELEASES
     for name in names:
         try:
             resolve_name(name)
         except (ImportError, AttributeError):
             interface = name.replace(":", ".")
-            return f"torch {torch.__version__} has no {interface}, which {user} needs: tested with torch {first} to {last}"
+            return (
+                f"torch {torch.__version__} has no {interface}, which {user} needs: "
+                f"tested with torch {first} to {last}"
+            )
     return ""

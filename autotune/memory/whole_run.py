@@ -1,7 +1,7 @@
-"""Peak memory of the steady steps of a program that allocates by itself: nobody can say what is alive when they begin.
+"""Measures the peak memory of the steady steps of a user's script.
 
-On a CPU everything from the first allocation on is recorded, so that also what dies within the
-steps is known; the recording ends with them. On CUDA the allocator knows.
+The tensors that are alive when these steps begin are not known. So on a CPU everything is recorded
+from the first allocation to the end of the steps. On CUDA the allocator's counters include them.
 """
 
 from contextlib import ExitStack
@@ -17,18 +17,22 @@ _STEADY = "autotune steady steps"
 
 
 class WholeRunMeter(Protocol):
-    """To be made before the program allocates; then `kernels_have_run`, `begin` and `end` are called once each."""
+    """Measures the steady steps of a script. Create it before the script allocates anything.
 
-    def kernels_have_run(self) -> None: ...
+    Then call `kernels_have_run`, `begin` and `end` once each.
+    """
+
+    def kernels_have_run(self) -> None:
+        """As in `MemoryMeter`: after the first step."""
 
     def begin(self) -> None:
-        """The steady steps begin."""
+        """Must be called when the steady steps begin."""
 
     def end(self) -> None:
-        """They have ended."""
+        """Must be called when the steady steps have ended."""
 
     def reading(self) -> MemoryReading:
-        """On CUDA the peak since `begin`; on a CPU that between `begin` and `end`."""
+        """Returns the peak since `begin` on CUDA, and that between `begin` and `end` on a CPU."""
 
 
 def make_whole_run_meter(
@@ -39,7 +43,7 @@ def make_whole_run_meter(
     new_context_bytes: int | None = None,
     shares_device: bool = False,
 ) -> WholeRunMeter:
-    """As `make_meter`."""
+    """Returns the meter for `device`; parameters and errors are those of `make_meter`."""
     if device.type == "cuda":
         meter = make_meter(
             device,
@@ -91,6 +95,6 @@ class _CudaRun:
         self._steady.close()
 
     def reading(self) -> MemoryReading:
-        with self._meter.measuring(tuple):  # keeps the peak since the last one
+        with self._meter.measuring(tuple):  # records the peak since the last measurement
             pass
         return self._meter.reading()

@@ -1,4 +1,4 @@
-"""Peak memory without running the model: the trial's own training step on fake tensors, every storage watched.
+"""Predicts peak memory without a GPU, by running the training step of a trial on fake tensors.
 
 `predict.py` makes predictions; the other files model what fake tensors do not show. This module
 stays free of torch.

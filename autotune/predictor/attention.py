@@ -1,10 +1,10 @@
-"""Attention on a GPU: which kernel torch chooses for a call, and what that kernel holds while it runs.
+"""Predicts which kernel torch chooses for attention on a GPU, and the memory that it allocates.
 
-torch tries the kernels in order and takes the first whose conditions hold: flash, memory-efficient,
-plain operators (math); on compute capability 9.0 and 10.x cuDNN comes first.
+torch tries the kernels in order and uses the first whose conditions hold: flash, memory-efficient,
+plain operators (math). On compute capability 9.0 and 10.x cuDNN comes first.
 `tests/predictor/test_attention_choice.py` compares this choice with torch's own. Source:
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, priority_order and can_use_*_attention; for
-the kernels' own memory aten/.../transformers/cuda/flash_attn/flash_api.cpp and
+the memory inside kernels aten/.../transformers/cuda/flash_attn/flash_api.cpp and
 attention_backward.cu, and cudnn-frontend's
 include/cudnn_frontend/node/scaled_dot_product_flash_attention.h.
 """
@@ -26,7 +26,7 @@ _aten = torch.ops.aten
 _16_BIT = (torch.bfloat16, torch.float16)
 
 _CUDNN_FIRST_SINCE = (2, 11)
-"""Before, the default builds came with a cuDNN that torch does not prefer."""
+"""The default builds of earlier releases come with a cuDNN that torch does not prefer."""
 _CUDNN_DROPOUT_IN_SIXTEENTHS_SINCE = (2, 12)
 _CUDNN_HEADS_ALIKE_SINCE = (2, 14)
 _EFFICIENT_GROUPED_SINCE = (2, 14)
@@ -45,17 +45,16 @@ def attention(
     gpu: Gpu,
     backend: Attention = "auto",
 ) -> Tensor:
-    """scaled_dot_product_attention of fake CPU tensors by the kernel that torch would choose on `gpu`.
+    """Runs attention on fake CPU tensors with the kernel that torch would choose on `gpu`.
 
-    With a `backend` other than auto it is that one; raises PredictionImpossible where it does not
-    take the call.
+    The parameters are those of scaled_dot_product_attention. A `backend` other than auto prescribes
+    the kernel; raises PredictionImpossible where that kernel does not support the call.
     """
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        attn_mask = (
-            attn_mask if attn_mask is None or attn_mask.dtype == torch.bool else attn_mask.to(dtype)
-        )
+        if attn_mask is not None and attn_mask.dtype != torch.bool:
+            attn_mask = attn_mask.to(dtype)
     with torch.autocast("cpu", enabled=False):
         kernel = chosen_kernel(
             query,
@@ -73,20 +72,28 @@ def attention(
         )
         attended: Tensor
         if kernel == "cudnn":
-            bias = None if attn_mask is None else _additive(attn_mask, query)
+            bias = None
+            if attn_mask is not None:
+                bias = _to_additive(attn_mask, query)
             attended = _aten._scaled_dot_product_cudnn_attention(
                 query, key, value, bias, with_gradients, dropout_p, is_causal, scale=scale
             )[0]
         elif kernel == "flash":
             size = query.shape[-1]
-            scale = size**-0.5 if scale is None else scale
-            padded = [F.pad(t, (0, -size % 8)) if size % 8 else t for t in (query, key, value)]
+            if scale is None:
+                scale = size**-0.5
+            padded = [query, key, value]
+            if size % 8:
+                padded = [F.pad(tensor, (0, -size % 8)) for tensor in padded]
             attended = _aten._scaled_dot_product_flash_attention(
                 *padded, dropout_p, is_causal, scale=scale
             )[0]
-            attended = attended[..., :size] if size % 8 else attended
+            if size % 8:
+                attended = attended[..., :size]
         elif kernel == "efficient":
-            bias = None if attn_mask is None else _expanded(_additive(attn_mask, query), query, key)
+            bias = None
+            if attn_mask is not None:
+                bias = _expanded(_to_additive(attn_mask, query), query, key)
             attended = _aten._scaled_dot_product_efficient_attention(
                 query, key, value, bias, with_gradients, dropout_p, is_causal, scale=scale
             )[0]
@@ -104,15 +111,15 @@ def attention(
     return attended
 
 
-def _additive(mask: Tensor, query: Tensor) -> Tensor:
-    """A boolean mask becomes numbers in the query's dtype."""
+def _to_additive(mask: Tensor, query: Tensor) -> Tensor:
+    """Converts a boolean mask to 0 and -inf in the dtype of the query."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
 
 
 def _expanded(bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """[batch, heads, queries, keys], without a copy."""
+    """Returns the bias as [batch, heads, queries, keys], without a copy."""
     return bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
@@ -131,7 +138,10 @@ def chosen_kernel(
     gpu: Gpu,
     backend: Attention = "auto",
 ) -> Kernel:
-    """Shapes are [batch, heads, sequence, head size]. Raises PredictionImpossible."""
+    """Returns the kernel that torch chooses. Tensors are [batch, heads, sequence, head size].
+
+    Raises PredictionImpossible where `backend` does not support the call.
+    """
     order: tuple[Kernel, ...] = ("flash", "efficient", "math")
     if backend != "auto":
         order = (backend,)
@@ -139,11 +149,11 @@ def chosen_kernel(
         order = ("cudnn", *order)
     for kernel in order:
         if kernel == "cudnn":
-            is_taken = _cudnn_takes(
+            is_supported = _cudnn_supports(
                 query, key, value, mask, dropout=dropout, enable_gqa=enable_gqa, gpu=gpu
             )
         elif kernel == "flash":
-            is_taken = _flash_takes(
+            is_supported = _flash_supports(
                 query,
                 key,
                 value,
@@ -154,14 +164,14 @@ def chosen_kernel(
                 gpu=gpu,
             )
         elif kernel == "efficient":
-            is_taken = _efficient_takes(query, key, value, enable_gqa=enable_gqa, gpu=gpu)
+            is_supported = _efficient_supports(query, key, value, enable_gqa=enable_gqa, gpu=gpu)
         else:
-            is_taken = True
-        if is_taken:
+            is_supported = True
+        if is_supported:
             return kernel
     raise PredictionImpossible(
-        f"attention {backend} does not take this model's calls on a GPU of {gpu.name}",
-        hint="use attention auto, which takes the first kernel that does",
+        f"attention {backend} does not support this model's calls on a GPU of {gpu.name}",
+        hint="use attention auto, which chooses the first kernel that does",
     )
 
 
@@ -169,7 +179,7 @@ def _prefers_cudnn(gpu: Gpu) -> bool:
     return gpu.capability[0] in (9, 10) and gpu.release >= _CUDNN_FIRST_SINCE and gpu.prefers_cudnn
 
 
-def _cudnn_takes(
+def _cudnn_supports(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -193,7 +203,7 @@ def _cudnn_takes(
 
 
 def _cudnn_takes_heads(query: Tensor, value: Tensor, *, gpu: Gpu) -> bool:
-    sizes = query.shape[-1], value.shape[-1]
+    sizes = (query.shape[-1], value.shape[-1])
     if sizes[0] % 8 or sizes[1] % 8:
         return False
     if max(sizes) <= 128:
@@ -207,7 +217,7 @@ def _cudnn_takes_heads(query: Tensor, value: Tensor, *, gpu: Gpu) -> bool:
     return sizes == (192, 128) or (major == 9 and max(sizes) <= 256)
 
 
-def _flash_takes(
+def _flash_supports(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -237,7 +247,7 @@ def _flash_takes(
     return _are_alike(query, key, value, enable_gqa=enable_gqa)
 
 
-def _efficient_takes(
+def _efficient_supports(
     query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool, gpu: Gpu
 ) -> bool:
     is_16_bit = query.dtype in _16_BIT
@@ -258,7 +268,7 @@ def _efficient_takes(
 
 
 def _are_alike(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> bool:
-    """Whether batch and heads go together, and the numbers of a head lie side by side."""
+    """Returns whether batch size, heads and dtype fit, and each head is contiguous in memory."""
     heads = query.shape[1]
     for tensor in (query, key, value):
         if tensor.dim() != 4 or tensor.shape[0] != query.shape[0] or tensor.dtype != query.dtype:
@@ -270,18 +280,18 @@ def _are_alike(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -
     return True
 
 
-# -- memory of its own -----------------------------------------------------------------------------
+# -- memory that kernels allocate ------------------------------------------------------------------
 
 OPERATORS: dict[Any, Kernel] = {
     _aten._scaled_dot_product_cudnn_attention.default: "cudnn",
     _aten._scaled_dot_product_flash_attention.default: "flash",
     _aten._scaled_dot_product_efficient_attention.default: "efficient",
 }
-"""What a chosen kernel is called as; math is plain operators."""
+"""The operator of each kernel; math has none, it consists of plain operators."""
 
 
 def bytes_during(operator: Any, args: Sequence[Any], *, gpu: Gpu) -> int:
-    """Bytes that a kernel of attention takes from the allocator while it runs, beside its results."""
+    """Returns the bytes that an attention kernel allocates while it runs, without its results."""
     if operator is _aten._scaled_dot_product_efficient_attention.default:
         return _efficient_forward_bytes(query=args[0], value=args[2])
     if operator is _aten._scaled_dot_product_flash_attention_backward.default:
@@ -294,15 +304,18 @@ def bytes_during(operator: Any, args: Sequence[Any], *, gpu: Gpu) -> int:
 
 
 def _flash_backward_bytes(*, query: Tensor, key: Tensor) -> int:
-    """The query's gradient in fp32 and one sum a row, both padded; keys and values of grouped queries a head each."""
+    """Returns the bytes of the query's gradient in fp32 and of one sum per row, both padded.
+
+    For grouped queries the gradients of keys and values for each query head are added.
+    """
     batch, heads, length, size = query.shape
-    rows = batch * heads * _up_to(length, 128)
+    rows = batch * heads * _round_up(length, 128)
     padded_size = next(padded for padded in (32, 64, 96, 128, 192, 256) if size <= padded)
     return 4 * rows * padded_size + 4 * rows + _ungrouped_bytes(query, key)
 
 
 def _ungrouped_bytes(query: Tensor, key: Tensor) -> int:
-    """Gradients of keys and values for every query head, before those of a group are added up."""
+    """Returns the bytes of key and value gradients for each query head, before the group sum."""
     batch, heads, _, size = query.shape
     if key.shape[1] == heads:
         return 0
@@ -310,33 +323,41 @@ def _ungrouped_bytes(query: Tensor, key: Tensor) -> int:
 
 
 def _efficient_forward_bytes(*, query: Tensor, value: Tensor) -> int:
-    """Heads over 128 are added up in fp32 before they are written in 16 bit."""
+    """Returns the bytes of the fp32 accumulator that 16-bit heads larger than 128 use, or 0."""
     batch, heads, length, _ = query.shape
     size = value.shape[-1]
-    return 4 * batch * heads * length * size if query.element_size() == 2 and size > 128 else 0
+    if query.element_size() == 2 and size > 128:
+        return 4 * batch * heads * length * size
+    return 0
 
 
 def _efficient_backward_bytes(*, query: Tensor, gpu: Gpu) -> int:
-    """The query's gradient in fp32 and two sums a row; for larger 16-bit heads a tile of keys and values a head."""
+    """Returns the bytes of the query's gradient in fp32 and of two sums per row.
+
+    For larger 16-bit heads tiles of keys and values for each head are added.
+    """
     batch, heads, length, size = query.shape
-    rows = batch * heads * _up_to(length, 64)
-    accumulated = 4 * rows * _up_to(size, 64) + 2 * 4 * rows
+    rows = batch * heads * _round_up(length, 64)
+    accumulated = 4 * rows * _round_up(size, 64) + 2 * 4 * rows
     keeps_tiles = query.element_size() == 2 and (
         size > 128 or (size > 64 and gpu.capability[0] == 8)
     )
-    return accumulated + (3 * 4 * batch * heads * 128 * _up_to(size, 128) if keeps_tiles else 0)
+    if not keeps_tiles:
+        return accumulated
+    return accumulated + 3 * 4 * batch * heads * 128 * _round_up(size, 128)
 
 
 def cudnn_backward_bytes(*, query: Tensor, key: Tensor) -> int:
-    """The query's gradient in fp32 and one sum a row, and for grouped queries keys and values a head each.
+    """Returns the bytes of the query's gradient in fp32 and of one sum per row.
 
-    cuDNN may take more for itself: only it knows how much, when it has chosen its plan. So the
-    bounds of a prediction count this once more.
+    For grouped queries the gradients of keys and values for each query head are added. cuDNN may
+    allocate more: only it knows how much, after it has chosen its plan. So the bounds of a
+    prediction add this number once more.
     """
     batch, heads, length, size = query.shape
     rows = batch * heads * length
     return 4 * rows * size + 4 * rows + _ungrouped_bytes(query, key)
 
 
-def _up_to(number: int, unit: int) -> int:
+def _round_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit

@@ -1,13 +1,14 @@
-"""The pieces of memory that torch's CUDA caching allocator hands out for a recorded step, worked out without a GPU.
+"""Simulates, without a GPU, which blocks torch's CUDA caching allocator returns for a step.
 
-`max_memory_allocated` counts pieces, not requests. From the large pool (requests over 1 MiB) a
-piece that is at most 1 MiB too large is handed out whole, and a request of 10 MiB or more gets a
-segment of the next multiple of 2 MiB: a tensor of 63.3 MiB counts as 64. With expandable segments
-every piece is split.
+The blocks of the allocator are called pieces here, to tell them from the blocks of a recording.
+`max_memory_allocated` counts pieces, not requests. In the large pool (requests over 1 MiB) a piece
+that is at most 1 MiB too large is used whole, and a request of 10 MiB or more gets a segment of the
+next multiple of 2 MiB: a tensor of 63.3 MiB counts as 64. With expandable segments every piece is
+split.
 
-Default settings otherwise, one stream. Source: c10/cuda/CUDACachingAllocator.cpp, should_split,
-get_allocation_size, get_free_block and alloc_found_block. What it explains of a published table:
-`studies/peak_memory/`.
+Assumes default settings otherwise, and one stream. Source: c10/cuda/CUDACachingAllocator.cpp,
+should_split, get_allocation_size, get_free_block and alloc_found_block. `studies/peak_memory/`
+explains a published table with it.
 """
 
 from bisect import bisect_left, insort
@@ -20,28 +21,30 @@ MIB = 1024**2
 SMALLEST_PIECE_BYTES = 512
 """kMinBlockSize; every request is rounded up to a multiple of it."""
 LARGEST_SMALL_BYTES = MIB
-"""kSmallSize: of the small pool, and what is left over of a large piece without being split off."""
+"""kSmallSize: the largest request for the small pool, and the largest rest of a large piece that is
+not split off."""
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
-LEAST_OWN_SEGMENT_BYTES = 10 * MIB
-"""kMinLargeAlloc: from here on a request gets a segment of its own size, in multiples of 2 MiB."""
+LEAST_SEPARATE_SEGMENT_BYTES = 10 * MIB
+"""kMinLargeAlloc: a request of at least this size gets a separate segment, rounded up to 2 MiB."""
 STEPS = 3
-"""From the second on a step finds the cache as the one before it left it."""
+"""Steps that are simulated. The second and later ones begin with the cache of the step before."""
 
 
 def round_up(size_bytes: int) -> int:
-    """The bytes that a request of `size_bytes` becomes."""
-    return _up_to(size_bytes, SMALLEST_PIECE_BYTES)
+    """Returns the bytes of a request of `size_bytes` after rounding."""
+    return _round_up_to(size_bytes, SMALLEST_PIECE_BYTES)
 
 
 def count_pieces(recording: Recording, *, workspaces: Iterable[int]) -> int:
-    """Makes every block of a steady step as large as the piece it gets; returns the bytes of the workspaces' pieces.
+    """Sets the size of every block of a steady step to that of its piece in the allocator.
 
-    `recording`: of one step, its sizes multiples of 512. `workspaces`: sizes of what was allocated
-    before and stays.
+    Returns the bytes of the workspaces' pieces. `recording` is of one step, with sizes that are
+    multiples of 512; `workspaces` has the sizes of what was allocated before and is never freed.
     """
-    allocator, pieces = CachingAllocator(), dict[int, Piece]()
-    kept = [allocator.allocate(size_bytes) for size_bytes in workspaces]
+    allocator = CachingAllocator()
+    pieces: dict[int, Piece] = {}
+    workspace_pieces = [allocator.allocate(size_bytes) for size_bytes in workspaces]
     for block in recording.resident:
         _allocate(allocator, pieces, block)
     sizes = {key: piece.size_bytes for key, piece in pieces.items()}
@@ -49,19 +52,26 @@ def count_pieces(recording: Recording, *, workspaces: Iterable[int]) -> int:
         for sign, block in recording.events:
             if sign > 0:
                 _allocate(allocator, pieces, block)
-                sizes[id(block)] = pieces[id(block)].size_bytes if block.size_bytes else 0
+                sizes[id(block)] = 0
+                if block.size_bytes:
+                    sizes[id(block)] = pieces[id(block)].size_bytes
             else:
                 _free(allocator, pieces, block)
-        _begin_again(allocator, pieces, recording)
-    for block in (*recording.resident, *(block for sign, block in recording.events if sign > 0)):
+        _restore_start(allocator, pieces, recording)
+    allocated = [block for sign, block in recording.events if sign > 0]
+    for block in [*recording.resident, *allocated]:
         block.size_bytes = sizes.get(id(block), block.size_bytes)
-    return sum(piece.size_bytes for piece in kept)
+    return sum(piece.size_bytes for piece in workspace_pieces)
 
 
-def _begin_again(
+def _restore_start(
     allocator: "CachingAllocator", pieces: dict[int, "Piece"], recording: Recording
 ) -> None:
-    """What the step leaves behind goes; what it took the place of, as state that is made anew, is there again."""
+    """Frees what the step leaves behind, and allocates again the resident blocks that it freed.
+
+    A step frees a resident block when it replaces it, for example optimizer state that is created
+    anew in each step.
+    """
     for sign, block in recording.events:
         if sign > 0:
             _free(allocator, pieces, block)
@@ -76,7 +86,7 @@ def _allocate(allocator: "CachingAllocator", pieces: dict[int, "Piece"], block: 
 
 
 def _free(allocator: "CachingAllocator", pieces: dict[int, "Piece"], block: Block) -> None:
-    """Nothing where it is not held, as what a step before has freed."""
+    """Frees the piece of `block`, if it has one: an earlier step may have freed it."""
     piece = pieces.pop(id(block), None)
     if piece is not None:
         allocator.free(piece)
@@ -84,7 +94,7 @@ def _free(allocator: "CachingAllocator", pieces: dict[int, "Piece"], block: Bloc
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """A stretch of a segment, in use or free, and its neighbours there."""
+    """A part of a segment, in use or free, with its neighbours in the segment."""
 
     size_bytes: int
     address: int
@@ -93,40 +103,43 @@ class Piece:
     after: "Piece | None" = None
     is_free: bool = False
 
-    @property
-    def key(self) -> tuple[int, int]:
+    def sort_key(self) -> tuple[int, int]:
         return self.size_bytes, self.address
 
 
 @dataclass
 class CachingAllocator:
-    """Which piece each request gets. Sizes are multiples of 512."""
+    """Simulates which piece each request gets. Sizes are multiples of 512 bytes."""
 
     _next_address: int = 0
     _free_pieces: dict[bool, list[Piece]] = field(default_factory=lambda: {True: [], False: []})
-    """By whether they are of the small pool; smallest first."""
+    """Free pieces of the small (True) and of the large pool (False), sorted by size."""
 
     def allocate(self, size_bytes: int) -> Piece:
         is_small = size_bytes <= LARGEST_SMALL_BYTES
-        piece = self._take(size_bytes, is_small=is_small)
+        piece = self._find(size_bytes, is_small=is_small)
         rest_bytes = piece.size_bytes - size_bytes
-        if rest_bytes >= SMALLEST_PIECE_BYTES if is_small else rest_bytes > LARGEST_SMALL_BYTES:
+        if is_small:
+            is_split = rest_bytes >= SMALLEST_PIECE_BYTES
+        else:
+            is_split = rest_bytes > LARGEST_SMALL_BYTES
+        if is_split:
             self._split(piece, size_bytes)
         return piece
 
     def free(self, piece: Piece) -> None:
-        """Joins it with free neighbours."""
+        """Frees the piece and merges it with free neighbours."""
         piece.is_free = True
         for neighbour in (piece.before, piece.after):
             if neighbour is not None and neighbour.is_free:
-                self._take_out(neighbour)
-                self._join(piece, neighbour)
-        insort(self._free_pieces[piece.is_small], piece, key=lambda one: one.key)
+                self._remove_free(neighbour)
+                self._merge(piece, neighbour)
+        insort(self._free_pieces[piece.is_small], piece, key=Piece.sort_key)
 
-    def _take(self, size_bytes: int, *, is_small: bool) -> Piece:
-        """The smallest free piece that is large enough, else a new segment."""
+    def _find(self, size_bytes: int, *, is_small: bool) -> Piece:
+        """Returns the smallest free piece that is large enough, otherwise a new segment."""
         free = self._free_pieces[is_small]
-        index = bisect_left(free, (size_bytes, 0), key=lambda one: one.key)
+        index = bisect_left(free, (size_bytes, 0), key=Piece.sort_key)
         if index < len(free):
             piece = free.pop(index)
             piece.is_free = False
@@ -136,9 +149,9 @@ class CachingAllocator:
         self._next_address += segment_bytes
         return piece
 
-    def _take_out(self, piece: Piece) -> None:
+    def _remove_free(self, piece: Piece) -> None:
         free = self._free_pieces[piece.is_small]
-        free.pop(bisect_left(free, piece.key, key=lambda one: one.key))
+        free.pop(bisect_left(free, piece.sort_key(), key=Piece.sort_key))
 
     def _split(self, piece: Piece, size_bytes: int) -> None:
         rest = Piece(
@@ -152,10 +165,10 @@ class CachingAllocator:
         if piece.after is not None:
             piece.after.before = rest
         piece.size_bytes, piece.after = size_bytes, rest
-        insort(self._free_pieces[piece.is_small], rest, key=lambda one: one.key)
+        insort(self._free_pieces[piece.is_small], rest, key=Piece.sort_key)
 
     @staticmethod
-    def _join(piece: Piece, neighbour: Piece) -> None:
+    def _merge(piece: Piece, neighbour: Piece) -> None:
         if neighbour is piece.before:
             piece.address, piece.before = neighbour.address, neighbour.before
             if piece.before is not None:
@@ -170,12 +183,10 @@ class CachingAllocator:
 def _segment_bytes(size_bytes: int) -> int:
     if size_bytes <= LARGEST_SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
-    return (
-        LARGE_SEGMENT_BYTES
-        if size_bytes < LEAST_OWN_SEGMENT_BYTES
-        else _up_to(size_bytes, SMALL_SEGMENT_BYTES)
-    )
+    if size_bytes < LEAST_SEPARATE_SEGMENT_BYTES:
+        return LARGE_SEGMENT_BYTES
+    return _round_up_to(size_bytes, SMALL_SEGMENT_BYTES)
 
 
-def _up_to(size_bytes: int, unit_bytes: int) -> int:
+def _round_up_to(size_bytes: int, unit_bytes: int) -> int:
     return -(-size_bytes // unit_bytes) * unit_bytes

@@ -1,8 +1,8 @@
-"""What kernels on a CPU allocate for themselves while they run, which no fake tensor shows.
+"""Computes the memory that CPU kernels allocate while they run, which no fake tensor shows.
 
-Only flash attention's buffers: they are ordinary tensors whose sizes follow from shapes and
-threads. The scratch that oneDNN asks for in bf16 products depends on the blocking it chooses for
-the processor and is left to the bounds in `accuracy.py`. Source:
+These are only the buffers of flash attention, ordinary tensors whose sizes follow from the shapes
+and the number of threads. The scratch that oneDNN allocates in bf16 products depends on the
+blocking that it chooses for the processor; the bounds in `accuracy.py` account for it. Source:
 aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, and could_pack in
 aten/src/ATen/native/CPUBlas.cpp
 """
@@ -19,7 +19,7 @@ _KEYS_AT_ONCE = 512
 
 
 def scratch_bytes(operator: Any, args: Sequence[Any]) -> int:
-    """Bytes that `operator` holds beside its arguments and results; 0 where that is not known."""
+    """Returns the bytes that `operator` allocates besides its results; 0 where they are unknown."""
     if operator is _aten._scaled_dot_product_flash_attention_for_cpu.default:
         return _forward_bytes(query=args[0], key=args[1])
     if operator is _aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
@@ -28,24 +28,35 @@ def scratch_bytes(operator: Any, args: Sequence[Any]) -> int:
 
 
 def _forward_bytes(*, query: Tensor, key: Tensor) -> int:
-    """For each thread scores, their row maxima and sums, and the result; 16-bit scores once more in their dtype."""
+    """Returns the bytes of the forward kernel.
+
+    For each thread these are scores, their row maxima and sums, and the result; 16-bit inputs need
+    the scores once more in their dtype.
+    """
     rows, keys = _tile(query, key)
     is_packed = _is_packed(query, key)
-    scores = rows * (_even(keys) if is_packed else keys)
-    buffer = _accumulated(query) * (rows * keys + 2 * rows + rows * query.shape[3])
+    score_columns = _round_up_to_even(keys) if is_packed else keys
+    scores = rows * score_columns
+    buffer = _accumulator_size(query) * (rows * keys + 2 * rows + rows * query.shape[3])
     packed = _packed_bytes(query, key) if is_packed else 0
-    return torch.get_num_threads() * (buffer + _reduced(query) * scores) + packed
+    return torch.get_num_threads() * (buffer + _reduced_size(query) * scores) + packed
 
 
 def _is_packed(query: Tensor, key: Tensor) -> bool:
-    """Whether keys and values are packed first, for tiles of AMX, since there are products enough to make up for it."""
-    fewest_keys, fewest_products = (64, 4) if query.dtype == torch.bfloat16 else (16, 1)
+    """Returns whether keys and values are packed for AMX tiles first.
+
+    That is done where there are enough products to make up for it.
+    """
+    if query.dtype == torch.bfloat16:
+        fewest_keys, fewest_products = 64, 4
+    else:
+        fewest_keys, fewest_products = 16, 1
     if not _can_pack(query.dtype) or min(query.shape[2], key.shape[2]) < fewest_keys:
         return False
     rows, _ = _tile(query, key)
     tiles = query.shape[0] * query.shape[1] * -(-query.shape[2] // rows)
     tiles_of_a_thread = -(-tiles // torch.get_num_threads())
-    # Each tile multiplies its rows by the keys up to its own place; a head's keys are packed once.
+    # Each tile multiplies its rows by the keys up to its position; a head's keys are packed once.
     products = tiles_of_a_thread * rows * min(query.shape[2], key.shape[2])
     return products / (key.shape[0] * key.shape[1] * key.shape[2]) >= fewest_products
 
@@ -57,48 +68,62 @@ def _can_pack(dtype: torch.dtype) -> bool:
 
 
 def _packed_bytes(query: Tensor, key: Tensor) -> int:
-    """Keys and values once more, made even in length and size, and for each thread a tile that is being transposed."""
+    """Returns the bytes of the packed copies of keys and values, padded to even length and size.
+
+    Each thread has one more tile, which it transposes.
+    """
     rows, keys = _tile(query, key)
     batch, heads, length, size = key.shape
     tail = (length - 1) % keys + 1
-    even_length = (length - 1) // keys * _even(keys) + _even(tail)
-    padded_query = rows * _even(size) if size % 2 else 0
-    packed = batch * heads * (_even(size) * length + even_length * size)
-    return query.element_size() * (packed + torch.get_num_threads() * (keys * size + padded_query))
+    even_length = (length - 1) // keys * _round_up_to_even(keys) + _round_up_to_even(tail)
+    padded_query = rows * _round_up_to_even(size) if size % 2 else 0
+    packed = batch * heads * (_round_up_to_even(size) * length + even_length * size)
+    tiles = torch.get_num_threads() * (keys * size + padded_query)
+    return query.element_size() * (packed + tiles)
 
 
-def _even(number: int) -> int:
+def _round_up_to_even(number: int) -> int:
     return number + number % 2
 
 
 def _backward_bytes(*, gradient: Tensor, query: Tensor, key: Tensor) -> int:
-    """For each thread scores and their gradients; one row of sums, since the profiler sees the main thread's only."""
+    """Returns the bytes of the backward kernel: scores and their gradients for each thread.
+
+    One row of sums is added, not one per thread: the profiler sees only the main thread's.
+    """
     rows, keys = _tile(query, key)
-    buffers = 2 * rows * keys * (_accumulated(query) + _reduced(query))
-    return torch.get_num_threads() * buffers + _accumulated(query) * rows + _copied_bytes(gradient)
+    buffers = 2 * rows * keys * (_accumulator_size(query) + _reduced_size(query))
+    sums = _accumulator_size(query) * rows
+    return torch.get_num_threads() * buffers + sums + _copied_bytes(gradient)
 
 
 def _copied_bytes(gradient: Tensor) -> int:
-    """The kernel wants [batch, sequence, heads, size] in one piece and copies what is laid out otherwise."""
-    return (
-        0
-        if gradient.transpose(1, 2).is_contiguous()
-        else gradient.numel() * gradient.element_size()
-    )
+    """Returns the bytes of the copy that is made of a gradient with another layout than expected.
+
+    The kernel expects a contiguous [batch, sequence, heads, size].
+    """
+    if gradient.transpose(1, 2).is_contiguous():
+        return 0
+    return gradient.numel() * gradient.element_size()
 
 
 def _tile(query: Tensor, key: Tensor) -> tuple[int, int]:
-    """Queries and keys that one thread takes at once."""
+    """Returns how many queries and keys one thread processes at once."""
     length = query.shape[2]
-    rows = 256 if length >= 768 else 64 if length >= 192 else 32
+    if length >= 768:
+        rows = 256
+    elif length >= 192:
+        rows = 64
+    else:
+        rows = 32
     return min(rows, length), min(_KEYS_AT_ONCE, key.shape[2])
 
 
-def _accumulated(query: Tensor) -> int:
-    """Bytes of a number that sums are kept in."""
+def _accumulator_size(query: Tensor) -> int:
+    """Returns the bytes of a number in which sums are accumulated."""
     return max(4, query.element_size())
 
 
-def _reduced(query: Tensor) -> int:
-    """Bytes of a 16-bit number; wider ones need no second buffer."""
+def _reduced_size(query: Tensor) -> int:
+    """Returns the bytes of a 16-bit number, 0 for wider ones, which need no second buffer."""
     return query.element_size() if query.element_size() < 4 else 0

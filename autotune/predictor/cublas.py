@@ -1,14 +1,14 @@
-"""Workspaces that torch gives cuBLAS and cublasLt for matrix products, taken from the caching allocator.
+"""Computes the workspaces that torch allocates for cuBLAS and cublasLt in matrix products.
 
-| torch | cuBLAS, 32 MiB on compute capability | elsewhere | cublasLt | lives |
+| torch | cuBLAS, 32 MiB on compute capability | elsewhere | cublasLt | allocated |
 |---|---|---|---|---|
-| to 2.11 | 9.0 | 8.125 MiB | 1 MiB of its own | from the first product on |
+| to 2.11 | 9.0 | 8.125 MiB | a separate 1 MiB | from the first product on |
 | 2.12, 2.13 | 9.x, 10.x, 12.x | 8.125 MiB | uses cuBLAS's | from the first product on |
 | 2.14 | 9.x, 10.x, 11.x, 12.x | 8.125 MiB | uses cuBLAS's | from the first product on |
-| from 2.15 | 9.x, 10.x, 11.x, 12.x | 8.125 MiB | 1 MiB of its own | as long as the product runs |
+| from 2.15 | 9.x, 10.x, 11.x, 12.x | 8.125 MiB | a separate 1 MiB | while the product runs |
 
-A workspace that is kept belongs to a handle, and each thread has its own: the forward pass and the
-optimizer run in one thread, autograd's backward pass with what it computes again in another.
+A persistent workspace belongs to a handle, and each thread has a handle: the forward pass and the
+optimizer run in one thread, autograd's backward pass including recomputation in another.
 Source: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize and
 parseCUDABlasLtWorkspaceSize; the table was read from releases 2.11 to 2.15, whose dispatcher and
 allocator ran on a driver that computes nothing.
@@ -34,7 +34,7 @@ _LT_BYTES = 1024 * 1024
 _BLACKWELL_SINCE = (2, 12)
 _LT_SHARES_SINCE = (2, 12)
 _THOR_SINCE = (2, 14)
-_NOT_KEPT_SINCE = (2, 15)
+_TEMPORARY_SINCE = (2, 15)
 
 _aten = torch.ops.aten
 _PRODUCTS = frozenset(
@@ -53,9 +53,9 @@ _PRODUCTS = frozenset(
 
 
 class CublasWorkspaces:
-    """What the products of a recorded step take.
+    """The workspaces that the products of a recorded step allocate.
 
-    Ask `bytes_during` for each operator, then read `kept`.
+    Call `bytes_during` for each operator, then read `persistent`.
     """
 
     def __init__(self, gpu: Gpu, environment: Mapping[str, str] = os.environ) -> None:
@@ -64,7 +64,7 @@ class CublasWorkspaces:
         self._used: dict[tuple[Library, bool], int] = {}
 
     def bytes_during(self, operator: Any, args: Sequence[Any]) -> int:
-        """Bytes that a workspace takes while `operator` runs and gives back after it."""
+        """Returns the bytes of a workspace that exists only while `operator` runs."""
         library = _library_of(operator, args)
         if library is None:
             return 0
@@ -73,41 +73,43 @@ class CublasWorkspaces:
         size_bytes = self._bytes_of(library)
         is_backward = torch._C._current_autograd_node() is not None
         self._used[library, is_backward] = size_bytes
-        return 0 if self._is_kept else size_bytes
+        return 0 if self._is_persistent else size_bytes
 
     @property
-    def kept(self) -> list[int]:
-        """Bytes of every workspace that stays allocated between steps, one a library and thread."""
-        return list(self._used.values()) if self._is_kept else []
+    def persistent(self) -> list[int]:
+        """The bytes of each workspace that stays allocated: one per library and thread."""
+        return list(self._used.values()) if self._is_persistent else []
 
     def describe(self) -> str:
-        """In words, for the notes of a prediction; empty where the step had no product."""
+        """Returns text for the notes of a prediction, empty where the step had no product."""
         sizes = [format_size(size_bytes) for size_bytes in self._used.values()]
         if not sizes:
             return ""
-        if self._is_kept:
+        if self._is_persistent:
             return f"workspaces of cuBLAS of {' + '.join(sizes)}, one a thread and library"
-        return f"workspaces of cuBLAS of up to {format_size(max(self._used.values()))} while a product runs"
+        largest = format_size(max(self._used.values()))
+        return f"workspaces of cuBLAS of up to {largest} while a product runs"
 
     @property
-    def _is_kept(self) -> bool:
-        asked_to_keep = self._environment.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
-        return self._gpu.release < _NOT_KEPT_SINCE or asked_to_keep
+    def _is_persistent(self) -> bool:
+        is_cached_by_user = self._environment.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+        return self._gpu.release < _TEMPORARY_SINCE or is_cached_by_user
 
     @property
     def _is_shared(self) -> bool:
-        if self._gpu.release < _LT_SHARES_SINCE or not self._is_kept:
+        if self._gpu.release < _LT_SHARES_SINCE or not self._is_persistent:
             return False
         return self._environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") != "0"
 
     def _bytes_of(self, library: Library) -> int:
         if library == "cublasLt":
             return _lt_bytes(self._environment)
-        return chosen_by_user(self._environment) or default_bytes(self._gpu)
+        chosen_bytes = chosen_by_user(self._environment)
+        return chosen_bytes or default_bytes(self._gpu)
 
 
 def default_bytes(gpu: Gpu) -> int:
-    """Of one cuBLAS workspace."""
+    """Returns the default bytes of one cuBLAS workspace."""
     major, _ = gpu.capability
     if gpu.release < _BLACKWELL_SINCE:
         is_large = gpu.capability == (9, 0)
@@ -117,9 +119,14 @@ def default_bytes(gpu: Gpu) -> int:
 
 
 def chosen_by_user(environment: Mapping[str, str]) -> int | None:
-    """Bytes that CUBLAS_WORKSPACE_CONFIG asks for, such as :4096:2:16:8 (KiB and count); None where it is not read."""
+    """Returns the bytes that CUBLAS_WORKSPACE_CONFIG specifies, such as :4096:2:16:8 (KiB, count).
+
+    None where the variable is missing or has another format.
+    """
     pairs = re.findall(r":([0-9]+):([0-9]+)", environment.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    return sum(int(size) * int(count) for size, count in pairs) * 1024 if pairs else None
+    if not pairs:
+        return None
+    return sum(int(size) * int(count) for size, count in pairs) * 1024
 
 
 def _lt_bytes(environment: Mapping[str, str]) -> int:
@@ -128,9 +135,9 @@ def _lt_bytes(environment: Mapping[str, str]) -> int:
 
 
 def _library_of(operator: Any, args: Sequence[Any]) -> Library | None:
-    """A product with a bias, and one in fp8, is cublasLt's; any other cuBLAS's.
+    """Returns cublasLt for products with a bias and in fp8, cuBLAS for others.
 
-    None for what is no product.
+    None where `operator` is not a matrix product.
     """
     packet = getattr(operator, "overloadpacket", operator)
     if packet not in _PRODUCTS:
@@ -141,5 +148,5 @@ def _library_of(operator: Any, args: Sequence[Any]) -> Library | None:
 
 
 def _is_bias(added: Tensor) -> bool:
-    """Whether it is one number a column: the kernel adds it in the same pass."""
+    """Returns whether `added` is one number per column, which the kernel adds in the same pass."""
     return added.dim() == 1 or (added.dim() == 2 and added.stride(0) == 0)

@@ -1,11 +1,11 @@
-"""What a CUDA device does to memory that fake tensors on a CPU do not show, each with its source.
+"""Models how memory on a CUDA device differs from what fake tensors on a CPU show, with sources.
 
-The fake tensors are a CPU's whatever the machine has, and no GPU is touched: a fake tensor on a GPU
-would make autograd ask the driver for the device, which creates a context there of some hundred MB,
-beside a trial that is measured.
+The fake tensors are always on the CPU, and no GPU is touched: a fake tensor on a GPU would make
+autograd query the driver for the device, which creates a context of some hundred MB there, next to
+a trial that is being measured.
 
-What the allocator makes of every request is in `caching_allocator.py`, which kernel answers
-attention in `attention.py`, what cuBLAS takes in `cublas.py`.
+The block sizes of the allocator are in `caching_allocator.py`, the choice of an attention kernel in
+`attention.py`, the workspaces of cuBLAS in `cublas.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,17 +25,17 @@ from autotune.units import format_size
 
 
 class CudaKernels:
-    """What the operators of a recorded step take from the allocator for themselves, and which attention they are."""
+    """Collects the memory that kernels of a recorded step allocate, and the attention kernels."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._attention: set[str] = set()
         self.cublas = CublasWorkspaces(gpu)
         self.cudnn_bytes = 0
-        """Largest estimate of what cuDNN takes in a backward pass; 0 where it is not used."""
+        """Largest estimate of the bytes that cuDNN allocates in a backward pass; 0 if unused."""
 
     def scratch_bytes(self, operator: Any, args: Sequence[Any]) -> int:
-        """Bytes that `operator` holds beside its arguments and results while it runs."""
+        """Returns the bytes that `operator` allocates while it runs, besides its results."""
         if operator in OPERATORS:
             self._attention.add(OPERATORS[operator])
         size_bytes = bytes_during(operator, args, gpu=self._gpu)
@@ -46,25 +46,28 @@ class CudaKernels:
     def assumptions(
         self, *, compiled: bool, autocast: bool, torch_version: str | None
     ) -> Iterator[str]:
-        """What a prediction for CUDA takes for granted, in words."""
+        """Yields the assumptions of a prediction for CUDA, as text for its notes."""
         yield "the CUDA context and what the allocator holds in reserve come on top"
         release = f" with torch {torch_version}" if torch_version else ""
         if self._gpu.is_assumed:
-            yield f"{self._gpu.name}{release} is assumed; predict, explain and fit take another by --compute-capability"
+            yield (
+                f"{self._gpu.name}{release} is assumed; predict, explain and fit take another by "
+                "--compute-capability"
+            )
         else:
             yield f"for a GPU of {self._gpu.name}{release}"
         kernels = " and ".join(sorted(self._attention))
-        yield (
-            f"attention by {kernels} kernels, RMSNorm by CUDA's"
-            if kernels
-            else "RMSNorm by the CUDA kernel"
-        )
-        if workspaces := self.cublas.describe():
+        if kernels:
+            yield f"attention by {kernels} kernels, RMSNorm by CUDA's"
+        else:
+            yield "RMSNorm by the CUDA kernel"
+        workspaces = self.cublas.describe()
+        if workspaces:
             yield workspaces
         if self.cudnn_bytes:
             yield (
-                f"cuDNN's workspace in the backward pass of attention is an estimate, {format_size(self.cudnn_bytes)}; "
-                "the bounds allow for as much again"
+                "cuDNN's workspace in the backward pass of attention is an estimate, "
+                f"{format_size(self.cudnn_bytes)}; the bounds allow for as much again"
             )
         if autocast:
             yield "autocast by the CPU's list of operators"
@@ -73,53 +76,56 @@ class CudaKernels:
 
 
 FUSED_RMS_NORM_SINCE = (2, 9)
-"""torch release that brought aten::_fused_rms_norm to CUDA; before, RMSNorm was several operators
-there, too."""
+"""The torch release that introduced aten::_fused_rms_norm on CUDA; before, RMSNorm consisted of
+several operators there, too."""
 
 
 @contextmanager
-def memory_of_the_host() -> Iterator[None]:
-    """Lets what is offloaded leave the device: its shape is all that waits."""
-    before = activation_offload.to_host, activation_offload.to_device
-    activation_offload.to_host = _Elsewhere  # type: ignore[assignment]
-    activation_offload.to_device = _Elsewhere.back  # type: ignore[assignment]
+def offloaded_off_device() -> Iterator[None]:
+    """Makes offloaded activations leave the recording: only their shape is stored."""
+    original = (activation_offload.to_host, activation_offload.to_device)
+    activation_offload.to_host = _OffloadedTensor  # type: ignore[assignment]
+    activation_offload.to_device = _OffloadedTensor.to_device  # type: ignore[assignment]
     try:
         yield
     finally:
-        activation_offload.to_host, activation_offload.to_device = before
+        activation_offload.to_host, activation_offload.to_device = original
 
 
-class _Elsewhere:
+class _OffloadedTensor:
+    """A tensor in the host's memory, of which only shape, strides, dtype and device are stored."""
+
     def __init__(self, tensor: Tensor) -> None:
-        self._shape, self._stride = tensor.shape, tensor.stride()
-        self._dtype, self._device = tensor.dtype, tensor.device
+        self._shape = tensor.shape
+        self._stride = tensor.stride()
+        self._dtype = tensor.dtype
+        self._device = tensor.device
 
-    def back(self) -> Tensor:
+    def to_device(self) -> Tensor:
         return torch.empty_strided(
             self._shape, self._stride, dtype=self._dtype, device=self._device
         )
 
 
 @contextmanager
-def kernels_of_a_gpu(gpu: Gpu, *, backend: Attention = "auto") -> Iterator[None]:
-    """Lets attention and RMSNorm on a fake CPU allocate what the kernels on `gpu` would, and autocast be CUDA's.
+def gpu_kernels(gpu: Gpu, *, backend: Attention = "auto") -> Iterator[None]:
+    """Makes attention and RMSNorm on a fake CPU allocate what their kernels on `gpu` would.
 
-    torchao asks without a device whether autocast is on, which means CUDA's, and casts the inputs
-    of its layers then.
+    Queries for CUDA's autocast are answered for the CPU's. torchao queries without a device, which
+    means CUDA, and casts the inputs of its layers accordingly.
     """
-    before = F.scaled_dot_product_attention, F.rms_norm
-    is_autocast_enabled, get_autocast_gpu_dtype = (
-        torch.is_autocast_enabled,
-        torch.get_autocast_gpu_dtype,
-    )
+    scaled_dot_product_attention = F.scaled_dot_product_attention
+    rms_norm = F.rms_norm
+    is_autocast_enabled = torch.is_autocast_enabled
+    get_autocast_gpu_dtype = torch.get_autocast_gpu_dtype
 
-    def chosen(*args: Any, **kwargs: Any) -> Tensor:
+    def attention_on_gpu(*args: Any, **kwargs: Any) -> Tensor:
         return attention(*args, gpu=gpu, backend=backend, **kwargs)
 
     def is_enabled(device_type: str = "cpu") -> bool:
         return is_autocast_enabled(device_type)
 
-    F.scaled_dot_product_attention = chosen
+    F.scaled_dot_product_attention = attention_on_gpu
     torch.is_autocast_enabled = is_enabled
     torch.get_autocast_gpu_dtype = lambda: torch.get_autocast_dtype("cpu")
     if gpu.release >= FUSED_RMS_NORM_SINCE:
@@ -127,27 +133,27 @@ def kernels_of_a_gpu(gpu: Gpu, *, backend: Attention = "auto") -> Iterator[None]
     try:
         yield
     finally:
-        F.scaled_dot_product_attention, F.rms_norm = before
-        torch.is_autocast_enabled, torch.get_autocast_gpu_dtype = (
-            is_autocast_enabled,
-            get_autocast_gpu_dtype,
-        )
+        F.scaled_dot_product_attention = scaled_dot_product_attention
+        F.rms_norm = rms_norm
+        torch.is_autocast_enabled = is_autocast_enabled
+        torch.get_autocast_gpu_dtype = get_autocast_gpu_dtype
 
 
 def _rms_norm(
     input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     if torch.compiler.is_compiling() or weight is None:
-        return torch.rms_norm(input, normalized_shape, weight, eps)  # inductor fuses it either way
+        # Without the kernel; inductor fuses the operators in both cases.
+        return torch.rms_norm(input, normalized_shape, weight, eps)
     normed: Tensor = _FusedRMSNorm.apply(input, weight)  # type: ignore[no-untyped-call]
     return normed
 
 
 class _FusedRMSNorm(torch.autograd.Function):
-    """Allocates what aten::_fused_rms_norm does on CUDA (torch 2.9 and newer): the result and one float a row.
+    """Allocates what aten::_fused_rms_norm does on CUDA: the result and one float per row.
 
-    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu. On a CPU it is several operators that
-    keep their results.
+    For torch 2.9 and newer. Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu. On a CPU
+    RMSNorm consists of several operators whose results stay allocated.
     """
 
     @staticmethod

@@ -1,11 +1,12 @@
-"""Fake tensors that are watched: every storage's birth and death, with the phase, module and operator it came in.
+"""Records when the storages of fake tensors are allocated and freed, and by which operator.
 
 A fake tensor has shape, dtype, device and storage but no memory, so a step of any size runs on any
-machine. One storage is one block of the allocator, counted once however many tensors view it.
+machine. One storage is one block of the allocator, counted once however many tensors view it. Each
+block is recorded with its phase, module and operator.
 
-The watching is done inside the FakeTensorMode and not in a dispatch mode of its own: with another
-dispatch mode active, torch.compile silently runs eager code. Kernels' own scratch memory is
-invisible here, and told by `scratch`. Source:
+The recording is done inside the FakeTensorMode and not in a separate dispatch mode: with another
+dispatch mode active, torch.compile silently runs eager code. Memory that kernels allocate inside is
+invisible here; the `scratch` function returns it. Source:
 https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html
 """
 
@@ -25,15 +26,14 @@ from autotune.spec.prediction import Category
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 _ALLOCATIONS = ("aten.empty_strided", "aten.as_strided", "aten.new_empty")
-"""Operators that say nothing of what the memory is for; the next operator or generated kernel does.
-"""
+"""Operators that do not show what the memory is for: the next operator or generated kernel does."""
 
 
 class StorageWatch:
-    """A `PhaseMarker` that watches the storages of `mode`'s fake tensors.
+    """A `PhaseMarker` that records the storages of the fake tensors of `mode`.
 
-    `round_up` turns a tensor's bytes into those of the allocator's block; `scratch` says what an
-    operator with these arguments holds while it runs, beside its results.
+    `round_up` converts the bytes of a tensor to those of the allocator's block. `scratch` returns
+    the bytes that an operator with these arguments allocates while it runs, besides its results.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StorageWatch:
         round_up: Callable[[int], int] = lambda size_bytes: size_bytes,
         scratch: Callable[[Any, Sequence[Any]], int] = lambda _operator, _args: 0,
     ) -> None:
-        # No subclass of it: higher-order operators have rules for this very class.
+        # Not a subclass: higher-order operators have rules for exactly this class.
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._fake_dispatch = self.mode.dispatch
         self.mode.dispatch = self._dispatch  # type: ignore[method-assign]
@@ -62,12 +62,14 @@ class StorageWatch:
     def recording(
         self, resident: Callable[[], Iterable[tuple[Category, str, Tensor]]]
     ) -> Iterator[Recording]:
-        """Records the block it surrounds.
+        """Records what runs inside it.
 
-        `resident` gives category, name and tensor of what is alive at its start; what else is, is
-        not seen. The tensors are not kept: what the block replaces of them is freed.
+        `resident` returns category, name and tensor of what is alive at the start; anything else
+        that is alive then is not recorded. No reference to the tensors is stored, so those that are
+        replaced meanwhile are freed.
         """
-        self._recording = recording = Recording()
+        recording = Recording()
+        self._recording = recording
         self._note_resident(resident(), recording)
         try:
             yield recording
@@ -79,11 +81,11 @@ class StorageWatch:
         self, resident: Iterable[tuple[Category, str, Tensor]], recording: Recording
     ) -> None:
         for category, name, tensor in resident:
-            block = self._note_storage(
-                tensor, module=name.rpartition(".")[0], operator=name.rpartition(".")[2]
-            )
+            module, _, last_name = name.rpartition(".")
+            block = self._note_storage(tensor, module=module, operator=last_name)
             if block is not None:
-                block.born, block.resident = -1, category
+                block.born = -1
+                block.resident = category
                 recording.resident.append(block)
         recording.events.clear()
 
@@ -101,30 +103,36 @@ class StorageWatch:
         phase.last_event = len(self._recording.events)
 
     def note_real(self, tensor: Tensor) -> None:
-        """Counts a tensor that is not fake, such as the state of a random number generator."""
+        """Records a tensor that is not fake, such as the state of a random number generator."""
         if self._recording is not None:
             self._note_storage(tensor, module=None, operator="random state")
 
     def mark_gradients(self, gradients: Iterable[Tensor]) -> None:
+        """Marks the blocks of these tensors as gradients."""
         for gradient in gradients:
-            if block := self._blocks.get(gradient.untyped_storage()._cdata):
+            block = self._blocks.get(gradient.untyped_storage()._cdata)
+            if block is not None:
                 block.is_gradient = True
 
     def name_allocations(self, kernel: str) -> None:
-        """Says which kernel the memory allocated since the last one is for."""
+        """Attributes the memory that was allocated since the last kernel to this one."""
         for block in self._unnamed:
             block.operator = kernel
         self._unnamed.clear()
 
-    # -- where we are ------------------------------------------------------------------------------
+    # -- current module and phase ------------------------------------------------------------------
 
     def enter_module(self, path: str) -> None:
+        """Must be called before the forward pass of a module."""
         if not self._modules and self._phase_name() == "backward":
             self._scope = Scope()  # a recomputation
         self._modules.append(path)
 
     def leave_module(self, *, first_node: int) -> None:
-        """`first_node`: autograd's sequence number when the module was entered; its nodes since then belong to it."""
+        """Assigns the autograd nodes created since the module was entered to it.
+
+        `first_node` is autograd's sequence number at that time.
+        """
         path = self._modules.pop()
         if self._phase_name() == "backward":
             if not self._modules:
@@ -160,8 +168,8 @@ class StorageWatch:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is _ITEM and not self._modules and args[0].constant is None:
-            # Read by an optimizer, a gradient scaler or the training step: no branch of theirs
-            # changes the memory.
+            # An optimizer, a gradient scaler or the training step reads the value. None of their
+            # branches changes the memory, so that any value will do.
             return 0.0
         result: Any
         if func is _GROUPED_PRODUCT and args[0].dtype != torch.bfloat16:
@@ -177,12 +185,13 @@ class StorageWatch:
             self._ignore_unknown(args)
             for tensor in tensors:
                 self._note_storage(tensor, module=None, operator=name)
-            if size_bytes := self._scratch(func, args):
-                self._note_scratch(size_bytes, operator=name)
+            scratch_bytes = self._scratch(func, args)
+            if scratch_bytes:
+                self._note_scratch(scratch_bytes, operator=name)
         return result
 
     def _ignore_unknown(self, values: object) -> None:
-        """What comes in and was never seen is older than the recording and no part of it."""
+        """Ignores arguments that are not known yet: they are older than the recording."""
         for tensor in _tensors_in(values):
             storage = tensor.untyped_storage()
             key = storage._cdata
@@ -190,7 +199,7 @@ class StorageWatch:
                 self._known[key] = weakref.ref(storage, lambda _, key=key: self._forget(key))  # type: ignore[misc]
 
     def _note_storage(self, tensor: Tensor, *, module: str | None, operator: str) -> Block | None:
-        """The block behind `tensor` where it is new, else None."""
+        """Records the storage of `tensor` and returns its block; None if it is already recorded."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._known:
@@ -212,7 +221,7 @@ class StorageWatch:
         return block
 
     def _note_scratch(self, size_bytes: int, *, operator: str) -> None:
-        """Memory that is gone again when the operator returns."""
+        """Records memory that is freed again when the operator returns."""
         assert self._recording is not None
         born = len(self._recording.events)
         block = Block(
@@ -241,10 +250,10 @@ def _grouped_product(
     bias: Tensor | None = None,
     dtype: Any = None,
 ) -> Tensor:
-    """The result of aten::_grouped_mm, one product a group; torch's own fake form takes bfloat16 only.
+    """Returns the fake result of aten::_grouped_mm; torch's fake kernel supports only bfloat16.
 
-    [rows, k] by [groups, k, n] gives [rows, n]; [m, rows] by [rows, n] gives [groups, m, n], rows
-    cut at `ends`.
+    [rows, k] by [groups, k, n] gives [rows, n]; [m, rows] by [rows, n] gives [groups, m, n], with
+    the rows split at `ends`.
     """
     shape: tuple[int, ...] = (*first.shape[:-1], second.shape[-1])
     if first.dim() == 2 and second.dim() == 2:
@@ -260,6 +269,6 @@ def _tensors_in(values: object) -> Iterator[Tensor]:
 
 
 def _name_of(operator: Any) -> str:
-    """`aten.mm` for any overload of it."""
+    """Returns `aten.mm` for any overload of it."""
     packet = getattr(operator, "overloadpacket", operator)
     return str(packet).replace("::", ".")

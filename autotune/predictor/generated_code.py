@@ -1,10 +1,10 @@
-"""torch.compile on fake tensors: inductor's own generated program is run, with its kernels left out.
+"""Runs the programs that inductor generates for torch.compile on fake tensors, without kernels.
 
-Inductor writes, for each graph, a Python program that allocates buffers, reuses and frees them, and
-calls kernels. Fusion, buffer reuse and order are all decided when that program is written. So
-inductor compiles as always up to that point; then the program is run on fake tensors, where an
-allocation is seen as any other and a kernel does nothing. There is no second model of what inductor
-does. Source: torch/_inductor/codegen/wrapper.py
+For each graph inductor writes a Python program that allocates, reuses and frees buffers and calls
+kernels. Fusion, buffer reuse and order are all decided when that program is written. So inductor
+compiles as always up to that point; then the program is run on fake tensors, where allocations are
+recorded like any others and kernels do nothing. So nothing here has to model inductor. Source:
+torch/_inductor/codegen/wrapper.py
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _NO_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
 class GeneratedPrograms:
-    """The programs inductor wrote while this was active."""
+    """Collects the programs that inductor generates while `active`."""
 
     def __init__(self, watch: StorageWatch) -> None:
         self._watch = watch
@@ -37,26 +37,25 @@ class GeneratedPrograms:
 
     @property
     def plan(self) -> str | None:
-        """Hash of all programs; None where nothing was compiled."""
+        """Hash of all programs, in 12 hexadecimal digits; None where nothing was compiled."""
         if not self._sources:
             return None
-        return hashlib.sha256("\n".join(map(_without_names, self._sources)).encode()).hexdigest()[
-            :12
-        ]
+        sources = "\n".join(_without_comments(source) for source in self._sources)
+        return hashlib.sha256(sources.encode()).hexdigest()[:12]
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within it every compiled graph becomes a program without kernels; nothing reaches inductor's caches."""
+        """Makes every compiled graph a program without kernels, and disables inductor's caches."""
         graph = torch._inductor.graph.GraphLowering
-        before = graph._compile_to_module_lines
+        original_compile = graph._compile_to_module_lines
 
         def load(lowering: Any, code: Any) -> Any:
             return self._load(code.value, constants=lowering.constants)
 
         graph._compile_to_module_lines = load  # type: ignore[method-assign, assignment]
-        # Kernels are written and never compiled. Without their vector form it takes a third less
-        # time, allocates the same, and needs no look at what the C++ compiler can do here.
-        vector_units = torch._inductor.cpu_vec_isa.pick_vec_isa
+        # Kernels are generated but never compiled. Without vector instructions that takes a third
+        # less time, allocates the same, and does not run the C++ compiler to find what it supports.
+        original_pick_vec_isa = torch._inductor.cpu_vec_isa.pick_vec_isa
         torch._inductor.cpu_vec_isa.pick_vec_isa = lambda: (
             torch._inductor.cpu_vec_isa.invalid_vec_isa
         )
@@ -67,8 +66,8 @@ class GeneratedPrograms:
             try:
                 yield
             finally:
-                graph._compile_to_module_lines = before  # type: ignore[method-assign]
-                torch._inductor.cpu_vec_isa.pick_vec_isa = vector_units
+                graph._compile_to_module_lines = original_compile  # type: ignore[method-assign]
+                torch._inductor.cpu_vec_isa.pick_vec_isa = original_pick_vec_isa
 
     def _load(self, source: str, *, constants: Mapping[str, Any]) -> ModuleType:
         self._sources.append(source)
@@ -88,12 +87,13 @@ class GeneratedPrograms:
             elif name.startswith("empty_strided_"):
                 names[name] = _empty_strided_on(name.removeprefix("empty_strided_"))
         names["reinterpret_tensor"] = _reinterpret_tensor
-        names["assert_size_stride"] = names["assert_alignment"] = lambda *_: None
+        names["assert_size_stride"] = lambda *_: None
+        names["assert_alignment"] = lambda *_: None
         return program
 
 
 class _NoKernel:
-    """Stands for a compiled kernel: called as C++ kernels are, or by `run` as Triton's are."""
+    """Replaces a compiled kernel. C++ kernels are called directly, Triton kernels by `run`."""
 
     called: Callable[[], None] = staticmethod(lambda: None)
 
@@ -105,26 +105,33 @@ class _NoKernel:
 
 
 class _NoCompilation:
-    """Stands for inductor's AsyncCompile."""
+    """Replaces inductor's AsyncCompile; returns kernels that do nothing, for every language."""
 
     def __getattr__(self, language: str) -> Callable[..., Any]:
-        return (lambda _scope: None) if language == "wait" else (lambda *_, **__: _NoKernel())
+        if language == "wait":
+            return lambda _scope: None
+        return lambda *_, **__: _NoKernel()
 
 
 def _empty_strided_on(device: str) -> Callable[..., Tensor]:
-    return lambda size, stride, dtype: torch.empty_strided(
-        size, stride, dtype=dtype, device=device.partition("_")[0]
-    )
+    """Returns the allocation function for a device, such as `cpu` or `cpu_pinned`."""
+    device_type = device.partition("_")[0]
+
+    def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device=device_type)
+
+    return empty_strided
 
 
 def _reinterpret_tensor(base: Tensor, size: Any, stride: Any, offset: int = 0) -> Tensor:
     return torch.as_strided(base, size, stride, base.storage_offset() + offset)
 
 
-def _without_names(source: str) -> str:
-    """The program without what differs between two compilations of the same: its number and the paths in comments."""
+def _without_comments(source: str) -> str:
+    """Removes what differs between two compilations of the same graph: its number and paths."""
     return re.sub(r"#.*", "", source)
 
 
 def is_compiled(module: nn.Module) -> bool:
+    """Returns whether `module.compile` was called."""
     return module._compiled_call_impl is not None

@@ -1,4 +1,4 @@
-"""The GPU and the torch release that a prediction for CUDA is made for: which kernels torch chooses depends on both."""
+"""The GPU and the torch release of a prediction for CUDA. The choice of kernels depends on both."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,23 @@ import torch
 from autotune.spec.prediction import parse_compute_capability
 
 ASSUMED_COMPUTE_CAPABILITY = "8.0"
-"""Of the GPU that is meant where nobody says which and none is there: an A100."""
+"""An A100: used where no compute capability is specified and no GPU is present."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
+    """A GPU and the torch release that runs on it."""
+
     capability: tuple[int, int]
-    """Compute capability: (9, 0) for an H100 or H200, (10, 0) for a B200, (8, 9) for an RTX 4090.
-    """
+    """Compute capability: (9, 0) for an H100 or H200, (10, 0) for a B200, (8, 9) for an RTX
+    4090."""
     release: tuple[int, int]
-    """torch release: (2, 11)."""
+    """The torch release, for example (2, 11)."""
     prefers_cudnn: bool = True
-    """Whether that torch's cuDNN is recent enough for torch to prefer its attention, where the GPU
-    is."""
+    """Whether the cuDNN of that torch is recent enough for torch to prefer its attention. The GPU
+    must be, too."""
     is_assumed: bool = False
-    """Whether nobody said which GPU is meant."""
+    """Whether no GPU was specified, so that this one is an assumption."""
 
     @property
     def name(self) -> str:
@@ -30,9 +32,9 @@ class Gpu:
 
 
 def gpu_of(compute_capability: str | None, torch_version: str | None) -> Gpu:
-    """None: the assumed GPU, and the installed torch.
+    """Returns the GPU of a prediction; None stands for the assumed GPU and the installed torch.
 
-    Raises InvalidInput for what is no compute capability.
+    Raises InvalidInput for an invalid compute capability.
     """
     major, minor = (torch_version or torch.__version__).split(".")[:2]
     return Gpu(
@@ -44,12 +46,15 @@ def gpu_of(compute_capability: str | None, torch_version: str | None) -> Gpu:
 
 
 _PREFERRED_CUDNN = 91500
-"""torch prefers the attention of a newer cuDNN: check_prefer_cudnn_attention in
+"""torch prefers the attention of cuDNN releases newer than this: check_prefer_cudnn_attention in
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. The wheels for CUDA 12 come with an older one.
 """
 
 
 def _has_recent_cudnn() -> bool:
-    """Returns whether the installed torch prefers its cuDNN; True where it has none, and another torch's is meant."""
+    """Returns whether the installed torch prefers its cuDNN.
+
+    True where it has none: the prediction is then for another machine's torch.
+    """
     version = torch.backends.cudnn.version() if torch.version.cuda else None
     return version is None or version > _PREFERRED_CUDNN

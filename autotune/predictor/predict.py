@@ -1,19 +1,23 @@
-"""Peak memory without running the model: the trial's own training step on fake tensors, every storage watched.
+"""Predicts peak memory by running the training step of a trial on fake tensors.
 
-    fake_mode.py       fake tensors, and the birth and death of their storages
-    generated_code.py  torch.compile: inductor's own program on fake tensors, without its kernels
-    cpu.py             what kernels on a CPU hold while they run
-    cuda.py            what a CUDA device would do and a fake CPU does not
-    gpu.py             which GPU and which torch release that is
-    attention.py       the kernel that torch chooses for attention there, and its own memory
-    cublas.py          workspaces of matrix products there
-    caching_allocator.py  the pieces that torch's allocator hands out on CUDA
+A fake tensor has a shape, a dtype and a storage but no memory. The code of the trial allocates and
+frees fake tensors as it does real ones; each storage is recorded, and the peak is computed from the
+recording.
+
+    fake_mode.py       fake tensors, and when their storages are allocated and freed
+    generated_code.py  torch.compile: the program that inductor generates, without its kernels
+    cpu.py             memory that CPU kernels allocate while they run
+    cuda.py            what differs on a CUDA device from a fake CPU
+    gpu.py             the GPU and the torch release that a prediction is for
+    attention.py       the attention kernel that torch chooses on that GPU, and its memory
+    cublas.py          workspaces of matrix products on that GPU
+    caching_allocator.py  the blocks that torch's CUDA allocator returns
     accuracy.py        how far predictions were from measurements
 
-What was allocated and freed, and who holds the bytes at the peak, is in `autotune/memory/`.
+The recording, its peak and what holds the bytes at the peak are in `autotune/memory/`.
 
-Imported only in a trial's own process, which ends after one prediction: settings and patches die
-with it.
+Imported only in the process of a prediction, which ends after it: settings and patches end with
+the process.
 """
 
 import gc
@@ -52,44 +56,47 @@ from autotune.techniques.checkpointing import Checkpointed
 from autotune.training.step import TrainingStep
 
 _FAKE_DEVICE = torch.device("cpu")
-"""Of all fake tensors, whatever they stand for: no GPU has to be there, and none that is there is
-touched."""
+"""The device of all fake tensors, also in predictions for CUDA: no GPU is needed or touched."""
 
 MICRO_BATCHES = 2
-"""Micro batches run of a step: from the second on, which finds gradients and adds to them, all are
-alike."""
+"""Micro batches that are run of a step. All after the second are like it: it finds gradients of an
+earlier one and adds to them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRequest:
+    """What to predict, and for which device."""
+
     workload: Workload
     config: TrainingConfig
     device: str
     """The kind of device to predict for: cpu or cuda."""
     torch_version: str | None = None
-    """The torch release whose CUDA kernels are meant, such as 2.8; None: the one that is installed.
-    """
+    """The torch release to predict for on CUDA, such as 2.8; None: the installed release."""
     compute_capability: str | None = None
-    """Of the GPU that is meant, such as 9.0; None: that of an A100, and a note says so."""
+    """Of the GPU to predict for, such as 9.0; None: that of an A100, which a note mentions."""
     with_timeline: bool = False
 
 
 def predict(request: PredictionRequest) -> Prediction:
-    """The peak of a steady step.
+    """Returns the predicted peak of a steady training step.
 
     Raises PredictionImpossible where the model cannot run on fake tensors.
     """
     started = time.perf_counter()
     try:
-        prediction = _Rehearsal(request).prediction()
+        prediction = _FakeTraining(request).predict()
     except Exception as error:
-        traceback.print_exc()  # into the process's log
-        raise _impossible(error) from error
+        traceback.print_exc()  # to the log of this process
+        raise _to_prediction_impossible(error) from error
     return replace(prediction, seconds=time.perf_counter() - started)
 
 
-class _Rehearsal:
-    """Two steps on fake tensors: one compiles and creates the optimizer's state, one is recorded."""
+class _FakeTraining:
+    """Two training steps on fake tensors, of which the second one is recorded.
+
+    The first one compiles and creates the optimizer's state.
+    """
 
     def __init__(self, request: PredictionRequest) -> None:
         self._request = request
@@ -103,10 +110,10 @@ class _Rehearsal:
         self._programs = GeneratedPrograms(self._watch)
         self._parameters = 0
 
-    def prediction(self) -> Prediction:
+    def predict(self) -> Prediction:
         request = self._request
         recording = self._record()
-        workspace_bytes = self._as_allocated(recording)
+        workspace_bytes = self._round_to_allocator_blocks(recording)
         peak = find_peak(recording)
         sizes: dict[Category, int] = bytes_by_category(peak.blocks)
         sizes["workspace"] += workspace_bytes
@@ -131,13 +138,13 @@ class _Rehearsal:
             timeline=make_timeline(recording, peak) if request.with_timeline else None,
         )
 
-    def _as_allocated(self, recording: Recording) -> int:
-        """Gives every block the size of the allocator's piece; returns the bytes of the workspaces beside them."""
+    def _round_to_allocator_blocks(self, recording: Recording) -> int:
+        """Replaces each size by that of the allocator's block; returns the workspaces' bytes."""
         if not self._is_cuda:
             return 0
-        workspaces = self._kernels.cublas.kept
+        workspaces = self._kernels.cublas.persistent
         if self._request.config.allocator == "expandable":
-            return sum(workspaces)  # every piece is split: what is asked for is what is handed out
+            return sum(workspaces)  # every block is split to the size of the request
         return count_pieces(recording, workspaces=workspaces)
 
     def _record(self) -> Recording:
@@ -145,18 +152,16 @@ class _Rehearsal:
         with ExitStack() as stack:
             stack.enter_context(self._watch.mode)
             if self._is_cuda:
-                stack.enter_context(cuda.memory_of_the_host())
-                stack.enter_context(
-                    cuda.kernels_of_a_gpu(self._gpu, backend=request.config.attention)
-                )
+                stack.enter_context(cuda.offloaded_off_device())
+                stack.enter_context(cuda.gpu_kernels(self._gpu, backend=request.config.attention))
             stack.enter_context(self._programs.active())
             training = apply_techniques(
                 request.config, request.workload, weights_file=None, device=_FAKE_DEVICE
             )
             self._parameters = _number_of_parameters(training.parts.model)
-            stack.enter_context(self._watching(training.parts.model))
+            stack.enter_context(self._watch_model(training.parts.model))
             if not self._is_cuda:
-                stack.enter_context(self._random_states_counted())
+                stack.enter_context(self._count_random_states())
             step = TrainingStep(
                 training,
                 workload=request.workload,
@@ -172,7 +177,7 @@ class _Rehearsal:
             return recording
 
     def _batch(self) -> Batch:
-        """On the host, as a trial's batches are; as many micro batches as can differ in memory."""
+        """Returns a batch on the host, with as many micro batches as can differ in memory."""
         workload = self._request.workload
         sequences = min(
             workload.global_batch, MICRO_BATCHES * self._request.config.micro_batch_size
@@ -181,33 +186,36 @@ class _Rehearsal:
         return Batch(rows[:, :-1], rows[:, 1:])
 
     @contextmanager
-    def _watching(self, model: nn.Module) -> Iterator[None]:
-        """Tells the mode which module runs, and which tensors are gradients when an optimizer takes them."""
+    def _watch_model(self, model: nn.Module) -> Iterator[None]:
+        """Tells the watch which module runs and, when an optimizer steps, the gradients."""
         for path, module, is_inside_compiled in _modules_of(model):
             if not is_inside_compiled:
                 self._watch_module(module, path or type(module).__name__)
 
-        def mark(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        def mark_gradients(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             self._watch.mark_gradients(p.grad for p in parameters if p.grad is not None)
 
-        handle = register_optimizer_step_pre_hook(mark)
+        handle = register_optimizer_step_pre_hook(mark_gradients)
         try:
             yield
         finally:
             handle.remove()
 
     @contextmanager
-    def _random_states_counted(self) -> Iterator[None]:
-        """Checkpointing keeps the generator's state, 5 KiB a region; on a CPU that is memory as any other."""
+    def _count_random_states(self) -> Iterator[None]:
+        """Counts the states of the random number generator that checkpointing stores.
+
+        They take 5 KiB for each region, which on a CPU is memory like any other.
+        """
         get_state = torch.get_rng_state
 
-        def counted() -> Tensor:
+        def get_counted_state() -> Tensor:
             state = get_state()
             self._watch.note_real(state)
             return state
 
-        torch.get_rng_state = counted
+        torch.get_rng_state = get_counted_state
         try:
             yield
         finally:
@@ -250,13 +258,14 @@ class _Rehearsal:
 
 
 def _modules_of(
-    model: nn.Module, path: str = "", inside: bool = False
+    model: nn.Module, path: str = "", is_inside_compiled: bool = False
 ) -> Iterator[tuple[str, nn.Module, bool]]:
-    """Every module with its path in the untouched model, and whether it is part of a compiled one."""
-    yield path, model, inside
+    """Yields every module with its path in the original model, and whether a parent is compiled."""
+    yield path, model, is_inside_compiled
     for name, child in model.named_children():
-        below = path if isinstance(model, Checkpointed) else f"{path}.{name}".lstrip(".")
-        yield from _modules_of(child, below, inside or is_compiled(model))
+        # The wrapper of checkpointing is not a part of the original path.
+        child_path = path if isinstance(model, Checkpointed) else f"{path}.{name}".lstrip(".")
+        yield from _modules_of(child, child_path, is_inside_compiled or is_compiled(model))
 
 
 def _number_of_parameters(model: nn.Module) -> int:
@@ -264,7 +273,7 @@ def _number_of_parameters(model: nn.Module) -> int:
 
 
 def _resident(training: Training) -> Iterator[tuple[Category, str, Tensor]]:
-    """What is alive between two steps, with its category and its name."""
+    """Yields category, name and tensor of everything that is alive between two steps."""
     modules = [(path, module) for path, module, _ in _modules_of(training.parts.model)]
     for path, module in modules:
         for name, parameter in module.named_parameters(recurse=False):
@@ -276,21 +285,27 @@ def _resident(training: Training) -> Iterator[tuple[Category, str, Tensor]]:
         yield "optimizer_state", "optimizer state", tensor
 
 
-def _impossible(error: BaseException) -> PredictionImpossible:
-    """Says which operation cannot be done on fake tensors, where that is what `error` or its cause is about."""
-    hint = "measure it: a search goes on without a prediction for it"
+def _to_prediction_impossible(error: BaseException) -> PredictionImpossible:
+    """Translates an error of the fake training.
+
+    The message names the operator that fake tensors do not support, if that is the error or one of
+    its causes.
+    """
+    hint = "measure the configuration: a search works without predictions"
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, PredictionImpossible):
             return cause
         if isinstance(cause, DataDependentOutputException | DynamicOutputShapeException):
             return PredictionImpossible(
-                f"the model cannot be predicted: what follows {cause.func} depends on values, not only on shapes",
+                f"the model cannot be predicted: what follows {cause.func} depends on values, not "
+                "only on shapes",
                 hint=hint,
             )
         if isinstance(cause, UnsupportedOperatorException):
             return PredictionImpossible(
-                f"the model cannot be predicted: {cause.func} has no fake form", hint=hint
+                f"the model cannot be predicted: fake tensors do not support {cause.func}",
+                hint=hint,
             )
         cause = cause.__cause__ or cause.__context__
     first_line = next((line for line in str(error).splitlines() if line.strip()), "")

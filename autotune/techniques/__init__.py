@@ -1,6 +1,7 @@
-"""Techniques, one file each, and the one place where they meet a model, in the order that works.
+"""Applies the techniques of a configuration to a model, in the order in which they work together.
 
-Imported only in a trial's own process: this loads torch.
+Each technique is one file: its docstring has what each value saves, costs and needs, and its
+source. Imported only in the process of a trial, since it loads torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,31 +34,35 @@ from autotune.techniques.requirements import check_parts
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A model with every technique of a configuration applied, and what updates it."""
+    """A model with every technique of a configuration applied, and its updater."""
 
     parts: ModelParts
     updater: Updater
     parameters_by_block: Mapping[str, Sequence[nn.Parameter]]
-    """What is trained: `block 0`, `block 1`, ... and `rest`, as the model was before techniques
-    wrapped its parts."""
+    """The trained parameters of `block 0`, `block 1`, ... and `rest`, grouped before techniques
+    wrapped the model's parts."""
 
 
 def before_the_device(config: TrainingConfig) -> None:
-    """What must be decided before the process first touches the device."""
+    """Makes the settings that must be made before the process first touches the device."""
     allocator.set_allocator(config.allocator)
 
 
 def apply_techniques(
     config: TrainingConfig, workload: Workload, *, weights_file: Path | None, device: torch.device
 ) -> Training:
-    """The workload's model with the weights of `weights_file` (None: unset, for fake tensors) and every technique."""
-    # Process-wide settings first: they must hold when the first kernel runs and when the first
-    # graph is compiled.
+    """Returns the workload's model with every technique applied, and its updater.
+
+    `weights_file` has the initial weights; None leaves them unset, for fake tensors. Raises
+    IllegalConfiguration where the model lacks a part that a technique needs.
+    """
+    # Process-wide settings come first: they must be in effect when the first kernel runs and when
+    # the first graph is compiled.
     precision.set_matmul_precision(config.precision)
     memory_budget.set_memory_budget(config.memory_budget)
     attention.set_attention_backend(config.attention)
-    # Weights arrive in their final dtype: nothing larger than what is trained ever stands on the
-    # device.
+    # Weights are loaded in their final dtype, so that the device never holds anything larger than
+    # what is trained.
     parts = load_model(
         workload, file=weights_file, dtype=precision.weights_dtype(config.precision), device=device
     )
@@ -65,11 +70,11 @@ def apply_techniques(
     parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
     loss.set_loss(parts, config.loss)
     parameters_by_block = parts.parameters_by_block()
-    # Before anything wraps a block, so that whatever recomputes or compiles it meets the layers
-    # that will run.
+    # Before anything wraps a block, so that checkpointing and compilation see the layers that will
+    # run.
     fp8.convert_blocks(parts, config.precision)
     reshape(parts, config)
-    # The optimizer wants the parameters that will be trained; wrapping has not replaced them.
+    # Wrapping a module does not replace its parameters: these are still the ones to train.
     updater = make_updater(
         parameters,
         UpdateRule(
@@ -86,23 +91,23 @@ def apply_techniques(
 
 
 def reshape(parts: ModelParts, config: TrainingConfig) -> None:
-    """Every technique that stands inside the model, in a trial of ours as in one of somebody's script."""
-    # Inside the compiled region: the partitioner sees what checkpointing recomputes and fuses it.
+    """Applies checkpointing and compilation to a model, in trials and in users' scripts."""
+    # Inside the compiled region, so that the partitioner sees what is recomputed and fuses it.
     checkpointing.checkpoint_in_blocks(parts, config.checkpointing)
     compilation.compile_blocks(parts, config.compile)
-    # Segments hold several blocks, so with compiled blocks they stand outside them.
+    # A segment holds several blocks, so it wraps them after each has been compiled.
     checkpointing.checkpoint_segments(parts, config.checkpointing)
-    # The whole model last: all of the above is then inside its one graph.
+    # The whole model last, so that its one graph contains all of the above.
     compilation.compile_model(parts, config.compile)
 
 
 def find_unavailable(
     choices: Mapping[str, Sequence[Any]], *, device: torch.device
 ) -> dict[str, dict[str, str]]:
-    """What of `choices`, {technique: values}, does not work on `device`: {technique: {value: reason}}.
+    """Returns which of `choices`, {technique: values}, do not work on `device`, and why.
 
-    Each is tried out on the device. A fused update that only one optimizer lacks is no entry here:
-    that is a rule of `autotune/spec/config.py`.
+    The result is {technique: {value: reason}}. Each value is tried on the device. A fused update
+    that only one optimizer lacks is not listed here: that is a rule of `autotune/spec/config.py`.
     """
     probes: dict[str, Callable[[Any], str | None]] = {
         "precision": lambda value: precision.unavailable(value, device=device),
@@ -118,6 +123,7 @@ def find_unavailable(
     found: dict[str, dict[str, str]] = {}
     for technique, probe in probes.items():
         for value in choices.get(technique, ()):
-            if (reason := probe(value)) is not None:
+            reason = probe(value)
+            if reason is not None:
                 found.setdefault(technique, {})[value] = reason
     return found

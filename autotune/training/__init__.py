@@ -1,4 +1,7 @@
-"""Training one configuration in this process: the step, the trainer that measures it, speed and parity.
+"""Trains one configuration in this process and measures its memory, speed and perplexity.
+
+`step.py` is one optimizer step, `trainer.py` runs and measures a trial, `speed.py` times steps,
+`parity.py` compares the first steps with a reference, and `script/` runs a user's training script.
 
 This module stays free of torch, because `import autotune` needs `training.script.interface`.
 """

@@ -1,4 +1,8 @@
-"""Watches the first steps of a training for what parity is judged by, whichever way the optimizer updates."""
+"""Records the losses and gradients of the first steps of a training, for the parity check.
+
+The check compares them with those of a plain training of the same numerics, the reference. It works
+for every way in which the optimizer updates.
+"""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,13 +25,13 @@ from autotune.spec.training_request import Progress, unwatched
 
 
 class ParityFailed(Exception):
-    """The first steps are not those of a plain training of the same numerics."""
+    """The first steps differ from those of a plain training of the same numerics."""
 
 
 class ParityWatch:
-    """The beginning of one training, held against `reference` as soon as it is complete.
+    """Records the first steps of a training and compares them with `reference`, if there is one.
 
-    Gradients are read where there is a reference, or the trace itself is wanted.
+    Gradients are read where there is a reference, or where `is_trace`: the trace is the result.
     """
 
     def __init__(
@@ -40,29 +44,31 @@ class ParityWatch:
         is_trace: bool = False,
         progress: Progress = unwatched,
     ) -> None:
-        self._device, self._precision, self._reference = device, precision, reference
+        self._device = device
+        self._precision = precision
+        self._reference = reference
         self._losses: list[float] = []
         self._steps_begun = 0  # the loss of a step may be known only when the next one has begun
         self._tokens: int | None = None
-        self._is_wanted = is_trace or reference is not None  # a sketch takes its time
+        self._reads_gradients = is_trace or reference is not None  # reading them takes time
         self._gradients = GradientSketch(parameters_by_block, progress=progress)
         self._updates: UpdateWatch | None = None
         self._draws_random_numbers = False
         self.difference: Difference | None = None
-        """From the reference, once that is known."""
+        """The largest difference from the reference, once it is known."""
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compares what updates use with the parameter groups and the state of `optimizer`."""
+        """From now on, compares what updates use with the groups and the state of `optimizer`."""
         self._updates = UpdateWatch(optimizer)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """To be put around each step."""
+        """Must surround each training step."""
         is_first = self._steps_begun == 0
         self._steps_begun += 1
         before = self._random_state() if is_first else None
         with ExitStack() as watches:
-            if is_first and self._is_wanted:
+            if is_first and self._reads_gradients:
                 watches.enter_context(self._gradients.taken())
             if self._updates is not None:
                 watches.enter_context(self._updates.step(self._steps_begun))
@@ -71,9 +77,10 @@ class ParityWatch:
             self._draws_random_numbers = not torch.equal(before, self._random_state())
 
     def note(self, loss: float, *, tokens: int | None = None) -> None:
-        """Takes the mean token loss of one step after the other, and its tokens as a script reports them.
+        """Records the mean token loss of a step, in order, and the tokens that a script reports.
 
-        Raises ParityFailed.
+        Raises ParityFailed where the first steps differ from the reference, or where an update used
+        other settings than the optimizer has.
         """
         self._losses.append(loss)
         if len(self._losses) == 1:
@@ -88,6 +95,7 @@ class ParityWatch:
                 raise ParityFailed(self.difference.message)
 
     def trace(self) -> ParityTrace:
+        """Returns what the first steps had, for a comparison."""
         return ParityTrace(
             losses=tuple(self._losses[:PARITY_STEPS]),
             gradient_norms=self._gradients.norms(),
@@ -98,29 +106,30 @@ class ParityWatch:
 
     @property
     def seconds(self) -> float:
-        """What reading the gradients took, which is no part of the training's time: a second a billion parameters."""
+        """The time spent on reading gradients, about a second per billion parameters.
+
+        It must be subtracted from the time of the training.
+        """
         return self._gradients.seconds
 
     def verdict(self) -> dict[str, Any]:
-        """What a measurement says of it; nothing where there was no reference."""
+        """Returns the fields of a measurement for parity, empty where there was no reference."""
         if self.difference is None:
             return {}
         return {"parity": "same", "parity_message": f"at most, {self.difference.message}"}
 
     def _random_state(self) -> Tensor:
-        return (
-            torch.cuda.get_rng_state(self._device)
-            if self._device.type == "cuda"
-            else torch.get_rng_state()
-        )
+        if self._device.type == "cuda":
+            return torch.cuda.get_rng_state(self._device)
+        return torch.get_rng_state()
 
 
 class UpdateWatch:
-    """Whether updates use the learning rates and the state of the optimizer that the training loop sees.
+    """Checks that updates use the learning rates and the state of the training loop's optimizer.
 
-    An update that runs elsewhere than in the optimizer's own `step`, as during the backward pass,
-    might keep older ones: then a learning-rate schedule or a state that was loaded is ignored,
-    which losses hardly show. The first steps are watched, and one after the learning rate has
+    An update that does not run in the optimizer's `step`, but for example during the backward pass,
+    might use older ones. A learning-rate schedule or a loaded state would then be ignored, which
+    the losses hardly show. The first steps are checked, and one after the learning rate has
     changed.
     """
 
@@ -129,39 +138,40 @@ class UpdateWatch:
         self._first_rates: tuple[float | None, ...] | None = None
         self._has_seen_change = False
         self._used: dict[Tensor, float] = {}
-        """The learning rate that each update of this step used, by its parameter."""
+        """The learning rate that each update of this step used, by parameter."""
         self.error = ""
+        """What is wrong with an update; empty while nothing is."""
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Watches the updates of a step, counted from 1, where they are to be watched."""
+        """Checks the updates of step `number`, counted from 1, if that step is to be checked."""
         if number > PARITY_STEPS and (self._has_seen_change or self._rates() == self._first_rates):
             yield
             return
         groups = self._optimizer.param_groups
         index_of = {parameter: i for i, group in enumerate(groups) for parameter in group["params"]}
 
-        def watch(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        def check(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             if stepping is self._optimizer:
                 self._compare(number, index_of)
             else:
-                self._note_use(number, stepping, index_of)
+                self._record_update(number, stepping, index_of)
 
         self._used.clear()
-        handle = register_optimizer_step_pre_hook(watch)
+        handle = register_optimizer_step_pre_hook(check)
         try:
             yield
         finally:
             handle.remove()
 
-    def _note_use(
+    def _record_update(
         self, number: int, stepping: torch.optim.Optimizer, index_of: Mapping[Tensor, int]
     ) -> None:
         for group in stepping.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None or parameter not in index_of:
-                    continue  # the copy that an inner optimizer steps
-                rate = _rate_of(group)
+                    continue  # no gradient, or the copy of a parameter in an inner optimizer
+                rate = _learning_rate(group)
                 if rate is not None:
                     self._used[parameter] = rate
                 if stepping.state.get(parameter) is not self._optimizer.state.get(parameter):
@@ -170,32 +180,39 @@ class UpdateWatch:
                     )
 
     def _compare(self, number: int, index_of: Mapping[Tensor, int]) -> None:
-        """At the loop's call of `step`, when the groups have the learning rates that it wants for this step."""
+        """Compares the learning rates that updates used with those of the parameter groups.
+
+        Called when the training loop calls `step`: the groups then have the rates for this step.
+        """
         rates = self._rates()
         for parameter, used in self._used.items():
-            wanted = rates[index_of[parameter]]
-            if used != wanted:
+            rate_of_group = rates[index_of[parameter]]
+            if used != rate_of_group:
+                shown_rate = None if rate_of_group is None else format(rate_of_group, ".6g")
                 self.error = (
-                    f"an update of step {number} used a learning rate of {used:.6g}, and its parameter group has "
-                    f"{wanted if wanted is None else format(wanted, '.6g')} when the optimizer steps"
+                    f"an update of step {number} used a learning rate of {used:.6g}, and its "
+                    f"parameter group has {shown_rate} when the optimizer steps"
                 )
-        self._used.clear()  # there may be several updates in what the script reports as one step
+        self._used.clear()  # a script may update several times in what it reports as one step
         if self._first_rates is None:
             self._first_rates = rates
         self._has_seen_change |= rates != self._first_rates
 
     def _rates(self) -> tuple[float | None, ...]:
-        return tuple(map(_rate_of, self._optimizer.param_groups))
+        return tuple(_learning_rate(group) for group in self._optimizer.param_groups)
 
 
-def _rate_of(group: Mapping[str, Any]) -> float | None:
-    """The learning rate of a parameter group; None for an optimizer that finds its own."""
+def _learning_rate(group: Mapping[str, Any]) -> float | None:
+    """Returns the learning rate of a parameter group; None if the optimizer has none."""
     rate = group.get("lr")
     return float(rate) if isinstance(rate, int | float | Tensor) else None
 
 
 class GradientSketch:
-    """Norm and random projections of each block's gradient, read where every optimizer takes its gradients."""
+    """Norm and random projections of the gradient of each block of the model.
+
+    Read by a hook that runs before every optimizer's step.
+    """
 
     def __init__(
         self,
@@ -204,62 +221,67 @@ class GradientSketch:
         progress: Progress = unwatched,
     ) -> None:
         self._progress = progress
-        named = [
-            (block, parameter)
-            for block, group in parameters_by_block.items()
-            for parameter in group
-        ]
-        self._place_of = {
-            parameter: (block, index) for index, (block, parameter) in enumerate(named)
-        }
+        self._position_of: dict[Tensor, tuple[str, int]] = {}
+        """The block of each parameter, and its index in the model."""
+        index = 0
+        for block, group in parameters_by_block.items():
+            for parameter in group:
+                self._position_of[parameter] = (block, index)
+                index += 1
         self.seconds = 0.0
-        """What reading them took, so far."""
+        """Time spent on reading gradients so far."""
         self._squares: dict[str, Tensor] = {}
         self._projections: dict[str, Tensor] = {}
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Reads the gradients that optimizers step with in here."""
+        """Reads the gradients of all optimizer steps inside."""
 
-        def take(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        def read_gradients(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             # A fused update under a GradScaler divides by the scale itself, later than here.
             scale = getattr(optimizer, "grad_scale", None)
-            # An inner optimizer steps copies; a sparse gradient has no pieces.
-            taken = [
-                (self._place_of[parameter], parameter.grad)
-                for group in optimizer.param_groups
-                for parameter in group["params"]
-                if parameter in self._place_of and parameter.grad is not None
-                if parameter.grad.layout == torch.strided
-            ]
-            if not taken:
+            found: list[tuple[str, int, Tensor]] = []
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    # An inner optimizer steps copies, which are not the model's parameters.
+                    if parameter not in self._position_of or parameter.grad is None:
+                        continue
+                    # A sparse gradient cannot be flattened.
+                    if parameter.grad.layout == torch.strided:
+                        found.append((*self._position_of[parameter], parameter.grad))
+            if not found:
                 return
-            device = taken[0][1].device
-            began = _now(device)  # what the device still computes is the step's
+            device = found[0][2].device
+            began = _now(device)  # waits first: what the device still computes is the step's time
             self._progress("parity")
-            for (block, index), gradient in taken:
-                self._take(gradient, block, index, scale=scale)
+            for block, index, gradient in found:
+                self._add(gradient, block, index, scale=scale)
             self.seconds += _now(device) - began
             self._progress("step")
 
-        handle = register_optimizer_step_pre_hook(take)
+        handle = register_optimizer_step_pre_hook(read_gradients)
         try:
             yield
         finally:
             handle.remove()
 
     def norms(self) -> dict[str, float]:
+        """Returns the norm of each block's gradient."""
         return {block: square.sqrt().item() for block, square in self._squares.items()}
 
     def projections(self) -> dict[str, tuple[float, ...]]:
+        """Returns the projections of each block's gradient on random vectors of signs."""
         return {
             block: tuple(projections.tolist()) for block, projections in self._projections.items()
         }
 
     @torch.no_grad()
-    def _take(self, gradient: Tensor, block: str, index: int, *, scale: Tensor | None) -> None:
-        """In pieces, so that the signs take little memory."""
-        # A generator of its own: the model's random numbers stay what they are.
+    def _add(self, gradient: Tensor, block: str, index: int, *, scale: Tensor | None) -> None:
+        """Adds one parameter's gradient to the sums of its block.
+
+        Works in pieces, so that the random signs take little memory.
+        """
+        # A separate generator, so that the model's random numbers do not change.
         signs = torch.Generator(device=gradient.device).manual_seed(index)
         zero = torch.zeros((), device=gradient.device, dtype=torch.float64)
         for piece in gradient.flatten().split(_PIECE):
@@ -273,6 +295,7 @@ class GradientSketch:
 
 
 def _now(device: torch.device) -> float:
+    """Waits for the device and returns the time in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

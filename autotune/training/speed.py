@@ -1,4 +1,4 @@
-"""Tokens per second of timed steps, and the time that compilation took before them."""
+"""Measures the tokens per second of training steps, and the time that compilation took."""
 
 import statistics
 import time
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class TimedStep:
-    """One optimizer step, from the moment the device had finished the one before it until it had finished this one."""
+    """One optimizer step, timed from when the device finished the previous one until this one."""
 
     seconds: float
     tokens: int
@@ -22,20 +22,21 @@ class TimedStep:
 
 
 StepEnd = Callable[[], tuple[float, float]]
-"""Waits until a step has ended; returns its seconds and its loss."""
+"""Waits until a step has ended; returns its seconds and its mean token loss."""
 
 
 class StepClock(Protocol):
-    """Times one step after the other, each from where it was restarted or the last step ended."""
+    """Times consecutive steps, each from the last restart or the end of the previous step."""
 
-    def restart(self) -> None: ...
+    def restart(self) -> None:
+        """Starts timing the next step now."""
 
     def step_ended(self, loss: Tensor | float) -> StepEnd:
-        """To be called when all of a step has been asked for; the device may still be computing it."""
+        """Must be called when a step has been launched; the device may still be computing it."""
 
 
 class HostClock:
-    """Times steps that this process computes itself, in seconds of the host's clock."""
+    """Times steps on the CPU, in seconds of the host's clock."""
 
     def __init__(self) -> None:
         self.restart()
@@ -45,17 +46,18 @@ class HostClock:
 
     def step_ended(self, loss: Tensor | float) -> StepEnd:
         value = float(loss)
-        began, self._began = self._began, time.perf_counter()
-        seconds = self._began - began
+        now = time.perf_counter()
+        seconds = now - self._began
+        self._began = now
         return lambda: (seconds, value)
 
 
 class DeviceClock:
-    """Times the steps of a CUDA device in seconds, by events in its stream: nothing waits between two steps.
+    """Times the steps of a CUDA device in seconds, by events in its stream, without waiting for it.
 
-    A device that is waited for after each step has nothing to do until the first kernel of the next
-    one arrives. That is a larger share of a short step than of a long one, and no part of a
-    training that does not wait.
+    After a wait the device is idle until the first kernel of the next step arrives. That time is a
+    larger share of a short step than of a long one, and a training that does not wait for the
+    device does not have it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,12 +65,13 @@ class DeviceClock:
         self.restart()
 
     def restart(self) -> None:
-        self._began = self._event()
+        self._began = self._record_event()
 
     def step_ended(self, loss: Tensor | float) -> StepEnd:
         on_host = copied_to_host(loss)
-        began, self._began = self._began, self._event()
-        ended = self._began
+        began = self._began
+        ended = self._record_event()
+        self._began = ended
 
         def wait() -> tuple[float, float]:
             ended.synchronize()
@@ -76,48 +79,53 @@ class DeviceClock:
 
         return wait
 
-    def _event(self) -> torch.cuda.Event:
+    def _record_event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 
 
 def copied_to_host(value: Tensor | float) -> Tensor | float:
-    """Begins to copy a device's number to the host; it is there when the device has done all it has been asked for."""
+    """Starts a copy of a number to the host, which ends with the work queued on the device."""
     if isinstance(value, Tensor) and value.is_cuda:
         return value.detach().to("cpu", non_blocking=True)
     return float(value)
 
 
 def make_clock(device: torch.device) -> StepClock:
-    return DeviceClock(device) if device.type == "cuda" else HostClock()
+    """Returns the clock for steps on `device`."""
+    if device.type == "cuda":
+        return DeviceClock(device)
+    return HostClock()
 
 
 def measured_speed(
     warmup: Sequence[TimedStep], timed: Sequence[TimedStep], *, compiled: bool
 ) -> dict[str, Any]:
-    """A measurement's fields: median and half the interquartile range of tokens per second, and compilation apart.
+    """Returns the fields of a measurement for speed and compilation, empty if nothing was timed.
 
-    Compilation is what the warm-up steps took beyond a steady step. Nothing where nothing was
-    timed.
+    Speed is the median tokens per second of the timed steps, its spread half their interquartile
+    range. Compilation is the time of the warm-up steps beyond that of a steady step.
     """
     if not timed:
         return {}
     speeds = [step.tokens / step.seconds for step in timed]
     lower, _, upper = statistics.quantiles(speeds, n=4)
     steady_seconds = statistics.median(step.seconds for step in timed)
-    return {
+    fields: dict[str, Any] = {
         "tokens_per_second": statistics.median(speeds),
         "tokens_per_second_spread": (upper - lower) / 2,
-        "compile_seconds": sum(max(0.0, step.seconds - steady_seconds) for step in warmup)
-        if compiled
-        else None,
-        "compile_cache": _compile_cache_use() if compiled else None,
+        "compile_seconds": None,
+        "compile_cache": None,
     }
+    if compiled:
+        fields["compile_seconds"] = sum(max(0.0, step.seconds - steady_seconds) for step in warmup)
+        fields["compile_cache"] = _compile_cache_use()
+    return fields
 
 
 def _compile_cache_use() -> Literal["miss", "partial", "hit"]:
-    """Whether this process found its graphs in inductor's disk cache."""
+    """Returns whether this process found its compiled graphs in inductor's disk cache."""
     counters = torch._dynamo.utils.counters
     hits = (
         counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
@@ -125,4 +133,6 @@ def _compile_cache_use() -> Literal["miss", "partial", "hit"]:
     misses = (
         counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"]
     )
-    return "partial" if hits and misses else "hit" if hits else "miss"
+    if hits and misses:
+        return "partial"
+    return "hit" if hits else "miss"

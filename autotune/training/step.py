@@ -1,7 +1,7 @@
-"""One optimizer step and one forward pass, as a trial runs them and as a prediction does.
+"""Runs one optimizer step or one forward pass, in a trial and in a prediction.
 
-What a technique does to memory is decided here and in `techniques/`, and nowhere a second time: the
-predictor runs this very code on fake tensors.
+The effect of a technique on memory is decided here and in `techniques/`, and only once: the
+predictor runs this same code on fake tensors.
 """
 
 import math
@@ -20,20 +20,20 @@ from autotune.techniques.precision import autocast
 
 
 class Diverged(Exception):
-    """The loss is no longer a number."""
+    """The loss became infinite or NaN, or too large to continue."""
 
 
 def finite(loss: float, *, step: int) -> float:
-    """Returns the loss of the step, counted from 0. Raises Diverged for one that is no number."""
+    """Returns the loss of the step, counted from 0. Raises Diverged if it is infinite or NaN."""
     if not math.isfinite(loss):
         raise Diverged(f"the loss became {loss} at step {step + 1}")
     return loss
 
 
 class TrainingStep:
-    """A training with all techniques applied.
+    """Runs the optimizer steps of a training to which all techniques have been applied.
 
-    `marker` is told the phases: forward, backward and step.
+    `marker` is told when the phases forward, backward and step begin and end.
     """
 
     def __init__(
@@ -51,18 +51,20 @@ class TrainingStep:
         self._marker = marker
 
     def __call__(self, step: int, batch: Batch) -> float:
-        """One optimizer step over the global batch; returns the mean token loss before it.
+        """Takes one optimizer step over the global batch; returns the mean token loss before it.
 
-        Raises Diverged.
+        Waits for the device. Raises Diverged if the loss is infinite or NaN.
         """
         return finite(self.launch(step, batch).item(), step=step)
 
     def launch(self, step: int, batch: Batch) -> Tensor:
-        """The same without waiting for the device: the loss that is returned may still have to be computed there.
+        """Takes one optimizer step without waiting for the device to finish it.
+
+        The returned loss, a scalar on the device, may not have been computed yet.
 
         Each micro batch's summed loss is divided by the labels of the *global* batch, so that the
-        gradients add up to those of the global batch whatever the micro batch and wherever its
-        padding is.
+        gradients add up to those of the global batch, independent of the micro batch size and of
+        where the padding is.
         """
         self.training.updater.set_learning_rate(self.learning_rate(step))
         valid_labels = max(1, batch.valid_labels())
@@ -82,23 +84,22 @@ class TrainingStep:
         return total
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """Summed token loss of a micro batch: tokens and labels [sequences, length]."""
-        with autocast(self._config.precision, device=self._device), self._offloaded():
+        """Returns the summed loss of a micro batch; tokens and labels are [sequences, length]."""
+        with autocast(self._config.precision, device=self._device), self._offload_activations():
             loss: Tensor = self.training.parts.model(tokens, labels)
         return loss
 
-    def _offloaded(self) -> AbstractContextManager[object]:
+    def _offload_activations(self) -> AbstractContextManager[object]:
         return offloaded(self._config.activation_offload, model=self.training.parts.model)
 
     def learning_rate(self, step: int) -> float:
-        """Linear rise, then constant or a cosine down to a tenth."""
+        """Returns the rate of a step: linear warm-up, then constant or a cosine down to a tenth."""
         workload = self._workload
         rate = workload.learning_rate_of(self._config.optimizer)
         if step < workload.learning_rate_warmup_steps:
             return rate * (step + 1) / workload.learning_rate_warmup_steps
         if workload.schedule == "constant":
             return rate
-        done = (step - workload.learning_rate_warmup_steps) / max(
-            1, workload.steps - workload.learning_rate_warmup_steps
-        )
+        steps_after_warmup = max(1, workload.steps - workload.learning_rate_warmup_steps)
+        done = (step - workload.learning_rate_warmup_steps) / steps_after_warmup
         return rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))

@@ -1,8 +1,7 @@
-"""One configuration, trained in this process: build, warm up, measure memory, time, evaluate.
+"""Trains one configuration in this process: build, warm up, measure memory, time, evaluate.
 
-Runs in a trial's own process, where a leaked setting or a crash ends with it. Failures are
-exceptions here; the process around it turns them into outcomes
-(`autotune/execution/server/failures.py`).
+Every trial has a process for itself, so that a leaked setting or a crash cannot reach the next one.
+Failures are exceptions here; `autotune/execution/server/failures.py` turns them into outcomes.
 """
 
 import math
@@ -36,11 +35,11 @@ from autotune.training.step import Diverged, TrainingStep, finite
 from autotune.units import format_size
 
 LARGEST_LOSS = 700.0
-"""Nats a token; the perplexity of more is not a number a float can hold."""
+"""In nats per token. The perplexity of a larger loss, its exponential, overflows a float."""
 
 
 def train(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
-    """Trains the workload's steps and measures them.
+    """Trains the workload's steps and returns their measurement.
 
     Raises ParityFailed, Diverged and whatever torch raises.
     """
@@ -51,10 +50,11 @@ def train(request: TrainingRequest, *, progress: Progress = unwatched) -> Measur
 def trace(
     request: TrainingRequest, *, dropout: bool, progress: Progress = unwatched
 ) -> ParityTrace:
-    """The first steps, to compare with those of another configuration; without `dropout` as in evaluation.
+    """Trains the first steps and returns their trace, to compare with another configuration's.
 
-    Compiled code draws the random numbers of eager code, which costs memory and time: nothing else
-    is measured.
+    Without `dropout` the model is in evaluation mode. Compiled code is made to draw the random
+    numbers of eager code, which costs memory and time, so this training is not used to measure
+    either.
     """
     before_the_device(request.config)
     torch._inductor.config.fallback_random = True
@@ -68,7 +68,7 @@ def trace(
 
 
 class Trainer:
-    """A training with all techniques applied, ready for its first step."""
+    """Builds a training with all techniques applied, then runs and measures it."""
 
     def __init__(
         self, request: TrainingRequest, *, is_trace: bool = False, progress: Progress = unwatched
@@ -135,15 +135,17 @@ class Trainer:
         timed_from = workload.warmup_steps + MEMORY_STEPS
         wanted = SHORT_TIMED_STEPS if self._request.shares_perplexity else workload.steps
         last = min(workload.steps, timed_from + wanted)
-        timed, rival = list[TimedStep](), None
+        timed: list[TimedStep] = []
+        dominating: PruningBound | None = None
         with self._clocked("training"):
             for step in self._timed_steps(range(timed_from, last), batches):
                 timed.append(step)
-                if rival := self._rival(memory, timed):
+                dominating = self._dominating_trial(memory, timed)
+                if dominating is not None:
                     break
-        if rival is not None:
+        if dominating is not None:
             return self._measurement(
-                memory, warmup=warmup, timed=timed, held_out_loss=None, rival=rival
+                memory, warmup=warmup, timed=timed, held_out_loss=None, dominating=dominating
             )
         held_out_loss = self._evaluate()
         return self._measurement(
@@ -151,25 +153,26 @@ class Trainer:
         )
 
     def _warm_up(self, batches: Iterator[Batch]) -> list[TimedStep]:
-        first = self._timed_step(0, next(batches))
+        steps = [self._timed_step(0, next(batches))]
         self._meter.kernels_have_run()
-        return [
-            first,
-            *(
-                self._timed_step(step, next(batches))
-                for step in range(1, self._workload.warmup_steps)
-            ),
-        ]
+        for step in range(1, self._workload.warmup_steps):
+            steps.append(self._timed_step(step, next(batches)))
+        return steps
 
     def _measure_memory(self, batches: Iterator[Batch]) -> MemoryReading:
         first = self._workload.warmup_steps
-        with self._history_kept(), self._meter.measuring(self._resident_tensors):
+        with self._recorded_history(), self._meter.measuring(self._resident_tensors):
             for step in range(first, first + MEMORY_STEPS):
                 self.take_step(step, next(batches))
         return self._meter.reading()
 
-    def _rival(self, memory: MemoryReading, timed: Sequence[TimedStep]) -> PruningBound | None:
-        """The trial of the same numerics that already needs less and runs faster, asked once speed has settled."""
+    def _dominating_trial(
+        self, memory: MemoryReading, timed: Sequence[TimedStep]
+    ) -> PruningBound | None:
+        """Returns an earlier trial of the same numerics that is faster in no more memory, or None.
+
+        Checked only once, after the number of timed steps at which the speed has settled.
+        """
         if len(timed) != SETTLED_STEPS:
             return None
         speed = statistics.median(step.tokens / step.seconds for step in timed)
@@ -192,48 +195,51 @@ class Trainer:
     # -- one step ----------------------------------------------------------------------------------
 
     def _timed_step(self, step: int, batch: Batch) -> TimedStep:
-        """A step that begins on an idle device and is waited for."""
+        """Takes one step that starts on an idle device, and waits until it has finished."""
         self._synchronize()
-        started, read_before = time.perf_counter(), self.parity.seconds
+        parity_seconds_before = self.parity.seconds
+        started = time.perf_counter()
         loss = self.take_step(step, batch)
         self._synchronize()
-        seconds = time.perf_counter() - started - (self.parity.seconds - read_before)
+        parity_seconds = self.parity.seconds - parity_seconds_before
+        seconds = time.perf_counter() - started - parity_seconds
         return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
 
     def _timed_steps(self, steps: Iterable[int], batches: Iterator[Batch]) -> Iterator[TimedStep]:
-        """Takes `steps` one after the other; each is given out when it has ended, a CUDA device then has the next one.
+        """Takes `steps` one after the other and yields each when it has ended.
 
-        So a loss that is no number, or a step that hangs, is noticed one step later. Raises as
-        `take_step` does.
+        A CUDA device is already given the next step by then, so a loss that is infinite or NaN, or
+        a step that hangs, is noticed one step later. Raises as `take_step` does.
         """
         if self._device.type != "cuda":
             yield from (self._timed_step(step, next(batches)) for step in steps)
             return
-        clock, queued = DeviceClock(self._device), deque[tuple[int, StepEnd]]()
-        # The host's memory of offloaded activations is free again when the device is done with it:
-        # to be a step ahead would pin as much once more.
+        clock = DeviceClock(self._device)
+        queued: deque[tuple[int, StepEnd]] = deque()
+        # Offloaded activations occupy pinned host memory until the device has used them. Running a
+        # step ahead would pin the same amount again.
         most_queued = 1 if self._config.activation_offload == "none" else 0
         for step in steps:
             with self.parity.step():
                 loss = self.step.launch(step, next(batches))
             queued.append((step, clock.step_ended(loss)))
-            del loss  # or it would stand on the device during the next step, and count
+            del loss  # otherwise it stays on the device during the next step and is measured
             self._progress("step")
             if len(queued) > most_queued:
-                yield self._ended(*queued.popleft())
+                yield self._finish_step(*queued.popleft())
         for step, wait in queued:
-            yield self._ended(step, wait)
+            yield self._finish_step(step, wait)
 
-    def _ended(self, step: int, wait: StepEnd) -> TimedStep:
+    def _finish_step(self, step: int, wait: StepEnd) -> TimedStep:
         seconds, loss = wait()
         self._progress("step")
         self.parity.note(finite(loss, step=step))
         return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
 
     def take_step(self, step: int, batch: Batch) -> float:
-        """One step of the training.
+        """Takes one training step, waits for it and returns its mean token loss in nats.
 
-        Raises ParityFailed once its beginning is known not to be the reference's.
+        Raises Diverged, and ParityFailed when the first steps differ from the reference's.
         """
         with self.parity.step():
             loss = self.step(step, batch)
@@ -245,9 +251,11 @@ class Trainer:
 
     @torch.no_grad()
     def _evaluate(self) -> float | None:
-        """Mean token loss on the held-out set, in nats, by the model as it was trained, in its micro batches.
+        """Returns the mean token loss on the held-out set, in nats, computed in micro batches.
 
-        None where perplexity is shared: only the memory of a first micro batch is then measured.
+        Returns None where the perplexity is reused from another trial of the same numerics; only
+        the memory of a first micro batch is then measured. Raises Diverged if the loss is too large
+        or NaN.
 
         Compiled models stay compiled: eager code would hold logits that the training never holds,
         and set the peak.
@@ -263,9 +271,8 @@ class Trainer:
         first = next(batches)
         if self._config.compile != "none":
             with self._clocked("compilation"), self._meter.aside():
-                self._summed_loss(
-                    first
-                )  # compiles the graph without gradients, outside every number
+                # Compiles the graph without gradients, so that no measurement includes it.
+                self._summed_loss(first)
         with self._clocked("evaluation"):
             with self._meter.measuring(self._resident_tensors), self._meter.phase("evaluation"):
                 loss = self._summed_loss(first)
@@ -285,10 +292,10 @@ class Trainer:
         self._progress("evaluation")
         return loss
 
-    # -- what the steps work on --------------------------------------------------------------------
+    # -- batches and tensors -----------------------------------------------------------------------
 
     def batches(self) -> Iterator[Batch]:
-        """Global batches on the host, in the order all trials of the study share."""
+        """Yields global batches on the host, in the order that all trials of the study share."""
         for indices in training_order(
             sequences=len(self._train),
             global_batch=self._workload.global_batch,
@@ -296,8 +303,7 @@ class Trainer:
         ):
             batch = self._train.batch(indices)
             if self._device.type == "cuda":
-                # From pinned memory it is copied while the device still computes; from any other
-                # the copy waits.
+                # A copy from pinned memory runs while the device computes; any other copy waits.
                 batch = Batch(*(part.contiguous().pin_memory() for part in batch))
             yield batch
 
@@ -320,17 +326,16 @@ class Trainer:
         warmup: list[TimedStep],
         timed: list[TimedStep],
         held_out_loss: float | None,
-        rival: PruningBound | None = None,
+        dominating: PruningBound | None = None,
     ) -> Measurement:
         outcome: Outcome = "over_cap" if memory.device_bytes > self._request.cap_bytes else "ok"
         message = ""
         if outcome == "over_cap":
-            message = f"needs {format_size(memory.device_bytes)} of {format_size(self._request.cap_bytes)}"
-        elif rival is not None:
-            outcome, message = (
-                "dominated",
-                f"trial {rival.number} trains the same faster in no more memory",
-            )
+            needed = format_size(memory.device_bytes)
+            message = f"needs {needed} of {format_size(self._request.cap_bytes)}"
+        elif dominating is not None:
+            outcome = "dominated"
+            message = f"trial {dominating.number} trains the same faster in no more memory"
         speed = measured_speed(warmup, timed, compiled=self._config.compile != "none")
         return Measurement(
             outcome=outcome,
@@ -342,7 +347,7 @@ class Trainer:
             alloc_retries=memory.alloc_retries,
             peak_phase=memory.peak_phase,
             bytes_by_kind=self._bytes_by_kind(),
-            peak_bytes_by_category=self._bytes_at_the_peak(),
+            peak_bytes_by_category=self._peak_bytes_by_category(),
             perplexity=None if held_out_loss is None else math.exp(held_out_loss),
             perplexity_source=None if held_out_loss is None else "measured",
             **self.parity.verdict(),
@@ -350,12 +355,14 @@ class Trainer:
             startup_seconds=self._startup_seconds,
             device_startup_seconds=self._device_startup_seconds,
             final_loss=timed[-1].loss if held_out_loss is not None else None,
-            seconds_by_part=self._parts(compile_seconds=speed.get("compile_seconds") or 0.0),
+            seconds_by_part=self._final_seconds_by_part(
+                compile_seconds=speed.get("compile_seconds") or 0.0
+            ),
             **speed,
         )
 
-    def _parts(self, *, compile_seconds: float) -> dict[str, float]:
-        """With what the first steps compiled counted where it belongs, and so what reading gradients took."""
+    def _final_seconds_by_part(self, *, compile_seconds: float) -> dict[str, float]:
+        """Returns the seconds of each part; compilation and parity are parts of their own."""
         parts = {
             "startup": self._startup_seconds,
             "compilation": 0.0,
@@ -374,31 +381,30 @@ class Trainer:
             return None
         return held_out_loss / math.log(2) / bytes_per_token
 
-    def _history_kept(self) -> AbstractContextManager[None]:
+    def _recorded_history(self) -> AbstractContextManager[None]:
         file = self._request.snapshot_file
-        return (
-            nullcontext()
-            if file is None
-            else self._history.recorded(self._device, snapshot_file=file)
-        )
+        if file is None:
+            return nullcontext()
+        return self._history.recorded(self._device, snapshot_file=file)
 
-    def _bytes_at_the_peak(self) -> Mapping[str, int] | None:
+    def _peak_bytes_by_category(self) -> Mapping[str, int] | None:
         if self._request.snapshot_file is None:
             return None
         model = self.training.parts.model
+        optimizer_state = [
+            tensor
+            for tensor in self.training.updater.state()
+            if tensor.device.type == self._device.type
+        ]
         recording = self._history.recording(
             {
                 "parameters": model.parameters(),
                 "buffers": model.buffers(),
-                "optimizer_state": (
-                    t for t in self.training.updater.state() if t.device.type == self._device.type
-                ),
+                "optimizer_state": optimizer_state,
             }
         )
-        return {
-            str(name): size_bytes
-            for name, size_bytes in bytes_by_category(find_peak(recording).blocks).items()
-        }
+        sizes = bytes_by_category(find_peak(recording).blocks)
+        return {str(category): size_bytes for category, size_bytes in sizes.items()}
 
     def _bytes_by_kind(self) -> dict[str, int]:
         model = self.training.parts.model

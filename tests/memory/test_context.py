@@ -11,7 +11,7 @@ from autotune.memory.context import (
     ContextSize,
     growth_of_others,
     new_context_bytes,
-    own_numbers,
+    pids_of_this_process,
 )
 
 MIB = 1024**2
@@ -120,9 +120,9 @@ def test_a_process_that_comes_or_goes_and_nobody_knows_what_it_holds_is_a_distur
     ],
 )
 def test_nvml_knows_this_process_by(after, own):
-    assert own_numbers({7: MIB}, after, device="cuda:0") == own
+    assert pids_of_this_process({7: MIB}, after, device="cuda:0") == own
 
 
 def test_of_two_numbers_that_have_joined_nobody_knows_which_it_is():
     with pytest.raises(DeviceDisturbed, match="2 processes began"):
-        own_numbers({}, {70001: CONTEXT, 70002: CONTEXT}, device="cuda:0")
+        pids_of_this_process({}, {70001: CONTEXT, 70002: CONTEXT}, device="cuda:0")

@@ -64,33 +64,33 @@ def after(release, *products, environment=None):
 
 
 def test_each_thread_keeps_a_workspace_of_its_own():
-    assert after("2.11", MM, MM, [MM]).kept == [SMALL, SMALL]
+    assert after("2.11", MM, MM, [MM]).persistent == [SMALL, SMALL]
 
 
 def test_without_a_product_there_is_none():
-    assert after("2.11", torch.ops.aten.add.Tensor).kept == []
+    assert after("2.11", torch.ops.aten.add.Tensor).persistent == []
 
 
 @pytest.mark.parametrize("product", [ADDMM, SCALED])
 def test_a_bias_and_fp8_take_a_workspace_of_cublaslt_beside_it(product):
-    assert after("2.11", MM, product).kept == [SMALL, MIB]
+    assert after("2.11", MM, product).persistent == [SMALL, MIB]
 
 
 @pytest.mark.parametrize("product", [ADDMM, SCALED])
 def test_from_2_12_on_cublaslt_uses_the_workspace_of_cublas(product):
-    assert after("2.12", MM, product).kept == [SMALL]
+    assert after("2.12", MM, product).persistent == [SMALL]
 
 
 def test_a_product_that_adds_a_matrix_is_not_cublaslts():
     workspaces = CublasWorkspaces(gpu_of("8.9", "2.11"), {})
     workspaces.bytes_during(ADDMM, (torch.ones(4, 4),))
-    assert workspaces.kept == [SMALL]
+    assert workspaces.persistent == [SMALL]
 
 
 def test_from_2_15_on_a_workspace_lives_as_long_as_its_product():
     workspaces = CublasWorkspaces(gpu_of("9.0", "2.15"), {})
     during = [workspaces.bytes_during(product, (torch.ones(4),)) for product in (MM, ADDMM)]
-    assert (during, workspaces.kept) == ([LARGE, MIB], [])
+    assert (during, workspaces.persistent) == ([LARGE, MIB], [])
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,13 @@ def test_from_2_15_on_a_workspace_lives_as_long_as_its_product():
     ],
 )
 def test_what_the_user_has_set_holds(variable, value, kept):
-    assert after("2.11", MM, ADDMM, environment={variable: value}).kept == kept
+    assert after("2.11", MM, ADDMM, environment={variable: value}).persistent == kept
 
 
 def test_kept_workspaces_can_be_asked_for_again():
-    assert after("2.15", MM, [MM], environment={"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}).kept == [
+    assert after(
+        "2.15", MM, [MM], environment={"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
+    ).persistent == [
         SMALL,
         SMALL,
     ]
@@ -135,7 +137,7 @@ with Noted():
     product.backward(torch.zeros_like(product))
 del product
 numbers.grad = None
-print(torch.cuda.memory_allocated() - before, sum(expected.kept))
+print(torch.cuda.memory_allocated() - before, sum(expected.persistent))
 """
 
 

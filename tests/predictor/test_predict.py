@@ -208,7 +208,7 @@ def test_attention_that_no_kernel_of_the_named_backend_takes_is_refused(predicti
 
     changed_model(monkeypatch, bias_attention)
     with pytest.raises(
-        PredictionImpossible, match="attention flash does not take this model's calls"
+        PredictionImpossible, match="attention flash does not support this model's calls"
     ):
         prediction_of(device="cuda", precision="bf16-true", attention="flash")
 

@@ -1,14 +1,14 @@
-"""What a training script of the user's own calls: the configuration, its application, and a report of each step.
+"""The functions that a user's training script calls to be searched.
 
-    config = autotune.current_config(global_batch=16)         # config.micro_batch_size sequences a forward pass
+    config = autotune.current_config(global_batch=16)       # use config.micro_batch_size
     model, optimizer = autotune.apply(model, optimizer)
-    autotune.report(tokens=tokens_in_the_step, loss=loss)     # after each optimizer step
+    autotune.report(tokens=tokens_in_the_step, loss=loss)   # after each optimizer step
 
-In a trial of `autotune search --script` they do what the trial needs. Run by itself the script
+In a trial of `autotune search --script` these calls run the trial. Without a search the script
 trains as it would without them, or with the configuration in the JSON file that AUTOTUNE_CONFIG
-names. A loop that is not searched applies a configuration it has read:
+names. A training loop that is not searched can load a configuration and apply it:
 
-    config = autotune.load_config("autotune_config.json")     # what `autotune export --to pytorch` has written
+    config = autotune.load_config("autotune_config.json")   # from `autotune export --to pytorch`
     model, optimizer = autotune.apply(model, optimizer, config=config)
 
 Loads torch only in `apply`.
@@ -32,7 +32,7 @@ CONFIG_VARIABLE = "AUTOTUNE_CONFIG"
 
 
 class Run(Protocol):
-    """A trial that a script runs in."""
+    """The trial in which a script runs. The functions of this module delegate to it."""
 
     @property
     def config(self) -> TrainingConfig: ...
@@ -45,30 +45,29 @@ class Run(Protocol):
 
 
 _running: list[Run] = []
-"""The trial this process is, if it is one."""
+"""The trial that runs in this process; empty if there is none."""
 
 
 def begin(run: Run) -> None:
-    """Makes this process a trial: from here on the script's calls go to `run`."""
+    """Starts a trial in this process: from now on the script's calls are delegated to `run`."""
     _running[:] = [run]
 
 
 def current_config(*, global_batch: int = 1) -> TrainingConfig:
-    """The configuration to train with; a plain fp32 training where nothing else is asked for.
+    """Returns the configuration to train with.
 
-    Raises InvalidInput.
+    In a trial it is that of the trial, otherwise the one in the file that AUTOTUNE_CONFIG names,
+    and without that a plain fp32 training. Raises InvalidInput if the file is invalid.
 
-    `global_batch` is the script's own number of sequences in an optimizer step: run by itself, it
-    takes them at once.
+    `global_batch` is the number of sequences in an optimizer step of the script. Outside a trial it
+    is also the default micro batch size.
     """
     if _running:
         return _running[0].config
     file = os.environ.get(CONFIG_VARIABLE)
-    return (
-        load_config(file, global_batch=global_batch)
-        if file
-        else TrainingConfig(micro_batch_size=global_batch)
-    )
+    if file:
+        return load_config(file, global_batch=global_batch)
+    return TrainingConfig(micro_batch_size=global_batch)
 
 
 @overload
@@ -84,38 +83,43 @@ def apply(
     optimizer: "Optimizer | TrainingConfig | None" = None,
     config: TrainingConfig | None = None,
 ) -> "nn.Module | tuple[nn.Module, Optimizer]":
-    """The model and the optimizer to train with in the place of those given, which have taken no step yet.
+    """Applies a configuration; returns the model and the optimizer to train with from now on.
 
-    `apply(model, optimizer)` applies what the search asks for, or the file that AUTOTUNE_CONFIG
-    names; `apply(model, optimizer, config=config)` the given configuration. `apply(model, config)`
-    gives the model alone, and cannot change how the optimizer updates: it warns where the
-    configuration does.
+    `apply(model, optimizer)` applies the configuration of the trial or, outside a search, the file
+    that AUTOTUNE_CONFIG names. `apply(model, optimizer, config=config)` applies the given
+    configuration. `apply(model, config)` returns only the model and cannot change how the optimizer
+    updates: it warns where the configuration would.
 
-    To be called when the model is on its device; learning rate schedules belong on the optimizer
-    that is returned. Raises IllegalConfiguration for a technique that the model or the optimizer
-    cannot take.
+    Call it when the model is on its device and before the first step. Create learning-rate
+    schedules for the optimizer that is returned. Raises IllegalConfiguration for a technique that
+    the model or the optimizer does not support.
     """
     if isinstance(optimizer, TrainingConfig):
         optimizer, config = None, optimizer
     if optimizer is None:
-        return _applied_to_model(config, model)
+        return _apply_to_model(config, model)
     if config is None and _running:
         return _running[0].apply(model, optimizer)
     if config is None and not os.environ.get(CONFIG_VARIABLE):
         return model, optimizer
     from autotune.techniques.user_training import apply_to_user_training
 
-    if config is not None and type(optimizer).__name__ != (measured := _CLASSES[config.optimizer]):
-        warnings.warn(
-            f"the configuration was measured with {measured}: {type(optimizer).__name__} has a state of its own size",
-            stacklevel=2,
-        )
-    config = config or current_config()
+    if config is None:
+        config = current_config()
+    else:
+        name = type(optimizer).__name__
+        measured = _CLASSES[config.optimizer]
+        if name != measured:
+            warnings.warn(
+                f"the configuration was measured with {measured}, and the optimizer is {name}: "
+                "the size of its state may differ",
+                stacklevel=2,
+            )
     _check_applicable(config)
     return apply_to_user_training(config, model, optimizer)
 
 
-def _applied_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.Module":
+def _apply_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.Module":
     from autotune.techniques.user_training import apply_to_user_model
 
     if config is None:
@@ -135,13 +139,16 @@ def _applied_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.
 
 
 def _check_applicable(config: TrainingConfig) -> None:
-    """Raises IllegalConfiguration; warns of what a process has settled before it has a model."""
+    """Raises IllegalConfiguration; warns if the process did not start with the right allocator."""
     check_legal(config, Circumstances(global_batch=config.micro_batch_size))
-    said = f"{os.environ.get('PYTORCH_ALLOC_CONF')} {os.environ.get('PYTORCH_CUDA_ALLOC_CONF')}"
-    if config.allocator == "expandable" and "expandable_segments:True" not in said:
+    variables = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    settings = [os.environ.get(variable, "") for variable in variables]
+    is_expandable = any("expandable_segments:True" in setting for setting in settings)
+    if config.allocator == "expandable" and not is_expandable:
         warnings.warn(
-            "allocator expandable is not applied, for torch reads it before there is a model: "
-            "start by the export's autotune_launch.py, or with PYTORCH_ALLOC_CONF=expandable_segments:True",
+            "allocator expandable is not applied, since torch reads this setting before there is "
+            "a model: start the training by the export's autotune_launch.py, or with "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True",
             stacklevel=4,
         )
 
@@ -153,23 +160,23 @@ _CLASSES: Mapping[str, str] = {
     "adafactor-fixed-rate": "AdafactorFixedRate",
     "adamw-8bit": "AdamW8bit",
 }
-"""The class of each optimizer that trials measure with."""
+"""The class of each optimizer in trials."""
 
 
 def report(*, tokens: int, loss: Any, evaluation_loss: Any = None) -> None:
-    """Says that an optimizer step is done: its tokens, and its mean token loss in nats, a number or a tensor.
+    """Reports an optimizer step: its tokens, and its mean token loss in nats (number or tensor).
 
-    `evaluation_loss` is the same on text that is not trained on, where the script has just
-    evaluated. A trial ends with the report of its last step.
+    `evaluation_loss` is the mean token loss on held-out text, if the script has just evaluated. A
+    trial ends with the report of its last step. Does nothing outside a trial.
     """
     if _running:
         _running[0].report(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
 
 
 def load_config(file: str | Path, *, global_batch: int = 1) -> TrainingConfig:
-    """The configuration in a JSON file: one that `autotune export` has written, or an object of its fields alone.
+    """Loads a configuration from a JSON file of `autotune export`, or from an object of its fields.
 
-    A micro batch that is not said is the whole global batch. Raises InvalidInput.
+    `global_batch` is used for a micro batch size that is missing. Raises InvalidInput.
     """
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -187,4 +194,7 @@ def load_config(file: str | Path, *, global_batch: int = 1) -> TrainingConfig:
         raise InvalidInput(f"{file} holds no configuration: {error}", hint=_HOW_TO_NAME) from None
 
 
-_HOW_TO_NAME = f"name the autotune_config.json of an export (in {CONFIG_VARIABLE} for a script that is run by itself)"
+_HOW_TO_NAME = (
+    f"name the autotune_config.json of an export (in {CONFIG_VARIABLE} for a script that is "
+    "run by itself)"
+)

@@ -1,4 +1,4 @@
-"""Runs a training script of the user's own in this process, and watches its first steps."""
+"""Runs a user's training script in this process, and records its first steps for parity."""
 
 import functools
 import inspect
@@ -30,30 +30,38 @@ from autotune.training.script.interface import begin
 
 
 class ScriptEnd(BaseException):
-    """Leaves the script; no handler of its own for exceptions stops it.
+    """Ends the script. A BaseException, so that the script's `except Exception` does not catch it.
 
-    `why`: the error that ends it, if one does.
+    `reason` is the error that ends the script; None at its regular end.
     """
 
-    def __init__(self, why: Exception | None = None) -> None:
+    def __init__(self, reason: Exception | None = None) -> None:
         super().__init__()
-        self.why = why
+        self.reason = reason
 
 
 def seed_everything(seed: int) -> None:
+    """Seeds the global random number generators of Python, numpy and torch."""
     random.seed(seed)
     numpy.random.seed(seed)
     torch.manual_seed(seed)
 
 
 def choose_device(device: torch.device) -> None:
-    """Hides GPUs from a script that is to run on the CPU. To be called before the process touches any device."""
+    """Hides GPUs from a script that has to run on the CPU.
+
+    Must be called before the process touches any device.
+    """
     if device.type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a script takes a GPU where it sees one
 
 
 def run_script(workload: Workload, *, expected_sha256: str) -> bool:
-    """Runs the script as `python script.py` would; whether it was ended from here and not by itself."""
+    """Runs the script as `python script.py` would; returns whether ScriptEnd ended it.
+
+    Raises the reason of a ScriptEnd, RuntimeError for an exit code other than 0, InvalidInput if
+    the file has changed since `expected_sha256`, and whatever the script raises.
+    """
     assert workload.script is not None
     script = expanded(workload.script)
     if expected_sha256 and script_sha256(workload.script) != expected_sha256:
@@ -63,8 +71,8 @@ def run_script(workload: Workload, *, expected_sha256: str) -> bool:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except ScriptEnd as end:
-        if end.why is not None:
-            raise end.why from None
+        if end.reason is not None:
+            raise end.reason from None
         return True
     except SystemExit as end:
         if end.code:
@@ -73,17 +81,16 @@ def run_script(workload: Workload, *, expected_sha256: str) -> bool:
 
 
 class WatchedRun:
-    """A run of the script whose first steps are watched."""
+    """A run of the script whose first steps are recorded for the parity check."""
 
     is_trace = False
 
     def __init__(self, request: TrainingRequest, *, progress: Progress) -> None:
-        self.config, self._progress = request.config, progress
-        self._request, self._workload, self._device = (
-            request,
-            request.workload,
-            torch.device(request.device),
-        )
+        self.config = request.config
+        self._progress = progress
+        self._request = request
+        self._workload = request.workload
+        self._device = torch.device(request.device)
         self.parity: ParityWatch | None = None
         self._watched_step = ExitStack()
         if self.config.optimizer_fusion == "backward":
@@ -92,7 +99,7 @@ class WatchedRun:
     def apply_and_watch(
         self, model: nn.Module, optimizer: Optimizer
     ) -> tuple[nn.Module, Optimizer]:
-        """Applies the configuration; from here on steps are watched."""
+        """Applies the configuration and starts recording steps."""
         # Before techniques wrap the model's parts.
         self.parity = ParityWatch(
             parts_of_user_model(model).parameters_by_block(),
@@ -109,15 +116,15 @@ class WatchedRun:
         return model, optimizer
 
     def watch_next_step(self) -> None:
-        """To be called where one step ends and the next begins."""
+        """Must be called where one step ends and the next one begins."""
         if self.parity is not None:
             self._watched_step.close()
             self._watched_step.enter_context(self.parity.step())
 
     def note(self, loss: float, *, tokens: int) -> None:
-        """Takes the loss of the earliest step whose loss it has not had.
+        """Records the loss of the next step that the device has finished, in order.
 
-        The device has finished that step.
+        Raises ScriptEnd with ParityFailed where the first steps differ from the reference's.
         """
         self._progress("step")
         if self.parity is None:
@@ -129,10 +136,11 @@ class WatchedRun:
 
 
 def _end_where_gradients_are_clipped() -> None:
-    """Ends a script at its first call of torch's clipping, which would find no gradients and change nothing.
+    """Ends a script at its first call of torch's gradient clipping.
 
-    To be called before the script imports the functions. A limit of infinity only asks for the
-    norm.
+    The gradients have been used and freed by then, so clipping would do nothing. Must be called
+    before the script imports the functions. With a limit of infinity they only compute the norm,
+    which is allowed.
     """
 
     def guarded(clip: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,7 +165,7 @@ _CLIPS = "the script clips gradients, which optimizer_fusion backward has used a
 
 
 class _ScriptTrace(WatchedRun):
-    """A run that ends after the steps that are compared."""
+    """A run that ends after the steps that the parity check compares."""
 
     is_trace = True
 
@@ -169,7 +177,8 @@ class _ScriptTrace(WatchedRun):
     def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         if not self._dropout:
             model.eval()
-            model.train = lambda mode=True: model  # type: ignore[method-assign]  # the script would turn it on again
+            # The script would turn training mode on again.
+            model.train = lambda mode=True: model  # type: ignore[method-assign]
         return self.apply_and_watch(model, optimizer)
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
@@ -183,23 +192,23 @@ class _ScriptTrace(WatchedRun):
 def trace_script(
     request: TrainingRequest, *, dropout: bool, progress: Progress = unwatched
 ) -> ParityTrace:
-    """The script's first steps, to compare with those of another configuration; without `dropout` in evaluation mode.
+    """Returns the trace of the script's first steps, to compare with another configuration.
 
-    Raises whatever the script raises.
+    Without `dropout` the model is in evaluation mode. Raises RuntimeError for a script that ends
+    before these steps, and whatever the script raises.
     """
     torch._inductor.config.fallback_random = True
-    choose_device(torch.device(request.device))
-    if torch.device(request.device).type == "cuda":
-        torch.cuda.set_device(torch.device(request.device))  # as a trial's meter does
+    device = torch.device(request.device)
+    choose_device(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # as a trial's meter does
         if request.config.activation_offload != "none":
             bound_pinned_memory()
     trial = _ScriptTrace(request, dropout=dropout, progress=progress)
     before_the_device(request.config)
     seed_everything(request.workload.seed)
     begin(trial)
-    if (
-        not run_script(request.workload, expected_sha256=request.workload.model_sha256)
-        or trial.parity is None
-    ):
+    was_ended = run_script(request.workload, expected_sha256=request.workload.model_sha256)
+    if not was_ended or trial.parity is None:
         raise RuntimeError(f"the script ended before {PARITY_STEPS} steps")
     return trial.parity.trace()

@@ -1,14 +1,14 @@
-"""A user's training script as a trial: run in this process, measured from its reports.
+"""Runs a user's training script as a trial in this process, and measures it from its reports.
 
-The script keeps its loop. Its first `warmup_steps` reports warm up, the next ones bound the steps
-whose memory is measured, the others are timed; with the report of the workload's last step the
-script is ended. On a CPU it is ended after a few timed steps where its perplexity is shared; on
-CUDA its own evaluation may set the peak of the device, so that it goes on to the end.
+The script has the training loop. Its first `warmup_steps` reports warm up, the next ones delimit
+the steps whose memory is measured, the others are timed. The report of the workload's last step
+ends the script. Where the perplexity is reused from another trial, the script is ended after a few
+timed steps on a CPU; on CUDA its evaluation may set the peak of the device, so it runs to the end.
 
-Evaluation belongs to the script, too. The perplexity is that of the evaluation loss that it reports
-with its last step. Where there is none, or the model was put in evaluation mode last before that
-step's update, it is that of the last training losses, and its source says so. A script that
-evaluates without `model.eval()` is taken at its word.
+The script also evaluates. The perplexity is that of the evaluation loss in the last report. If
+there is none, or if the model was last put in evaluation mode before the update of that step, it is
+that of the last training losses, and its source says so. The evaluation loss of a script that never
+calls `model.eval()` is used as reported.
 """
 
 import functools
@@ -57,11 +57,14 @@ class _Step(TimedStep):
 
     evaluation_loss: float | None
     is_evaluated_after_update: bool
-    """Whether the evaluation was of the weights that this step has left."""
+    """Whether the evaluation used the weights after this step's update."""
 
 
 def train_script(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
-    """Runs the workload's script as one trial. Raises Diverged and whatever the script raises."""
+    """Runs the workload's script as one trial and returns its measurement.
+
+    Raises Diverged, ParityFailed and whatever the script raises.
+    """
     before_the_device(request.config)
     device = torch.device(request.device)
     choose_device(device)
@@ -71,15 +74,18 @@ def train_script(request: TrainingRequest, *, progress: Progress = unwatched) ->
     trial = _ScriptTrial(request, device, progress=progress)
     begin(trial)
     ended = run_script(request.workload, expected_sha256=request.workload.model_sha256)
-    return trial.measurement() if ended else trial.premature()
+    if not ended:
+        return trial.measurement_of_early_end()
+    return trial.measurement()
 
 
 def examine_script(
     workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: torch.device
 ) -> dict[str, dict[str, str]]:
-    """Runs the script up to `autotune.apply`; returns what its model and optimizer cannot take.
+    """Runs the script up to `autotune.apply`; returns what its model and optimizer do not support.
 
-    {technique: {value: reason}}. Raises InvalidInput for a script that does not get there.
+    The result is {technique: {value: reason}}. Raises InvalidInput for a script that fails before
+    or does not call it.
     """
     choose_device(device)
     if device.type == "cuda":
@@ -89,22 +95,25 @@ def examine_script(
     try:
         run_script(workload, expected_sha256="")
     except Exception as error:
+        reason = type(error).__name__
         lines = str(error).strip().splitlines()
+        if lines:
+            reason += f": {lines[0]}"
         raise InvalidInput(
-            f"script {workload.script} fails before its first step: "
-            f"{type(error).__name__}{': ' + lines[0] if lines else ''}",
+            f"script {workload.script} fails before its first step: {reason}",
             hint=f"it must run by itself: python {workload.script}",
         ) from error
     if examination.missing is None:
         raise InvalidInput(
-            f"script {workload.script} does not call autotune.apply before its first report or its end",
+            f"script {workload.script} does not call autotune.apply before its first report or "
+            "its end",
             hint="add `model, optimizer = autotune.apply(model, optimizer)` after both are made",
         )
     return examination.missing
 
 
 class _Examination:
-    """A run that ends where the script hands over its model and optimizer."""
+    """A run that ends when the script passes its model and optimizer to `autotune.apply`."""
 
     def __init__(self, workload: Workload, choices: Mapping[str, Sequence[Any]]) -> None:
         self.config = TrainingConfig(micro_batch_size=workload.global_batch)
@@ -121,19 +130,19 @@ class _Examination:
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
-    """What the script has said of a step, which a CUDA device may not have finished."""
+    """The report of a step that a CUDA device may not have finished."""
 
     number: int
     tokens: int
     wait: StepEnd
     evaluation_loss: Tensor | float | None
     is_evaluated_after_update: bool
-    read_seconds: float
-    """Spent in the step on reading gradients for the comparison of parity."""
+    parity_seconds: float
+    """Time spent in the step on reading gradients for the parity check."""
 
 
 class _ScriptTrial(WatchedRun):
-    """One configuration, put to the test by the script's own steps."""
+    """Measures one configuration during the steps of the script."""
 
     def __init__(
         self, request: TrainingRequest, device: torch.device, *, progress: Progress
@@ -145,10 +154,10 @@ class _ScriptTrial(WatchedRun):
         if request.shares_perplexity and device.type == "cpu":
             short = request.workload.warmup_steps + MEMORY_STEPS + SHORT_TIMED_STEPS
             self._last_step = min(self._last_step, short)
-        self._rival: PruningBound | None = None
+        self._dominating: PruningBound | None = None
         self._updates = 0
         self._updates_evaluated: int | None = None
-        """After how many updates the model was put in evaluation mode last; None: it never was."""
+        """Number of updates before the model last changed to evaluation mode; None: never."""
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
         began = time.monotonic()
@@ -164,9 +173,10 @@ class _ScriptTrial(WatchedRun):
         self._startup_seconds = 0.0
         self._clock = make_clock(device)
         self._reports = 0
-        self._unfinished = deque[_Report]()
-        """Of steps that the device may not have finished."""
-        self._read_seconds = 0.0
+        self._unfinished: deque[_Report] = deque()
+        """Reports of steps that the device may not have finished."""
+        self._parity_seconds = 0.0
+        """Time spent on reading gradients until the last report."""
 
     # -- what the script calls ---------------------------------------------------------------------
 
@@ -179,31 +189,33 @@ class _ScriptTrial(WatchedRun):
         return self._model, self._optimizer
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
-        if self._has_ended:  # the script reports from a `finally`, on its way out
+        if self._has_ended:  # the script reports from a `finally` while it is being ended
             return
         try:
-            self._take(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
+            self._process(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
         except ScriptEnd:
             self._has_ended = True
             raise
-        except Exception as error:  # no error of the script's, whose own handlers must not see it
+        except Exception as error:  # not an error of the script: its handlers must not see it
             self._has_ended = True
             raise ScriptEnd(error) from None
 
-    def _take(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
-        """Takes the report of one step.
+    def _process(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+        """Processes the report of one step.
 
-        Raises ScriptEnd with the last one, and what ends the trial as an error.
+        Raises ScriptEnd after the last step, and also any error that ends the trial.
         """
-        self._unfinished.append(self._report_of_step(tokens, loss, evaluation_loss))
+        self._unfinished.append(self._make_report(tokens, loss, evaluation_loss))
         self.watch_next_step()
         self._progress("step")
         while len(self._unfinished) > self._most_unfinished:
-            self._steps.append(self._finished(self._unfinished.popleft()))
-            self.note(self._steps[-1].loss, tokens=self._steps[-1].tokens)
+            step = self._wait_for_step(self._unfinished.popleft())
+            self._steps.append(step)
+            self.note(step.loss, tokens=step.tokens)
             if self._is_dominated():
                 self._end()
-        done, steady_from = self._reports, self._workload.warmup_steps
+        done = self._reports
+        steady_from = self._workload.warmup_steps
         if done == 1:
             self._meter.kernels_have_run()
         if done == steady_from:
@@ -215,19 +227,21 @@ class _ScriptTrial(WatchedRun):
         if done == self._last_step:
             self._end()
         if not self._unfinished:
-            self._clock.restart()  # what was done here is no part of the next step
+            self._clock.restart()  # the time spent here does not belong to the next step
 
     @property
     def _most_unfinished(self) -> int:
-        """How many steps the script may go on without their having ended: one among the timed steps on CUDA.
+        """How many reported steps may be unfinished: one during the timed steps on CUDA, else none.
 
-        A device that is waited for after each step is idle until the next one's first kernel
-        arrives. With offloaded activations it is waited for all the same: their memory of the host
-        would be pinned once more for a step ahead.
+        After a wait the device is idle until the next step's first kernel arrives. With offloaded
+        activations every step is waited for nevertheless: running a step ahead would pin their
+        host memory again.
         """
         is_timed = self._workload.warmup_steps + MEMORY_STEPS < self._reports < self._last_step
         is_waited_for = self._device.type == "cpu" or self.config.activation_offload != "none"
-        return 1 if is_timed and not is_waited_for else 0
+        if is_timed and not is_waited_for:
+            return 1
+        return 0
 
     def _count_update(self, *_: Any) -> None:
         self._updates += 1
@@ -237,50 +251,58 @@ class _ScriptTrial(WatchedRun):
             self._updates_evaluated = self._updates
 
     def _is_dominated(self) -> bool:
-        """Whether a trial of the same numerics needs no more memory and is faster, asked once speed has settled."""
+        """Returns whether an earlier trial of the same numerics is faster in no more memory.
+
+        Checked only once, after the number of timed steps at which the speed has settled.
+        """
         timed = self._timed_steps()
         if self._request.pruning_bounds and len(timed) == SETTLED_STEPS:
             speed = statistics.median(step.tokens / step.seconds for step in timed)
             peak_bytes = self._meter.reading().peak_memory_bytes
-            self._rival = dominated_by(
+            self._dominating = dominated_by(
                 self._request.pruning_bounds, peak_memory_bytes=peak_bytes, tokens_per_second=speed
             )
-        return self._rival is not None
+        return self._dominating is not None
 
     def _end(self) -> None:
         self._has_ended = True
         raise ScriptEnd
 
-    def _report_of_step(self, tokens: int, loss: Any, evaluation_loss: Any) -> _Report:
+    def _make_report(self, tokens: int, loss: Any, evaluation_loss: Any) -> _Report:
         wait = self._clock.step_ended(loss)
         self._reports += 1
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
             raise ScriptEnd(
-                ValueError(f"autotune.report got tokens={tokens!r}, which is no number of tokens")
+                ValueError(
+                    f"Invalid tokens={tokens!r} in autotune.report. Give the number of tokens of "
+                    "the step, a whole number of at least 1."
+                )
             )
-        read_before, self._read_seconds = (
-            self._read_seconds,
-            0.0 if self.parity is None else self.parity.seconds,
-        )
+        parity_seconds_before = self._parity_seconds
+        self._parity_seconds = 0.0 if self.parity is None else self.parity.seconds
         return _Report(
             number=self._reports,
             tokens=tokens,
             wait=wait,
             evaluation_loss=None if evaluation_loss is None else copied_to_host(evaluation_loss),
             is_evaluated_after_update=self._updates_evaluated in (None, self._updates),
-            read_seconds=self._read_seconds - read_before,
+            parity_seconds=self._parity_seconds - parity_seconds_before,
         )
 
-    def _finished(self, report: _Report) -> _Step:
+    def _wait_for_step(self, report: _Report) -> _Step:
         seconds, loss = report.wait()
-        evaluated = None if report.evaluation_loss is None else float(report.evaluation_loss)
-        if not math.isfinite(loss) or not math.isfinite(evaluated or 0.0):
+        evaluation_loss = None
+        is_finite = math.isfinite(loss)
+        if report.evaluation_loss is not None:
+            evaluation_loss = float(report.evaluation_loss)
+            is_finite = is_finite and math.isfinite(evaluation_loss)
+        if not is_finite:
             raise ScriptEnd(Diverged(f"the loss became {loss} at step {report.number}"))
         return _Step(
-            seconds=seconds - report.read_seconds,
+            seconds=seconds - report.parity_seconds,
             tokens=report.tokens,
             loss=loss,
-            evaluation_loss=evaluated,
+            evaluation_loss=evaluation_loss,
             is_evaluated_after_update=report.is_evaluated_after_update,
         )
 
@@ -293,27 +315,26 @@ class _ScriptTrial(WatchedRun):
 
     # -- the result --------------------------------------------------------------------------------
 
-    def premature(self) -> Measurement:
-        done = self._reports
-        return Measurement(
-            outcome="crashed",
-            message=f"the script ended after {done} of {self._workload.steps} steps; {_HOW_TO_REPORT}"
-            if done == 0
-            else f"the script ended after {done} of {self._workload.steps} steps: let it go on, or use fewer --steps",
-        )
+    def measurement_of_early_end(self) -> Measurement:
+        """Returns the measurement of a script that ended before its last step."""
+        ended = f"the script ended after {self._reports} of {self._workload.steps} steps"
+        if self._reports == 0:
+            return Measurement(outcome="crashed", message=f"{ended}; {_HOW_TO_REPORT}")
+        message = f"{ended}: let it go on, or use fewer --steps"
+        return Measurement(outcome="crashed", message=message)
 
     def measurement(self) -> Measurement:
-        memory, cap_bytes = self._meter.reading(), self._request.cap_bytes
+        """Returns the measurement of a script that ran to its last step."""
+        memory = self._meter.reading()
+        cap_bytes = self._request.cap_bytes
         outcome: Outcome = "ok"
         message = ""
         if memory.device_bytes > cap_bytes:
-            outcome, message = (
-                "over_cap",
-                f"needs {format_size(memory.device_bytes)} of {format_size(cap_bytes)}",
-            )
-        elif self._rival is not None:
+            outcome = "over_cap"
+            message = f"needs {format_size(memory.device_bytes)} of {format_size(cap_bytes)}"
+        elif self._dominating is not None:
             outcome = "dominated"
-            message = f"trial {self._rival.number} trains the same faster in no more memory"
+            message = f"trial {self._dominating.number} trains the same faster in no more memory"
         return Measurement(
             outcome=outcome,
             message=message,
@@ -333,39 +354,50 @@ class _ScriptTrial(WatchedRun):
     def _bytes_by_kind(self) -> dict[str, int] | None:
         if self._model is None or self._optimizer is None:
             return None
-        state = (value for one in self._optimizer.state.values() for value in one.values())
+        state: list[Tensor] = []
+        for state_of_parameter in self._optimizer.state.values():
+            for value in state_of_parameter.values():
+                if isinstance(value, Tensor):
+                    state.append(value)
         return {
             "parameters": resident_bytes(self._model.parameters()),
             "buffers": resident_bytes(self._model.buffers()),
-            "optimizer_state": resident_bytes(
-                value for value in state if isinstance(value, torch.Tensor)
-            ),
+            "optimizer_state": resident_bytes(state),
             **offloaded_bytes(self.config),
         }
 
     def _timed_steps(self) -> list[_Step]:
-        """The steps after those of the warm-up and of memory; without those that evaluate, where two others remain."""
+        """Returns the steps after the warm-up and after those whose memory was measured.
+
+        Steps with an evaluation are left out, if at least two others remain.
+        """
         timed = self._steps[self._workload.warmup_steps + MEMORY_STEPS :]
         plain = [step for step in timed if step.evaluation_loss is None]
         return plain if len(plain) > 1 else timed
 
     def _speed(self) -> dict[str, Any]:
-        """Nothing where the script was ended for its memory."""
-        if len(self._steps) < self._last_step and self._rival is None:
+        """Returns the fields for speed, empty where the script was ended for exceeding the cap."""
+        if len(self._steps) < self._last_step and self._dominating is None:
             return {}
         warmup = self._steps[: self._workload.warmup_steps]
         return measured_speed(warmup, self._timed_steps(), compiled=self.config.compile != "none")
 
     def _perplexity(self) -> dict[str, Any]:
-        """Nothing where perplexity is shared, or the script did not come to its end."""
+        """Returns the fields for perplexity.
+
+        Empty where perplexity is reused from another trial, or the script was ended early. Raises
+        Diverged for a loss that is too large.
+        """
         if self._request.shares_perplexity or len(self._steps) < self._workload.steps:
             return {}
-        last, latest = self._steps[-1], self._steps[-max(1, len(self._steps) // 4) :]
+        last = self._steps[-1]
+        last_quarter = self._steps[-max(1, len(self._steps) // 4) :]
         if last.evaluation_loss is not None and last.is_evaluated_after_update:
-            loss, source = last.evaluation_loss, f"{AFTER_STEP} {len(self._steps)}"
+            loss = last.evaluation_loss
+            source = f"{AFTER_STEP} {len(self._steps)}"
         else:
-            loss = statistics.fmean(step.loss for step in latest)
-            source = f"training loss of the last {len(latest)} steps"
+            loss = statistics.fmean(step.loss for step in last_quarter)
+            source = f"training loss of the last {len(last_quarter)} steps"
             if any(step.evaluation_loss is not None for step in self._steps):
                 source += f", {NOT_AFTER_THE_LAST_STEP}"
         if not loss < LARGEST_LOSS:
@@ -374,10 +406,10 @@ class _ScriptTrial(WatchedRun):
 
 
 def _watch_mode(model: nn.Module, note: Callable[[bool], None]) -> None:
-    """Tells `note` of every `model.train()` and `model.eval()`.
+    """Calls `note` at every `model.train()` and `model.eval()`.
 
-    By the method of all modules: the model itself, which the script may copy, save and compile,
-    stays as it is.
+    Patches the method of all modules, so that the model itself, which the script may copy, save and
+    compile, is unchanged.
     """
     set_mode = nn.Module.train
 
