@@ -1,10 +1,11 @@
-"""Adafactor (arXiv:1804.04235) as commonly run with a rate of one's own: no relative step, no scaling by the weight.
+"""Adafactor (arXiv:1804.04235) with a fixed learning rate, as it is commonly used.
 
-The second moment of a matrix is kept as the mean of its rows and of its columns, that of anything
-flatter in full, in the parameter's dtype. The update is computed in float32, with temporaries of
-one parameter, and rounded to the parameter's dtype once, to nearest. torch.optim.Adafactor is
-another algorithm: its step is relative to the size of the weight. transformers' has the same rule
-without a limit on beta2, and is no dependency.
+That is, without relative steps and without scaling by the weight. The second moment of a matrix is
+stored as the means of its rows and of its columns, that of a vector in full, in the dtype of the
+parameter. The update is computed in float32, with temporaries for one parameter, and rounded to the
+parameter's dtype once, to nearest. torch.optim.Adafactor is a different algorithm: its step is
+relative to the size of the weight. Adafactor in transformers has the same rule without a limit on
+beta2; transformers is not a dependency of autotune.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,13 +24,13 @@ CLIP_THRESHOLD = 1.0
 """Largest root mean square of an update before the learning rate, section 6 of the paper."""
 SQUARE_EPS = 1e-30
 """Added to squared gradients. The paper's second eps, 1e-3, belongs to the scaling by the weight,
-left out here."""
+which is left out here."""
 
 
 class AdafactorFixedRate(torch.optim.Optimizer):
-    """One parameter after the other.
+    """Updates one parameter after the other.
 
-    State: `step` (a number), and `row` and `column`, or `square`.
+    The state of a parameter is `step` (a number), and `row` and `column`, or `square`.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], *, lr: float) -> None:
@@ -64,12 +65,14 @@ def _update(parameter: Tensor, state: dict[str, Any], *, learning_rate: float) -
 
 
 def _initial_state(parameter: Tensor) -> dict[str, Any]:
-    """A row [..., rows] and a column [..., columns] for a matrix [..., rows, columns]; else the parameter's shape."""
+    """Returns zeros for the second moment of a parameter.
+
+    For a matrix [..., rows, columns] that is `row` [..., rows] and `column` [..., columns],
+    otherwise `square` in the shape of the parameter.
+    """
     if parameter.dim() < 2:
-        return {
-            "step": 0,
-            "square": torch.zeros_like(parameter, memory_format=torch.contiguous_format),
-        }
+        square = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        return {"step": 0, "square": square}
     return {
         "step": 0,
         "row": torch.zeros_like(parameter[..., 0]),
@@ -78,22 +81,22 @@ def _initial_state(parameter: Tensor) -> dict[str, Any]:
 
 
 def _inverse_root(gradient: Tensor, state: dict[str, Any]) -> Tensor:
-    """Takes the gradient [float32] into the second moment; returns a new tensor, 1 over the root of its estimate."""
-    forgotten = max(state["step"] ** DECAY_RATE, 1 - LARGEST_BETA2)
+    """Updates the second moment with a float32 gradient; returns 1 over its square root, new."""
+    weight_of_new = max(state["step"] ** DECAY_RATE, 1 - LARGEST_BETA2)
     square = gradient.square().add_(SQUARE_EPS)
     if "square" in state:
-        return _blend(state, "square", square, forgotten).rsqrt()
-    row = _blend(state, "row", square.mean(dim=-1), forgotten)
-    column = _blend(state, "column", square.mean(dim=-2), forgotten)
+        return _blend(state, "square", square, weight_of_new).rsqrt()
+    row = _blend(state, "row", square.mean(dim=-1), weight_of_new)
+    column = _blend(state, "column", square.mean(dim=-2), weight_of_new)
     # Roots before the product: row times column would underflow to zero where both are near
     # SQUARE_EPS.
     row = (row / row.mean(dim=-1, keepdim=True)).rsqrt_()
     return row.unsqueeze(-1) * column.rsqrt().unsqueeze(-2)
 
 
-def _blend(state: dict[str, Any], name: str, new: Tensor, forgotten: float) -> Tensor:
-    """Moves the named moment towards `new` by the forgotten part, and returns it unrounded, in float32."""
+def _blend(state: dict[str, Any], name: str, new: Tensor, weight_of_new: float) -> Tensor:
+    """Updates a moving average in the state; returns it unrounded, in float32."""
     moment: Tensor = state[name]
-    blended = torch.lerp(moment.float(), new, forgotten)
+    blended = torch.lerp(moment.float(), new, weight_of_new)
     moment.copy_(blended)
     return blended

@@ -1,7 +1,7 @@
-"""The CUDA caching allocator's segments: of fixed size, or expandable.
+"""Segments of the CUDA caching allocator: of fixed size, or expandable.
 
-Expandable segments grow in place, so that less of what is reserved lies idle between tensors;
-allocated memory does not change, reserved memory does, and reserved memory counts against the cap.
+Expandable segments grow in place, so that less reserved memory is unused between tensors. They do
+not change the allocated memory but the reserved memory, which counts against the cap.
 Source:
 https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf
 """
@@ -17,7 +17,7 @@ _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def set_allocator(allocator: Allocator) -> None:
-    """Must be called before the process first allocates on the device: the setting is read once."""
+    """Sets the kind of segments. Must be called before the first allocation on the device."""
     for variable in _VARIABLES:
         os.environ.pop(variable, None)
     if allocator == "expandable":
@@ -25,6 +25,7 @@ def set_allocator(allocator: Allocator) -> None:
 
 
 def unavailable(allocator: Allocator, *, device: torch.device) -> str | None:
+    """Returns why this setting does not work on `device`; None if it does."""
     if allocator == "expandable" and device.type != "cuda":
         return f"expandable segments belong to the CUDA allocator, the device is {device.type}"
     return None

@@ -1,15 +1,16 @@
-"""Attention backend: which kernel stands behind scaled_dot_product_attention.
+"""Attention backend: the kernel that scaled_dot_product_attention uses.
 
 | value | saves | costs | needs |
 |---|---|---|---|
-| auto | torch's own choice, call by call | | |
-| flash | the scores [batch, heads, sequence, sequence] (arXiv:2205.14135) | | 16-bit numbers; on CUDA no mask |
+| auto | torch chooses for each call | | |
+| flash | scores [batch, heads, sequence, sequence] (arXiv:2205.14135) | | 16-bit; on CUDA no mask |
 | efficient | the scores (arXiv:2112.05682) | slower than flash | CUDA; no grouped queries |
-| cudnn | the scores; on Hopper often faster than flash | a plan at first use | 16-bit numbers; CUDA, Ampere or newer |
-| math | nothing: scores and their softmax are kept | memory in the square of the sequence | nothing: the reference |
+| cudnn | the scores; often faster on Hopper | a plan at first use | 16-bit; CUDA, Ampere or newer |
+| math | nothing: stores the scores and their softmax | memory quadratic in the sequence | |
 
-A setting of the whole process and no context around the forward pass: checkpointing calls the
-kernel again in backward, where such a context has ended and another kernel would answer. Source:
+`math` is the reference. The backend is a setting of the whole process instead of a context around
+the forward pass: checkpointing calls the kernel again in the backward pass, where such a context
+has ended and another kernel would be chosen. Source:
 https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
 """
 
@@ -30,7 +31,7 @@ _KERNELS_OF_16_BIT = ("flash", "cudnn")
 
 
 def set_attention_backend(attention: Attention) -> None:
-    """Leaves torch the one kernel to choose, or all of them. A setting of the whole process."""
+    """Enables only the kernel of this backend, or all for auto, in the whole process."""
     torch.backends.cuda.enable_flash_sdp(attention in ("auto", "flash"))
     torch.backends.cuda.enable_mem_efficient_sdp(attention in ("auto", "efficient"))
     torch.backends.cuda.enable_cudnn_sdp(attention in ("auto", "cudnn"))
@@ -39,7 +40,10 @@ def set_attention_backend(attention: Attention) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:
-    """What decides which kernels can answer a call: shapes [batch, heads, sequence, head size], mask and flags."""
+    """The properties of a call that decide which kernels support it.
+
+    Shapes are [batch, heads, sequence, head size].
+    """
 
     query: tuple[int, ...]
     key: tuple[int, ...]
@@ -55,44 +59,49 @@ class AttentionCall:
 PLAIN_CALL = AttentionCall(
     query=(1, 4, 64, 64), key=(1, 4, 64, 64), value=(1, 4, 64, 64), is_causal=True
 )
-"""The least that a backend must do to be there at all."""
+"""A backend that does not support this call counts as unavailable."""
 
 
 _LONGEST = 64
-"""Tokens of a sequence in a call that is tried: which kernels take it does not depend on more."""
+"""Longest sequence in a call that is tried: longer ones do not change which kernels support it."""
 
 
 class CallsOfAttention(TorchFunctionMode):
-    """Within it `calls` collects the distinct calls of scaled_dot_product_attention, on sequences made short."""
+    """Collects the distinct calls of scaled_dot_product_attention inside, with short sequences."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: dict[AttentionCall, None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            self.calls[_call_of(*args, **(kwargs or {}))] = None
-        return func(*args, **(kwargs or {}))
+            self.calls[_call_of(*args, **kwargs)] = None
+        return func(*args, **kwargs)
 
 
 def unavailable(
     attention: Attention, *, device: torch.device, call: AttentionCall = PLAIN_CALL
 ) -> str | None:
-    """Why no kernel of this backend answers `call` on `device`, found by making it, with backward; None if one does."""
+    """Returns why no kernel of this backend supports `call` on `device`; None if one does.
+
+    It is found by running the call, forward and backward.
+    """
     if attention == "auto":
         return None
     dtype = torch.bfloat16 if attention in _KERNELS_OF_16_BIT else torch.float32
     try:
         with _only(attention), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of every kernel that it does not take
-            _make(call, device=device, dtype=dtype).sum().backward()
+            warnings.simplefilter("ignore")  # torch warns for every kernel that it rejects
+            _run_call(call, device=device, dtype=dtype).sum().backward()
     except (RuntimeError, NotImplementedError) as error:
-        return f"{str(error).splitlines()[0].partition('. ')[0]} ({_in_words(call)})"
+        return f"{str(error).splitlines()[0].partition('. ')[0]} ({_describe(call)})"
     return None
 
 
 @contextmanager
 def _only(attention: Attention) -> Iterator[None]:
+    """Enables only this backend inside, all backends afterwards."""
     set_attention_backend(attention)
     try:
         yield
@@ -100,19 +109,19 @@ def _only(attention: Attention) -> Iterator[None]:
         set_attention_backend("auto")
 
 
-def _make(call: AttentionCall, *, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _run_call(call: AttentionCall, *, device: torch.device, dtype: torch.dtype) -> Tensor:
     query, key, value = (
         torch.zeros(shape, device=device, dtype=dtype, requires_grad=True)
         for shape in (call.query, call.key, call.value)
     )
     mask = None
     if call.mask is not None:
-        mask = torch.zeros(
-            call.mask, device=device, dtype=dtype, requires_grad=call.mask_is_trained
-        )
-        mask = (
-            torch.ones(call.mask, device=device, dtype=torch.bool) if call.mask_is_boolean else mask
-        )
+        if call.mask_is_boolean:
+            mask = torch.ones(call.mask, device=device, dtype=torch.bool)
+        else:
+            mask = torch.zeros(
+                call.mask, device=device, dtype=dtype, requires_grad=call.mask_is_trained
+            )
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -154,17 +163,19 @@ def _shortened(tensor: Tensor, *dimensions: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _in_words(call: AttentionCall) -> str:
-    mask = (
-        "trained mask"
-        if call.mask_is_trained
-        else "boolean mask"
-        if call.mask_is_boolean
-        else "additive mask"
-    )
-    words = [
-        f"heads of {call.query[-1]}",
-        *([mask] if call.mask else ["causal"] if call.is_causal else []),
-    ]
-    words += [f"dropout {call.dropout}"] if call.dropout else []
-    return ", ".join([*words, "grouped queries"] if call.enable_gqa else words)
+def _describe(call: AttentionCall) -> str:
+    properties = [f"heads of {call.query[-1]}"]
+    if call.mask:
+        if call.mask_is_trained:
+            properties.append("trained mask")
+        elif call.mask_is_boolean:
+            properties.append("boolean mask")
+        else:
+            properties.append("additive mask")
+    elif call.is_causal:
+        properties.append("causal")
+    if call.dropout:
+        properties.append(f"dropout {call.dropout}")
+    if call.enable_gqa:
+        properties.append("grouped queries")
+    return ", ".join(properties)

@@ -1,12 +1,12 @@
-"""Activation checkpointing: drop activations in the forward pass, recompute them in the backward pass.
+"""Activation checkpointing: frees activations in forward and recomputes them in backward.
 
-| value | recomputed | kept |
+| value | recomputed | stored |
 |---|---|---|
 | attention | the attention part of each block | all else |
 | selective | all of a block but its matrix products and attention | the outputs of those |
 | every-4, every-2 | whole blocks whose index is divisible by 4 or 2 | the other blocks |
 | block | each block | one residual stream a block |
-| sqrt | all blocks, in about sqrt(layers) segments (arXiv:1604.06174) | one residual stream a segment |
+| sqrt | all blocks, in sqrt(layers) segments (arXiv:1604.06174) | a residual stream a segment |
 
 Not ordered by memory: a segment of several blocks holds all their activations while it is
 recomputed. Losses are bit-equal, since the same kernels run again. Always non-reentrant:
@@ -45,7 +45,7 @@ _KEPT_OPERATORS = frozenset(
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
 )
-"""What `selective` keeps: matrix products and the attention kernels made of them."""
+"""The operators whose results `selective` stores: matrix products and attention kernels."""
 
 
 class Checkpointed(nn.Module):
@@ -60,7 +60,7 @@ class Checkpointed(nn.Module):
         return checkpoint(self.module, *args, use_reentrant=False, **self._options, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """What a model reads of its own parts, such as the kind of a block, is still found."""
+        """Looks up attributes in `module`, since models read them from their blocks."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -68,7 +68,10 @@ class Checkpointed(nn.Module):
 
 
 class Segment(nn.Module):
-    """Several blocks, one after the other, as one module; one may return a tuple with the next one's input first."""
+    """Several consecutive blocks as one module.
+
+    A block may return a tuple whose first element is the input of the next block.
+    """
 
     def __init__(self, blocks: list[nn.Module]) -> None:
         super().__init__()
@@ -82,7 +85,7 @@ class Segment(nn.Module):
 
 
 def checkpoint_in_blocks(parts: ModelParts, granularity: Checkpointing) -> None:
-    """Applies every granularity that stays within single blocks; `sqrt` is `checkpoint_segments`."""
+    """Applies every granularity within single blocks; `sqrt` is in `checkpoint_segments`."""
     if granularity == "attention":
         assert parts.attention_name is not None
         for block in parts.blocks:
@@ -93,16 +96,14 @@ def checkpoint_in_blocks(parts: ModelParts, granularity: Checkpointing) -> None:
         )
     elif granularity in _EVERY:
         every = _EVERY[granularity]
-        parts.replace_blocks(
-            [
-                Checkpointed(block) if index % every == 0 else block
-                for index, block in enumerate(parts.blocks)
-            ]
-        )
+        blocks = list(parts.blocks)
+        for index in range(0, len(blocks), every):
+            blocks[index] = Checkpointed(blocks[index])
+        parts.replace_blocks(blocks)
 
 
 def checkpoint_segments(parts: ModelParts, granularity: Checkpointing) -> None:
-    """`sqrt`: consecutive blocks in round(sqrt(layers)) segments of nearly equal length, each recomputed as a whole."""
+    """Applies `sqrt`: round(sqrt(layers)) segments of nearly equal length, recomputed whole."""
     if granularity != "sqrt":
         return
     assert parts.blocks_are_called_alike
@@ -124,8 +125,6 @@ def _selective_contexts() -> Any:
 def _keep_matrix_products(
     _context: Any, operator: Any, *_args: Any, **_kwargs: Any
 ) -> CheckpointPolicy:
-    return (
-        CheckpointPolicy.MUST_SAVE
-        if operator in _KEPT_OPERATORS
-        else CheckpointPolicy.PREFER_RECOMPUTE
-    )
+    if operator in _KEPT_OPERATORS:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE

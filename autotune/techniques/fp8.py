@@ -1,9 +1,9 @@
-"""fp8: the products of the blocks' linear layers in eight bits, with a scale a tensor found as they come.
+"""fp8: matrix products of the blocks' linear layers in 8 bits, with one dynamic scale per tensor.
 
-Saves time on tensor cores that have fp8, and the 16-bit copies of what such a product keeps; costs
-the scales, and precision (numbers of 3 bits of mantissa forward, 2 backward). Needs torchao, Hopper
-or Ada for speed, and matrices whose sides are multiples of 16; the head, whose logits decide the
-loss, stays in bf16. Source: arXiv:2209.05433,
+Saves time on tensor cores that support fp8, and the 16-bit copies of what such a product saves for
+backward. Costs the computation of the scales, and precision (3 bits of mantissa in forward, 2 in
+backward). Needs torchao, Hopper or Ada for speed, and matrices whose sides are multiples of 16. The
+head, whose logits decide the loss, stays in bf16. Source: arXiv:2209.05433,
 https://docs.pytorch.org/ao/stable/workflows/training.html
 """
 
@@ -17,14 +17,17 @@ from autotune.spec.config import FP8_MULTIPLE, Precision
 
 
 def convert_blocks(parts: ModelParts, precision: Precision, *, emulate: bool = False) -> None:
-    """`emulate`: rounds to fp8 and multiplies in higher precision, for hardware that cannot."""
+    """Converts the linear layers of all blocks, for precision fp8.
+
+    `emulate` rounds to fp8 and multiplies in higher precision, for hardware without fp8.
+    """
     if precision == "fp8":
         for block in parts.blocks:
             convert(block, emulate=emulate)
 
 
 def convert(module: nn.Module, *, emulate: bool = False) -> nn.Module:
-    """Every linear layer in it whose matrix can be multiplied in fp8 will be; parameters stay the same objects."""
+    """Makes the suitable linear layers of `module` use fp8; parameters stay the same objects."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     converted: nn.Module = convert_to_float8_training(
@@ -36,22 +39,26 @@ def convert(module: nn.Module, *, emulate: bool = False) -> nn.Module:
 
 
 def can_be_fp8(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) and not (
-        layer.in_features % FP8_MULTIPLE or layer.out_features % FP8_MULTIPLE
-    )
+    """Returns whether it is a linear layer with sides that are multiples of FP8_MULTIPLE."""
+    if not isinstance(layer, nn.Linear):
+        return False
+    return layer.in_features % FP8_MULTIPLE == 0 and layer.out_features % FP8_MULTIPLE == 0
 
 
 def torchao_is_missing() -> str | None:
-    return (
-        None
-        if find_spec("torchao")
-        else 'torchao is not installed: pip install "autotune[torchao]"'
-    )
+    """Returns a message if torchao is not installed, otherwise None."""
+    if find_spec("torchao"):
+        return None
+    return 'torchao is not installed: pip install "autotune[torchao]"'
 
 
 def unavailable(*, device: torch.device) -> str | None:
-    """Why it does not work on `device`, found by a product forward and backward; None if it does."""
-    if missing := torchao_is_missing():
+    """Returns why fp8 does not work on `device`; None if it does.
+
+    It is found by a product, forward and backward.
+    """
+    missing = torchao_is_missing()
+    if missing:
         return missing
     try:
         layer = convert(nn.Sequential(nn.Linear(64, 64, bias=False, device=device)))

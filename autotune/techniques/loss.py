@@ -3,18 +3,19 @@
 | value | saves | costs |
 |---|---|---|
 | full | nothing: logits, their float32 copy and both their gradients exist at once | |
-| chunked | all of those but a chunk's | the head's product once more; its gradient is a sum over chunks |
+| chunked | all of those but one chunk's | recomputes the head; its gradient is a sum over chunks |
 
-Each chunk of tokens is a checkpoint of its own: forward keeps its hidden states, backward makes its
-logits again. In 16 bit the sum over chunks rounds a little differently. It is never compiled, also
-where the model is. Needs a linear head whose logits nothing else changes.
+Each chunk of tokens is a separate checkpoint: forward stores its hidden states, backward computes
+its logits again. In 16 bit the sum over chunks rounds slightly differently. It is never compiled,
+even if the model is. Needs a linear head whose logits nothing else changes.
 
-torch 2.13 has `linear_cross_entropy` with chunks of its own. It is not used: an operator that no
-autocast reaches, so that its products run in float32 under mixed precision; with bf16 weights it
-needs three times the memory of this (and its loss is 0.6 % off where this one is within 0.03 %);
-torch.compile does not look into it; and on fake tensors its chunks are invisible. Only in plain
-fp32 it needs a quarter less. Measured at 2,048 tokens, width 256, vocabulary 16,000, in MiB of
-peak: full 375, its 35, this 47 in fp32; 384, 35, 29 under autocast; 375, 76, 24 in bf16. Source:
+torch 2.13 has `linear_cross_entropy`, which uses chunks, too. It is not used here: autocast does
+not apply to that operator, so that its products run in float32 under mixed precision; with bf16
+weights it needs three times the memory (and its loss is off by 0.6 %, this one by at most 0.03 %);
+torch.compile does not trace into it; and on fake tensors its chunks are invisible. Only in plain
+fp32 it needs a quarter less memory. Peaks measured at 2,048 tokens, width 256 and vocabulary
+16,000, in MiB (full, torch's, this): 375, 35, 47 in fp32; 384, 35, 29 under autocast; 375, 76, 24
+in bf16. Source:
 https://docs.pytorch.org/docs/stable/checkpoint.html, arXiv:2410.10989
 """
 
@@ -27,26 +28,29 @@ from autotune.spec.config import Loss
 
 LEAST_CHUNKS = 8
 LEAST_TOKENS = 64
-"""Every chunk adds to the gradient of the whole head: with few tokens in each that takes longer
-than their products."""
+"""Smallest chunk. Every chunk adds to the gradient of the whole head, which for few tokens takes
+longer than their products."""
 
 
 def _chunked(hidden: Tensor, head: nn.Linear, labels: Tensor) -> Tensor:
-    """A `TokenLoss` for which the logits of the whole batch never exist at once."""
-    hidden, labels = hidden.flatten(0, 1), labels.flatten()
+    """Computes a `TokenLoss` without ever holding the logits of the whole batch."""
+    hidden = hidden.flatten(0, 1)
+    labels = labels.flatten()
     tokens = tokens_in_a_chunk(hidden.shape[0], width=hidden.shape[1], vocab_size=head.out_features)
     losses = [
-        # No randomness in it: without preserve_rng_state no generator's state is kept for every
-        # chunk.
+        # The loss is not random, so the state of the random number generator need not be stored
+        # for every chunk.
         checkpoint(
             full_token_loss,
-            piece[None],
+            hidden_chunk[None],
             head,
-            wanted[None],
+            label_chunk[None],
             use_reentrant=False,
             preserve_rng_state=False,
         )
-        for piece, wanted in zip(hidden.split(tokens), labels.split(tokens), strict=True)
+        for hidden_chunk, label_chunk in zip(
+            hidden.split(tokens), labels.split(tokens), strict=True
+        )
     ]
     total: Tensor = sum(losses[1:], start=losses[0])
     return total
@@ -58,11 +62,15 @@ chunked_token_loss: TokenLoss = torch.compiler.disable(_chunked)
 
 
 def set_loss(parts: ModelParts, loss: Loss) -> None:
+    """Makes the model compute the loss in chunks, for loss `chunked`."""
     if loss == "chunked":
         parts.set_token_loss(chunked_token_loss)
 
 
 def tokens_in_a_chunk(tokens: int, *, width: int, vocab_size: int) -> int:
-    """So many that a chunk's logits hold about as many numbers as all hidden states; at least 64, at most an eighth."""
+    """Returns the tokens of a chunk: at least 64, at most an eighth of `tokens`.
+
+    In between, the logits of a chunk have about as many elements as all hidden states.
+    """
     most = -(-tokens // LEAST_CHUNKS)
     return min(most, max(LEAST_TOKENS, -(-tokens * width // vocab_size)))

@@ -1,20 +1,20 @@
-"""Optimizers: torch's own, one of ours and one of torchao's.
+"""Optimizers: three of torch, one of autotune and one of torchao.
 
-Default learning rates: `autotune/spec/workload.py`.
+Default learning rates are in `autotune/spec/workload.py`.
 
 | value | state per parameter | settings |
 |---|---|---|
 | adamw | 2 (arXiv:1711.05101) | betas 0.9, 0.999, weight decay 0.01 |
-| adafactor | about 0: a row and a column (arXiv:1804.04235) | relative to the weight's size, eps 1.2e-7 and 1e-3 |
+| adafactor | about 0: a row and a column (arXiv:1804.04235) | relative steps, eps 1.2e-7 and 1e-3 |
 | sgd | 1 | momentum 0.9 |
-| adafactor-fixed-rate | about 0: a row and a column | weight decay 0.01; `adafactor_fixed_rate.py` |
+| adafactor-fixed-rate | about 0 (`adafactor_fixed_rate.py`) | weight decay 0.01 |
 | adamw-8bit | 2 of one byte and a scale for 256 (arXiv:2110.02861) | as adamw, and its rate |
 
-adamw-8bit needs torchao. Its update is compiled for every shape of a parameter, which takes its
-time in the first step; what has fewer than 4,096 numbers, or no multiple of 256, keeps its state as
-adamw does.
+adamw-8bit needs torchao. Its update is compiled for every shape of a parameter, which makes the
+first step slow. Parameters with fewer than 4,096 elements, or with a number of elements that is not
+a multiple of 256, have the same state as in adamw.
 
-`foreach` and `fused` are always given: torch's own choice differs between devices. Source:
+`foreach` and `fused` are always set: torch's defaults differ between devices. Source:
 https://docs.pytorch.org/docs/stable/optim.html,
 https://github.com/pytorch/ao/tree/main/torchao/optim
 """
@@ -29,9 +29,9 @@ from autotune.techniques.adafactor_fixed_rate import AdafactorFixedRate
 
 SGD_MOMENTUM = 0.9
 ADAFACTOR_EPS = (torch.finfo(torch.float32).eps, 1e-3)
-"""torch's defaults for float32, for every dtype: it takes the first from the dtype of the weights,
-which would make bf16-true another algorithm. (The paper's 1e-30 is squared in torch's code and
-becomes 0: NaN for rows never seen.)"""
+"""torch's defaults for float32, used for every dtype. By default the first depends on the dtype of
+the weights, which would make bf16-true a different algorithm. (The paper's 1e-30 is squared in
+torch's code and becomes 0, which gives NaN for rows that never have a gradient.)"""
 
 
 def make_optimizer(
@@ -41,7 +41,9 @@ def make_optimizer(
     fusion: OptimizerFusion,
     learning_rate: float,
 ) -> torch.optim.Optimizer:
-    foreach, fused = fusion == "foreach", fusion == "kernel"
+    """Returns the optimizer, with the update that `fusion` selects."""
+    foreach = fusion == "foreach"
+    fused = fusion == "kernel"
     match name:
         case "adamw":
             return torch.optim.AdamW(parameters, lr=learning_rate, foreach=foreach, fused=fused)

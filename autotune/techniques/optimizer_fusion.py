@@ -1,14 +1,14 @@
-"""Optimizer fusion: how the update runs.
+"""Optimizer fusion: how the parameters are updated.
 
 | value | how | memory |
 |---|---|---|
 | none | a loop over the parameters (`foreach=False`) | temporaries of one parameter |
 | foreach | batched over all parameters | temporaries up to the size of all parameters |
 | kernel | one kernel (`fused=True`), where the optimizer has it | no temporaries |
-| backward | in the backward pass, each gradient freed at once (`step_in_backward.py`) | never all gradients together |
+| backward | in the backward pass (`step_in_backward.py`) | frees each gradient at once |
 
-Gradients are clipped, where the workload says so, by the norm of all of them together
-(arXiv:1211.5063), which a step in backward never has.
+If the workload specifies it, gradients are clipped by the norm of all of them together
+(arXiv:1211.5063), which is not possible with a step in backward.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,25 +27,27 @@ from autotune.techniques.stochastic_rounding import StochasticallyRounded
 
 
 class Updater(Protocol):
-    """Updates the parameters once a global batch, whichever way."""
+    """Updates the parameters once per global batch."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Whose parameter groups and state the updates use."""
+        """The optimizer whose parameter groups and state the updates use."""
 
     def set_learning_rate(self, learning_rate: float) -> None: ...
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss to call backward on."""
+        """Returns the loss to call backward on."""
 
     def step(self) -> None:
-        """To be called after the last backward of a global batch; leaves no gradients behind."""
+        """Must be called after the last backward of a global batch; frees all gradients."""
 
     def state(self) -> Iterator[Tensor]:
-        """Every tensor of optimizer state."""
+        """Yields every tensor of optimizer state."""
 
 
 class UpdateAfterBackward:
+    """Updates all parameters after the backward passes of a global batch."""
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -61,7 +63,9 @@ class UpdateAfterBackward:
         _set_learning_rate(self.optimizer, learning_rate)
 
     def scale(self, loss: Tensor) -> Tensor:
-        return loss if self._scaler is None else self._scaler.scale(loss)
+        if self._scaler is None:
+            return loss
+        return self._scaler.scale(loss)
 
     def step(self) -> None:
         if self._gradient_clipping is not None:
@@ -79,8 +83,8 @@ class UpdateAfterBackward:
         parameters = [
             parameter for group in self.optimizer.param_groups for parameter in group["params"]
         ]
-        # A loop, as the update without fusion: batched, it would hold as much as all gradients once
-        # more.
+        # With a loop, as in the update without fusion: a batched version would allocate as much as
+        # all gradients again.
         nn.utils.clip_grad_norm_(parameters, largest_norm, foreach=False)
 
     def state(self) -> Iterator[Tensor]:
@@ -88,7 +92,7 @@ class UpdateAfterBackward:
 
 
 class UpdateInBackward:
-    """Each parameter is updated and its gradient freed as soon as that gradient is complete."""
+    """Updates each parameter as soon as its gradient is complete, and frees the gradient."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = step_in_backward(optimizer)
@@ -108,23 +112,27 @@ class UpdateInBackward:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRule:
-    """How parameters are updated, whenever that happens."""
+    """Which optimizer updates the parameters, with which fusion and rounding."""
 
     optimizer: Optimizer
     fusion: OptimizerFusion
     learning_rate: float
     rounds_stochastically: bool = False
     seed: int = 0
-    """Of the noise of stochastic rounding."""
+    """Seed of the noise of stochastic rounding."""
 
-    def of(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """Returns the optimizer for `parameters`."""
         if not self.rounds_stochastically:
-            return self._plain(parameters)
+            return self._make_plain_optimizer(parameters)
         return StochasticallyRounded(
-            parameters, self._plain, learning_rate=self.learning_rate, seed=self.seed
+            parameters,
+            self._make_plain_optimizer,
+            learning_rate=self.learning_rate,
+            seed=self.seed,
         )
 
-    def _plain(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    def _make_plain_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         return make_optimizer(
             parameters, self.optimizer, fusion=self.fusion, learning_rate=self.learning_rate
         )
@@ -137,25 +145,32 @@ def make_updater(
     scaler: torch.amp.GradScaler | None = None,
     gradient_clipping: float | None = None,
 ) -> Updater:
-    """`gradient_clipping`: largest norm of all gradients together; not with a step in backward."""
+    """Returns the updater of `parameters`.
+
+    `gradient_clipping` is the largest norm of all gradients together; it cannot be combined with a
+    step in backward.
+    """
+    optimizer = rule.make_optimizer(parameters)
     if rule.fusion == "backward":
         assert gradient_clipping is None
-        return UpdateInBackward(rule.of(parameters))
-    return UpdateAfterBackward(rule.of(parameters), scaler, gradient_clipping=gradient_clipping)
+        return UpdateInBackward(optimizer)
+    return UpdateAfterBackward(optimizer, scaler, gradient_clipping=gradient_clipping)
 
 
 def unavailable(
     fusion: OptimizerFusion, optimizer: Optimizer, *, device: torch.device
 ) -> str | None:
-    """Why this update does not work on `device`, found by one update of a small parameter; None if it does."""
-    # 4,096 numbers: with fewer, AdamW in 8 bits is plain AdamW.
+    """Returns why this update does not work on `device`; None if it does.
+
+    It is found by one update of a small parameter.
+    """
+    # 4,096 elements: with fewer, 8-bit AdamW stores its state as plain AdamW does.
     parameter = nn.Parameter(torch.ones(64, 64, device=device))
-    if optimizer == "adamw-8bit" and (missing := torchao_is_missing()):
-        return missing
-    if optimizer == "adamw-8bit" and (
-        missing := why_no_compilation(device.type)
-    ):  # it compiles its update
-        return missing
+    if optimizer == "adamw-8bit":
+        # It compiles its update.
+        reason = torchao_is_missing() or why_no_compilation(device.type)
+        if reason:
+            return reason
     try:
         updater = make_updater(
             [parameter], UpdateRule(optimizer=optimizer, fusion=fusion, learning_rate=0.1)
@@ -169,9 +184,9 @@ def unavailable(
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     for group in optimizer.param_groups:
-        if isinstance(
-            group["lr"], Tensor
-        ):  # torchao's: compiled code must not see a new number every step
+        # In torchao's optimizers it is a tensor, so that compiled code does not see a new number in
+        # every step.
+        if isinstance(group["lr"], Tensor):
             group["lr"].fill_(learning_rate)
         else:
             group["lr"] = learning_rate
@@ -185,7 +200,7 @@ def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 def _tensors_behind(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that hold the numbers of a subclass, such as codes and scales; a plain tensor is its own."""
+    """Yields the inner tensors of a subclass, such as codes and scales; else the tensor itself."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return

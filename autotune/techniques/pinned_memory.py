@@ -1,8 +1,8 @@
-"""Counts the memory of the host that activation offload pins on CUDA, and bounds it by what the host has.
+"""Limits the host memory that activation offload pins on CUDA to what the host has.
 
-Pinned memory cannot be swapped out, and torch keeps what it has pinned until the process ends, in
-blocks of a power of two bytes. Without a bound a trial that pins too much is ended by the kernel,
-and often the search with it. Source: c10/core/CachingHostAllocator.h
+Pinned memory cannot be swapped out, and torch does not release it before the process ends. It pins
+blocks of a power of two bytes. Without a limit the kernel kills a trial that pins too much, and
+often the search with it. Source: c10/core/CachingHostAllocator.h
 """
 
 import torch
@@ -16,16 +16,13 @@ from autotune.techniques.activation_offload import OnHost, pinned_bytes
 from autotune.units import format_size
 
 KEPT_FREE_SHARE = 0.1
-"""Of the memory that the host has available when a trial begins: for all else that it and others
-then do."""
+"""The share of the memory available at the start of a trial that stays free for everything else."""
 
 
 def bound_pinned_memory() -> None:
     """Makes offloading raise HostMemoryExceeded before it pins more than the host has.
 
-    A setting of the whole process.
-
-    To be called when a trial begins, once, on CUDA.
+    Applies to the whole process. Must be called once on CUDA, when a trial begins.
     """
     available = available_bytes()
     if available is None:
@@ -43,43 +40,46 @@ def bound_pinned_memory() -> None:
 
 
 def offloaded_bytes(config: TrainingConfig) -> dict[str, int]:
-    """Returns {"pinned_on_host": bytes} with what torch has pinned at most; empty where nothing is offloaded."""
+    """Returns {"pinned_on_host": peak bytes} of torch; empty where nothing is offloaded."""
     if config.activation_offload == "none" or not torch.cuda.is_initialized():
         return {}
     return {PINNED_ON_HOST: int(torch.cuda.host_memory_stats()["allocated_bytes.peak"])}
 
 
 class PinnedMemoryBudget:
-    """How much may be pinned, and at most is."""
+    """Counts the bytes that are pinned, and limits them."""
 
     def __init__(self, *, limit_bytes: int, available_bytes: int) -> None:
-        self._limit_bytes, self._available_bytes = limit_bytes, available_bytes
-        self._at_most_bytes = 0
-        """As if no block was ever used again; counted anew when that is too much, for counting
-        takes time."""
+        self._limit_bytes = limit_bytes
+        self._available_bytes = available_bytes
+        self._upper_bound_bytes = 0
+        """Pinned bytes if no block was ever reused. Counting the real number takes time, so that is
+        only done when this bound exceeds the limit."""
 
     def take(self, size_bytes: int) -> None:
-        """To be called before a tensor of that size is copied to pinned memory.
+        """Must be called before a tensor of that size is copied to pinned memory.
 
-        Raises HostMemoryExceeded.
+        Raises HostMemoryExceeded if the limit would be exceeded.
         """
         block_bytes = pinned_bytes(size_bytes)
-        self._at_most_bytes += block_bytes
-        if self._at_most_bytes <= self._limit_bytes:
+        self._upper_bound_bytes += block_bytes
+        if self._upper_bound_bytes <= self._limit_bytes:
             return
         pinned, in_use = _pinned_and_in_use()
-        # A free block of another size is of no use; that more had to be pinned is then seen at the
-        # next tensor.
-        is_new = pinned - in_use < block_bytes
-        self._at_most_bytes = pinned + (block_bytes if is_new else 0)
-        if self._at_most_bytes > self._limit_bytes:
-            needed, left, limit = map(
-                format_size, (self._at_most_bytes, self._available_bytes, self._limit_bytes)
-            )
+        # Assumes that a free block has the right size. If not, torch pins another one, which is
+        # counted at the next tensor.
+        self._upper_bound_bytes = pinned
+        if pinned - in_use < block_bytes:
+            self._upper_bound_bytes += block_bytes
+        if self._upper_bound_bytes > self._limit_bytes:
+            needed = format_size(self._upper_bound_bytes)
+            left = format_size(self._available_bytes)
+            limit = format_size(self._limit_bytes)
             raise HostMemoryExceeded(
-                f"out of host memory: offloaded activations pin at least {needed}, and of the {left} that the host had "
-                f"left when the trial began {limit} may be pinned; use activation_offload none, checkpointing or a "
-                "smaller micro batch, or a host or container with more memory"
+                f"out of host memory: offloaded activations pin at least {needed}, and of the "
+                f"{left} that the host had left when the trial began {limit} may be pinned; use "
+                "activation_offload none, checkpointing or a smaller micro batch, or a host or "
+                "container with more memory"
             )
 
 

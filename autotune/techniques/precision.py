@@ -3,12 +3,14 @@
 | value | saves | costs | needs |
 |---|---|---|---|
 | fp32 | nothing: the reference | | |
-| tf32 | no memory; matrix products up to 8x faster | 10 bits of mantissa in products | NVIDIA Ampere or newer |
+| tf32 | no memory; products up to 8x faster | 10 bits of mantissa in products | NVIDIA Ampere |
 | bf16-mixed | half of most activations; tensor cores | a bf16 copy of the weights in use | |
 | fp16-mixed | the same, with more mantissa | loss scaling against underflow (arXiv:1710.03740) | |
 | bf16-true | half of everything | small updates are rounded away: perplexity | |
-| bf16-stochastic | the same | a slower update, rounded up or down by chance (`stochastic_rounding.py`) | |
-| fp8 | time, and some of what products keep (`fp8.py`) | 3 bits of mantissa in products | torchao, Hopper or Ada |
+| bf16-stochastic | the same | a slower update, rounded at random (`stochastic_rounding.py`) | |
+| fp8 | time, some activations (`fp8.py`) | 3 bits of mantissa | torchao, Hopper or Ada |
+
+Ampere and Hopper stand for these GPUs and newer ones.
 
 Source: https://docs.pytorch.org/docs/stable/amp.html and .../notes/numerical_accuracy.html
 """
@@ -33,27 +35,34 @@ _BF16_WEIGHTS = ("bf16-true", "bf16-stochastic")
 
 
 def set_matmul_precision(precision: Precision) -> None:
-    """Lets float32 matrix products use TF32, or forbids it. A setting of the whole process."""
+    """Allows or forbids TF32 in float32 matrix products, for the whole process."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
 
 
 def weights_dtype(precision: Precision) -> torch.dtype:
+    """Returns the dtype in which the weights are stored."""
     return torch.bfloat16 if precision in _BF16_WEIGHTS else torch.float32
 
 
 def autocast(precision: Precision, *, device: torch.device) -> AbstractContextManager[object]:
-    """The context of every forward pass."""
+    """Returns the context in which every forward pass must run."""
     if precision in _AUTOCAST_DTYPES:
         return torch.autocast(device.type, dtype=_AUTOCAST_DTYPES[precision])
     return nullcontext()
 
 
 def gradient_scaler(precision: Precision, *, device: torch.device) -> torch.amp.GradScaler | None:
-    return torch.amp.GradScaler(device.type) if precision == "fp16-mixed" else None
+    """Returns the scaler of the loss for fp16-mixed; None for other precisions."""
+    if precision == "fp16-mixed":
+        return torch.amp.GradScaler(device.type)
+    return None
 
 
 def unavailable(precision: Precision, *, device: torch.device) -> str | None:
-    """Why `precision` does not work on `device`, found by a small product forward and backward; None if it does."""
+    """Returns why `precision` does not work on `device`; None if it does.
+
+    It is found by a small product, forward and backward.
+    """
     if precision == "fp8":
         return fp8.unavailable(device=device)
     if precision == "tf32":
@@ -70,12 +79,16 @@ def unavailable(precision: Precision, *, device: torch.device) -> str | None:
 
 
 def _why_no_tf32(device: torch.device) -> str | None:
-    """By what the hardware is: whether a product uses TF32 depends on its size, so none shows that there is none."""
+    """Decides by the hardware: products use TF32 depending on their size, so a test is no proof."""
     if device.type != "cuda":
         return f"TF32 belongs to NVIDIA GPUs, the device is {device.type}"
     if torch.version.hip is not None:
         return "TF32 belongs to NVIDIA GPUs, and this torch is built for AMD's"
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < FIRST_WITH_TF32:
-        return f"TF32 needs compute capability {FIRST_WITH_TF32[0]}.{FIRST_WITH_TF32[1]}, this GPU has {major}.{minor}"
+        first_major, first_minor = FIRST_WITH_TF32
+        return (
+            f"TF32 needs compute capability {first_major}.{first_minor}, "
+            f"this GPU has {major}.{minor}"
+        )
     return None

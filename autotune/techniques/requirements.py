@@ -1,7 +1,7 @@
-"""What a model lacks for a technique, found by its structure and one forward pass of shapes on the meta device.
+"""Finds what a model lacks for a technique, from its structure and one forward pass of shapes.
 
-What a *device* lacks, `find_unavailable` finds by trying; here only whether its attention kernels
-take the calls that this model makes.
+The forward pass runs on the meta device. What a *device* lacks is found by `find_unavailable`; this
+module only checks whether the device's attention kernels support the calls of this model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ from autotune.techniques.attention import AttentionCall, CallsOfAttention
 from autotune.techniques.fp8 import can_be_fp8
 
 _EXAMINED_TOKENS = 8
+"""Tokens in a forward pass that examines the model."""
 _CPU = torch.device("cpu")
 
 
@@ -28,32 +29,33 @@ def missing_parts(
     device: torch.device = _CPU,
     sequence_length: int = _EXAMINED_TOKENS,
 ) -> dict[str, dict[str, str]]:
-    """What of `choices`, {technique: values}, a model on the meta device cannot take: {technique: {value: reason}}.
+    """Returns which of `choices`, {technique: values}, a model on the meta device does not support.
 
-    `device` is where it will be trained, on sequences of `sequence_length` tokens. The model is of
-    no use afterwards: its weights are bf16, which is all that torch's grouped product of experts
-    takes on the meta device.
+    The result is {technique: {value: reason}}. `device` is where the model will be trained, on
+    sequences of `sequence_length` tokens. Do not use the model afterwards: its weights are
+    converted to bf16, the only dtype that torch's grouped product of experts supports on the meta
+    device.
     """
     parts.model.bfloat16()
     found: dict[str, dict[str, str]] = {}
     backends = [value for value in choices.get("attention", ()) if value != "auto"]
-    if refusals := _why_not_attention(
+    unsupported = _unsupported_attention(
         parts, backends, device=device, sequence_length=sequence_length
-    ):
-        found["attention"] = refusals
+    )
+    if unsupported:
+        found["attention"] = unsupported
     for technique, values in choices.items():
         for value in values:
-            if reason := _why_not(parts, technique, value):
+            reason = _why_unsupported(parts, technique, value, if_unknown=False)
+            if reason:
                 found.setdefault(technique, {})[str(value)] = reason
     return found
 
 
 def check_parts(parts: ModelParts, config: TrainingConfig) -> None:
-    """Raises IllegalConfiguration where a technique of `config` needs a part that was not found in the model."""
+    """Raises IllegalConfiguration if the model does not support a technique of `config`."""
     for technique, value in config.to_dict().items():
-        reason = _part_lacking(parts, technique, value)
-        if reason is None and (technique, value) == ("loss", "chunked"):
-            reason = None if _logits_are_the_heads(parts, where_unknown=True) else _CHANGED_LOGITS
+        reason = _why_unsupported(parts, technique, value, if_unknown=True)
         if reason is not None:
             raise IllegalConfiguration(
                 f"{technique} {value} cannot be applied: {reason}", hint=f"use another {technique}"
@@ -63,17 +65,20 @@ def check_parts(parts: ModelParts, config: TrainingConfig) -> None:
 _CHANGED_LOGITS = "the model changes the logits after its head has made them"
 
 
-def _why_not(parts: ModelParts, technique: str, value: Any) -> str | None:
-    if reason := _part_lacking(parts, technique, value):
+def _why_unsupported(
+    parts: ModelParts, technique: str, value: Any, *, if_unknown: bool
+) -> str | None:
+    """Returns why a technique is not supported; `if_unknown` as in `_logits_from_head`."""
+    reason = _missing_part(parts, technique, value)
+    if reason:
         return reason
-    if (technique, value) == ("loss", "chunked") and not _logits_are_the_heads(
-        parts, where_unknown=False
-    ):
+    is_chunked_loss = (technique, value) == ("loss", "chunked")
+    if is_chunked_loss and not _logits_from_head(parts, if_unknown=if_unknown):
         return _CHANGED_LOGITS
     return None
 
 
-def _part_lacking(parts: ModelParts, technique: str, value: Any) -> str | None:
+def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
     match technique, value:
         case ("checkpointing", "none") | ("compile", "none" | "model"):
             return None
@@ -84,42 +89,52 @@ def _part_lacking(parts: ModelParts, technique: str, value: Any) -> str | None:
         case ("checkpointing", "sqrt") if not parts.blocks_are_called_alike:
             return "it runs several blocks as one, and this model's take different arguments"
         case ("precision", "fp8") if not _can_be_fp8(parts):
-            return f"no torch.nn.Linear in the model's blocks has sides that are multiples of {FP8_MULTIPLE}"
+            return (
+                "no torch.nn.Linear in the model's blocks has sides that are multiples of "
+                f"{FP8_MULTIPLE}"
+            )
         case ("loss", "chunked") if parts.head is None:
             return "the model has no linear head that makes its logits"
     return None
 
 
 @torch.no_grad()
-def _logits_are_the_heads(parts: ModelParts, *, where_unknown: bool) -> bool:
-    """A loss in chunks computes logits itself; so they must come from the head as they are, and from nothing else.
+def _logits_from_head(parts: ModelParts, *, if_unknown: bool) -> bool:
+    """Returns whether the logits of the model are the unchanged output of one call of its head.
 
-    `where_unknown`: the answer for a model that cannot make one pass over a few tokens here.
+    A loss in chunks needs that, since it computes the logits itself. `if_unknown` is returned for a
+    model that cannot run a forward pass over a few tokens here.
     """
     logits = getattr(parts.model, "logits", None)
     if logits is None:
-        return True  # it calls its `token_loss` with a head that is known to make the logits
-    made: list[Tensor] = []
+        return True  # it calls its `token_loss` with a head that is known to compute the logits
+    outputs: list[Tensor] = []
     assert parts.head is not None
     was_training = parts.model.training
     parts.model.eval()  # no dropout, which would draw from the training's random numbers
-    handle = parts.head.register_forward_hook(lambda _module, _inputs, output: made.append(output))
+
+    def record_output(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        outputs.append(output)
+
+    handle = parts.head.register_forward_hook(record_output)
+    device = _device_of(parts.model)
     try:
-        returned = logits(
-            torch.zeros(1, _EXAMINED_TOKENS, dtype=torch.int64, device=_device_of(parts.model))
-        )
-    except Exception:  # whatever a model cannot do with shapes alone, or with a few tokens
-        return where_unknown
+        returned = logits(torch.zeros(1, _EXAMINED_TOKENS, dtype=torch.int64, device=device))
+    except Exception:  # any error of a model that needs values, or more tokens
+        return if_unknown
     finally:
         handle.remove()
         parts.model.train(was_training)
-    return len(made) == 1 and made[0] is returned
+    return len(outputs) == 1 and outputs[0] is returned
 
 
-def _why_not_attention(
+def _unsupported_attention(
     parts: ModelParts, backends: Sequence[Any], *, device: torch.device, sequence_length: int
 ) -> dict[str, str]:
-    """Of the backends that work on `device` at all, those that do not take some call of this model."""
+    """Returns {backend: reason} for backends that do not support every call of this model.
+
+    Backends that do not work on `device` at all are left out.
+    """
     backends = [
         backend for backend in backends if attention.unavailable(backend, device=device) is None
     ]
@@ -130,28 +145,33 @@ def _why_not_attention(
         return dict.fromkeys(backends, calls)
     found = {}
     for backend in backends:
-        reasons = (attention.unavailable(backend, device=device, call=call) for call in calls)
-        if reason := next(filter(None, reasons), None):
-            found[backend] = f"it does not take this model's attention: {reason}"
+        for call in calls:
+            reason = attention.unavailable(backend, device=device, call=call)
+            if reason:
+                found[backend] = f"it does not take this model's attention: {reason}"
+                break
     return found
 
 
 def _attention_calls(parts: ModelParts, sequence_length: int) -> list[AttentionCall] | str:
-    """The calls that one forward pass makes, or why they are not known."""
+    """Returns the attention calls of one forward pass, or why they are not known."""
     tokens = torch.zeros(1, sequence_length, dtype=torch.int64, device=_device_of(parts.model))
     try:
-        with CallsOfAttention() as seen:
+        with CallsOfAttention() as collector:
             parts.model(tokens, tokens)
-    except Exception as error:  # whatever a model cannot do with shapes alone
+    except Exception as error:  # any error of a model that needs values
         lines = str(error).splitlines()
-        return f"it cannot be seen how the model attends: {lines[0] if lines else type(error).__name__}"
-    return list(seen.calls) or "the model does not attend through scaled_dot_product_attention"
+        reason = lines[0] if lines else type(error).__name__
+        return f"it cannot be seen how the model attends: {reason}"
+    if not collector.calls:
+        return "the model does not attend through scaled_dot_product_attention"
+    return list(collector.calls)
 
 
 def _can_be_fp8(parts: ModelParts) -> bool:
-    return parts.blocks_owner is not None and any(
-        can_be_fp8(layer) for block in parts.blocks for layer in block.modules()
-    )
+    if parts.blocks_owner is None:
+        return False
+    return any(can_be_fp8(layer) for block in parts.blocks for layer in block.modules())
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -1,12 +1,12 @@
-"""An optimizer that steps during the backward pass: each gradient is used and freed as soon as it is complete.
+"""Makes an optimizer step during the backward pass, using and freeing each gradient at once.
 
-So that the gradients of all parameters never exist together. To everybody else it is the optimizer
-that it was: the same class, the same parameter groups, the same state. What a learning-rate
-scheduler, `load_state_dict` or `add_param_group` changes there is what the next update uses, and a
-checkpoint of it is a checkpoint of that class.
+So the gradients of all parameters never exist together. For all other code the optimizer is what it
+was: an instance of the same class, with the same parameter groups and the same state. The next
+update uses what a learning-rate scheduler, `load_state_dict` or `add_param_group` changes there,
+and a checkpoint of it is a checkpoint of that class.
 
-Not with gradient accumulation, clipping, a GradScaler or DistributedDataParallel: each needs a
-gradient that is gone. Source:
+Cannot be combined with gradient accumulation, clipping, a GradScaler or DistributedDataParallel:
+each needs a gradient that has been freed. Source:
 https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html
 """
 
@@ -19,14 +19,14 @@ from torch import Tensor
 
 
 class SteppedInBackward(torch.optim.Optimizer):
-    """What `step_in_backward` puts before the class of an optimizer.
+    """The class that `step_in_backward` adds as the first base class of an optimizer.
 
-    `step` updates what backward has not reached.
+    `step` updates the parameters that still have a gradient after the backward pass.
     """
 
     _single: torch.optim.Optimizer
-    """An optimizer of the original class, shown one parameter at a time, with the group and the
-    state it has here."""
+    """An optimizer of the original class, which is given one parameter at a time, with its group
+    and state from this optimizer."""
     _group_index: dict[Tensor, int]
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -44,7 +44,7 @@ class SteppedInBackward(torch.optim.Optimizer):
         self._follow(len(self.param_groups) - 1)
 
     def _follow(self, group_index: int) -> None:
-        """Updates the parameters of a group from now on whenever their gradients are complete."""
+        """From now on, updates each parameter of a group when its gradient is complete."""
         for parameter in self.param_groups[group_index]["params"]:
             self._group_index[parameter] = group_index
             if parameter.requires_grad:
@@ -53,35 +53,35 @@ class SteppedInBackward(torch.optim.Optimizer):
     def _update(self, parameter: Tensor) -> None:
         group = self.param_groups[self._group_index[parameter]]
         alone = {**group, "params": [parameter]}
-        self._single.param_groups, self._single.state = [alone], self.state
+        self._single.param_groups = [alone]
+        self._single.state = self.state
         self._single.step()
         parameter.grad = None
         changed = [
             name for name in alone if name != "params" and alone[name] is not group.get(name)
         ]
         if changed:
-            # Updated for each parameter in turn, it would count as many steps as there are
+            # Being updated for each parameter, it would count as many steps as there are
             # parameters.
             raise RuntimeError(
-                f"{type(self._single).__name__} keeps {', '.join(changed)} in its parameter groups from step to step, "
-                "for all parameters together"
+                f"{type(self._single).__name__} keeps {', '.join(changed)} in its parameter groups "
+                "from step to step, for all parameters together"
             )
 
 
 def step_in_backward(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Makes `optimizer`, which has not stepped yet, step during the backward pass, and returns it."""
+    """Makes `optimizer` step during the backward pass; returns it. It must not have stepped yet."""
     kind = type(optimizer)
     single = kind.__new__(kind)
     single.__dict__.update(optimizer.__dict__)
-    # Hooks on its step stay with the optimizer that has them.
-    single._optimizer_step_pre_hooks, single._optimizer_step_post_hooks = (
-        OrderedDict(),
-        OrderedDict(),
-    )
+    # Hooks on `step` must run for the optimizer itself only.
+    single._optimizer_step_pre_hooks = OrderedDict()
+    single._optimizer_step_post_hooks = OrderedDict()
     optimizer.__class__ = type("SteppedInBackward", (SteppedInBackward, kind), {})
     assert isinstance(optimizer, SteppedInBackward)
-    optimizer._patch_step_function()  # calls the hooks on a step, as the classes of torch do
-    optimizer._single, optimizer._group_index = single, {}
+    optimizer._patch_step_function()  # makes `step` call its hooks, as in the classes of torch
+    optimizer._single = single
+    optimizer._group_index = {}
     for index in range(len(optimizer.param_groups)):
         optimizer._follow(index)
     return optimizer

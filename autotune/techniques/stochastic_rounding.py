@@ -1,11 +1,11 @@
-"""Stochastic rounding of an update to bf16: up or down with the probability that makes the expectation exact.
+"""Stochastic rounding of an update to bf16: up or down, so that the expected value is exact.
 
-A weight of 1 in bf16 has neighbours 0.004 below and 0.008 above; to nearest, every smaller update
-is lost. Rounded stochastically, an update of a hundredth of that distance arrives once in a hundred
-steps, so that weights in bf16 learn almost as in float32. Saves what bf16-true saves; costs the
-conversions, and a float32 copy of one parameter with its gradient and state at a time. State is
-rounded alike: a second moment that moves by a thousandth would stand still. Source:
-arXiv:2010.06192
+A weight of 1 in bf16 has neighbours 0.004 below and 0.008 above; rounding to nearest loses every
+update of less than half of that distance. With stochastic rounding an update of a hundredth of the
+distance takes effect once in a hundred steps, so that weights in bf16 learn almost as in float32.
+Saves what bf16-true saves; costs the conversions, and a float32 copy of one parameter with its
+gradient and state at a time. State is rounded in the same way: a second moment that changes by a
+thousandth would otherwise never change. Source: arXiv:2010.06192
 """
 
 from collections.abc import Callable, Iterable
@@ -18,11 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 _BITS_DROPPED = 16
-"""float32's mantissa has so many more than bf16's, whose bits are otherwise the same."""
+"""Bits by which float32's mantissa is longer than bf16's. All other bits are the same."""
 
 
 def round_to_bf16(values: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-    """float32 `values` in bf16; infinities and NaN stay what they are."""
+    """Returns float32 `values` stochastically rounded to bf16; keeps infinities and NaN."""
     noise = torch.randint(
         0,
         1 << _BITS_DROPPED,
@@ -31,21 +31,22 @@ def round_to_bf16(values: Tensor, *, generator: torch.Generator | None = None) -
         device=values.device,
         generator=generator,
     )
-    # Added to the bits, the noise carries into bf16's mantissa as often as the dropped bits are
-    # worth.
+    # Adding the noise to the bits carries into bf16's mantissa with the probability that the
+    # dropped bits stand for.
     rounded = (
         noise.add_(values.view(torch.int32)).bitwise_and_(-1 << _BITS_DROPPED).view(torch.float32)
     )
-    # The bits of a NaN would carry into the sign and come out as zero.
+    # The bits of a NaN could carry into the sign and become zero.
     return torch.where(values.isfinite(), rounded, values).to(torch.bfloat16)
 
 
 class StochasticallyRounded(torch.optim.Optimizer):
-    """Any optimizer over bf16 parameters, one at a time: computed in float32, then weight and state rounded.
+    """Any optimizer for bf16 parameters, with stochastic rounding of weights and state.
 
-    The noise has a generator of its own, so that dropout sees the same random numbers as without,
-    and is seeded anew for every parameter and step, so that it is the same in whatever order the
-    parameters come.
+    Each parameter is updated in float32 by an inner optimizer, one after the other. The noise has a
+    separate generator, so that it does not change the random numbers of dropout. The generator is
+    seeded for every parameter and step, so that the noise does not depend on the order of the
+    parameters.
     """
 
     def __init__(
@@ -78,49 +79,51 @@ class StochasticallyRounded(torch.optim.Optimizer):
         return None
 
     def _update(self, parameter: Tensor) -> None:
-        kept = self.state[parameter]
-        steps_before = kept.pop(_STEPS, 0)
+        state = self.state[parameter]
+        steps_before = state.pop(_STEPS, 0)
         generator = self._seeded(parameter, steps_before)
         exact = nn.Parameter(parameter.float())
         assert parameter.grad is not None
         exact.grad = parameter.grad.float()
         self._inner.param_groups[0]["params"] = [exact]
         self._inner.state.clear()
-        self._inner.state[exact] = {name: _widened(value) for name, value in kept.items()}
+        self._inner.state[exact] = {name: _widened(value) for name, value in state.items()}
         self._inner.step()
-        state = self._inner.state.pop(exact)
+        new_state = self._inner.state.pop(exact)
         self._inner.param_groups[0]["params"] = []
         parameter.copy_(round_to_bf16(exact.detach(), generator=generator))
-        for name, value in state.items():
+        for name, value in new_state.items():
             if not _is_rounded(value):
-                kept[name] = value
-            elif name in kept:
-                # In place, as torch's own optimizers do: whoever holds the state holds no second
-                # one.
-                kept[name].copy_(round_to_bf16(value, generator=generator))
+                state[name] = value
+            elif name in state:
+                # In place, as in torch's optimizers: other references to the state then do not keep
+                # a second copy alive.
+                state[name].copy_(round_to_bf16(value, generator=generator))
             else:
-                kept[name] = round_to_bf16(value, generator=generator)
-        kept[_STEPS] = steps_before + 1
+                state[name] = round_to_bf16(value, generator=generator)
+        state[_STEPS] = steps_before + 1
 
     def _seeded(self, parameter: Tensor, steps_before: int) -> torch.Generator | None:
         if isinstance(parameter, FakeTensor):
-            return None  # of a device that need not be there
+            return None  # its device may not exist on this machine
         generator = self._generators.setdefault(parameter.device, torch.Generator(parameter.device))
-        # Far apart for neighbours: a hash of the three numbers, the same in every process.
-        return generator.manual_seed(
-            hash((self._seed, steps_before, self._index_of[parameter])) % 2**63
-        )
+        # A hash, so that similar numbers give very different seeds. For integers it is the same in
+        # every process.
+        seed = hash((self._seed, steps_before, self._index_of[parameter])) % 2**63
+        return generator.manual_seed(seed)
 
 
 _STEPS = "rounded_steps"
-"""In a parameter's state: how many updates were rounded, so that a training that is resumed goes on
-with the noise."""
+"""Key in a parameter's state: the number of rounded updates. A resumed training continues the noise
+with it."""
 
 
 def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
+    if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
+        return value.float()
+    return value
 
 
 def _is_rounded(value: Any) -> bool:
-    """Whether it is kept in bf16. Numbers, such as the count of steps, stay what they are."""
+    """Returns whether a value is stored in bf16. Numbers, such as the count of steps, are not."""
     return isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() > 0

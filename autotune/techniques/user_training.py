@@ -1,8 +1,8 @@
-"""Techniques applied to a model and an optimizer that a script has made, in the order and by the code of every trial.
+"""Applies techniques to the model and optimizer of a user's script, as in every other trial.
 
-The script keeps its own loop: it calls the model, computes the loss, calls backward and steps the
-optimizer. So the loss cannot be scaled (fp16-mixed) nor made in chunks, and the optimizer is the
-script's own, made for its own layers.
+The training loop stays in the script: it calls the model, computes the loss, calls backward and
+steps the optimizer. So the loss can neither be scaled (fp16-mixed) nor computed in chunks, and the
+optimizer is the one that the script created for its layers.
 """
 
 import functools
@@ -34,16 +34,20 @@ _NO_OPTIMIZER = "a script brings its own optimizer"
 def apply_to_user_training(
     config: TrainingConfig, model: nn.Module, optimizer: Optimizer
 ) -> tuple[nn.Module, Optimizer]:
-    """Changes the model in place and gives an optimizer of the same class and settings with the asked fusion.
+    """Changes the model in place; returns it and a new optimizer with the requested fusion.
 
-    Raises IllegalConfiguration.
+    The optimizer has the same class and settings. Raises IllegalConfiguration for a technique that
+    the model or the optimizer does not support.
     """
     apply_to_user_model(config, model)
     return model, with_fusion(optimizer, config.optimizer_fusion)
 
 
 def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
-    """All of it but the update. Raises IllegalConfiguration."""
+    """Applies everything except the optimizer fusion; changes the model in place.
+
+    Raises IllegalConfiguration for a technique that the model does not support.
+    """
     precision.set_matmul_precision(config.precision)
     memory_budget.set_memory_budget(config.memory_budget)
     attention.set_attention_backend(config.attention)
@@ -65,9 +69,9 @@ def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
 
 
 def parts_of_user_model(model: nn.Module) -> ModelParts:
-    """By structure alone.
+    """Returns the parts of a model, found by its structure alone.
 
-    How the blocks are called is not known, so several are never run as one.
+    How the blocks are called is not known, so several are never combined to a segment.
     """
     found = find_blocks(model)
     if found is None:
@@ -84,20 +88,23 @@ def parts_of_user_model(model: nn.Module) -> ModelParts:
 def missing_in_user_model(
     model: nn.Module, optimizer: Optimizer, choices: Mapping[str, Sequence[Any]]
 ) -> dict[str, dict[str, str]]:
-    """Which of `choices`, {technique: values}, a script's training cannot take: {technique: {value: reason}}.
+    """Returns which of `choices`, {technique: values}, a script's training does not support.
 
-    Of optimizers the first is left, a name for the script's own.
+    The result is {technique: {value: reason}}. Of several optimizers only the first is supported:
+    it stands for the script's optimizer.
     """
     missing = missing_parts(parts_of_user_model(model), choices)
-    refusals = [("loss", "chunked", _NO_CHUNKS)]
-    refusals += [("precision", str(value), reason) for value, reason in _NO_PRECISION.items()]
-    refusals += [("optimizer", value, _NO_OPTIMIZER) for value in choices.get("optimizer", ())[1:]]
+    unsupported = [("loss", "chunked", _NO_CHUNKS)]
+    for precision_name, reason in _NO_PRECISION.items():
+        unsupported.append(("precision", str(precision_name), reason))
+    for optimizer_name in choices.get("optimizer", ())[1:]:
+        unsupported.append(("optimizer", optimizer_name, _NO_OPTIMIZER))
     for fusion in choices.get("optimizer_fusion", ()):
         try:
             with_fusion(optimizer, fusion)
         except IllegalConfiguration as error:
-            refusals.append(("optimizer_fusion", fusion, error.message))
-    for technique, value, reason in refusals:
+            unsupported.append(("optimizer_fusion", fusion, error.message))
+    for technique, value, reason in unsupported:
         if value in choices.get(technique, ()):
             missing.setdefault(technique, {})[value] = reason
     return missing
@@ -106,11 +113,12 @@ def missing_in_user_model(
 def _cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         if parameter.is_floating_point() and dtype != torch.float32:
-            parameter.data = parameter.data.to(dtype)  # the optimizer holds this very parameter
+            # The optimizer refers to this parameter object, so only its data is replaced.
+            parameter.data = parameter.data.to(dtype)
 
 
 def _cast_around_forward(model: nn.Module, name: Precision) -> None:
-    """Autocast inside; what comes out is float32, as the script's loss expects."""
+    """Runs forward under autocast, and converts its output to float32 for the script's loss."""
     if name in ("fp32", "tf32"):
         return
     device = next(model.parameters()).device
@@ -127,7 +135,7 @@ def _cast_around_forward(model: nn.Module, name: Precision) -> None:
 
 
 def _offload_around_forward(model: nn.Module, place: ActivationOffload) -> None:
-    """Outside what is compiled: the hooks see what a compiled region keeps, not what is inside it."""
+    """Offloads outside the compiled region: hooks see what it saves, not what is inside."""
     if place == "none":
         return
 
@@ -147,12 +155,12 @@ def _offload_around_forward(model: nn.Module, place: ActivationOffload) -> None:
 def _wrap_forward(
     model: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Puts what `around` makes of the model's forward in its place.
+    """Replaces the model's forward by the result of `around`.
 
-    In a class of the same name: a copy of the model, such as an average of its weights, then
-    computes with its own weights, and the signature of forward stays what others read it for.
+    The new forward is in a subclass of the same name. So a copy of the model, such as an average of
+    its weights, computes with the weights of the copy, and the signature of forward is preserved.
     """
-    if "forward" in vars(model):  # somebody has given this very object a forward of its own
+    if "forward" in vars(model):  # a forward that was set on this object, not on its class
         model.forward = functools.wraps(model.forward)(around(model.forward))
         return
     kind = type(model)
@@ -163,5 +171,6 @@ def _wrap_forward(
 
 
 def _widened(value: Any) -> Any:
-    is_narrow = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if is_narrow else value
+    if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+        return value.float()
+    return value
