@@ -1,4 +1,4 @@
-"""A trial server whose tasks use a `CudaMeter` as a trial does, each in a process of its own.
+"""A trial server whose tasks use a `CudaMeter` as a trial does, each in a separate process.
 
 python tests/memory/meter_server.py    # requests on stdin, replies on stdout, as
 autotune.execution.server.fork_server
@@ -12,7 +12,7 @@ MIB = 1024**2
 def make_meter(
     *, uuid: str | None, context_bytes: int | None, room_mib: int | None = None, **options: Any
 ) -> Any:
-    """A meter whose cap, where `room_mib` says one, leaves so much to the allocator."""
+    """Returns a meter whose cap leaves `room_mib` to the allocator; without it there is no cap."""
     import torch
 
     from autotune.memory.cuda import CudaMeter
@@ -30,7 +30,7 @@ def make_meter(
 def reading(
     *, first_step_mib: int = 2, steady_mib: int = 2, aside_mib: int = 2, **options: Any
 ) -> dict[str, int]:
-    """What a training measures whose phases allocate so much at once."""
+    """Returns what a training measures whose phases allocate these sizes."""
     meter = make_meter(**options)
     _allocate(first_step_mib)
     meter.kernels_have_run()
@@ -61,7 +61,7 @@ def growth_of_used_memory_by_identifying(*, uuid: str) -> int:
 
 
 def _allocate(size_mib: int) -> None:
-    """In blocks of 2 MiB: the allocator reserves no more for them."""
+    """Allocates blocks of 2 MiB, for which the allocator reserves no more than that."""
     import torch
 
     blocks = [torch.empty(2 * MIB, dtype=torch.uint8, device="cuda") for _ in range(size_mib // 2)]
@@ -72,8 +72,8 @@ def _allocate(size_mib: int) -> None:
 def main() -> None:
     from autotune.execution.server import fork_server, tasks
 
-    own = {task.__name__: task for task in (reading, growth_of_used_memory_by_identifying)}
-    tasks.TASKS = {**tasks.TASKS, **own}
+    added = {task.__name__: task for task in (reading, growth_of_used_memory_by_identifying)}
+    tasks.TASKS = {**tasks.TASKS, **added}
     fork_server.main()
 
 

@@ -9,12 +9,12 @@ def block(size_bytes, *, module="", operator="aten.mm", **fields):
 
 
 def recording_of(events, *, resident=(), phases=()):
-    """`events`: (+1 or -1, block); sets each block's birth and death from them."""
-    for number, (sign, one) in enumerate(events):
+    """`events` are (+1 or -1, block); sets `born` and `died` of each block from them."""
+    for number, (sign, block) in enumerate(events):
         if sign > 0:
-            one.born = number
+            block.born = number
         else:
-            one.died = number
+            block.died = number
     return Recording(events=list(events), resident=list(resident), phases=list(phases))
 
 
@@ -35,7 +35,7 @@ def test_the_blocks_at_the_peak_add_up_to_it():
     peak = find_peak(
         recording_of([(+1, a), (-1, a), (+1, b), (+1, c), (-1, b)], resident=[weight()])
     )
-    assert sum(one.size_bytes for one in peak.blocks) == peak.size_bytes
+    assert sum(block.size_bytes for block in peak.blocks) == peak.size_bytes
 
 
 def test_the_block_that_completes_the_peak_is_known():
@@ -86,7 +86,7 @@ def test_every_category_is_listed_also_without_bytes():
     assert bytes_by_category(())["gradients"] == 0
 
 
-def test_the_same_place_in_every_block_of_the_model_is_one_holder():
+def test_the_same_module_in_every_block_of_the_model_is_one_holder():
     holders = largest_holders(
         tuple(block(10, module=f"blocks.{i}.attention", in_phase="forward") for i in range(3))
     )
@@ -100,11 +100,13 @@ def test_holders_come_largest_first():
     assert [h.size_bytes for h in holders] == [5, 3, 1]
 
 
-def test_a_thinned_timeline_keeps_the_peak():
+def test_a_shortened_timeline_contains_the_peak():
     blocks = [block(1) for _ in range(2000)]
     tall = block(50)
     events = (
-        [(+1, one) for one in blocks] + [(+1, tall), (-1, tall)] + [(-1, one) for one in blocks]
+        [(+1, block) for block in blocks]
+        + [(+1, tall), (-1, tall)]
+        + [(-1, block) for block in blocks]
     )
     recording = recording_of(events)
     peak = find_peak(recording)

@@ -1,4 +1,7 @@
-"""What tells that another process disturbed the measurement of a CUDA context: sizes, and NVML's list of processes."""
+"""Detects other processes that disturb the measurement of a CUDA context.
+
+They show in the sizes, and in NVML's list of processes.
+"""
 
 import os
 
@@ -30,12 +33,12 @@ def test_a_new_context_may_differ_from_the_probes_by_the_tolerance(size):
 @pytest.mark.parametrize(
     "seen",
     [
-        pytest.param(CONTEXT - 2 * TOLERANCE_BYTES, id="another process gave a little back"),
+        pytest.param(CONTEXT - 2 * TOLERANCE_BYTES, id="another process released a little"),
         pytest.param(0, id="another process ended, with a context as large"),
         pytest.param(-CONTEXT, id="one that held more ended"),
     ],
 )
-def test_a_new_context_of_which_too_little_is_seen_has_the_size_that_the_probe_measured(seen):
+def test_a_new_context_that_seems_too_small_has_the_size_that_the_probe_measured(seen):
     assert new_context_bytes(seen, expected_bytes=CONTEXT, device="cuda:0") == CONTEXT
 
 
@@ -53,10 +56,10 @@ def test_a_new_context_of_nothing_is_a_disturbance_where_the_probe_measured_none
     ("first_seen", "seen", "sizes"),
     [
         pytest.param(480, (550, 560), (550, 560), id="kernels are loaded"),
-        pytest.param(480, (470, 490), (480, 490), id="the driver's own use wavers"),
-        pytest.param(480, (-3520,), (480,), id="another process gives 4000 MiB back"),
+        pytest.param(480, (470, 490), (480, 490), id="the driver's usage varies"),
+        pytest.param(480, (-3520,), (480,), id="another process releases 4000 MiB"),
         pytest.param(
-            480, (550, 50, 150), (550, 550, 650), id="one does, and kernels are loaded after"
+            480, (550, 50, 150), (550, 550, 650), id="one does, and kernels are loaded later"
         ),
         pytest.param(0, (70,), (550,), id="one did while the context was created"),
         pytest.param(5480, (5550,), (550,), id="5000 MiB were in use before"),
@@ -65,7 +68,7 @@ def test_a_new_context_of_nothing_is_a_disturbance_where_the_probe_measured_none
 def test_a_context_grows_with_its_kernels_and_never_shrinks(first_seen, seen, sizes):
     """All in MiB; the new context has 480."""
     context = ContextSize(CONTEXT, seen_bytes=first_seen * MIB, device="cuda:0")
-    assert [context.at(one * MIB) // MIB for one in seen] == list(sizes)
+    assert [context.at(mebibytes * MIB) // MIB for mebibytes in seen] == list(sizes)
 
 
 def test_a_context_that_grows_by_more_than_all_kernels_is_a_disturbance():
@@ -74,7 +77,7 @@ def test_a_context_that_grows_by_more_than_all_kernels_is_a_disturbance():
         context.at(CONTEXT + MOST_KERNEL_BYTES + MIB)
 
 
-def test_a_disturbance_is_a_loss():
+def test_a_disturbance_is_a_lost_trial():
     assert issubclass(DeviceDisturbed, TrialLost)
 
 
@@ -95,16 +98,14 @@ def test_a_disturbance_is_a_loss():
         pytest.param({7: None}, {7: None}, 0, id="one stays of which nothing is known"),
     ],
 )
-def test_what_other_processes_have_taken_is_known_where_nvml_says_it(before, now, grown):
+def test_growth_of_other_processes_is_computed_where_nvml_reports_it(before, now, grown):
     assert growth_of_others(before, now, device="cuda:0") == grown
 
 
 @pytest.mark.parametrize(
     ("before", "now", "how"), [({}, {7: None}, "began"), ({7: None}, {}, "ended")]
 )
-def test_a_process_that_comes_or_goes_and_nobody_knows_what_it_holds_is_a_disturbance(
-    before, now, how
-):
+def test_a_process_of_unknown_size_that_starts_or_ends_is_a_disturbance(before, now, how):
     with pytest.raises(DeviceDisturbed, match=f"process 7 {how} on cuda:0"):
         growth_of_others(before, now, device="cuda:0")
 

@@ -228,7 +228,7 @@ class Remembers(nn.Module):
 
 @pytest.mark.parametrize("kind", ["buffer", "attribute", "list"])
 def test_a_model_that_replaces_what_it_keeps_has_the_peak_of_its_construction(kind):
-    """1 MiB of weights, the 8 MiB kept since the last step and, before they go, the next 8 with their factor."""
+    """1 MiB of weights, 8 MiB from the last step, and the next 8 MiB with their 1 MiB factor."""
     model = Remembers(kind)
     tokens = torch.ones(2, 4)
     meter = CpuMeter()

@@ -1,4 +1,4 @@
-"""The meter on a real device: what the first step, an aside and the context count for, with a cap and without."""
+"""The meter on a real device: first step, `aside` and context, with a cap and without."""
 
 import sys
 from pathlib import Path
@@ -31,7 +31,7 @@ def ask(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def device(ask):
-    """What the probe says of the device."""
+    """What the probe reports of the device."""
     return ask("probe", device="cuda:0", choices={})["device"]
 
 
@@ -48,7 +48,7 @@ def read(ask, device):
 
 def test_a_device_is_identified_without_a_context_on_it(ask, device):
     if not device["is_known_to_nvml"]:
-        pytest.skip("without NVML nobody sees it")
+        pytest.skip("cannot be measured without NVML")
     assert (
         ask("growth_of_used_memory_by_identifying", uuid=device["uuid"])
         < device["context_bytes"] / 4
@@ -67,12 +67,12 @@ def test_a_context_larger_than_the_probes_is_a_disturbance(read, device):
 
 
 def test_a_context_smaller_than_the_probes_counts_as_the_probes(read, device):
-    """What is missing, another process gave back meanwhile."""
+    """The missing bytes were released by another process in the meantime."""
     expected = device["context_bytes"] + 256 * MIB
     assert read(context_bytes=expected)["context"] == pytest.approx(expected, abs=TOLERANCE_BYTES)
 
 
-def test_without_nvml_the_context_is_what_cuda_says_is_in_use(read, device):
+def test_without_nvml_the_context_is_what_cuda_reports_as_used(read, device):
     assert read(uuid=None)["context"] == pytest.approx(device["context_bytes"], abs=TOLERANCE_BYTES)
 
 
@@ -93,16 +93,16 @@ def test_without_a_cap_the_first_step_counts_for_the_device_but_not_as_the_peak(
     assert found["device"] >= 320 * MIB + found["context"]
 
 
-def test_what_is_under_the_cap_fits_to_the_last_mebibytes(read):
-    """Nothing is set aside for kernels that may be loaded later: with a cap and without the same fits."""
+def test_the_whole_cap_can_be_used(read):
+    """No memory is reserved for kernels that may be loaded later."""
     assert read(room_mib=256, steady_mib=220)["peak"] >= 220 * MIB
 
 
-def test_what_runs_aside_is_no_peak_of_the_training(read):
+def test_the_peak_of_aside_does_not_count_for_the_training(read):
     found = read(steady_mib=100, aside_mib=320)
     assert (found["phase"], 100 * MIB <= found["peak"] < 110 * MIB) == ("forward", True)
 
 
-def test_what_runs_aside_counts_for_the_device(read):
+def test_the_peak_of_aside_counts_for_the_device(read):
     found = read(aside_mib=320)
     assert found["device"] >= 320 * MIB + found["context"]

@@ -1,4 +1,4 @@
-"""torch's allocation history on CUDA, read from entries in its form written by hand."""
+"""torch's allocation history on CUDA, read from handwritten entries in its format."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ STEP = (
 )
 
 
-def test_the_peak_counts_what_was_there_and_what_was_allocated():
+def test_the_peak_counts_resident_and_allocated_blocks():
     assert find_peak(recording_of(*STEP)).size_bytes == 100 + 50 + 40
 
 
@@ -63,7 +63,7 @@ def test_an_address_used_again_is_another_block():
     ]
 
 
-def test_what_was_there_before_counts_until_it_is_freed():
+def test_blocks_from_before_the_trace_count_until_they_are_freed():
     peak = find_peak(recording_of(entry("free_requested", 7, 9, 12), entry("alloc", 8, 5, 13)))
     assert peak.size_bytes == 100 + 9
     assert bytes_by_category(peak.blocks)["inputs"] == 9
@@ -88,7 +88,7 @@ def test_a_block_is_named_by_its_innermost_frame():
 
 
 @pytest.mark.gpu
-def test_a_checkpoint_that_stops_early_is_recorded_and_not_disturbed(tmp_path):
+def test_a_checkpoint_that_stops_early_can_be_recorded(tmp_path):
     """The exception by which it stops passes through code that frees blocks."""
     device = torch.device("cuda:0")
     head = nn.Linear(64, 256, bias=False, device=device, dtype=torch.bfloat16)

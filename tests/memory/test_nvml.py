@@ -1,11 +1,11 @@
-"""NVML where it does not know what it is asked for, as on a machine without a GPU: no answer is an error."""
+"""Requests that NVML cannot answer, as on a machine without a GPU, raise no error."""
 
 from autotune.memory import nvml
 
 NOWHERE = "00000000-0000-0000-0000-000000000000"
 
 
-def test_a_device_that_nvml_does_not_know_is_answered_with_the_reason():
+def test_a_device_that_nvml_does_not_know_gives_the_reason():
     assert "NVML" in nvml.find_device(NOWHERE)
 
 

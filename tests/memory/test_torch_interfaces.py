@@ -1,4 +1,4 @@
-"""Interfaces of torch that may change: all are there, and one that is gone is named in a sentence."""
+"""The private interfaces of torch exist, and a missing one is named in the message."""
 
 import pytest
 import torch
@@ -22,24 +22,25 @@ def test_the_installed_torch_has_them_all(check):
     check()
 
 
-def test_a_prediction_names_what_torch_does_not_have_any_more(workload, monkeypatch):
+def test_a_prediction_names_what_torch_no_longer_has(workload, monkeypatch):
     monkeypatch.delattr(torch._inductor.graph.GraphLowering, "_compile_to_module_lines")
-    sentence = (
-        f"torch {torch.__version__} has no torch._inductor.graph.GraphLowering._compile_to_module_lines, "
-        "which a prediction needs: tested with torch 2.11 to 2.15"
+    message = (
+        f"torch {torch.__version__} has no "
+        "torch._inductor.graph.GraphLowering._compile_to_module_lines, which a prediction needs: "
+        "tested with torch 2.11 to 2.15"
     )
-    with pytest.raises(PredictionImpossible) as refused:
+    with pytest.raises(PredictionImpossible) as raised:
         predict(workload=workload.to_dict(), config=TrainingConfig().to_dict(), device="cpu")
-    assert refused.value.message == sentence
+    assert raised.value.message == message
 
 
-def test_a_module_that_is_gone_is_named_as_well(monkeypatch):
+def test_a_missing_module_is_named_as_well(monkeypatch):
     monkeypatch.setattr(torch_interfaces, "OF_PREDICTIONS", ("torch._gone.for_good:Mode",))
     with pytest.raises(PredictionImpossible, match=r"has no torch\._gone\.for_good\.Mode, which"):
         torch_interfaces.check_predictions()
 
 
-def test_the_meter_of_a_cpu_names_what_torch_does_not_have_any_more(monkeypatch):
+def test_the_cpu_meter_names_what_torch_no_longer_has(monkeypatch):
     monkeypatch.delattr(torch._C._profiler, "_EventType")
     with pytest.raises(
         AutotuneError,

@@ -1,4 +1,4 @@
-"""Predicted against measured: the peak of a real training of the same workload, read from the allocator's events."""
+"""Predicted peaks are compared with those of a real training, from the allocator's events."""
 
 import time
 
@@ -70,7 +70,7 @@ def measured_bytes(trainer: Trainer, workload: Workload) -> int:
 
 
 def allowed_bytes(choices: dict) -> int:
-    """What kernels may hold for themselves: attention in compiled code, which is at its peak there, and oneDNN."""
+    """Memory inside kernels: oneDNN, and attention in compiled code, which has its peak there."""
     return (
         0
         if choices.get("precision", "fp32") == "fp32" and "compile" not in choices

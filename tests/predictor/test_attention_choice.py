@@ -1,4 +1,4 @@
-"""Which kernel answers attention: as releases of torch chose, and as the torch and the GPU here choose."""
+"""The attention kernel: as releases of torch chose it, and as torch chooses on this GPU."""
 
 import pytest
 import torch
@@ -168,19 +168,19 @@ CHOSEN = [
 
 
 @pytest.mark.parametrize(("capability", "release", "differing"), CHOSEN)
-def test_the_kernel_is_that_which_torch_chose(capability, release, differing):
+def test_the_kernel_is_the_one_that_torch_chose(capability, release, differing):
     gpu = gpu_of(capability, release)
     assert {call: choice(call, gpu) for call in CALLS} == {**SINCE_AMPERE, **differing}
 
 
-def test_before_ampere_bf16_takes_plain_operators():
+def test_before_ampere_bf16_uses_plain_operators():
     gpu = gpu_of("7.5", "2.11")
     assert [choice(call, gpu) for call in ("bf16", "fp16", "fp32", "fp32, heads of 25")] == [
         *("math", "efficient", "efficient", "efficient")
     ]
 
 
-def test_a_backend_that_does_not_take_a_call_is_said():
+def test_a_backend_that_does_not_support_a_call_is_named():
     with pytest.raises(
         PredictionImpossible, match=r"attention flash does not take .* of compute capability 8\.0"
     ):
@@ -189,7 +189,7 @@ def test_a_backend_that_does_not_take_a_call_is_said():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", CALLS)
-def test_the_kernel_is_that_which_torch_chooses_on_this_gpu(call):
+def test_the_kernel_is_the_one_that_torch_chooses_on_this_gpu(call):
     major, minor = torch.cuda.get_device_capability()
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     tensors, flags = tensors_of(**CALLS[call], device="cuda")

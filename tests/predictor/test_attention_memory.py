@@ -1,4 +1,4 @@
-"""What kernels of attention take from the allocator for themselves: numbers read from torch 2.11, and those here."""
+"""Memory inside attention kernels: numbers from torch 2.11, and measured on this GPU."""
 
 import pytest
 import torch
@@ -46,7 +46,9 @@ def tensors(batch, heads, length, size, *, key_heads=None, dtype=BF16, device="c
         (EFFICIENT_BACKWARD, (4, 16, 1000, 256), {}, 92563456),
     ],
 )
-def test_a_backward_pass_takes_what_torch_took_on_an_a100(operator, shape, more, measured_bytes):
+def test_a_backward_pass_allocates_what_torch_allocated_on_an_a100(
+    operator, shape, more, measured_bytes
+):
     with FakeTensorMode():
         query, key, value = tensors(*shape, **more)
         worked_out = bytes_during(operator, (query, query, key, value), gpu=gpu_of("8.0", "2.11"))
@@ -60,7 +62,7 @@ def test_heads_over_128_are_added_up_in_fp32_by_the_memory_efficient_kernel():
     assert worked_out == 4 * query.numel()
 
 
-def test_cudnn_keeps_the_gradient_of_the_query_in_fp32_and_a_sum_a_row():
+def test_cudnn_allocates_the_gradient_of_the_query_in_fp32_and_a_sum_per_row():
     with FakeTensorMode():
         query, key, value = tensors(2, 8, 1024, 128)
         worked_out = bytes_during(
@@ -69,7 +71,7 @@ def test_cudnn_keeps_the_gradient_of_the_query_in_fp32_and_a_sum_a_row():
     assert worked_out == 4 * query.numel() + 4 * 2 * 8 * 1024
 
 
-def test_what_needs_nothing_of_its_own_is_not_counted():
+def test_operators_without_internal_memory_are_not_counted():
     with FakeTensorMode():
         query, key, value = tensors(2, 8, 128, 64)
         assert bytes_during(FLASH.default, (query, key, value), gpu=gpu_of("8.0", "2.11")) == 0
@@ -78,7 +80,7 @@ def test_what_needs_nothing_of_its_own_is_not_counted():
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [64, 128, 256])
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "efficient in fp32"])
-def test_the_allocator_of_this_gpu_hands_out_as_much(kernel, size):
+def test_the_allocator_of_this_gpu_allocates_as_much(kernel, size):
     capability = torch.cuda.get_device_capability()
     if kernel == "flash" and capability < (8, 0):
         pytest.skip("flash needs compute capability 8.0")

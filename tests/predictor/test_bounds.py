@@ -30,7 +30,7 @@ def test_no_measured_peak_of_the_study_is_outside_its_bounds(half):
 
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("group", MEASURED_ON_CPU)
-def test_every_bound_rests_on_pairs_of_both_halves(half, group):
+def test_every_bound_is_based_on_pairs_of_both_halves(half, group):
     assert (
         sum(
             row["half"] == half and group_of(TrainingConfig(**row["config"])) == group

@@ -1,4 +1,4 @@
-"""The pieces of torch's CUDA caching allocator: by hand, as properties, and beside the real one on a GPU."""
+"""The simulated CUDA caching allocator: examples, properties, and the real one on a GPU."""
 
 import gc
 import itertools
@@ -35,17 +35,17 @@ def piece_of(size_bytes, allocator=None):
         (64 * MIB, 64 * MIB),
     ],
 )
-def test_up_to_a_mebibyte_too_much_is_handed_out_whole(requested, handed_out):
+def test_a_piece_up_to_a_mebibyte_too_large_is_not_split(requested, handed_out):
     assert piece_of(requested) == handed_out
 
 
-def test_a_rest_in_the_large_pool_serves_the_next_request():
+def test_the_rest_of_a_piece_in_the_large_pool_serves_the_next_request():
     allocator = CachingAllocator()
     first, second = allocator.allocate(5 * MIB), allocator.allocate(5 * MIB)
     assert second.address == first.address + 5 * MIB
 
 
-def test_what_was_freed_is_used_again():
+def test_freed_pieces_are_reused():
     allocator = CachingAllocator()
     first = allocator.allocate(30 * MIB)
     allocator.free(first)
@@ -83,7 +83,7 @@ SIZES = st.one_of(st.integers(1, 4 * 1024), st.integers(1, 4 * MIB), st.integers
 
 @settings(max_examples=60)
 @given(sizes=st.lists(SIZES, min_size=1, max_size=60), seed=st.integers(0, 1000))
-def test_pieces_in_use_never_overlap_and_hold_what_was_asked_for(sizes, seed):
+def test_pieces_in_use_never_overlap_and_are_as_large_as_requested(sizes, seed):
     allocator, draw, used = CachingAllocator(), random.Random(seed), []
     for size_bytes in map(round_up, sizes):
         piece = allocator.allocate(size_bytes)
@@ -98,7 +98,7 @@ def test_pieces_in_use_never_overlap_and_hold_what_was_asked_for(sizes, seed):
 @settings(max_examples=30)
 @given(sizes=st.lists(SIZES, min_size=1, max_size=40))
 def test_when_all_is_freed_every_segment_is_whole_again(sizes):
-    """It may still take a new one for the same requests: 5 MiB get another segment than in an empty cache."""
+    """The same requests may still need a new segment: 5 MiB get another one than at first."""
     allocator = CachingAllocator()
     for piece in [allocator.allocate(round_up(size_bytes)) for size_bytes in sizes]:
         allocator.free(piece)
@@ -108,7 +108,7 @@ def test_when_all_is_freed_every_segment_is_whole_again(sizes):
 
 
 def test_requests_that_follow_one_another_can_need_more_the_second_time():
-    """The smallest piece that is large enough for 5 MiB is then the 16 that the next one had."""
+    """The smallest piece that fits 5 MiB is then the one of 16 MiB of the next request."""
     allocator, ends = CachingAllocator(), []
     for _ in range(2):
         pieces = [allocator.allocate(size * MIB) for size in (5, 16, 15)]
@@ -126,10 +126,10 @@ def block(size_bytes, **fields):
 
 
 def step(*sizes):
-    """A recording in which blocks of these sizes are born one after the other and die in the same order."""
+    """Returns a recording that allocates blocks of these sizes and frees them in that order."""
     blocks = [block(size_bytes) for size_bytes in sizes]
     return Recording(
-        events=[*((+1, one) for one in blocks), *((-1, one) for one in blocks)]
+        events=[*((+1, block) for block in blocks), *((-1, block) for block in blocks)]
     ), blocks
 
 
@@ -145,11 +145,11 @@ def test_what_is_resident_is_counted_by_its_pieces_too():
     assert resident.size_bytes == 64 * MIB
 
 
-def test_workspaces_are_pieces_beside_the_step():
+def test_workspaces_are_pieces_besides_those_of_the_step():
     assert count_pieces(Recording(), workspaces=[63 * MIB, 2 * MIB]) == 66 * MIB
 
 
-def test_nothing_is_no_piece():
+def test_an_empty_block_has_no_piece():
     recording, (nothing,) = step(0)
     count_pieces(recording, workspaces=())
     assert nothing.size_bytes == 0
@@ -161,8 +161,8 @@ def test_a_block_that_outlives_the_step_is_freed_before_the_next():
     assert kept.size_bytes == 64 * MIB
 
 
-def test_state_that_is_made_anew_is_there_when_the_next_step_begins():
-    """A resident block dies in the step and another takes its place: the cache has room for one more, not for two."""
+def test_replaced_state_is_present_when_the_next_step_begins():
+    """A resident block is freed in the step and replaced: the cache fits one more, not two."""
     before, after = block(30 * MIB, resident="optimizer_state"), block(30 * MIB)
     late = block(29 * MIB)
     events = [(+1, after), (-1, before), (+1, late), (-1, late)]
@@ -170,8 +170,11 @@ def test_state_that_is_made_anew_is_there_when_the_next_step_begins():
     assert (before.size_bytes, after.size_bytes, late.size_bytes) == (30 * MIB, 30 * MIB, 30 * MIB)
 
 
-def test_an_expandable_segment_is_split_to_what_is_asked_for(workload):
-    """One matrix of 1.9 MiB a layer: from a segment of 20 MiB the tenth gets what is left, 2.9 MiB, or is cut."""
+def test_an_expandable_segment_is_split_to_the_requested_size(workload):
+    """One matrix of 1.9 MiB per layer: the tenth in a segment of 20 MiB gets the rest, 2.9 MiB.
+
+    In an expandable segment it is split off.
+    """
     wide = type(workload)(**{**workload.to_dict(), "width": 704, "heads": 2, "vocab_size": 256})
     peaks = {
         allocator: predict(
@@ -188,7 +191,7 @@ def test_an_expandable_segment_is_split_to_what_is_asked_for(workload):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(5))
-def test_the_real_allocator_hands_out_the_same_bytes(seed):
+def test_the_real_allocator_returns_the_same_bytes(seed):
     # Otherwise tensors in reference cycles that earlier tests left behind may be freed by a
     # garbage collection in the middle of this test, and the counter falls without our doing.
     gc.collect()
@@ -201,7 +204,7 @@ def test_the_real_allocator_hands_out_the_same_bytes(seed):
             size_bytes = draw.choice(
                 (draw.randint(1, 4096), draw.randint(1, 4 * MIB), draw.randint(1, 90 * MIB))
             )
-            with torch.cuda.use_mem_pool(pool):  # nothing that earlier tests left half used
+            with torch.cuda.use_mem_pool(pool):  # no pieces that earlier tests left partly used
                 tensor = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
             held.append((tensor, allocator.allocate(round_up(size_bytes))))
             del tensor

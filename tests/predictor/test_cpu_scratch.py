@@ -18,7 +18,7 @@ odd numbers."""
 
 
 def measured_scratch(operator, args) -> int:
-    """The most that was alive during `operator`, less its results."""
+    """Returns the peak during `operator`, without its results."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
         results = operator(*args)
     events = recording.profiler.kineto_results.events()
@@ -32,7 +32,7 @@ def measured_scratch(operator, args) -> int:
 
 
 def draw(shape, dtype, *, heads_inside: bool) -> Tensor:
-    """[batch, heads, sequence, size], in memory as a projection leaves it (`heads_inside`) or heads outside."""
+    """[batch, heads, sequence, size]; `heads_inside`: in the memory layout of a projection."""
     batch, heads, length, size = shape
     if heads_inside:
         return torch.randn(batch, length, heads, size, dtype=dtype).transpose(1, 2)
@@ -48,9 +48,7 @@ def test_the_buffers_of_flash_attention_are_known(shape, dtype):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("heads_inside", [True, False])
-def test_so_are_those_of_its_backward_and_the_copy_of_a_gradient_laid_out_otherwise(
-    shape, heads_inside
-):
+def test_the_buffers_of_its_backward_and_the_copy_of_a_gradient_are_known(shape, heads_inside):
     query, key, value = (draw(shape, torch.float32, heads_inside=True) for _ in range(3))
     output, sums = FORWARD(query, key, value, 0.0, True)
     gradient = draw(shape, torch.float32, heads_inside=heads_inside)

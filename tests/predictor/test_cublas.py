@@ -1,4 +1,4 @@
-"""Workspaces of cuBLAS: by compute capability and release, and beside the real allocator on a GPU."""
+"""Workspaces of cuBLAS: by compute capability and release, and compared with a real GPU."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def test_which_gpus_get_the_large_workspace_depends_on_the_release(release, larg
 
 
 def after(release, *products, environment=None):
-    """The workspaces after these products, of which those in a list run in a backward pass."""
+    """Returns the workspaces after these products; those in a list run in a backward pass."""
     workspaces = CublasWorkspaces(gpu_of("8.9", release), environment or {})
 
     class InBackward(torch.autograd.Function):
@@ -63,16 +63,16 @@ def after(release, *products, environment=None):
     return workspaces
 
 
-def test_each_thread_keeps_a_workspace_of_its_own():
+def test_each_thread_has_a_persistent_workspace():
     assert after("2.11", MM, MM, [MM]).persistent == [SMALL, SMALL]
 
 
-def test_without_a_product_there_is_none():
+def test_without_a_product_there_is_no_workspace():
     assert after("2.11", torch.ops.aten.add.Tensor).persistent == []
 
 
 @pytest.mark.parametrize("product", [ADDMM, SCALED])
-def test_a_bias_and_fp8_take_a_workspace_of_cublaslt_beside_it(product):
+def test_a_bias_and_fp8_need_a_workspace_of_cublaslt_as_well(product):
     assert after("2.11", MM, product).persistent == [SMALL, MIB]
 
 
@@ -87,7 +87,7 @@ def test_a_product_that_adds_a_matrix_is_not_cublaslts():
     assert workspaces.persistent == [SMALL]
 
 
-def test_from_2_15_on_a_workspace_lives_as_long_as_its_product():
+def test_from_2_15_on_a_workspace_exists_only_during_its_product():
     workspaces = CublasWorkspaces(gpu_of("9.0", "2.15"), {})
     during = [workspaces.bytes_during(product, (torch.ones(4),)) for product in (MM, ADDMM)]
     assert (during, workspaces.persistent) == ([LARGE, MIB], [])
@@ -103,11 +103,11 @@ def test_from_2_15_on_a_workspace_lives_as_long_as_its_product():
         ("CUBLASLT_WORKSPACE_SIZE", "much", [SMALL, MIB]),
     ],
 )
-def test_what_the_user_has_set_holds(variable, value, kept):
+def test_settings_of_the_user_are_respected(variable, value, kept):
     assert after("2.11", MM, ADDMM, environment={variable: value}).persistent == kept
 
 
-def test_kept_workspaces_can_be_asked_for_again():
+def test_persistent_workspaces_can_be_enabled_by_a_variable():
     assert after(
         "2.15", MM, [MM], environment={"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
     ).persistent == [
@@ -124,7 +124,8 @@ from autotune.predictor.gpu import Gpu
 
 release = tuple(int(part) for part in torch.__version__.split(".")[:2])
 expected = CublasWorkspaces(Gpu(capability=torch.cuda.get_device_capability(), release=release))
-numbers, bias = torch.zeros(512, 512, device="cuda", requires_grad=True), torch.zeros(512, device="cuda")
+numbers = torch.zeros(512, 512, device="cuda", requires_grad=True)
+bias = torch.zeros(512, device="cuda")
 
 class Noted(TorchDispatchMode):
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
@@ -143,7 +144,7 @@ print(torch.cuda.memory_allocated() - before, sum(expected.persistent))
 
 @pytest.mark.gpu
 def test_the_allocator_of_this_gpu_holds_as_much():
-    """In a process of its own, whose first products these are."""
+    """Runs in a new process, in which these are the first products."""
     ended = subprocess.run(
         [sys.executable, "-c", ON_A_GPU], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""A prediction for CUDA needs no GPU, is the same beside one, and leaves it alone."""
+"""A prediction for CUDA needs no GPU, is the same with a GPU, and does not touch it."""
 
 import json
 import os
@@ -78,7 +78,10 @@ from autotune.predictor.predict import PredictionRequest, predict
 from autotune.spec.workload import Workload
 workload, choices = map(json.loads, sys.argv[1:])
 request = PredictionRequest(
-    workload=Workload(**workload), config=TrainingConfig(**choices), device="cuda", compute_capability="9.0"
+    workload=Workload(**workload),
+    config=TrainingConfig(**choices),
+    device="cuda",
+    compute_capability="9.0",
 )
 print(json.dumps(dataclasses.replace(predict(request), seconds=0.0).to_dict()))
 """
@@ -86,7 +89,7 @@ print(json.dumps(dataclasses.replace(predict(request), seconds=0.0).to_dict()))
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("choices", CHOICES, ids=str)
-def test_beside_a_gpu_the_same_is_predicted_as_without_one(workload, choices):
+def test_the_prediction_is_the_same_with_and_without_a_gpu(workload, choices):
     command = [
         *(sys.executable, "-c", PREDICT, json.dumps(workload.to_dict())),
         json.dumps({"micro_batch_size": GLOBAL_BATCH, **choices}),
@@ -98,5 +101,5 @@ def test_beside_a_gpu_the_same_is_predicted_as_without_one(workload, choices):
         text=True,
         check=True,
     )
-    beside = json.dumps(predict_for_cuda(workload, **choices).to_dict())
-    assert json.loads(beside) == json.loads(ended.stdout.splitlines()[-1])
+    with_gpu = json.dumps(predict_for_cuda(workload, **choices).to_dict())
+    assert json.loads(with_gpu) == json.loads(ended.stdout.splitlines()[-1])

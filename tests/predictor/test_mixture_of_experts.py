@@ -1,4 +1,7 @@
-"""Experts run as one grouped product: its peak is predicted in every dtype, not only in that of torch's fake form."""
+"""Experts run as one grouped product, which is predicted for every dtype.
+
+The fake kernel of torch supports bfloat16 only.
+"""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What a prediction says besides the peak, and what it refuses."""
+"""What a prediction contains besides the peak, and what it rejects."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ MIXTURE_OF_EXPERTS = {
 
 @pytest.fixture
 def prediction_of(workload):
-    """prediction_of(checkpointing="block", device="cuda") is the prediction for the small workload."""
+    """prediction_of(checkpointing="block", device="cuda") predicts the small workload."""
 
     def prediction(*, device="cpu", with_timeline=False, gpu=None, torch_version=None, **choices):
         torch._dynamo.reset()
@@ -134,7 +134,7 @@ def test_an_eager_configuration_has_no_plan(prediction_of):
     assert prediction_of().plan is None
 
 
-def test_on_cuda_workspaces_are_counted_and_assumptions_told(prediction_of):
+def test_on_cuda_workspaces_are_counted_and_assumptions_noted(prediction_of):
     prediction = prediction_of(device="cuda", torch_version="2.11")
     assert prediction.bytes_by_category["workspace"] > 0
     assert any("context" in note for note in prediction.notes)
@@ -147,9 +147,7 @@ def test_on_cuda_every_block_is_a_multiple_of_512_bytes(prediction_of):
 @pytest.mark.parametrize(
     ("gpu", "workspace_bytes"), [("8.0", 8519680), ("9.0", 32 * MIB), ("10.0", 8519680)]
 )
-def test_on_cuda_the_workspaces_are_those_of_the_gpu_that_is_meant(
-    prediction_of, gpu, workspace_bytes
-):
+def test_on_cuda_the_workspaces_are_those_of_the_specified_gpu(prediction_of, gpu, workspace_bytes):
     prediction = prediction_of(device="cuda", gpu=gpu, torch_version="2.11", allocator="expandable")
     assert prediction.bytes_by_category["workspace"] == 2 * workspace_bytes
 
@@ -160,14 +158,14 @@ def test_from_torch_2_15_on_workspaces_are_temporaries(prediction_of):
     assert prediction.bytes_by_category["temporaries"] >= 32 * MIB
 
 
-def test_a_gpu_that_nobody_has_named_is_said(prediction_of):
+def test_an_assumed_gpu_is_noted(prediction_of):
     notes = prediction_of(device="cuda").notes
     assert any(
         "compute capability 8.0" in note and "--compute-capability" in note for note in notes
     )
 
 
-def test_the_gpu_and_its_kernels_are_said(prediction_of):
+def test_the_gpu_and_its_kernels_are_noted(prediction_of):
     notes = prediction_of(
         device="cuda", gpu="9.0", torch_version="2.11", precision="bf16-mixed"
     ).notes
@@ -201,10 +199,12 @@ def test_where_attention_is_cudnns_the_bounds_allow_for_its_workspace(
     assert margins[1] - margins[0] == pytest.approx(estimated_bytes, abs=2)
 
 
-def test_attention_that_no_kernel_of_the_named_backend_takes_is_refused(prediction_of, monkeypatch):
+def test_attention_that_the_specified_backend_does_not_support_is_rejected(
+    prediction_of, monkeypatch
+):
     def bias_attention(model):
-        for one in model.blocks:
-            one.attention = BiasedAttention(one.attention)
+        for block in model.blocks:
+            block.attention = BiasedAttention(block.attention)
 
     changed_model(monkeypatch, bias_attention)
     with pytest.raises(
@@ -214,7 +214,7 @@ def test_attention_that_no_kernel_of_the_named_backend_takes_is_refused(predicti
 
 
 class BiasedAttention(nn.Module):
-    """Attention with a trainable additive bias, in place of a block's own."""
+    """Attention with a trainable additive bias, replacing that of a block."""
 
     def __init__(self, attention: gpt.Attention) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class BiasedAttention(nn.Module):
 
 
 def changed_model(monkeypatch, change):
-    """Lets the built-in model be built with `change(model)` applied."""
+    """Makes the built-in model be built with `change(model)` applied."""
     family = MODELS["gpt"]
 
     def build(workload):
@@ -246,12 +246,10 @@ def changed_model(monkeypatch, change):
     monkeypatch.setitem(MODELS, "gpt", type(family)(**{**vars(family), "build": build}))
 
 
-def test_attention_with_a_bias_is_predicted_with_the_kernel_a_gpu_would_take(
-    prediction_of, monkeypatch
-):
+def test_attention_with_a_bias_is_predicted_with_the_kernel_of_a_gpu(prediction_of, monkeypatch):
     def bias_attention(model):
-        for one in model.blocks:
-            one.attention = BiasedAttention(one.attention)
+        for block in model.blocks:
+            block.attention = BiasedAttention(block.attention)
 
     changed_model(monkeypatch, bias_attention)
     on_cpu, on_cuda = prediction_of(), prediction_of(device="cuda")
@@ -263,8 +261,10 @@ def test_attention_with_a_bias_is_predicted_with_the_kernel_a_gpu_would_take(
     assert not {"aten._softmax", "aten._safe_softmax"} & of["cuda"]
 
 
-def test_on_cuda_autocast_is_on_for_who_asks_for_the_gpus(prediction_of, monkeypatch):
-    """As torchao's linear layers in fp8 do, which keep their inputs in fp32 where it is off."""
+def test_on_cuda_queries_for_the_gpus_autocast_are_answered_for_the_cpus(
+    prediction_of, monkeypatch
+):
+    """torchao's fp8 layers query it, and save their inputs in fp32 where it is off."""
     asked = []
 
     def ask(model):
@@ -281,7 +281,7 @@ def test_on_cuda_autocast_is_on_for_who_asks_for_the_gpus(prediction_of, monkeyp
     assert set(asked) == {(True, torch.bfloat16)}
 
 
-def test_a_model_that_branches_on_values_is_refused_with_the_operation(prediction_of, monkeypatch):
+def test_a_model_that_branches_on_values_is_rejected_with_the_operation(prediction_of, monkeypatch):
     def branch(model):
         forward = model.norm.forward
         model.norm.forward = lambda x: forward(x) if x.sum().item() > 0 else x
@@ -291,7 +291,7 @@ def test_a_model_that_branches_on_values_is_refused_with_the_operation(predictio
         prediction_of()
 
 
-def test_a_model_whose_shapes_depend_on_values_is_refused_with_the_operation(
+def test_a_model_whose_shapes_depend_on_values_is_rejected_with_the_operation(
     prediction_of, monkeypatch
 ):
     def select(model):

@@ -1,4 +1,4 @@
-"""A model that puts new tensors in the place of those it keeps: predicted and measured as its construction says."""
+"""A model that replaces stored tensors in each call has the peak of its construction."""
 
 import time
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import nn
 KEPT = KIND
 
 class Model(nn.Module):
-    """Logits from one table; keeps 4 MiB, which it makes anew in each call."""
+    """Computes logits from one table; stores 4 MiB, which it creates again in each call."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ WEIGHT_BYTES = 4 * 256 * 256
 
 @pytest.fixture(params=["buffer", "attribute"])
 def request_of(request, tmp_path):
-    """What a trial of the model is asked."""
+    """The request for a trial of the model."""
     file = tmp_path / f"keeps_{request.param}.py"
     file.write_text(MODEL.replace("KIND", repr(request.param)).replace("SIZE", str(SIZE)))
     settings = {
@@ -68,13 +68,13 @@ def request_of(request, tmp_path):
     )
 
 
-def test_what_is_measured_is_what_lives_at_once(request_of):
-    """Weights, two moments, gradients; for a moment the kept tensor and its successor; a little for small batches."""
+def test_the_measured_peak_is_what_is_alive_at_once(request_of):
+    """Weights, two moments, gradients; the stored tensor and its successor; small batches."""
     peak_bytes = Trainer(request_of).run().peak_memory_bytes
     assert 0 < peak_bytes - (4 * WEIGHT_BYTES + 2 * KEPT_BYTES) < 200_000
 
 
-def test_the_prediction_is_what_is_measured(request_of):
+def test_the_prediction_is_the_measured_peak(request_of):
     trainer = Trainer(request_of)
     batches = trainer.batches()
     for step in range(3):

@@ -1,9 +1,9 @@
-"""Builds the stand-in's libraries for the torch that this Python has: `python build.py [FOLDER]`.
+"""Builds the stand-in's libraries for the installed torch: `python build.py [FOLDER]`.
 
-The folder is `stand_in_gpu` in the environment of this Python unless named. gcc and nm compile and
-read; headers come with torch's nvidia packages. What torch needs of a library and our sources do
-not define becomes a function that does nothing (cuBLAS) or says that it is not supported (driver,
-runtime, NVML), so that every CUDA build of torch 2 finds the names it asks for.
+The default folder is `stand_in_gpu` in the environment of this Python. Needs gcc and nm; headers
+come with torch's nvidia packages. A function that torch needs and our sources do not define is
+generated: it does nothing (cuBLAS) or returns that it is not supported (driver, runtime, NVML). So
+every CUDA build of torch 2 finds all names that it looks up.
 """
 
 import re
@@ -18,20 +18,21 @@ DRIVER_NAME = re.compile(rb"\bcu[A-Z][A-Za-z0-9_]{3,60}\b")
 NVML_NAME = re.compile(rb"\bnvml[A-Z][A-Za-z0-9_]{3,60}\b")
 
 SUCCEEDS = {"cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col"}
-"""Descriptors of tensors in memory, which Triton's kernels read and nobody else."""
+"""Functions for descriptors of tensors, which only Triton's kernels read."""
 
 NOT_SUPPORTED, NVML_NOT_SUPPORTED = 801, 3
 
 
 class Environment:
-    """Where torch's CUDA build and its headers are, and which versions they have."""
+    """The paths and versions of torch's CUDA build and its headers."""
 
     def __init__(self) -> None:
         import torch
 
         if torch.version.cuda is None:
             sys.exit(
-                f"torch {torch.__version__} of {sys.prefix} is no CUDA build: install one, as make test-cuda does"
+                f"torch {torch.__version__} of {sys.prefix} is not a CUDA build: install one, as "
+                "make test-cuda does"
             )
         packages = Path(torch.__file__).parents[1]
         self.torch_libraries = packages / "torch" / "lib"
@@ -48,14 +49,14 @@ class Environment:
         # Triton's headers for the few that the packages lack (crt/host_defines.h).
         self.include = [f"-I{folder}" for folder in (*headers, self.triton / "include")]
         self.capabilities = sorted(
-            int(one) for one in re.findall(r"sm_(\d+)", torch._C._cuda_getArchFlags())
+            int(number) for number in re.findall(r"sm_(\d+)", torch._C._cuda_getArchFlags())
         )
         self.cuda_version = _cuda_version(
             [*headers, *(packages / "nvidia").glob("*/include"), self.triton / "include"]
         )
 
     def undefined_symbols(self) -> set[str]:
-        """All that torch and NVIDIA's libraries look for elsewhere, such as cudaMalloc@libcudart.so.13."""
+        """Returns what torch and NVIDIA's libraries import, such as cudaMalloc@libcudart.so.13."""
         symbols: set[str] = set()
         for library in self.users:
             listing = _output("nm", "--dynamic", "--undefined-only", str(library))
@@ -93,7 +94,10 @@ class Library:
         return {line.split()[-1] for line in listing.splitlines() if len(line.split()) == 3}
 
     def add_missing(self, names: set[str], *, body: str, declaration: str = "") -> int:
-        """`body` is C, with {name} for the function's own."""
+        """Generates functions for the missing names; `body` is C, with {name} for the name.
+
+        Returns how many there are.
+        """
         missing = sorted(names - self.defined())
         lines = [
             declaration,
@@ -106,7 +110,7 @@ class Library:
 
     def link(self, *with_libraries: str, is_versioned: bool = False) -> None:
         options = [f"-Wl,-soname,{self._name}"]
-        if is_versioned:  # torch asks for names of this version
+        if is_versioned:  # torch looks up names with this version
             script = self._parts / "versions.map"
             script.write_text(f"{self._name} {{ global: *; }};\n")
             options.append(f"-Wl,--version-script={script}")
@@ -157,7 +161,7 @@ def build(folder: Path) -> None:
 
     driver = Library(environment, folder, name="libcuda.so.1", sources=_DRIVER_SOURCES)
     names = _names_in(environment, DRIVER_NAME) | {
-        one for one in symbols if re.fullmatch(r"cu[A-Z]\w+", one)
+        symbol for symbol in symbols if re.fullmatch(r"cu[A-Z]\w+", symbol)
     }
     names = {name for name in names if not name.startswith("cuFile")}  # of a library of its own
     driver.add_missing(names & SUCCEEDS, body="return 0;")
@@ -182,7 +186,9 @@ def build(folder: Path) -> None:
         ("libcublas", ["cublas"], 'return stand_in_blas_routine("{name}");'),
         ("libcublasLt", ["cublasLt"], "return 0;"),
     ):
-        versioned = [one.split("@") for one in symbols if re.search(rf"@{name}\.so\.\d+$", one)]
+        versioned = [
+            symbol.split("@") for symbol in symbols if re.search(rf"@{name}\.so\.\d+$", symbol)
+        ]
         soname = versioned[0][1]
         library = Library(environment, folder, name=soname, sources=sources)
         declaration = (
@@ -201,7 +207,7 @@ _DRIVER_SOURCES = ["driver", "errors", "topology", "ledger", "settings"]
 
 
 def _names_in(environment: Environment, pattern: re.Pattern[bytes]) -> set[str]:
-    """Names that torch and Triton look up while they run: they stand as text in what looks them up."""
+    """Returns names that torch and Triton look up at run time, found as text in their files."""
     files = [environment.torch_libraries / "libc10_cuda.so", environment.triton / "driver.c"]
     found = {
         name.decode()

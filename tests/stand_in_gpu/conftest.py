@@ -1,4 +1,4 @@
-"""Marks every test of this folder `stand_in`: `make test-cuda` runs them, `make test` leaves them out."""
+"""Marks every test of this folder `stand_in`: only `make test-cuda` runs them."""
 
 import os
 from pathlib import Path
@@ -17,20 +17,21 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def _stand_in():
-    """The libraries; without them there is nothing to run on."""
+    """Skips the tests where the libraries have not been built."""
     if not os.environ.get(BUILD_VARIABLE):
         pytest.skip(
-            f"needs the stand-in GPU: make test-cuda, or {BUILD_VARIABLE} with the folder that build.py made"
+            "needs the stand-in GPU: run make test-cuda, or set "
+            f"{BUILD_VARIABLE} to the folder that build.py made"
         )
 
 
 @pytest.fixture
 def machine(tmp_path) -> Machine:
-    """A machine with one GPU of 80 GiB, of this test alone."""
+    """A machine with one GPU of 80 GiB, for this test alone."""
     return Machine(tmp_path / "machine")
 
 
 @pytest.fixture(scope="module")
 def shared_machine(tmp_path_factory) -> Machine:
-    """The same, for what all tests of a module look at."""
+    """The same kind of machine, shared by all tests of a module."""
     return Machine(tmp_path_factory.mktemp("machine"))

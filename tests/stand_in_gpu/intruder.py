@@ -1,12 +1,12 @@
-"""Another process that uses a device, and lets go of it on command: `python intruder.py [cuda:0]`.
+"""Another process that uses a device on command: `python intruder.py [cuda:0]`.
 
-It reads commands from stdin, a line each, and answers each with a line. It needs no torch: the
-driver alone.
+Reads commands from stdin, one per line, and answers each with a line. Needs only the driver, not
+torch.
 
     context        creates a context on the device
-    take 512       takes 512 MiB
-    give           gives back all that it took
-    leave          ends, and the driver frees what it held
+    take 512       allocates 512 MiB
+    give           frees everything that it allocated
+    leave          ends, so that the driver frees its memory
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""Reads the stand-in's ledger: which live process uses how many bytes of which device.
+"""Reads from the stand-in's ledger how many bytes of each device every live process uses.
 
-No CUDA, no torch.
+Needs neither CUDA nor torch.
 """
 
 import os
@@ -16,6 +16,8 @@ _PROCESS = struct.Struct(f"qQQQ{DEVICES}Q{DEVICES}Q")  # struct ledger_process o
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
+    """What one process uses."""
+
     pid: int
     launches: int
     """Kernels that the process has launched, on all devices."""
@@ -26,9 +28,9 @@ class Use:
 
 
 def live_processes(folder: Path) -> list[Use]:
-    """Those that have used a device and have not ended.
+    """Returns the processes that have used a device and have not ended.
 
-    Empty where nothing has used the ledger yet.
+    Empty where no process has used the ledger yet.
     """
     try:
         data = (folder / "ledger").read_bytes()[_HEADER_BYTES:]
@@ -49,19 +51,19 @@ def live_processes(folder: Path) -> list[Use]:
 
 
 def used_bytes(folder: Path, device: int = 0) -> int:
-    """Of all live processes, contexts included."""
+    """Returns the bytes that all live processes use, contexts included."""
     return sum(
         use.allocated_bytes[device] + use.context_bytes[device] for use in live_processes(folder)
     )
 
 
 def users(folder: Path, device: int = 0) -> list[int]:
-    """Processes with a context on the device."""
+    """Returns the pids of processes with a context on the device."""
     return [use.pid for use in live_processes(folder) if use.context_bytes[device]]
 
 
 def _started(pid: int) -> int | None:
-    """In the kernel's clock ticks; None for a process that has ended, also one that nobody has waited for."""
+    """Returns the start in clock ticks of the kernel; None for ended and zombie processes."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

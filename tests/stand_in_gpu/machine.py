@@ -1,4 +1,4 @@
-"""A machine with stand-in GPUs of its own, on which a test runs commands: nothing on it is seen by another test."""
+"""A machine with stand-in GPUs on which a test runs commands, isolated from other tests."""
 
 import json
 import os
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 PROJECT = FOLDER.parents[1]
 
 BUILD_VARIABLE = "STAND_IN_BUILD"
-"""Names the folder with the built libraries: `make test-cuda` sets it."""
+"""The variable with the folder of the built libraries; `make test-cuda` sets it."""
 
 SMALL_MODEL = (
     *("--layers", "2", "--width", "64", "--heads", "2", "--seq-len", "64", "--global-batch", "4"),
@@ -27,10 +27,10 @@ TEXT = "The caching allocator keeps what it has; the driver counts what everybod
 
 
 class Machine:
-    """Stand-in GPUs with their own ledger, device locks, log and folder of studies.
+    """Stand-in GPUs with a separate ledger, device locks, log and folder of studies.
 
-    Settings are the stand-in's variables in small letters: `gpus=2` is STAND_IN_GPUS=2. Those given
-    here hold for all commands of the machine; one of None is unset.
+    Settings are the stand-in's variables in lower case: `gpus=2` is STAND_IN_GPUS=2. Those given
+    here apply to all commands of the machine; None unsets one.
     """
 
     def __init__(self, folder: Path, **settings: object) -> None:
@@ -43,7 +43,7 @@ class Machine:
         (folder / "text.txt").write_text(TEXT)
 
     def environment(self, *, visible: str | None = None, **settings: object) -> dict[str, str]:
-        """Of a command on this machine. `visible` is CUDA_VISIBLE_DEVICES."""
+        """Returns the environment of a command; `visible` is CUDA_VISIBLE_DEVICES."""
         inherited = {
             k: v
             for k, v in os.environ.items()
@@ -70,7 +70,7 @@ class Machine:
     def start(
         self, *arguments: str, visible: str | None = None, **settings: object
     ) -> "subprocess.Popen[str]":
-        """Python with these arguments, with pipes for stdin, stdout and stderr."""
+        """Starts Python with these arguments, with pipes for stdin, stdout and stderr."""
         return subprocess.Popen(
             [str(FOLDER / "run"), os.environ[BUILD_VARIABLE], sys.executable, *arguments],
             cwd=self.folder,
@@ -89,7 +89,7 @@ class Machine:
         seconds: float = COMMAND_SECONDS,
         **settings: object,
     ) -> "subprocess.CompletedProcess[str]":
-        """Python with these arguments, to its end."""
+        """Runs Python with these arguments and waits for its end."""
         with self.start(*arguments, visible=visible, **settings) as process:
             try:
                 out, err = process.communicate(timeout=seconds)
@@ -99,7 +99,7 @@ class Machine:
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def python(self, program: str, *, visible: str | None = None, **settings: object) -> str:
-        """What a program prints; one that fails is an error of the test."""
+        """Returns what a program prints; fails the test if the program fails."""
         done = self.run("-c", program, visible=visible, **settings)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -124,9 +124,9 @@ class Machine:
         codes: tuple[int, ...] = (0, 1),
         **settings: object,
     ) -> dict[str, Any]:
-        """A search of the small model; what it prints with --json.
+        """Runs a search of the small model; returns what it prints with --json.
 
-        Exit code 1 is that nothing is feasible.
+        Exit code 1 means that no configuration is feasible.
         """
         done = self.autotune(
             *self.search_arguments(*arguments), visible=visible, codes=codes, **settings
@@ -141,7 +141,7 @@ class Machine:
         visible: str | None = None,
         **settings: object,
     ) -> list[dict[str, Any]]:
-        """Trains the baseline and then these configurations, and predicts none; as the search prints them."""
+        """Trains the baseline and these configurations without predictions; returns the trials."""
         space = self.space(*configurations, techniques=techniques)
         count = str(1 + len(configurations))
         arguments = ("--space", space, "--trials", count, "--no-predict", *options)
@@ -165,7 +165,10 @@ class Machine:
         ]
 
     def space(self, *configurations: str, techniques: str = "") -> str:
-        """A search-space file with these configurations; each is TOML, such as 'precision = "bf16-mixed"'."""
+        """Writes a search-space file with these configurations; returns its path.
+
+        Each is TOML, such as 'precision = "bf16-mixed"'.
+        """
         text = [
             'description = "of a test"',
             "[techniques]",
@@ -186,7 +189,7 @@ class Machine:
         return Intruder(self.start(str(FOLDER / "intruder.py"), device, **settings))
 
     def logged(self, text: str) -> list[str]:
-        """Lines of the stand-in's log with this text."""
+        """Returns the lines of the stand-in's log that contain this text."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [line for line in lines if text in line]
 
@@ -204,7 +207,7 @@ class Intruder:
         self._process = process
 
     def do(self, command: str) -> str:
-        """`context`, `take 512` or `give`; the answer is `done` or an error."""
+        """Sends `context`, `take 512` or `give`; returns `done` or an error."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(command + "\n")
@@ -223,7 +226,7 @@ class Intruder:
 
 
 def wait_until(condition: Callable[[], object], *, seconds: float = 60.0, what: str = "it") -> None:
-    """Looks ten times a second; fails after `seconds`."""
+    """Checks the condition ten times a second; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{what} did not come within {seconds:g} s"

@@ -1,4 +1,4 @@
-"""How a trial ends that does not end well: killed, hung, out of memory, or on a device that fails."""
+"""Trials that fail: killed, hung, out of memory, or on a device that fails."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def left_over(machine: Machine) -> list[int]:
     return found
 
 
-def test_a_killed_search_leaves_no_trial_and_gives_its_memory_back(machine):
+def test_a_killed_search_leaves_no_trial_and_releases_its_memory(machine):
     with machine.start_search("--space", machine.space(), *LONG) as search:
         wait_for_a_trial(machine)
         assert machine.used_bytes() > 480 * MIB
@@ -72,7 +72,7 @@ ALLOCATORS = 'allocator = ["default", "expandable"]'
 
 
 @pytest.mark.parametrize("allocator", ["default", "expandable"])
-def test_a_configuration_that_needs_more_than_the_cap_does_not_fit_it(machine, allocator):
+def test_a_configuration_that_needs_more_than_the_cap_does_not_fit(machine, allocator):
     configuration = f'allocator = "{allocator}", micro_batch_size = 4'
     trial = machine.trials(configuration, techniques=ALLOCATORS, options=(*WIDE, *CAP))[1]
     assert trial["config"]["allocator"] == allocator
@@ -82,7 +82,7 @@ def test_a_configuration_that_needs_more_than_the_cap_does_not_fit_it(machine, a
 
 
 @pytest.mark.parametrize("allocator", ["default", "expandable"])
-def test_a_configuration_within_the_cap_fits_it(machine, allocator):
+def test_a_configuration_within_the_cap_fits(machine, allocator):
     configuration = f'allocator = "{allocator}", micro_batch_size = 1'
     trial = machine.trials(configuration, techniques=ALLOCATORS, options=(*WIDE, *CAP))[1]
     assert (trial["config"]["allocator"], trial["outcome"], trial["feasible"]) == (
@@ -108,7 +108,7 @@ def test_a_compiled_step_that_needs_more_than_the_cap_is_out_of_memory(machine):
     assert "out of device memory" in trial["message"]
 
 
-def test_pinned_memory_that_runs_out_is_the_host_s(machine):
+def test_running_out_of_pinned_memory_is_out_of_host_memory(machine):
     techniques = 'activation_offload = ["none", "cpu"]'
     trial = machine.trials(
         'activation_offload = "cpu"', techniques=techniques, options=WIDE, pinned_mib=16
@@ -119,7 +119,9 @@ def test_pinned_memory_that_runs_out_is_the_host_s(machine):
 
 
 @pytest.mark.parametrize("xid", [79, 719])
-def test_a_device_that_fails_under_a_trial_is_not_the_configuration_s_crash(machine, tmp_path, xid):
+def test_a_device_failure_during_a_trial_is_not_a_crash_of_the_configuration(
+    machine, tmp_path, xid
+):
     trigger = tmp_path / "trigger"
     study = (
         "--space",

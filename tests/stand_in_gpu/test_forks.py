@@ -1,9 +1,9 @@
-"""The server that trials are forked from has not touched CUDA, whatever NVML and the environment say."""
+"""The server that trials are forked from has not touched CUDA, with and without NVML."""
 
 import pytest
 
 FIRST_INSTANCE, SECOND_INSTANCE = (
-    f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{one:02x}00" for one in (1, 2)
+    f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{instance:02x}00" for instance in (1, 2)
 )
 SECOND_GPU = "GPU-57a2d14e-603f-4c81-9b05-e72230bc0001"
 CONTEXT_BYTES = 480 * 1024**2
@@ -31,6 +31,6 @@ def test_where_no_device_is_visible_the_search_uses_the_processor(machine):
     assert result["device"]["device"] == "cpu"
 
 
-def test_what_is_not_known_without_nvml_is_said(machine):
+def test_the_report_names_what_is_unknown_without_nvml(machine):
     done = machine.autotune("doctor", "--device", "cuda:0", no_nvml=1)
     assert "NVML" in done.stdout

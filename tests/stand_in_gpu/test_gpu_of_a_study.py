@@ -1,4 +1,7 @@
-"""Predictions of a study are for its own GPU: here one of compute capability 9.0, whose cuBLAS workspace is larger."""
+"""Predictions of a study are for its GPU.
+
+Here it has compute capability 9.0, which has a larger cuBLAS workspace.
+"""
 
 import json
 
@@ -9,7 +12,7 @@ PREDICTIONS = """
 import json
 from autotune.storage.store import StudyStore
 forecasts = StudyStore("sqlite:///studies/autotune.db").forecasts("hopper")
-print(json.dumps([one.prediction.to_dict() for one in forecasts.values()]))
+print(json.dumps([forecast.prediction.to_dict() for forecast in forecasts.values()]))
 """
 NOTE = "for a GPU of compute capability 9.0"
 WORKSPACES = 2 * 32 * 1024**2
@@ -18,7 +21,7 @@ WORKSPACES = 2 * 32 * 1024**2
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """The machine of a search with predictions, which has another GPU by now."""
+    """A machine that had a search with predictions and has another GPU now."""
     machine = Machine(tmp_path_factory.mktemp("machine"))
     space = machine.space("micro_batch_size = 2")
     machine.search(
@@ -35,7 +38,7 @@ def test_a_search_predicts_for_the_gpu_of_its_study(study):
         assert NOTE in prediction["notes"]
 
 
-def test_the_trial_of_a_study_is_predicted_for_its_gpu_where_another_one_is(study):
+def test_the_trial_of_a_study_is_predicted_for_its_gpu_on_another_machine(study):
     answer = json.loads(
         study.autotune("predict", "--study", "hopper", "--trial", "1", "--json", cc=89).stdout
     )
@@ -43,7 +46,7 @@ def test_the_trial_of_a_study_is_predicted_for_its_gpu_where_another_one_is(stud
     assert NOTE in answer["notes"]
 
 
-def test_fit_predicts_for_the_gpu_that_is_there_and_does_not_train_on_it_for_another(machine):
+def test_fit_predicts_for_the_present_gpu_and_does_not_train_for_another(machine):
     model = (*SMALL_MODEL[:10], "--vary", "micro-batch", "--checkpointing", "block")
     fit = ("fit", "--max-mem", "2GiB", *model, "--json", "--quiet")
     here = json.loads(machine.autotune(*fit, "--no-confirm", cc=90).stdout)

@@ -8,7 +8,7 @@ from machine import FOLDER, Machine
 MIB = 1024**2
 CONTEXT_MIB = 480
 FIRST_INSTANCE, SECOND_INSTANCE = (
-    f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{one:02x}00" for one in (1, 2)
+    f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{instance:02x}00" for instance in (1, 2)
 )
 GPU = "GPU-57a2d14e-603f-4c81-9b05-e72230bc0000"
 
@@ -23,7 +23,9 @@ class Intruder:
     def __init__(self):
         command = [sys.executable, {str(FOLDER / "intruder.py")!r}, "cuda:0"]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+        )
     def do(self, command):
         self.process.stdin.write(command + "\\n")
         self.process.stdin.flush()
@@ -33,7 +35,9 @@ class Intruder:
 
 def meter(cap_mib=None, uuid={GPU!r}):
     cap = None if cap_mib is None else cap_mib * MIB
-    return CudaMeter(torch.device("cuda:0"), uuid=uuid, cap_bytes=cap, new_context_bytes={CONTEXT_MIB} * MIB)
+    return CudaMeter(
+        torch.device("cuda:0"), uuid=uuid, cap_bytes=cap, new_context_bytes={CONTEXT_MIB} * MIB
+    )
 """
 """A process that measures as a trial does, and what it needs to make another one come and go."""
 
@@ -61,13 +65,14 @@ ENTERS = "intruder = Intruder(); intruder.do('take 100')"
         pytest.param(ENTERS, "", id="stays as it was"),
     ],
 )
-def test_a_process_has_no_part_in_a_trials_context_that(machine, before, after):
+def test_a_process_does_not_change_a_trials_context_that(machine, before, after):
     program = f"""
 {before or "pass"}
-one = meter(cap_mib=640)
+cuda_meter = meter(cap_mib=640)
 {after}
-one.kernels_have_run()
-print(one.reading().context_bytes // MIB, int(torch.cuda.get_per_process_memory_fraction() * 80 * 1024))
+cuda_meter.kernels_have_run()
+fraction = torch.cuda.get_per_process_memory_fraction()
+print(cuda_meter.reading().context_bytes // MIB, int(fraction * 80 * 1024))
 intruder.leave() if intruder.process.poll() is None else None
 """
     assert machine.python(METER + program) == f"{CONTEXT_MIB} {640 - CONTEXT_MIB}"
@@ -87,7 +92,7 @@ context.touch = touch
 """
 
 
-def test_a_process_that_ends_while_a_context_is_created_has_no_part_in_it(machine):
+def test_a_process_that_ends_while_a_context_is_created_does_not_change_it(machine):
     program = "print(meter(cap_mib=640).reading().context_bytes // MIB)"
     assert machine.python(METER + DURING_CREATION + program) == str(CONTEXT_MIB)
 
@@ -99,12 +104,13 @@ NvmlDevice.processes = lambda self: {}
 """As in a container."""
 
 
-def test_one_that_nvml_does_not_name_leaves_it_the_size_that_the_probe_measured(machine):
-    """Else the trial would be lost, or the allocator would get the whole cap."""
+def test_a_process_unknown_to_nvml_does_not_change_the_measured_context(machine):
+    """Otherwise the trial would fail, or the allocator would get the whole cap."""
     program = """
-one = meter(cap_mib=640)
-one.kernels_have_run()
-print(one.reading().context_bytes // MIB, int(torch.cuda.get_per_process_memory_fraction() * 80 * 1024))
+cuda_meter = meter(cap_mib=640)
+cuda_meter.kernels_have_run()
+fraction = torch.cuda.get_per_process_memory_fraction()
+print(cuda_meter.reading().context_bytes // MIB, int(fraction * 80 * 1024))
 """
     assert (
         machine.python(METER + NAMES_NONE + DURING_CREATION + program)
@@ -113,28 +119,28 @@ print(one.reading().context_bytes // MIB, int(torch.cuda.get_per_process_memory_
 
 
 @pytest.mark.parametrize("nvml", ["names no processes", "does not start"])
-def test_a_trial_measures_on_where_an_unnamed_process_gives_memory_back(tmp_path, nvml):
-    """And the kernels that are loaded after it count, those of before a look as well."""
+def test_a_trial_continues_where_an_unknown_process_releases_memory(tmp_path, nvml):
+    """Kernels that are loaded later count, also those loaded before a reading."""
     machine = Machine(tmp_path / "machine", no_nvml=1 if nvml == "does not start" else None)
     uuid = GPU if nvml == "names no processes" else None
     program = f"""
 intruder = Intruder()
 intruder.do("take 3000")
-one = meter(uuid={uuid!r})
+cuda_meter = meter(uuid={uuid!r})
 intruder.do("give")
-one.kernels_have_run()
+cuda_meter.kernels_have_run()
 intruder.leave()
-sizes = [one.reading().context_bytes // MIB]
+sizes = [cuda_meter.reading().context_bytes // MIB]
 Path({str(tmp_path / "loaded")!r}).touch()
 x = torch.zeros(8, device="cuda") + 1
-print(*sizes, one.reading().context_bytes // MIB)
+print(*sizes, cuda_meter.reading().context_bytes // MIB)
 """
     program = METER + (NAMES_NONE if uuid else "") + program
     found = machine.python(program, modules_mib=70, modules_after=tmp_path / "loaded")
     assert found == f"{CONTEXT_MIB} {CONTEXT_MIB + 70}"
 
 
-def test_without_nvml_what_was_in_use_before_is_no_part_of_a_trials_context(tmp_path):
+def test_without_nvml_memory_in_use_before_does_not_count_for_the_context(tmp_path):
     machine = Machine(tmp_path / "machine", no_nvml=1)
     with machine.intruder() as intruder:
         intruder.do("take 3000")
@@ -157,28 +163,28 @@ def test_a_search_runs_on_a_slice_of_a_gpu(tmp_path, visible):
     assert any("slice of a GPU (MIG)" in note for note in found["device"]["notes"])
 
 
-def test_a_search_runs_where_nvml_does_not(tmp_path):
+def test_a_search_runs_without_nvml(tmp_path):
     machine = Machine(tmp_path / "machine", no_nvml=1)
     found = machine.search("--space", "quick", "--trials", "1", "--max-mem", "2GiB")
     assert (outcomes(found), context_sizes(found)) == ({"ok"}, {CONTEXT_MIB * MIB})
     assert any("NVML does not start" in note for note in found["device"]["notes"])
 
 
-def test_without_a_memory_of_its_own_what_is_in_use_of_the_host_is_no_context(tmp_path):
+def test_on_a_device_with_host_memory_the_context_is_not_counted(tmp_path):
     machine = Machine(tmp_path / "machine", no_nvml=1, integrated=1)
     found = machine.search("--space", "quick", "--trials", "1", "--max-mem", "2GiB")
     assert (outcomes(found), context_sizes(found)) == ({"ok"}, {0})
     assert any("the memory of cuda:0 is the host's" in note for note in found["device"]["notes"])
 
 
-def test_what_grows_by_more_than_kernels_is_another_process_that_nothing_names(tmp_path):
+def test_growth_by_more_than_kernels_is_attributed_to_another_process(tmp_path):
     machine = Machine(tmp_path / "machine", no_nvml=1)
     program = """
-one = meter(uuid=None)
+cuda_meter = meter(uuid=None)
 intruder = Intruder()
 intruder.do("take 3000")
 try:
-    one.kernels_have_run()
+    cuda_meter.kernels_have_run()
 except DeviceDisturbed as disturbed:
     print(disturbed.message)
 intruder.leave()
@@ -189,7 +195,7 @@ intruder.leave()
 
 
 def test_without_nvml_more_than_the_cap_is_still_out_of_memory(tmp_path):
-    """torch asks NVML for the other processes while it writes its message, and fails at that."""
+    """torch queries NVML for the other processes for its message, which fails."""
     machine = Machine(tmp_path / "machine", no_nvml=1)
     arguments = (
         "--space",
@@ -207,7 +213,7 @@ def test_without_nvml_more_than_the_cap_is_still_out_of_memory(tmp_path):
 # -- one process at a time -------------------------------------------------------------------------
 
 
-def test_a_search_runs_on_a_device_in_exclusive_mode_and_says_so(tmp_path):
+def test_a_search_runs_on_a_device_in_exclusive_mode_and_reports_it(tmp_path):
     machine = Machine(tmp_path / "machine", compute_mode="exclusive")
     arguments = machine.search_arguments(
         "--space", "quick", "--trials", "1", "--max-mem", "2GiB", "--no-predict"
@@ -217,7 +223,7 @@ def test_a_search_runs_on_a_device_in_exclusive_mode_and_says_so(tmp_path):
     assert "cuda:0 is in exclusive-process mode" in done.stderr
 
 
-def test_several_trials_on_a_device_in_exclusive_mode_are_refused(tmp_path):
+def test_several_trials_on_a_device_in_exclusive_mode_are_rejected(tmp_path):
     machine = Machine(tmp_path / "machine", compute_mode="exclusive")
     arguments = machine.search_arguments(
         "--space", "quick", "--max-mem", "2GiB", "--trials-per-device", "2"
@@ -228,7 +234,7 @@ def test_several_trials_on_a_device_in_exclusive_mode_are_refused(tmp_path):
     )
 
 
-def test_a_device_that_nobody_may_use_is_refused_by_its_mode(tmp_path):
+def test_a_device_in_prohibited_mode_is_rejected_with_its_mode(tmp_path):
     machine = Machine(tmp_path / "machine", compute_mode="prohibited")
     arguments = machine.search_arguments(
         "--space", "quick", "--max-mem", "2GiB", "--device", "cuda:0"
@@ -236,23 +242,26 @@ def test_a_device_that_nobody_may_use_is_refused_by_its_mode(tmp_path):
     assert "cuda:0 is in prohibited mode" in machine.autotune(*arguments, codes=(2,)).stderr
 
 
-def test_trials_that_share_a_device_count_the_probes_context_and_it_is_said(machine):
+def test_trials_that_share_a_device_count_the_probes_context_and_report_it(machine):
     arguments = machine.search_arguments(
         "--space", "quick", "--trials", "1", "--max-mem", "2GiB", "--no-predict"
     )
     done = machine.autotune(*arguments, "--trials-per-device", "2", modules_mib=70)
     assert context_sizes(json.loads(done.stdout)) == {CONTEXT_MIB * MIB}
     assert (
-        "2 trials at a time share cuda:0: their speeds are those of sharing it, and each counts 480.0 MiB"
-        in done.stderr
+        "2 trials at a time share cuda:0: their speeds are those of sharing it, "
+        "and each counts 480.0 MiB" in done.stderr
     )
 
 
-# -- contexts and turns ----------------------------------------------------------------------------
+# -- contexts and device slots ---------------------------------------------------------------------
 
 
 def test_devices_are_identified_without_a_context(machine):
-    program = "from autotune.execution.server.device import all_devices; print([one.device for one in all_devices()])"
+    program = (
+        "from autotune.execution.server.device import all_devices\n"
+        "print([found.device for found in all_devices()])"
+    )
     assert machine.python(program, gpus=2) == "['cuda:0', 'cuda:1', 'cpu']"
     assert machine.logged("context") == []
 
@@ -279,29 +288,30 @@ with LocalExecutor(Path("work")) as executor:
 
 def test_kernels_that_are_loaded_after_the_first_step_count_as_any_others(machine, tmp_path):
     program = f"""
-one = meter()
-one.kernels_have_run()
+cuda_meter = meter()
+cuda_meter.kernels_have_run()
 Path({str(tmp_path / "loaded")!r}).touch()
 x = torch.zeros(8, device="cuda") + 1
-print(one.reading().context_bytes // MIB)
+print(cuda_meter.reading().context_bytes // MIB)
 """
     found = machine.python(METER + program, modules_mib=70, modules_after=tmp_path / "loaded")
     assert found == str(CONTEXT_MIB + 70)
 
 
 def test_cached_blocks_make_room_for_kernels_that_are_loaded_later(machine, tmp_path):
-    """As they would have if the allocator had been limited for those kernels from the start."""
+    """As if the allocator had been limited for those kernels from the start."""
     program = f"""
-one = meter(cap_mib=640)
-one.kernels_have_run()
-with one.measuring(list):
+cuda_meter = meter(cap_mib=640)
+cuda_meter.kernels_have_run()
+with cuda_meter.measuring(list):
     for size in (70, 80):
         block = torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
         del block
 Path({str(tmp_path / "loaded")!r}).touch()
 x = torch.zeros(8, device="cuda") + 1
-found = one.reading()
-print(torch.cuda.max_memory_reserved() // MIB, found.device_bytes // MIB, found.peak_memory_bytes // MIB)
+found = cuda_meter.reading()
+reserved = torch.cuda.max_memory_reserved()
+print(reserved // MIB, found.device_bytes // MIB, found.peak_memory_bytes // MIB)
 """
     found = machine.python(METER + program, modules_mib=24, modules_after=tmp_path / "loaded")
     assert found == "152 640 80"
@@ -315,7 +325,7 @@ with DeviceSlots(device).turn(lambda: None):
     print("held", flush=True)
     input()
 """
-"""A search that has its turn on the device, until a line comes."""
+"""A search that holds the device slot until it reads a line."""
 
 MODEL = ("--layers", "1", "--width", "32", "--heads", "2", "--seq-len", "32")
 
@@ -339,15 +349,15 @@ MODEL = ("--layers", "1", "--width", "32", "--heads", "2", "--seq-len", "32")
         ),
     ],
 )
-def test_what_needs_a_context_waits_for_its_turn(machine, command):
+def test_commands_that_need_a_context_wait_for_the_device_slot(machine, command):
     with machine.start("-c", HOLD) as search:
         assert search.stdout.readline() == "held\n"
         with machine.start("-m", "autotune", *command) as waiting:
-            said = ""
-            while "aiting for cuda:0" not in said:
+            output = ""
+            while "aiting for cuda:0" not in output:
                 line = waiting.stderr.readline()
-                assert line, said
-                said += line
+                assert line, output
+                output += line
             assert machine.processes() == []
             search.communicate("\n")
             waiting.communicate()

@@ -16,7 +16,7 @@ SMALLER = "micro_batch_size = 2"
 
 @contextmanager
 def users_seen(machine: Machine, device: int):
-    """Which processes use a device together, looked at fifty times a second: all combinations that were ever seen."""
+    """Records, fifty times a second, which combinations of processes use a device."""
     seen: set[tuple[int, ...]] = set()
     is_over = threading.Event()
 
@@ -35,7 +35,7 @@ def users_seen(machine: Machine, device: int):
 
 @contextmanager
 def intruders_that_come_and_go(machine: Machine, **settings: object):
-    """On the first device, one after the other: each takes a context and 100 MiB, stays for a moment and leaves."""
+    """Start one after the other on the first device; each allocates 100 MiB and ends."""
     is_over = threading.Event()
     visits: list[str] = []
 
@@ -56,45 +56,47 @@ def intruders_that_come_and_go(machine: Machine, **settings: object):
 
 
 def results_of_two(
-    machine: Machine, one: tuple[str, ...], two: tuple[str, ...], **settings: object
+    machine: Machine, first: tuple[str, ...], second: tuple[str, ...], **settings: object
 ):
-    """The trials of two searches at the same time, each with what it said."""
+    """Runs two searches at the same time; returns the trials and the output of each."""
     arguments = ("--space", machine.space(SMALLER), "--trials", "2", "--no-predict", "--fresh")
-    searches = [machine.start_search(*arguments, *own, **settings) for own in (one, two)]
-    said = []
+    searches = [
+        machine.start_search(*arguments, *options, **settings) for options in (first, second)
+    ]
+    outputs = []
     for search in searches:
         with search:
-            said.append(search.communicate(timeout=240))
-    return [(json.loads(out)["trials"], err) for out, err in said]
+            outputs.append(search.communicate(timeout=240))
+    return [(json.loads(out)["trials"], err) for out, err in outputs]
 
 
-def test_two_searches_on_one_device_take_turns(machine):
+def test_two_searches_on_one_device_never_run_at_the_same_time(machine):
     with users_seen(machine, 0) as seen:
         results = results_of_two(machine, ("--name", "one"), ("--name", "two"))
-    for trials, said in results:
+    for trials, error_output in results:
         assert [(trial["outcome"], trial["context_bytes"]) for trial in trials] == [
             ("ok", CONTEXT_BYTES)
-        ] * 2, said
+        ] * 2, error_output
     assert max(len(pids) for pids in seen) == 1
 
 
-def test_two_searches_on_two_devices_measure_each_its_own(machine):
+def test_two_searches_on_two_devices_measure_independently(machine):
     with users_seen(machine, 0) as on_first, users_seen(machine, 1) as on_second:
         results = results_of_two(machine, ("--device", "cuda:0"), ("--device", "cuda:1"), gpus=2)
-    for trials, said in results:
+    for trials, error_output in results:
         assert [(trial["outcome"], trial["context_bytes"]) for trial in trials] == [
             ("ok", CONTEXT_BYTES)
-        ] * 2, said
+        ] * 2, error_output
     assert max(len(pids) for pids in on_first) == max(len(pids) for pids in on_second) == 1
 
 
-def test_a_search_uses_no_device_but_its_own(machine):
+def test_a_search_uses_only_its_device(machine):
     with users_seen(machine, 0) as seen:
         machine.trials(SMALLER, options=("--device", "cuda:1"), gpus=2)
     assert seen == {()}
 
 
-def test_what_happens_on_another_device_is_no_part_of_a_trial(machine):
+def test_activity_on_another_device_does_not_change_a_trial(machine):
     with intruders_that_come_and_go(machine, gpus=2) as visits:
         trials = machine.trials(SMALLER, options=("--device", "cuda:1"), gpus=2)
     assert len(visits) > 3
@@ -108,7 +110,7 @@ def test_a_device_that_is_hidden_from_cuda_is_not_the_one_measured(machine):
     assert (trials[0]["outcome"], trials[0]["context_bytes"]) == ("ok", CONTEXT_BYTES)
 
 
-def test_an_intruder_that_stays_is_no_part_of_a_trial(machine):
+def test_an_intruder_that_stays_does_not_change_a_trial(machine):
     with machine.intruder() as intruder:
         intruder.do("take 1000")
         trial = machine.trials()[0]
@@ -125,6 +127,6 @@ def test_intruders_that_come_and_go_change_no_result(machine):
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "prohibited"])
-def test_a_compute_mode_that_matters_is_said_by_doctor(machine, mode):
+def test_doctor_reports_a_compute_mode_that_matters(machine, mode):
     done = machine.autotune("doctor", "--device", "cuda:0", codes=(0, 2, 75), compute_mode=mode)
     assert mode in (done.stdout + done.stderr).lower()

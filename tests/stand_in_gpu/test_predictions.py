@@ -1,4 +1,4 @@
-"""Predictions on a machine with GPUs: they use none, and know which one they are for."""
+"""Predictions on a machine with GPUs do not use them, and are for the right one."""
 
 import json
 
@@ -24,20 +24,20 @@ def predicted(machine, *arguments, **settings):
 
 
 def test_no_prediction_creates_a_context(machine):
-    """Of a whole space, several at once, for the device that the command finds by itself."""
+    """For a whole search space, several at once, for the device that the command detects."""
     space = machine.folder / "space.toml"
     space.write_text(
         '[techniques]\ncheckpointing = ["none", "block"]\n[defaults]\nmicro_batch_size = 4\n'
     )
     answer = predicted(machine, "--space", str(space))
-    assert [one["device"] for one in answer["predictions"]] == ["cuda", "cuda"]
+    assert [prediction["device"] for prediction in answer["predictions"]] == ["cuda", "cuda"]
     assert contexts(machine) == []
 
 
 @pytest.mark.parametrize(
     ("cc", "capability", "workspace_mib"), [(89, "8.9", 8.125), (90, "9.0", 32)]
 )
-def test_a_prediction_is_for_the_gpu_that_is_there(machine, cc, capability, workspace_mib):
+def test_a_prediction_is_for_the_present_gpu(machine, cc, capability, workspace_mib):
     answer = predicted(machine, "--torch", "2.11", "--allocator", "expandable", cc=cc)
     assert f"for a GPU of compute capability {capability} with torch 2.11" in answer["notes"]
     assert answer["bytes_by_category"]["workspace"] == 2 * workspace_mib * 1024**2

@@ -1,4 +1,4 @@
-"""The stand-in itself: that it keeps the accounts of a driver, and fails as one does."""
+"""The stand-in itself counts memory as a driver does, and fails as one does."""
 
 import subprocess
 
@@ -17,7 +17,8 @@ def context(ordinal=0):
 def take(mebibytes):
     return cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(mebibytes * MIB))
 def launch(times=1, kernel=1):
-    return max(cuda.cuLaunchKernel(ctypes.c_void_p(kernel), *[1] * 7, None, None, None) for _ in range(times))
+    kernel = ctypes.c_void_p(kernel)
+    return max(cuda.cuLaunchKernel(kernel, *[1] * 7, None, None, None) for _ in range(times))
 def count():
     number = ctypes.c_int(-1)
     cuda.cuInit(0)
@@ -32,7 +33,7 @@ def used(index=0):
 
 FIRST_GPU, SECOND_GPU = (f"GPU-57a2d14e-603f-4c81-9b05-e72230bc00{gpu:02x}" for gpu in (0, 1))
 FIRST_INSTANCE, SECOND_INSTANCE = (
-    f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{one:02x}00" for one in (1, 2)
+    f"MIG-57a2d14e-603f-4c81-9b05-e72230bc{instance:02x}00" for instance in (1, 2)
 )
 
 
@@ -40,7 +41,7 @@ def driver(machine: Machine, program: str, **settings) -> list[str]:
     return machine.python(DRIVER + program, **settings).split()
 
 
-def test_a_context_takes_memory_that_nvml_sees(machine):
+def test_a_context_allocates_memory_that_nvml_reports(machine):
     program = "print(used(), context(), used())"
     assert driver(machine, program, base_mib=600, context_mib=480) == ["600", "0", "1080"]
 
@@ -55,7 +56,7 @@ def test_memory_runs_out_at_the_size_of_the_device(machine):
     ]
 
 
-def test_what_another_process_holds_is_not_there_to_take(machine):
+def test_memory_of_another_process_cannot_be_allocated(machine):
     settings = {"gpu_mib": 2000, "base_mib": 0, "context_mib": 100}
     with machine.intruder(**settings) as intruder:
         assert intruder.do("take 1000") == "done"
@@ -67,7 +68,7 @@ def test_what_another_process_holds_is_not_there_to_take(machine):
         ]
 
 
-def test_a_killed_process_gives_its_memory_back(machine):
+def test_a_killed_process_releases_its_memory(machine):
     with machine.intruder() as intruder:
         intruder.do("take 1000")
         assert machine.used_bytes() == (1000 + 480) * 1024**2
@@ -78,8 +79,8 @@ def test_nvml_lists_who_uses_a_device_and_how_much(machine):
     program = """
 context(), take(10)
 pynvml.nvmlInit()
-one, = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(0))
-print(one.pid == os.getpid(), one.usedGpuMemory // MIB)
+process, = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(0))
+print(process.pid == os.getpid(), process.usedGpuMemory // MIB)
 """
     assert driver(machine, program) == ["True", "490"]
 
@@ -103,7 +104,7 @@ def test_cuda_sees_the_devices_that_the_variable_names(machine, visible, expecte
     assert driver(machine, "print(count())", gpus=2, visible=visible) == [expected]
 
 
-def test_two_devices_have_memory_of_their_own(machine):
+def test_two_devices_have_separate_memory(machine):
     program = "print(context(1), take(100), used(0), used(1))"
     assert driver(machine, program, gpus=2, base_mib=0, context_mib=50) == ["0", "0", "0", "150"]
 
@@ -135,7 +136,8 @@ def test_cuda_reports_an_instance_s_uuid_that_nvml_knows_under_mig_only(machine)
 import torch, pynvml
 uuid = torch.cuda.get_device_properties(0).uuid
 pynvml.nvmlInit()
-print(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")).total // 1024**3)
+handle = pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+print(pynvml.nvmlDeviceGetMemoryInfo(handle).total // 1024**3)
 try:
     pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 except pynvml.NVMLError as error:
@@ -144,14 +146,14 @@ except pynvml.NVMLError as error:
     assert machine.python(program, mig=2).splitlines() == ["40", "Not Found"]
 
 
-def test_without_nvml_its_functions_say_so(machine):
+def test_without_nvml_its_functions_fail(machine):
     program = (
         "import pynvml\ntry: pynvml.nvmlInit()\nexcept pynvml.NVMLError as error: print(error)"
     )
     assert "not loaded" in machine.python(program, no_nvml=1).lower()
 
 
-def test_an_exclusive_device_has_one_process(machine):
+def test_an_exclusive_device_allows_one_process(machine):
     with machine.intruder(compute_mode="exclusive") as intruder:
         assert intruder.do("context") == "done"
         assert driver(machine, "print(context())", compute_mode="exclusive") == ["46"]
@@ -181,15 +183,16 @@ import torch
 x = torch.zeros(8, 8, device="cuda", requires_grad=True)
 before = torch.cuda.memory_allocated()
 y = x @ x
-one = torch.cuda.memory_allocated() - before
-y.sum().backward()  # in a thread of its own, with a handle of its own
-print(one // 2**20, (torch.cuda.memory_allocated() - before) // 2**20)
+first = torch.cuda.memory_allocated() - before
+y.sum().backward()  # in another thread, with another handle
+print(first // 2**20, (torch.cuda.memory_allocated() - before) // 2**20)
 """
     assert machine.python(program, cc=89) == "8 16"
 
 
 def test_modules_grow_the_context_outside_the_allocator(machine):
-    program = "context(); before = used(); [launch(kernel=16 * k) for k in (1, 1, 2)]; middle = used(); launch(kernel=48)\n"
+    program = "context(); before = used(); [launch(kernel=16 * k) for k in (1, 1, 2)]\n"
+    program += "middle = used(); launch(kernel=48)\n"
     program += "print(middle - before, used() - before)"
     assert driver(machine, program, modules_mib=70, modules_after=3) == ["0", "70"]
 
@@ -200,7 +203,9 @@ def test_an_xid_fails_every_later_call(machine, xid, error):
     assert driver(machine, program, xid=xid, xid_after=3) == ["0", "0", error, error]
 
 
-def test_a_gpu_that_has_fallen_off_the_bus_is_lost_to_everybody_until_it_is_back(machine, tmp_path):
+def test_a_gpu_that_has_fallen_off_the_bus_fails_in_every_process_until_it_is_back(
+    machine, tmp_path
+):
     trigger = tmp_path / "trigger"
     program = """
 print(context())
@@ -214,7 +219,7 @@ except pynvml.NVMLError as error: print(str(error).replace(" ", "-"))
     assert driver(machine, program, xid=79, xid_after=trigger)[0] == "0"
 
 
-def test_one_gpu_s_xid_leaves_the_other_alone(machine):
+def test_an_xid_on_one_gpu_does_not_change_the_other(machine):
     program = "context({0}); launch(9); print(cuda.cuCtxSynchronize())"
     settings = {"gpus": 2, "xid": 79, "xid_after": 5, "xid_gpu": 1}
     assert driver(machine, program.format(0), **settings) == ["0"]
@@ -223,7 +228,10 @@ def test_one_gpu_s_xid_leaves_the_other_alone(machine):
 
 def test_a_hang_ends_with_its_process_only(machine, tmp_path):
     trigger = tmp_path / "trigger"
-    program = "context(); print('up', flush=True); sys.stdin.readline(); print(cuda.cuCtxSynchronize(), flush=True)"
+    program = (
+        "context(); print('up', flush=True); sys.stdin.readline(); "
+        "print(cuda.cuCtxSynchronize(), flush=True)"
+    )
     with machine.start("-c", DRIVER + program, hang_after=trigger) as process:
         assert process.stdout.readline() == "up\n"
         trigger.touch()
@@ -246,7 +254,7 @@ os.wait()
     assert driver(machine, program) == ["3"]
 
 
-def test_a_child_forked_before_cuinit_has_an_entry_of_its_own(machine):
+def test_a_child_forked_before_cuinit_has_a_separate_entry(machine):
     program = """
 before = used()  # maps the ledger
 if os.fork() == 0:
@@ -285,7 +293,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024 < 10
     assert machine.python(program) == "True"
 
 
-def test_what_is_copied_to_the_device_comes_back(machine):
+def test_data_copied_to_the_device_can_be_read_back(machine):
     program = "import torch; print(torch.arange(5).cuda().cpu().tolist())"
     assert machine.python(program) == "[0, 1, 2, 3, 4]"
 
@@ -295,7 +303,8 @@ def test_a_library_of_kernels_finds_its_code_on_every_capability(machine, capabi
     program = """
 import torch
 embedding = torch.nn.Embedding(256, 64, device="cuda")
-embedding(torch.zeros(4000, dtype=torch.long, device="cuda")).sum().backward()  # sorts what is more than 3,072
+# more than 3,072 indices are sorted
+embedding(torch.zeros(4000, dtype=torch.long, device="cuda")).sum().backward()
 print("done")
 """
     assert machine.python(program, cc=capability) == "done"

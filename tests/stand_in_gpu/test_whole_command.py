@@ -1,4 +1,4 @@
-"""Every technique through the whole command, and what can be done with the study that it leaves."""
+"""Every technique through the whole command, and commands for the resulting study."""
 
 import json
 import subprocess
@@ -11,11 +11,11 @@ from autotune.spec.config import CHOICES
 
 SPACE = FOLDER / "every_technique.toml"
 CONTENT = tomllib.loads(SPACE.read_text())
-NAMES = ["baseline", *(one["name"] for one in CONTENT["configurations"])]
+NAMES = ["baseline", *(configuration["name"] for configuration in CONTENT["configurations"])]
 MIB = 1024**2
 CONTEXT_BYTES = 480 * MIB
 MODEL = SMALL_MODEL[:10]
-"""What a prediction needs to know of it."""
+"""What a prediction must know of the device."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_the_device_must_have_the_context_and_what_the_allocator_reserved(study,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_history_of_a_trial_is_kept(study, shared_machine, name):
+def test_the_history_of_a_trial_is_stored(study, shared_machine, name):
     folder = shared_machine.folder / "studies" / "work" / "autotune" / "every" / "snapshots"
     assert (folder / f"trial-{study[name]['number']}.pickle").stat().st_size > 10_000
 
@@ -90,7 +90,7 @@ PREDICTED = {
 
 
 @pytest.mark.parametrize("name", PREDICTED)
-def test_a_prediction_is_the_peak_that_torch_s_allocator_has(study, shared_machine, name):
+def test_a_prediction_is_the_peak_of_torchs_allocator(study, shared_machine, name):
     done = shared_machine.autotune(
         "predict", "--device", "cuda", *MODEL, *PREDICTED[name], "--json"
     )
@@ -126,7 +126,10 @@ def test_the_largest_model_that_fits_is_confirmed_by_a_training(machine):
 def test_the_peak_of_a_trial_is_explained(study, shared_machine):
     done = shared_machine.autotune("explain", "every", str(study["baseline"]["number"]), "--json")
     explained = json.loads(done.stdout)
-    assert {one["technique"] for one in explained["alternatives"]} >= {"checkpointing", "precision"}
+    assert {change["technique"] for change in explained["alternatives"]} >= {
+        "checkpointing",
+        "precision",
+    }
 
 
 @pytest.mark.parametrize("name", ["baseline", "fp16, math", "adafactor, block"])

@@ -1,4 +1,4 @@
-"""One small workload a model family: the two built in, and four shapes that transformers builds."""
+"""One small workload per model family: two built-in ones and four of transformers."""
 
 import json
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ FAMILIES = ("gpt", "deep-one", *CONFIGS)
 
 
 def workload_of(family: str, folder: Path) -> Workload:
-    """`folder` takes the config.json of those that have one."""
+    """Returns the workload; writes the config.json of a transformers model to `folder`."""
     if family not in CONFIGS:
         return make_workload(
             "cpu", {"model": family, "layers": LAYERS, "width": 64, "heads": 4, **RUN}

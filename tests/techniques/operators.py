@@ -1,4 +1,4 @@
-"""Counts the operators that really run: what a technique does, not what it says."""
+"""Counts the operators that really run, to test what a technique does."""
 
 from collections import Counter
 

@@ -1,4 +1,7 @@
-"""Few rows in which every two values that go together do so once: most faults need no more than two to meet."""
+"""Chooses few rows in which every pair of values that can be combined occurs.
+
+Most faults need no more than two values.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,9 +11,9 @@ Row = dict[str, Any]
 
 
 def pairwise(choices: Mapping[str, Sequence[Any]], is_legal: Callable[[Row], bool]) -> list[Row]:
-    """Greedy: each row begins with a pair that no row has, and takes for each field the value with most new pairs.
+    """Greedy: each row begins with a new pair and adds the values with the most new pairs.
 
-    `is_legal` judges beginnings of rows, too. Pairs that no legal row has are left out.
+    `is_legal` is also called with the beginning of a row. Pairs that no legal row has are left out.
     """
     missing = {
         frozenset([(a, x), (b, y)])
@@ -38,8 +41,12 @@ def _completed(
     if field is None:
         return row
     longer = [{**row, field: value} for value in choices[field]]
-    longer.sort(key=lambda one: -len(missing.intersection(_pairs(one))))
-    return next(filter(None, (_completed(one, choices, is_legal, missing) for one in longer)), None)
+    longer.sort(key=lambda candidate: -len(missing.intersection(_pairs(candidate))))
+    for candidate in longer:
+        completed = _completed(candidate, choices, is_legal, missing)
+        if completed:
+            return completed
+    return None
 
 
 def _pairs(row: Row) -> Iterator[frozenset[Any]]:

@@ -1,4 +1,4 @@
-"""Activation offload: what forward keeps goes to the host and comes back as it was; parameters and small ones stay."""
+"""Activation offload moves saved tensors to the host and back, except parameters and small ones."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from autotune.techniques.activation_offload import offloaded, to_device, to_host
 
 @pytest.fixture
 def moved(monkeypatch):
-    """Every tensor that is copied to the host; from a few hundred bytes on, so that small models have some."""
+    """Tensors copied to the host, from a few hundred bytes on so that small models have some."""
     seen = []
     monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 512)
     monkeypatch.setattr(
@@ -28,7 +28,7 @@ def test_losses_are_bit_equal(checkpointing, moved, losses_of):
     assert moved
 
 
-def test_with_every_block_recomputed_only_what_checkpointing_keeps_is_moved(moved, losses_of):
+def test_with_block_checkpointing_only_the_inputs_of_blocks_are_moved(moved, losses_of):
     losses_of(steps=1, checkpointing="block", activation_offload="cpu")
     checkpointed = len(moved)
     losses_of(steps=1, activation_offload="cpu")
@@ -37,14 +37,14 @@ def test_with_every_block_recomputed_only_what_checkpointing_keeps_is_moved(move
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scope", ["block", "model"])
-def test_compiled_code_takes_back_what_it_gave(scope, moved, losses_of):
+def test_offloading_works_with_compiled_code(scope, moved, losses_of):
     plain = losses_of(compile=scope)
     torch._dynamo.reset()
     assert losses_of(compile=scope, activation_offload="cpu") == pytest.approx(plain, rel=1e-6)
     assert moved
 
 
-def test_parameters_and_their_views_stay(moved):
+def test_parameters_and_their_views_are_not_moved(moved):
     model = nn.Linear(64, 64)
     with offloaded("cpu", model=model):
         loss = model(torch.randn(32, 64, requires_grad=True)).square().sum()
@@ -54,7 +54,7 @@ def test_parameters_and_their_views_stay(moved):
     assert not storages & {tensor.untyped_storage().data_ptr() for tensor in moved}
 
 
-def test_small_tensors_stay(moved):
+def test_small_tensors_are_not_moved(moved):
     with offloaded("cpu", model=nn.Identity()):
         torch.randn(8, requires_grad=True).square().sum().backward()
     assert not moved
@@ -72,7 +72,7 @@ def test_small_tensors_stay(moved):
     ],
     ids=["plain", "transposed", "permuted", "slice", "expanded", "empty"],
 )
-def test_a_tensor_comes_back_as_it_was(make):
+def test_a_tensor_is_unchanged_after_the_round_trip(make):
     tensor = make()
     back = to_device(to_host(tensor))
     assert torch.equal(back, tensor)
@@ -80,17 +80,17 @@ def test_a_tensor_comes_back_as_it_was(make):
     assert back.stride() == tensor.stride() or 0 in tensor.stride()
 
 
-def test_a_slice_takes_its_own_bytes_of_the_host_only():
+def test_a_slice_takes_only_its_bytes_on_the_host():
     kept = to_host(torch.randn(6, 15)[:, 5:10])
     assert kept.copy.untyped_storage().nbytes() == 6 * 5 * 4
 
 
-def test_on_a_cpu_there_is_nowhere_to_move_to():
+def test_offloading_is_unavailable_on_a_cpu():
     assert "host" in activation_offload.unavailable("cpu", device=torch.device("cpu"))
     assert activation_offload.unavailable("cpu", device=torch.device("cuda")) is None
 
 
-def test_predicted_for_a_gpu_what_is_moved_is_no_memory_of_the_device():
+def test_a_prediction_for_a_gpu_does_not_count_offloaded_tensors():
     from autotune.predictor.predict import PredictionRequest, predict
     from autotune.spec.workload import make_workload
 

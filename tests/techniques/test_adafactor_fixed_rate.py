@@ -1,4 +1,4 @@
-"""Adafactor of fixed rate against the paper's formulas (arXiv:1804.04235, algorithms 4 and 5), written out plainly."""
+"""Adafactor with a fixed rate, compared with algorithms 4 and 5 of the paper (arXiv:1804.04235)."""
 
 import math
 
@@ -13,7 +13,10 @@ RATE, WEIGHT_DECAY = 2e-2, 0.01
 
 
 def by_the_paper(weight, gradients):
-    """The weight after one step for each of `gradients`: alpha_t = rate, d = 1, beta2_t = 1 - t^-0.8, float64."""
+    """Returns the weight after one step per gradient, in float64.
+
+    alpha_t = rate, d = 1, beta2_t = 1 - t^-0.8.
+    """
     weight, row, column, full = weight.astype(numpy.float64), 0.0, 0.0, 0.0
     for t, gradient in enumerate(gradients, start=1):
         beta2 = min(1 - t**-0.8, 0.999)
@@ -61,14 +64,14 @@ def test_it_follows_the_paper(shape):
     )
 
 
-def test_a_stack_of_matrices_is_one_matrix_after_the_other_but_for_the_clipping():
+def test_a_stack_of_matrices_is_updated_as_single_matrices_except_for_clipping():
     weight, gradients = some(3, 6, 10), some(3, 6, 10, steps=1)
     optimizer, _ = stepped(weight, gradients)
     (state,) = optimizer.state.values()
     assert (state["row"].shape, state["column"].shape) == ((3, 6), (3, 10))
 
 
-def test_beta2_stops_at_0_999():
+def test_beta2_is_at_most_0_999():
     parameter = nn.Parameter(torch.ones(4))
     optimizer = AdafactorFixedRate([parameter], lr=RATE)
     parameter.grad = torch.ones(4)
@@ -79,7 +82,7 @@ def test_beta2_stops_at_0_999():
     assert optimizer.state[parameter]["square"].tolist() == pytest.approx([0.999] * 4, rel=1e-6)
 
 
-def test_a_zero_gradient_leaves_numbers():
+def test_a_zero_gradient_gives_finite_weights():
     _, parameter = stepped(some(4, 4), numpy.zeros((3, 4, 4), dtype=numpy.float32))
     assert torch.isfinite(parameter).all()
 
@@ -104,20 +107,20 @@ def test_in_bf16_the_update_is_computed_in_float32_and_rounded_once():
     assert (parameter != exact.bfloat16()).sum() <= 1  # a number between two may fall either way
 
 
-def test_the_gradient_is_left_alone():
+def test_the_gradient_is_unchanged():
     parameter = nn.Parameter(torch.ones(4, 4))
     parameter.grad = torch.full((4, 4), 3.0)
     AdafactorFixedRate([parameter], lr=RATE).step()
     assert (parameter.grad == 3.0).all()
 
 
-def test_a_parameter_without_a_gradient_is_passed_over():
+def test_a_parameter_without_a_gradient_is_skipped():
     parameter = nn.Parameter(torch.ones(4, 4))
     AdafactorFixedRate([parameter], lr=RATE).step()
     assert (parameter == 1.0).all()
 
 
-def test_a_stored_state_goes_on_where_it_was():
+def test_training_continues_from_a_stored_state():
     weight, gradients = some(6, 10), some(6, 10, steps=4)
     first, parameter = stepped(weight, gradients[:2])
     second = AdafactorFixedRate([parameter], lr=RATE)

@@ -1,4 +1,4 @@
-"""The attention backend: the kernel that was asked for is the one that runs, also where it is run again."""
+"""The attention backend: the selected kernel runs, also in a recomputation."""
 
 import pytest
 import torch
@@ -32,13 +32,13 @@ def test_flash_runs_the_fused_kernel(make_trainer):
     )
 
 
-def test_selective_checkpointing_keeps_the_products_of_plain_attention(make_trainer):
+def test_selective_checkpointing_stores_the_products_of_plain_attention(make_trainer):
     plain = operators_in_a_step(make_trainer(attention="math"))
     selective = operators_in_a_step(make_trainer(attention="math", checkpointing="selective"))
     assert selective["bmm"] == plain["bmm"]
 
 
-def test_a_training_leaves_the_next_one_every_kernel(make_trainer):
+def test_every_kernel_is_enabled_for_the_next_training(make_trainer):
     make_trainer(attention="math")
     assert operators_in_a_step(make_trainer())[FLASH_ON_CPU] == LAYERS
 
@@ -53,7 +53,7 @@ def test_a_backend_of_cuda_is_unavailable_on_a_cpu(value):
     assert attention.unavailable(value, device=CPU)
 
 
-def test_trying_a_backend_leaves_every_kernel():
+def test_every_kernel_is_enabled_after_a_backend_was_tried():
     attention.unavailable("math", device=CPU)
     assert torch.backends.cuda.flash_sdp_enabled()
 
@@ -69,16 +69,16 @@ def call(**features):
         ({"mask": (4, 8, 8), "mask_is_trained": True}, "trained mask"),
     ],
 )
-def test_what_flash_does_not_take_is_named(features, words):
+def test_calls_that_flash_does_not_support_are_named(features, words):
     assert words in attention.unavailable("flash", device=CPU, call=call(**features))
 
 
-def test_plain_operations_take_everything():
+def test_math_supports_every_call():
     features = {"mask": (4, 8, 8), "mask_is_trained": True, "dropout": 0.1}
     assert attention.unavailable("math", device=CPU, call=call(**features)) is None
 
 
-def test_calls_are_seen_with_their_features():
+def test_calls_are_collected_with_their_properties():
     query, key = torch.zeros(2, 4, 8, 16), torch.zeros(2, 2, 8, 16)
     with CallsOfAttention() as seen:
         torch.nn.functional.scaled_dot_product_attention(

@@ -17,13 +17,13 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        made = [one.numel() for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
+        made = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self.numbers = max(self.numbers, *made, 0) if made else self.numbers
         return result
 
 
 def gradients(token_loss, *, bias=False, tied=False, tokens=37):
-    """Loss, and gradients of hidden states and head; `tied`: the hidden states are rows of the head's matrix."""
+    """Loss and gradients of hidden states and head; `tied`: hidden states are rows of the head."""
     torch.manual_seed(0)
     head = nn.Linear(WIDTH, VOCABULARY, bias=bias)
     labels = torch.randint(VOCABULARY, (2, tokens))
@@ -71,7 +71,7 @@ def test_a_large_vocabulary_does_not_make_chunks_of_a_few_tokens():
     assert tokens_in_a_chunk(2048, width=128, vocab_size=256000) == 64
 
 
-def test_no_generator_is_asked_for_a_recomputation():
+def test_no_random_state_is_stored_for_a_recomputation():
     before = torch.get_rng_state()
     head, hidden = nn.Linear(WIDTH, VOCABULARY), torch.zeros(2, 9, WIDTH, requires_grad=True)
     before = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""Every technique is really applied: its effect is counted in the operators that run and the tensors that exist."""
+"""Every technique is really applied: its effect shows in the operators and the tensors."""
 
 import subprocess
 import sys
@@ -57,7 +57,7 @@ def test_sqrt_makes_about_sqrt_of_layers_segments(make_trainer):
     assert [len(segment.module.blocks) for segment in blocks] == [2, 2]
 
 
-def test_what_a_model_reads_of_a_block_is_found_behind_its_checkpoint():
+def test_attributes_of_a_block_are_found_through_its_checkpoint_wrapper():
     block = torch.nn.Linear(2, 2)
     block.kind = "sliding"
     checkpointed = checkpointing.Checkpointed(block)
@@ -115,7 +115,7 @@ def test_a_cpu_has_no_tf32():
 
 
 @pytest.mark.gpu
-def test_tf32_is_there_from_ampere_on_whatever_a_small_product_shows():
+def test_tf32_is_available_from_ampere_on_even_if_a_small_product_does_not_use_it():
     found = unavailable("tf32", device=torch.device("cuda:0"))
     assert (found is None) == (torch.cuda.get_device_capability(0) >= (8, 0))
 
@@ -160,7 +160,7 @@ def test_a_step_in_backward_never_holds_two_gradients(make_trainer):
         )
     trainer.step(0, next(trainer.batches()))
     assert len(alive) == len(parameters)
-    assert max(alive) == 0  # our hook, registered first, has freed it already
+    assert max(alive) == 0  # the hook of the step, registered first, has freed it already
 
 
 @pytest.mark.parametrize("fusion", ["none", "foreach", "kernel", "backward"])
@@ -179,7 +179,7 @@ def test_a_step_takes_as_many_forward_passes_as_there_are_micro_batches(
 
 
 @pytest.mark.parametrize(("optimizer", "states"), [("adamw", 2), ("sgd", 1)])
-def test_an_optimizer_keeps_as_much_state_as_documented(optimizer, states, make_trainer):
+def test_an_optimizer_has_as_much_state_as_documented(optimizer, states, make_trainer):
     trainer = make_trainer(optimizer=optimizer)
     trainer.step(0, next(trainer.batches()))
     parameters = sum(p.numel() for p in trainer.training.parts.model.parameters())
@@ -188,7 +188,7 @@ def test_an_optimizer_keeps_as_much_state_as_documented(optimizer, states, make_
 
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "adafactor-fixed-rate"])
-def test_adafactor_keeps_a_row_and_a_column(optimizer, make_trainer):
+def test_adafactor_stores_a_row_and_a_column(optimizer, make_trainer):
     trainer = make_trainer(optimizer=optimizer)
     trainer.step(0, next(trainer.batches()))
     parameters = sum(p.numel() for p in trainer.training.parts.model.parameters())
@@ -202,7 +202,8 @@ def test_expandable_segments_are_expandable_in_a_process_forked_after_torch_was_
         "if os.fork() == 0:\n"
         "    from autotune.techniques.allocator import set_allocator; set_allocator('expandable')\n"
         "    x = torch.zeros(2**22, device='cuda')\n"
-        "    print(all(s['is_expandable'] for s in torch.cuda.memory_snapshot()), flush=True); os._exit(0)\n"
+        "    print(all(s['is_expandable'] for s in torch.cuda.memory_snapshot()), flush=True)\n"
+        "    os._exit(0)\n"
         "os.wait()"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -211,6 +212,6 @@ def test_expandable_segments_are_expandable_in_a_process_forked_after_torch_was_
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
 def test_adafactor_is_one_algorithm_in_every_precision(precision, make_trainer):
-    """Left to itself torch takes eps from the dtype of the weights."""
+    """By default torch takes eps from the dtype of the weights."""
     optimizer = make_trainer(optimizer="adafactor", precision=precision).training.updater.optimizer
     assert optimizer.defaults["eps"] == (torch.finfo(torch.float32).eps, 1e-3)

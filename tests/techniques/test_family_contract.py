@@ -1,4 +1,4 @@
-"""Every technique on every model family: the losses are those they must be, and the effect is counted.
+"""Every technique on every model family has the right losses and the right effect.
 
 The plain tests run rows in which every two values meet once, without torch.compile; the slow ones
 every value of every technique alone on every family, and such rows with torch.compile.
@@ -25,7 +25,7 @@ STEPS = 3
 TOLERANCES = {"fp32": 1e-5, "fp8": 3e-2}
 OF_16_BIT = 2e-2
 PLAIN_SHARE = 4
-"""Of the sampled rows the plain tests run one in so many."""
+"""The plain tests run one in this many of the sampled rows."""
 PLAIN = TrainingConfig(micro_batch_size=GLOBAL_BATCH)
 EVERY_CHOICE = {**CHOICES, "micro_batch_size": (GLOBAL_BATCH, 1)}
 RECOMPUTED = {
@@ -40,7 +40,7 @@ RECOMPUTED = {
 """Attention parts of four blocks that run again in backward."""
 
 
-# -- what goes together ----------------------------------------------------------------------------
+# -- combinations ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def plain_config(row):
 
 @pytest.fixture
 def moved(monkeypatch):
-    """What is copied to the host."""
+    """Collects what is copied to the host."""
     seen, to_host = [], activation_offload.to_host
     monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 4096)
     monkeypatch.setattr(
@@ -176,7 +176,7 @@ def check_losses(row, losses, losses_of_plain):
 
 
 def check_effects(row, trainer, moved):
-    """Every technique of `row` leaves the trace of one step that it must, and none that it must not."""
+    """Checks that one step shows the effect of every technique of `row`, and no other."""
     parts, micro_batches = trainer.training.parts, GLOBAL_BATCH // row["micro_batch_size"]
     attended, headed = calls_of(attention_parts(parts)), calls_of([parts.head])
     batch = next(trainer.batches())
@@ -211,7 +211,7 @@ def config_of(row):
 
 
 @pytest.mark.usefixtures("eager_updates")
-def test_every_two_values_that_go_together_keep_losses_and_effects(
+def test_every_two_values_that_can_be_combined_preserve_losses_and_effects(
     folder, trainer_of, losses_of_plain, moved
 ):
     sample = sampled(folder, compile_scopes=("none",))
@@ -267,7 +267,7 @@ def test_every_value_of_every_technique_alone(
 @pytest.mark.slow
 @pytest.mark.parametrize("scope", ["block", "model"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_compiled_with_every_checkpointing_the_losses_stay(
+def test_compiled_with_every_checkpointing_the_losses_are_the_same(
     family, scope, folder, trainer_of, losses_of_plain
 ):
     for checkpointing in CHOICES["checkpointing"]:

@@ -1,4 +1,4 @@
-"""The contract of every technique: what it changes is memory and speed; the losses stay what they must be."""
+"""The contract of every technique: it changes memory and speed, but not the losses."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_accumulation_gives_the_losses_of_the_global_batch(value, losses_of, ref
 
 
 @pytest.mark.parametrize("value", CHOICES["precision"])
-def test_precision_stays_within_its_stated_tolerance(value, losses_of, reference):
+def test_precision_stays_within_its_documented_tolerance(value, losses_of, reference):
     assert losses_of(steps=STEPS, precision=value) == pytest.approx(
         reference, rel=TOLERANCE_BY_PRECISION[value]
     )
@@ -69,7 +69,7 @@ def test_precision_stays_within_its_stated_tolerance(value, losses_of, reference
 @pytest.mark.parametrize(
     "value", ["bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"]
 )
-def test_sixteen_bit_precision_really_computes_other_numbers(value, losses_of, reference):
+def test_sixteen_bit_precision_changes_the_losses(value, losses_of, reference):
     assert losses_of(steps=STEPS, precision=value) != reference
 
 
@@ -85,7 +85,7 @@ def test_compiled_code_gives_the_losses_of_eager_code(scope, losses_of, referenc
 
 
 @pytest.mark.parametrize("budget", [0.5, 0.0])
-def test_a_memory_budget_leaves_the_losses_alone(budget, losses_of, reference):
+def test_a_memory_budget_does_not_change_the_losses(budget, losses_of, reference):
     losses = losses_of(steps=STEPS, compile="model", memory_budget=budget)
     assert losses == pytest.approx(reference, rel=REORDERED_SUMS)
 
@@ -116,12 +116,20 @@ torch.use_deterministic_algorithms(True)
 settings, checkpointing, folder = json.loads(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 workload = Workload(**settings)
 config = TrainingConfig(micro_batch_size=workload.global_batch, checkpointing=checkpointing)
-trainer = Trainer(TrainingRequest(workload=workload, config=config, folder=folder, device="cuda:0",
-                                  cap_bytes=2**40, enforce_cap=False, requested_at=time.monotonic()))
+request = TrainingRequest(
+    workload=workload,
+    config=config,
+    folder=folder,
+    device="cuda:0",
+    cap_bytes=2**40,
+    enforce_cap=False,
+    requested_at=time.monotonic(),
+)
+trainer = Trainer(request)
 batches = trainer.batches()
 print(json.dumps([trainer.step(step, next(batches)) for step in range(6)]))
 """
-"""In a process of its own: a CUDA meter must be the first to touch the device."""
+"""Runs in a new process: a CUDA meter must be the first to touch the device."""
 
 
 @pytest.mark.gpu

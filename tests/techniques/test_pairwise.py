@@ -11,7 +11,7 @@ def pairs_in(rows):
     return {pair for row in rows for pair in itertools.combinations(sorted(row.items()), 2)}
 
 
-def test_every_two_values_meet():
+def test_every_two_values_are_combined_in_some_row():
     every_row = [
         dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())
     ]
@@ -20,7 +20,7 @@ def test_every_two_values_meet():
     assert len(rows) <= len(every_row) / 4
 
 
-def test_every_two_values_that_some_legal_row_has_meet_in_a_legal_row():
+def test_every_two_values_of_some_legal_row_are_combined_in_a_legal_row():
     def is_legal(row):
         return row.get("a") != row.get("b") or "a" not in row or "b" not in row
 

@@ -1,4 +1,4 @@
-"""Memory of the host that offloading pins: counted as torch takes it, and never more than the host has."""
+"""Host memory that offloading pins: counted as in torch, and limited to what the host has."""
 
 import dataclasses
 import time
@@ -21,7 +21,7 @@ MIB = 2**20
 
 @pytest.fixture
 def counted(monkeypatch):
-    """What torch would say it has pinned, and how much of it is in use."""
+    """Replaces torch's counters of pinned bytes and of those in use."""
     bytes_now = {"allocated_bytes.current": 0, "active_bytes.current": 0}
     monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: bytes_now)
 
@@ -38,20 +38,20 @@ def test_torch_pins_the_next_power_of_two(size_bytes, pinned):
     assert pinned_bytes(size_bytes) == pinned
 
 
-def test_up_to_the_limit_nothing_is_counted():
+def test_real_pinned_bytes_are_not_counted_below_the_limit():
     budget = PinnedMemoryBudget(limit_bytes=8 * MIB, available_bytes=9 * MIB)
     budget.take(3 * MIB)
     budget.take(4 * MIB)
 
 
-def test_blocks_that_are_used_again_count_once(counted):
+def test_reused_blocks_count_once(counted):
     budget = PinnedMemoryBudget(limit_bytes=8 * MIB, available_bytes=9 * MIB)
     counted(8 * MIB, in_use=4 * MIB)
     for _ in range(10):
         budget.take(4 * MIB)
 
 
-def test_before_more_is_pinned_than_the_host_has_it_ends_with_the_bytes_and_the_way_out(counted):
+def test_pinning_more_than_the_host_has_fails_with_the_bytes_and_a_remedy(counted):
     budget = PinnedMemoryBudget(limit_bytes=8 * MIB, available_bytes=9 * MIB)
     counted(8 * MIB, in_use=8 * MIB)
     budget.take(8 * MIB)
@@ -71,7 +71,7 @@ def test_before_more_is_pinned_than_the_host_has_it_ends_with_the_bytes_and_the_
 
 @pytest.fixture
 def on_cuda(workload, prepared, monkeypatch):
-    """on_cuda(available_bytes) trains with offloading on the first GPU while the host has so much left."""
+    """on_cuda(available_bytes) trains with offloading on the first GPU, with that host memory."""
     monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 512)
     monkeypatch.setattr(
         activation_offload, "to_host", activation_offload.to_host
@@ -95,7 +95,7 @@ def on_cuda(workload, prepared, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_trial_pins_no_more_with_each_step_and_says_how_much(on_cuda):
+def test_pinned_memory_does_not_grow_with_each_step_and_is_reported(on_cuda):
     pinned = on_cuda(2**40).bytes_by_kind["pinned_on_host"]
     assert 0 < pinned < 64 * MIB
     assert on_cuda(int(pinned * 1.3)).outcome == "ok"

@@ -1,4 +1,4 @@
-"""What a model lacks for a technique is found by its structure, before anything is trained."""
+"""What a model lacks for a technique is found from its structure, before any training."""
 
 import json
 
@@ -48,13 +48,13 @@ def test_a_built_in_model_lacks_nothing(model):
     assert missing_parts(parts, CHOICES | LOSSES) == {}
 
 
-def test_a_model_without_blocks_keeps_what_needs_none():
+def test_a_model_without_blocks_supports_what_needs_none():
     missing = missing_parts(ModelParts(model=torch.nn.Linear(2, 2)), CHOICES)
     assert set(missing["checkpointing"]) == {"attention", "block", "sqrt"}
     assert set(missing["compile"]) == {"block"}
 
 
-def test_logits_that_come_straight_from_the_head_can_be_made_in_chunks(shapes_of):
+def test_a_chunked_loss_is_supported_where_the_head_makes_the_logits(shapes_of):
     assert missing_parts(shapes_of(model_type="llama"), LOSSES) == {}
 
 
@@ -67,11 +67,11 @@ def test_logits_that_come_straight_from_the_head_can_be_made_in_chunks(shapes_of
     ],
     ids=lambda settings: settings["model_type"],
 )
-def test_logits_that_are_changed_after_the_head_cannot(shapes_of, settings):
+def test_a_chunked_loss_is_not_supported_where_logits_change_after_the_head(shapes_of, settings):
     assert "changes the logits" in missing_parts(shapes_of(**settings), LOSSES)["loss"]["chunked"]
 
 
-def test_a_technique_without_its_part_is_refused_with_the_part_that_is_missing():
+def test_a_technique_is_rejected_with_the_part_that_the_model_lacks():
     with pytest.raises(IllegalConfiguration, match="no list of alike blocks"):
         check_parts(ModelParts(model=torch.nn.Linear(2, 2)), TrainingConfig(checkpointing="block"))
 
@@ -92,11 +92,11 @@ def test_a_model_with_a_trained_bias_on_its_scores_has_no_flash_attention():
 @pytest.mark.parametrize(
     "settings", [{"model_type": "llama"}, {"model_type": "mixtral", "num_local_experts": 2}]
 )
-def test_a_causal_model_with_grouped_queries_has_every_kernel_there_is(shapes_of, settings):
+def test_a_causal_model_with_grouped_queries_supports_every_available_kernel(shapes_of, settings):
     assert missing_attention(shapes_of(**settings)) == {}
 
 
-def test_a_model_that_attends_in_another_way_has_no_kernel_to_choose():
+def test_a_model_with_other_attention_functions_supports_no_backend():
     class Mean(torch.nn.Module):
         def forward(self, tokens, labels):
             return tokens.float().mean()
@@ -106,7 +106,7 @@ def test_a_model_that_attends_in_another_way_has_no_kernel_to_choose():
     assert set(missing_attention(ModelParts(model=model))) == {"flash", "math"}
 
 
-def test_blocks_without_a_matrix_that_fits_have_no_fp8(shapes_of):
+def test_blocks_without_a_suitable_matrix_do_not_support_fp8(shapes_of):
     odd = {
         "hidden_size": 40,
         "intermediate_size": 60,
@@ -117,7 +117,7 @@ def test_blocks_without_a_matrix_that_fits_have_no_fp8(shapes_of):
     assert "multiples of 16" in missing["precision"]["fp8"]
 
 
-def test_logits_changed_after_the_head_are_no_loss_in_chunks_when_asked_for_by_hand(shapes_of):
+def test_a_requested_chunked_loss_is_rejected_where_logits_change_after_the_head(shapes_of):
     parts = shapes_of(model_type="granite", logits_scaling=8.0)
     with pytest.raises(IllegalConfiguration, match="changes the logits"):
         check_parts(parts, TrainingConfig(loss="chunked"))

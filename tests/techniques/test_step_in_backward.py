@@ -1,4 +1,4 @@
-"""An optimizer that steps in the backward pass is, to everybody else, the optimizer that it was."""
+"""An optimizer that steps in the backward pass looks unchanged to all other code."""
 
 import copy
 
@@ -54,7 +54,7 @@ WAYS = (lambda optimizer: optimizer, step_in_backward)
 
 
 @KINDS
-def test_it_follows_a_schedule_after_its_state_was_loaded(make):
+def test_it_follows_a_schedule_after_a_state_was_loaded(make):
     """As accelerate does with every optimizer that it prepares."""
 
     def trained(change):
@@ -75,7 +75,7 @@ def test_it_follows_a_schedule_after_its_state_was_loaded(make):
 
 @KINDS
 @pytest.mark.parametrize("saved_by", WAYS, ids=["plain", "in backward"])
-def test_a_training_that_is_resumed_makes_the_steps_of_one_that_was_not_interrupted(make, saved_by):
+def test_a_resumed_training_takes_the_steps_of_an_uninterrupted_one(make, saved_by):
     """Also from a checkpoint that the plain optimizer has saved."""
 
     def schedule_of(optimizer):
@@ -100,7 +100,7 @@ def test_a_training_that_is_resumed_makes_the_steps_of_one_that_was_not_interrup
     assert weights(second) == weights(whole)
 
 
-def test_a_parameter_group_that_is_added_later_is_updated_with_its_own_rate():
+def test_a_parameter_group_that_is_added_later_is_updated_with_its_rate():
     def trained(change):
         model = small_model()
         optimizer = change(torch.optim.AdamW(model[0].parameters(), lr=0.01, foreach=False))
@@ -114,7 +114,7 @@ def test_a_parameter_group_that_is_added_later_is_updated_with_its_own_rate():
     assert in_backward == plain
 
 
-def test_a_parameter_that_is_trained_only_from_later_on_is_updated():
+def test_a_parameter_that_becomes_trainable_later_is_updated():
     def trained(change):
         model = small_model()
         model[0].weight.requires_grad_(False)
@@ -128,7 +128,7 @@ def test_a_parameter_that_is_trained_only_from_later_on_is_updated():
     assert in_backward == plain
 
 
-def test_each_gradient_is_gone_once_the_backward_pass_has_used_it():
+def test_each_gradient_is_freed_in_the_backward_pass():
     model = small_model()
     step_in_backward(adamw(model))
     model(torch.ones(2, 4)).sum().backward()
@@ -144,7 +144,7 @@ def test_hooks_on_its_step_are_called_once_a_step():
     assert called == ["post", "post"]
 
 
-def test_what_a_script_keeps_in_its_parameter_groups_stays_there():
+def test_extra_entries_of_a_scripts_parameter_groups_are_preserved():
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.AdamW([{"params": [weight], "share_of_rate": 0.5}], lr=0.1)
     assert with_fusion(optimizer, "backward").param_groups[0]["share_of_rate"] == 0.5
@@ -159,7 +159,7 @@ class CountsInItsGroups(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_that_counts_its_steps_for_all_parameters_is_refused():
+def test_an_optimizer_that_counts_steps_in_its_groups_is_rejected():
     with pytest.raises(
         IllegalConfiguration, match="CountsInItsGroups keeps updates in its parameter groups"
     ):
@@ -174,7 +174,7 @@ class CountsInItself(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_that_counts_its_steps_in_itself_is_refused():
+def test_an_optimizer_that_counts_steps_in_an_attribute_is_rejected():
     with pytest.raises(
         IllegalConfiguration, match=r"CountsInItself .* changes updates at each step"
     ):
@@ -188,7 +188,7 @@ def test_an_optimizer_for_matrices_only_is_tried_with_a_matrix():
     ] == [weight]
 
 
-def test_a_group_without_parameters_is_no_obstacle():
+def test_a_group_without_parameters_is_supported():
     groups = [{"params": []}, {"params": small_model().parameters()}]
     assert len(with_fusion(torch.optim.AdamW(groups, lr=0.1), "backward").param_groups) == 2
 
@@ -201,12 +201,12 @@ def test_every_group_gets_the_flags_of_the_fusion(fusion):
     assert flags == [(fusion == "foreach", fusion == "kernel")] * 2
 
 
-def test_an_optimizer_that_calls_the_loss_itself_is_refused():
+def test_an_optimizer_that_needs_a_closure_is_rejected():
     with pytest.raises(IllegalConfiguration, match="LBFGS"):
         with_fusion(torch.optim.LBFGS(small_model().parameters()), "backward")
 
 
-def test_an_optimizer_whose_schedule_was_made_before_is_refused():
+def test_an_optimizer_with_a_scheduler_is_rejected():
     optimizer = adamw(small_model())
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     with pytest.raises(IllegalConfiguration, match="learning-rate scheduler"):

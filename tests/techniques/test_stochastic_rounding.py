@@ -1,4 +1,4 @@
-"""Stochastic rounding: exact in expectation, so that what bf16 would round away arrives after all."""
+"""Stochastic rounding is exact in expectation: small updates take effect on average."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def adamw(parameters):
     return make_optimizer(parameters, "adamw", fusion="none", learning_rate=1e-4)
 
 
-def test_only_the_two_neighbours_come_out():
+def test_a_value_is_rounded_to_one_of_its_two_neighbours():
     rounded = round_to_bf16(torch.full((1000,), 1 + 0.3 * BETWEEN_BF16))
     assert set(rounded.tolist()) == {1.0, 1 + BETWEEN_BF16}
 
@@ -36,19 +36,19 @@ def test_the_expectation_is_exact(share, sign):
     assert mean.item() == pytest.approx(exact, abs=0.01 * BETWEEN_BF16)
 
 
-def test_what_bf16_can_hold_stays_as_it_is():
+def test_values_that_bf16_can_represent_are_unchanged():
     values = torch.randn(1000).bfloat16()
     assert torch.equal(round_to_bf16(values.float()), values)
 
 
-def test_infinities_and_every_nan_stay():
+def test_infinities_and_every_nan_are_unchanged():
     cuda_nan = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
     values = torch.cat([torch.tensor([float("inf"), -float("inf"), float("nan")]), cuda_nan])
     assert torch.equal(round_to_bf16(values).isnan(), values.isnan())
     assert round_to_bf16(values)[:2].tolist() == [float("inf"), -float("inf")]
 
 
-def test_a_small_update_arrives_in_time_that_bf16_rounds_away():
+def test_small_updates_take_effect_that_bf16_would_round_away():
     weight = nn.Parameter(torch.ones(20_000, dtype=torch.bfloat16))
     plain = nn.Parameter(torch.ones(20_000, dtype=torch.bfloat16))
     rounded, nearest = StochasticallyRounded([weight], sgd, learning_rate=1.0, seed=0), sgd([plain])
@@ -77,8 +77,8 @@ def test_state_stays_in_bf16_and_counts_stay_numbers():
     assert state["step"].item() == 3
 
 
-def test_state_is_written_in_place():
-    """Whoever holds the tensors of a state, as a checkpoint being written does, holds no second state."""
+def test_state_is_updated_in_place():
+    """Other references to the state, as of a checkpoint being written, keep no copy alive."""
     weight = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
     optimizer = StochasticallyRounded([weight], adamw, learning_rate=1e-4, seed=0)
     addresses = []
@@ -91,7 +91,7 @@ def test_state_is_written_in_place():
     assert addresses[0] == addresses[1] == addresses[2]
 
 
-def test_a_second_moment_that_bf16_would_freeze_goes_on_falling():
+def test_a_second_moment_decreases_that_rounding_to_nearest_would_freeze():
     weight = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
     optimizer = StochasticallyRounded([weight], adamw, learning_rate=1e-4, seed=0)
     weight.grad = torch.ones_like(weight)
@@ -110,7 +110,7 @@ def test_every_configuration_of_a_seed_draws_the_same_noise(losses_of):
     assert losses_of(**choices) == in_backward == losses_of(checkpointing="block", **choices)
 
 
-def test_the_noise_is_drawn_apart_from_the_models_random_numbers():
+def test_the_noise_does_not_change_the_models_random_numbers():
     weight = nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
     optimizer = StochasticallyRounded([weight], sgd, learning_rate=1.0, seed=0)
     weight.grad = torch.ones_like(weight)
@@ -138,7 +138,7 @@ def test_weights_and_state_take_as_much_as_with_bf16_true(make_trainer):
 def test_with_a_small_rate_the_loss_stays_closer_to_fp32_than_bf16_true(
     make_trainer, workload, monkeypatch
 ):
-    """At a rate whose updates are below half of what bf16 resolves, bf16-true stands still."""
+    """At a rate whose updates are below half of bf16's resolution, bf16-true does not learn."""
     monkeypatch.setattr(type(workload), "learning_rate_of", lambda *_: 5e-5)
 
     def last_loss(precision, steps=60):

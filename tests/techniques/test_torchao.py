@@ -1,4 +1,4 @@
-"""What torchao brings: AdamW with its state in 8 bits, and products in fp8."""
+"""Techniques of torchao: AdamW with its state in 8 bits, and products in fp8."""
 
 import importlib.util
 
@@ -16,7 +16,7 @@ PARTS_OF_BLOCKS = 256
 
 @pytest.fixture
 def eager_updates():
-    """torchao compiles its update, which takes longer than all tests here; the arithmetic is the same."""
+    """Disables the compilation of torchao's update, which is slow; the arithmetic is the same."""
     torch.compiler.set_stance("force_eager")
     yield
     torch.compiler.set_stance("default")
@@ -35,7 +35,7 @@ def rule(**choices):
 
 
 @pytest.mark.usefixtures("eager_updates")
-def test_the_state_takes_a_byte_a_number_and_a_scale_for_256():
+def test_the_state_takes_one_byte_per_element_and_a_scale_per_256():
     weight = nn.Parameter(torch.ones(128, 128))
     updater = make_updater([weight], rule())
     weight.square().sum().backward()
@@ -70,7 +70,7 @@ def test_the_compiled_update_learns(losses_of):
 
 
 @pytest.mark.usefixtures("without_torchao")
-def test_without_torchao_both_are_left_out_with_what_to_install():
+def test_without_torchao_both_are_excluded_with_what_to_install():
     found = find_unavailable({"precision": ["fp8"], "optimizer": ["adamw-8bit"]}, device=CPU)
     assert all(
         "pip install" in found[technique][value]
@@ -102,7 +102,7 @@ def test_a_product_in_fp8_is_within_its_precision():
     assert 0.005 < error < 0.06  # a mantissa of 3 bits rounds each factor by up to 6 %
 
 
-def test_conversion_keeps_the_parameters_and_leaves_the_head_alone(make_trainer):
+def test_conversion_preserves_the_parameters_and_does_not_change_the_head(make_trainer):
     parts = make_trainer().training.parts
     before = {name: id(parameter) for name, parameter in parts.model.named_parameters()}
     fp8.convert_blocks(parts, "fp8", emulate=True)

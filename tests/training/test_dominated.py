@@ -1,4 +1,4 @@
-"""A training that another one of the same numerics beats ends early, and says so."""
+"""A training that another one of the same numerics dominates ends early and reports it."""
 
 import dataclasses
 import time
@@ -48,15 +48,15 @@ def test_its_memory_and_speed_are_measured_and_its_perplexity_is_not(beaten):
     )
 
 
-def test_nothing_of_it_is_evaluated(beaten):
+def test_a_dominated_trial_is_not_evaluated(beaten):
     assert beaten.seconds_by_part["evaluation"] == 0.0
 
 
-def test_one_that_no_rival_beats_goes_on_to_its_end(measure):
+def test_a_trial_that_no_other_dominates_runs_to_its_end(measure):
     assert measure(pruning_bounds=(HOPELESS,)).outcome == "ok"
 
 
-def test_one_over_the_cap_is_over_the_cap_whatever_the_rivals(measure):
+def test_a_dominated_trial_over_the_cap_is_reported_as_over_the_cap(measure):
     assert measure(pruning_bounds=(UNBEATABLE,), cap_bytes=65536).outcome == "over_cap"
 
 

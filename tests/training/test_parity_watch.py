@@ -1,4 +1,4 @@
-"""What the first steps of a real training say of it, and that a training which is another one is stopped."""
+"""Parity in the first steps of a real training: what is read, and that differences end it."""
 
 import math
 
@@ -34,7 +34,7 @@ def trace_of(trainer, *, reference=None):
 
 @pytest.mark.parametrize("fusion", CHOICES["optimizer_fusion"])
 @pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
-def test_however_it_updates_the_gradients_are_those_of_every_block(
+def test_gradients_of_every_block_are_read_with_every_kind_of_update(
     fusion, optimizer, make_trainer, workload
 ):
     if broken_rules(
@@ -66,7 +66,7 @@ def test_gradients_accumulate_before_their_norm_is_taken(make_trainer):
 def test_the_norm_is_that_of_the_gradient_itself(make_trainer):
     trainer = make_trainer()
     batch = next(trainer.batches())
-    trainer.training.updater.step = lambda: None  # leaves the gradients for us to read
+    trainer.training.updater.step = lambda: None  # leaves the gradients for this test to read
     trainer.step(0, batch)
     block = trainer.training.parameters_by_block["block 2"]
     expected = math.sqrt(sum(p.grad.square().sum().item() for p in block))
@@ -77,7 +77,7 @@ def test_a_model_without_dropout_draws_no_random_numbers(make_trainer):
     assert not trace_of(make_trainer(checkpointing="block")).draws_random_numbers
 
 
-def test_drawing_random_numbers_is_seen():
+def test_drawing_random_numbers_is_detected():
     watch = ParityWatch(
         {}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True
     )
@@ -86,7 +86,7 @@ def test_drawing_random_numbers_is_seen():
     assert watch.trace().draws_random_numbers
 
 
-def test_a_training_that_is_another_one_is_stopped_with_the_step_and_the_difference(make_trainer):
+def test_a_different_training_is_stopped_with_the_step_and_the_difference(make_trainer):
     reference = trace_of(make_trainer())
     trainer = make_trainer()
     torch.nn.init.zeros_(trainer.training.parts.head.weight)
@@ -144,7 +144,7 @@ def test_a_sparse_gradient_is_left_out():
 
 
 class KeepsItsOwnGroups(torch.optim.AdamW):
-    """Steps in the backward pass with groups and state of its own, whatever becomes of those that the loop sees."""
+    """Steps in backward with separate groups and state, ignoring those that the loop changes."""
 
     def __init__(self, parameters, **settings):
         super().__init__(parameters, **settings)
@@ -164,7 +164,7 @@ class KeepsItsOwnGroups(torch.optim.AdamW):
 
 
 def losses_watched(optimizer_class, *, rates=(), steps, change=lambda optimizer: None):
-    """Trains under a watch; `rates`: (step, rate) set before the backward pass of that step, counted from 1."""
+    """Trains with an UpdateWatch; `rates` are (step from 1, rate) to set before its backward."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
     optimizer = optimizer_class(model.parameters(), lr=0.01)
@@ -188,14 +188,14 @@ def in_backward(parameters, **settings):
 
 
 @pytest.mark.parametrize("changed_at", [2, 20])
-def test_an_update_that_ignores_a_changed_learning_rate_is_seen(changed_at):
+def test_an_update_that_ignores_a_changed_learning_rate_is_detected(changed_at):
     with pytest.raises(
         ParityFailed, match=r"used a learning rate of 0\.01, and its parameter group has 0\.005"
     ):
         losses_watched(KeepsItsOwnGroups, rates=[(changed_at, 0.005)], steps=21)
 
 
-def test_an_update_that_ignores_a_state_that_was_loaded_is_seen():
+def test_an_update_that_ignores_a_loaded_state_is_detected():
     def load(optimizer):
         state = {
             index: {
@@ -212,11 +212,11 @@ def test_an_update_that_ignores_a_state_that_was_loaded_is_seen():
 
 
 @pytest.mark.parametrize("optimizer_class", [in_backward, torch.optim.AdamW])
-def test_updates_that_follow_their_groups_are_left_alone(optimizer_class):
+def test_updates_that_follow_their_groups_are_accepted(optimizer_class):
     losses_watched(optimizer_class, rates=[(2, 0.005), (20, 0.001)], steps=21)
 
 
-def test_a_learning_rate_that_is_set_only_after_the_backward_pass_is_seen():
+def test_a_learning_rate_that_is_set_only_after_the_backward_pass_is_detected():
     model = torch.nn.Linear(4, 4)
     optimizer = in_backward(model.parameters(), lr=0.01)
     watch = ParityWatch({}, device=torch.device("cpu"), precision="fp32", reference=None)
@@ -242,7 +242,7 @@ def test_several_updates_in_one_reported_step_are_each_compared_with_the_rate_of
     watch.note(1.0)
 
 
-def test_steps_are_watched_only_until_a_changed_rate_was_seen():
+def test_steps_are_checked_only_until_a_changed_rate_was_detected():
     """A hook on every update of a long training would make its steps slower."""
     before = len(_global_optimizer_pre_hooks)
     model = torch.nn.Linear(4, 4)

@@ -1,4 +1,4 @@
-"""Somebody's own training script as a trial: three added lines, and by itself it trains as it always did."""
+"""A user's training script as a trial: three added lines; without a search it is unchanged."""
 
 import dataclasses
 import json
@@ -86,7 +86,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def trial_of(server, tmp_path):
-    """trial_of(script, checkpointing="block") is the measurement of one trial, in a process of its own."""
+    """trial_of(script, checkpointing="block") measures one trial in a separate process."""
 
     def run(
         file,
@@ -138,8 +138,8 @@ def examine(server, tmp_path):
 
 
 @pytest.mark.gpu
-def test_on_cuda_its_timed_steps_are_not_waited_for(script, trial_of):
-    """It ends with an error where a report of a timed step makes a transfer that waits, such as that of its loss."""
+def test_on_cuda_nothing_waits_for_the_device_between_timed_steps(script, trial_of):
+    """A transfer that waits during a timed step, such as that of the loss, is an error."""
     file = script()
     text = file.read_text().replace("Model()", "Model().cuda()").replace("% 256", "% 256).cuda()")
     text = text.replace("tokens = torch", "tokens = (torch")
@@ -164,7 +164,7 @@ def test_it_is_ended_after_the_workloads_steps_and_measured(script, trial_of):
     assert 4 * BYTES < found["peak_memory_bytes"] < 6 * BYTES
 
 
-def test_techniques_change_its_memory_and_not_its_loss(script, trial_of):
+def test_techniques_change_the_scripts_memory_but_not_its_loss(script, trial_of):
     plain, fused = (
         trial_of(script()),
         trial_of(script(), checkpointing="block", optimizer_fusion="backward"),
@@ -176,7 +176,7 @@ def test_techniques_change_its_memory_and_not_its_loss(script, trial_of):
 
 
 def test_in_backward_it_follows_a_schedule_after_its_optimizers_state_was_loaded(script, trial_of):
-    """As accelerate loads the state of every optimizer that it prepares, which a schedule then belongs to."""
+    """accelerate loads the state of every optimizer it prepares, then a schedule uses it."""
     file = script()
     loaded = "optimizer.load_state_dict(optimizer.state_dict())"
     schedule = "schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=12)"
@@ -198,11 +198,12 @@ def test_in_backward_it_follows_a_schedule_after_its_optimizers_state_was_loaded
         "clip_grads_with_norm_(w, 1.0, torch.tensor(2.0))",
     ],
 )
-def test_in_backward_it_is_ended_where_it_clips_gradients_that_are_gone(clip, script, trial_of):
+def test_with_a_step_in_backward_a_script_that_clips_gradients_is_ended(clip, script, trial_of):
     file = script()
     text = file.read_text().replace(
         "import sys",
-        "import sys\nfrom torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_",
+        "import sys\nfrom torch.nn.utils import clip_grad_norm_, clip_grad_value_\n"
+        "from torch.nn.utils import clip_grads_with_norm_",
     )
     file.write_text(
         text.replace(
@@ -229,7 +230,7 @@ def test_over_the_cap_it_is_ended_at_once(script, trial_of):
 
 
 def with_evaluation(file, *, before="", after="", condition="True"):
-    """Evaluates in each step before its update or after it; what `evaluated` then is, is reported where `condition`."""
+    """Evaluates in each step before or after its update; reports `evaluated` if `condition`."""
     text = file.read_text().replace("    loss = F", f"    {before}\n    loss = F")
     text = text.replace("    optimizer.zero_grad()", f"    optimizer.zero_grad()\n    {after}")
     report = f"loss=loss, evaluation_loss=evaluated if {condition} else None)"
@@ -255,7 +256,7 @@ def test_an_evaluation_after_the_last_step_is_the_perplexity(script, trial_of):
     ],
     ids=["only after an earlier step", "before each update", "before training"],
 )
-def test_an_evaluation_that_does_not_follow_the_last_step_decides_nothing(where, script, trial_of):
+def test_an_evaluation_that_does_not_follow_the_last_step_is_ignored(where, script, trial_of):
     found = trial_of(with_evaluation(script(), **where))
     assert found["perplexity"] == trial_of(script())["perplexity"]
     says = "training loss of the last 3 steps, as no evaluation was seen after the last step"
@@ -264,7 +265,7 @@ def test_an_evaluation_that_does_not_follow_the_last_step_decides_nothing(where,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["autotune", "the script"])
-def test_an_evaluation_is_seen_of_a_compiled_model_too(by, script, trial_of):
+def test_an_evaluation_of_a_compiled_model_is_detected(by, script, trial_of):
     file = with_evaluation(script(), before=EVALUATE)
     if by == "the script":
         file.write_text(
@@ -277,8 +278,8 @@ def test_an_evaluation_is_seen_of_a_compiled_model_too(by, script, trial_of):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-def test_a_copy_of_the_model_has_weights_of_its_own(precision, script, trial_of):
-    """As averaged weights, or the frozen reference of a preference loss."""
+def test_a_copy_of_the_model_has_separate_weights(precision, script, trial_of):
+    """For example averaged weights, or the frozen reference of a preference loss."""
     file = script()
     text = file.read_text().replace(
         "tokens = torch.arange", "import copy\nfrozen = copy.deepcopy(model)\ntokens = torch.arange"
@@ -293,8 +294,8 @@ def test_a_copy_of_the_model_has_weights_of_its_own(precision, script, trial_of)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-def test_the_signature_of_its_models_forward_stays_what_it_was(precision, script, trial_of):
-    """By which a Trainer chooses the columns of a dataset."""
+def test_the_signature_of_the_models_forward_is_preserved(precision, script, trial_of):
+    """A Trainer chooses the columns of a dataset by it."""
     file = script(after="")
     check = "import inspect; assert list(inspect.signature(model.forward).parameters) == ['tokens']"
     file.write_text(
@@ -333,7 +334,7 @@ class Own(torch.optim.Optimizer):
     ] == ["ok", "ok"]
 
 
-def test_an_evaluation_of_loss_0_is_one(script, trial_of):
+def test_an_evaluation_with_a_loss_of_0_counts(script, trial_of):
     found = trial_of(with_evaluation(script(), after="evaluated = 0.0"))
     assert (found["perplexity"], found["perplexity_source"]) == (
         1.0,
@@ -341,15 +342,15 @@ def test_an_evaluation_of_loss_0_is_one(script, trial_of):
     )
 
 
-def test_where_perplexity_is_shared_it_is_ended_once_speed_and_memory_are_known(script, trial_of):
+def test_with_a_reused_perplexity_it_is_ended_once_speed_and_memory_are_known(script, trial_of):
     found = trial_of(script(), steps=50, shares_perplexity=True)
     assert (found["outcome"], found["perplexity"], found["final_loss"]) == ("ok", None, None)
     assert found["tokens_per_second"] > 0
 
 
-def test_a_trial_that_its_numerics_class_beats_is_ended_as_dominated(script, trial_of):
-    rival = {"number": 7, "peak_memory_bytes": 1, "tokens_per_second": 1e12}
-    found = trial_of(script(), steps=50, shares_perplexity=True, pruning_bounds=[rival])
+def test_a_trial_that_another_of_its_numerics_dominates_is_ended(script, trial_of):
+    dominating = {"number": 7, "peak_memory_bytes": 1, "tokens_per_second": 1e12}
+    found = trial_of(script(), steps=50, shares_perplexity=True, pruning_bounds=[dominating])
     assert (found["outcome"], found["message"]) == (
         "dominated",
         "trial 7 trains the same faster in no more memory",
@@ -365,7 +366,7 @@ def test_a_trial_that_its_numerics_class_beats_is_ended_as_dominated(script, tri
         (0, "raise LookupError('no text')", "LookupError: no text"),
     ],
 )
-def test_a_script_that_ends_by_itself_is_an_outcome_that_says_so(
+def test_a_script_that_ends_early_has_an_outcome_that_names_it(
     steps, after, message, script, trial_of
 ):
     found = trial_of(script(steps=steps, after=after))
@@ -373,7 +374,7 @@ def test_a_script_that_ends_by_itself_is_an_outcome_that_says_so(
     assert message in found["message"]
 
 
-def test_a_loss_that_is_no_number_is_diverged(script, trial_of):
+def test_a_nan_loss_is_reported_as_diverged(script, trial_of):
     file = script()
     file.write_text(file.read_text().replace("loss=loss", "loss=float('nan')"))
     assert trial_of(file)["outcome"] == "diverged"
@@ -382,7 +383,7 @@ def test_a_loss_that_is_no_number_is_diverged(script, trial_of):
 # -- before the study ------------------------------------------------------------------------------
 
 
-def test_what_its_model_and_optimizer_cannot_take_is_left_out(script, examine):
+def test_what_its_model_and_optimizer_do_not_support_is_excluded(script, examine):
     missing = examine(
         script(),
         checkpointing=["none", "attention", "block", "sqrt"],
@@ -404,7 +405,7 @@ def test_what_its_model_and_optimizer_cannot_take_is_left_out(script, examine):
         ("x = 1", r"does not call autotune\.apply"),
     ],
 )
-def test_a_script_that_does_not_get_to_its_training_is_refused(source, named, script, examine):
+def test_a_script_that_fails_before_its_training_is_rejected(source, named, script, examine):
     file = script()
     file.write_text(source)
     with pytest.raises(InvalidInput, match=named):
@@ -421,7 +422,7 @@ def test_a_script_that_does_not_get_to_its_training_is_refused(source, named, sc
         ({"script": "train.sh"}, "is not a Python file"),
     ],
 )
-def test_what_does_not_go_with_a_script_is_refused(settings, named, script):
+def test_settings_that_cannot_be_combined_with_a_script_are_rejected(settings, named, script):
     with pytest.raises(InvalidInput, match=named):
         make_workload("cpu", {"script": str(script()), **settings})
 
@@ -437,7 +438,7 @@ def test_it_cannot_be_predicted(server, script, tmp_path):
         server.submit("predict", payload, log_file=tmp_path / "predict.log").result(timeout=60)
 
 
-def test_an_error_of_the_measurement_is_not_the_scripts_to_handle(script, trial_of):
+def test_the_script_cannot_catch_an_error_of_the_measurement(script, trial_of):
     report = "    autotune.report(tokens=128, loss=loss)"
     handled = [
         "    try:",
@@ -452,7 +453,7 @@ def test_an_error_of_the_measurement_is_not_the_scripts_to_handle(script, trial_
     assert "could not convert string to float" in measurement["message"]
 
 
-def test_a_report_on_the_way_out_changes_nothing(script, trial_of):
+def test_a_report_while_the_script_is_ended_changes_nothing(script, trial_of):
     file = script()
     lines = file.read_text().splitlines()
     loop = next(index for index, line in enumerate(lines) if line.startswith("for step"))
@@ -466,12 +467,12 @@ def test_a_report_on_the_way_out_changes_nothing(script, trial_of):
     )
 
 
-def test_several_seeds_of_a_script_are_refused(script):
+def test_several_seeds_of_a_script_are_rejected(script):
     with pytest.raises(InvalidInput, match="draws its own weights"):
         SearchRequest(perplexity_seeds=2, workload={"script": str(script())})
 
 
-# -- by itself -------------------------------------------------------------------------------------
+# -- without a search ------------------------------------------------------------------------------
 
 
 def test_outside_a_trial_nothing_is_changed():
@@ -516,7 +517,7 @@ def test_the_example_runs_by_itself():
 
 
 @pytest.mark.parametrize("fusion", ["none", "foreach", "kernel", "backward"])
-def test_every_fusion_makes_the_steps_of_the_scripts_own_optimizer(fusion):
+def test_every_fusion_takes_the_steps_of_the_scripts_optimizer(fusion):
     def trained(change):
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -539,7 +540,7 @@ def test_every_fusion_makes_the_steps_of_the_scripts_own_optimizer(fusion):
     )
 
 
-def test_a_fusion_that_the_optimizer_has_not_is_refused():
+def test_a_fusion_that_the_optimizer_lacks_is_rejected():
     with pytest.raises(IllegalConfiguration, match="LBFGS has no foreach"):
         with_fusion(torch.optim.LBFGS([nn.Parameter(torch.ones(2))]), "foreach")
 
@@ -565,7 +566,7 @@ def test_a_stored_script_workload_loads(script):
         dataclasses.replace(workload, model="gpt")
 
 
-# -- a configuration for a loop of one's own -------------------------------------------------------
+# -- a configuration for a user's training loop ----------------------------------------------------
 
 
 class Block(nn.Module):
@@ -607,47 +608,47 @@ def test_a_configuration_is_applied_to_a_model_and_its_optimizer():
     assert optimizer.defaults["fused"]
 
 
-def test_a_fusion_that_a_model_alone_cannot_have_is_warned_of():
+def test_a_fusion_cannot_be_applied_to_a_model_alone_and_warns():
     with pytest.warns(UserWarning, match="optimizer_fusion backward is not applied"):
         autotune.apply(stack(), TrainingConfig(optimizer_fusion="backward"))
 
 
-def test_another_optimizer_than_the_measured_is_warned_of():
+def test_another_optimizer_than_the_measured_one_warns():
     model = stack()
     with pytest.warns(UserWarning, match="measured with AdamW: SGD"):
         autotune.apply(model, torch.optim.SGD(model.parameters(), lr=0.1), config=TrainingConfig())
 
 
 @pytest.mark.parametrize("choices", [{"loss": "chunked"}, {"precision": "fp16-mixed"}], ids=str)
-def test_what_a_loop_of_ones_own_cannot_have_is_refused(choices):
+def test_techniques_that_a_users_training_loop_does_not_support_are_rejected(choices):
     with pytest.raises(IllegalConfiguration):
         autotune.apply(stack(), TrainingConfig(**choices))
 
 
-def test_a_loss_in_chunks_is_refused_for_the_reason_that_it_has():
+def test_a_chunked_loss_is_rejected_with_its_reason():
     with pytest.raises(IllegalConfiguration, match="computes its loss itself"):
         autotune.apply(stack(), TrainingConfig(loss="chunked"))
 
 
-def test_an_allocator_that_comes_too_late_is_warned_of(monkeypatch):
+def test_an_allocator_setting_that_comes_too_late_warns(monkeypatch):
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     with pytest.warns(UserWarning, match="allocator expandable is not applied"):
         autotune.apply(stack(), TrainingConfig(allocator="expandable"))
 
 
-def test_an_allocator_that_the_process_has_is_not_warned_of(monkeypatch):
+def test_an_allocator_setting_that_the_process_has_does_not_warn(monkeypatch):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         autotune.apply(stack(), TrainingConfig(allocator="expandable"))
 
 
-def test_a_budget_that_nothing_compiled_could_keep_is_refused():
+def test_a_memory_budget_without_compilation_is_rejected():
     with pytest.raises(IllegalConfiguration, match=r"needs torch\.compile"):
         autotune.apply(stack(), TrainingConfig(memory_budget=0.5))
 
 
-def test_applying_nothing_is_refused():
+def test_apply_without_optimizer_and_configuration_is_rejected():
     with pytest.raises(InvalidInput, match="neither an optimizer nor a configuration"):
         autotune.apply(stack())
 
@@ -655,7 +656,7 @@ def test_applying_nothing_is_refused():
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"config": {"precision": "fp99"}}', '{"colour": 1}', "\x00"], ids=repr
 )
-def test_a_file_without_a_configuration_is_refused_by_name(tmp_path, text):
+def test_a_file_without_a_configuration_is_rejected_by_name(tmp_path, text):
     file = tmp_path / "config.json"
     file.write_text(text)
     with pytest.raises(InvalidInput) as raised:
@@ -663,6 +664,6 @@ def test_a_file_without_a_configuration_is_refused_by_name(tmp_path, text):
     assert raised.value.exit_code == 2
 
 
-def test_a_missing_file_is_refused_by_name(tmp_path):
+def test_a_missing_file_is_rejected_by_name(tmp_path):
     with pytest.raises(InvalidInput, match=r"nothing\.json cannot be read"):
         autotune.load_config(tmp_path / "nothing.json")

@@ -39,7 +39,7 @@ def test_a_training_repeats_to_the_last_bit(request_for):
     assert (first.final_loss, first.perplexity) == (second.final_loss, second.perplexity)
 
 
-def test_the_first_loss_is_that_of_a_model_that_knows_nothing(make_trainer):
+def test_the_first_loss_is_that_of_an_untrained_model(make_trainer):
     trainer = make_trainer()
     assert trainer.step(0, next(trainer.batches())) == pytest.approx(math.log(256), abs=0.1)
 
@@ -104,7 +104,7 @@ def test_evaluation_is_without_dropout(make_trainer):
     assert trainer._evaluate() == trainer._evaluate()
 
 
-def test_bits_per_byte_and_perplexity_say_the_same(request_for):
+def test_bits_per_byte_and_perplexity_agree(request_for):
     measurement = train(request_for())
     assert 2**measurement.bits_per_byte == pytest.approx(measurement.perplexity)
 
@@ -121,14 +121,12 @@ def test_the_baseline_is_measured_to_its_end_over_the_cap(request_for):
     assert measurement.perplexity is not None
 
 
-def test_a_loss_that_is_no_number_ends_the_training(request_for):
+def test_a_nan_loss_ends_the_training(request_for):
     with pytest.raises(Diverged, match="step"):
         train(request_for(learning_rates={"adamw": 1e-3, "sgd": 1e6}, choices={"optimizer": "sgd"}))
 
 
-def test_reading_gradients_for_the_comparison_is_no_part_of_the_trainings_time(
-    request_for, monkeypatch
-):
+def test_reading_gradients_for_parity_does_not_count_as_training_time(request_for, monkeypatch):
     reference = trace(request_for(), dropout=True)
     take = GradientSketch._take
 
@@ -149,7 +147,7 @@ def test_eager_code_reports_no_compilation(request_for):
     assert (measurement.compile_seconds, measurement.compile_cache) == (None, None)
 
 
-def test_compilation_is_timed_apart_and_a_second_time_comes_from_the_cache(
+def test_compilation_is_timed_separately_and_cached_for_a_second_training(
     request_for, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -163,7 +161,7 @@ def test_compilation_is_timed_apart_and_a_second_time_comes_from_the_cache(
     assert caches == ["miss", "hit"]
 
 
-def test_the_learning_rate_rises_then_stays(request_for):
+def test_the_learning_rate_rises_then_is_constant(request_for):
     trainer = Trainer(request_for(learning_rate_warmup_steps=4, learning_rates={"adamw": 1.0}))
     assert [trainer.step.learning_rate(step) for step in range(6)] == [
         0.25,
@@ -239,7 +237,7 @@ def test_nothing_waits_for_the_device_between_timed_steps(on_cuda):
 
 
 @pytest.mark.gpu
-def test_a_step_that_is_launched_is_progress_so_that_two_do_not_count_as_one(on_cuda):
+def test_every_launched_step_is_reported_as_progress(on_cuda):
     stages = []
     trainer, batches = on_cuda(progress=stages.append)
     next(trainer._timed_steps(range(4, 10), batches))
@@ -247,13 +245,13 @@ def test_a_step_that_is_launched_is_progress_so_that_two_do_not_count_as_one(on_
 
 
 @pytest.mark.gpu
-def test_the_loss_of_a_timed_step_is_no_part_of_the_next_ones_peak(on_cuda):
+def test_the_loss_of_a_timed_step_does_not_count_in_the_next_peak(on_cuda):
     trainer, _ = on_cuda()
     assert trainer.run().peak_phase in ("forward", "backward", "step")
 
 
 @pytest.mark.gpu
-def test_timed_steps_take_together_what_the_clock_says(on_cuda):
+def test_timed_steps_add_up_to_the_elapsed_time(on_cuda):
     trainer, batches = on_cuda()
     trainer._warm_up(batches)
     torch.cuda.synchronize()
@@ -265,7 +263,7 @@ def test_timed_steps_take_together_what_the_clock_says(on_cuda):
 
 
 @pytest.mark.gpu
-def test_on_cuda_a_loss_that_is_no_number_ends_the_timed_steps_one_step_later(on_cuda):
+def test_on_cuda_a_nan_loss_ends_the_timed_steps_one_step_later(on_cuda):
     trainer, batches = on_cuda()
     launched = []
 
@@ -286,7 +284,7 @@ def test_on_cuda_a_loss_that_is_no_number_ends_the_timed_steps_one_step_later(on
 def test_on_cuda_the_cap_is_enforced_though_the_card_has_more(
     scope, server, workload, prepared, tmp_path
 ):
-    """2 GiB of logits do not fit under a cap of 2 GiB, on a card of any size, in code that was compiled neither."""
+    """2 GiB of logits do not fit under a cap of 2 GiB on any device, eager or compiled."""
     big = dataclasses.replace(workload, vocab_size=2**22)
     folder = tmp_path / "prepared"
     server.submit(
@@ -325,7 +323,7 @@ def _on_cuda(server, workload, prepared, tmp_path, *, cap_bytes, **choices):
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16-true", marks=pytest.mark.slow)])
 def test_evaluation_never_sets_the_peak_of_a_compiled_training(precision, workload, tmp_path):
-    """A large vocabulary: eager logits of the held-out text would be larger than all the compiled training holds."""
+    """Eager logits of a large vocabulary would exceed all that the compiled training holds."""
     import time
 
     from autotune.execution.server.tasks import prepare
