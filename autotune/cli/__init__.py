@@ -1,7 +1,8 @@
-"""The command line: one file a command, and the only place where errors become exit codes.
+"""The command line. Each command has a file of its name; `main` turns errors into exit codes.
 
-Exit codes: 0 ok; 1 finished and nothing feasible; 2 usage or an invalid file; 70 internal error; 75
-stopped, can be continued; 130 and 143 on SIGINT and SIGTERM.
+Exit codes: 0 success; 1 the command finished and nothing is feasible; 2 wrong usage or an invalid
+file; 70 internal error; 75 the search stopped and can be continued; 130 and 143 on SIGINT and
+SIGTERM.
 """
 
 import io
@@ -36,10 +37,10 @@ _LONGEST_LINE = 1000
 
 app = typer.Typer(
     name=_PROGRAM,
-    help="The fastest way to train your model inside the GPU memory you have, found by measuring.",
+    help="Find the fastest way to train a model within your GPU memory, by short real trainings.",
     add_completion=False,
     pretty_exceptions_enable=False,
-    # plain help: whole option names at any width, brackets as written, quick to start
+    # Plain help starts faster, never cuts option names and prints brackets as they are written.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -73,56 +74,57 @@ def root(
 
 def main() -> None:
     """Entry point of the `autotune` command."""
-    # A name of a file may hold what is no character; it ends no output.
+    # A file name may hold bytes that are not valid UTF-8: print `?` for them instead of failing.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
         exit_code = _command()(prog_name=_PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except AutotuneError as error:
-        complain(error.message, error.hint)
+        print_error(error.message, error.hint)
         exit_code = error.exit_code
     except TyperException as error:
-        if message := error.format_message():  # empty where the help has been printed instead
-            complain(" ".join(message.split()), f"see {_command_of(error)} --help")
+        message = error.format_message()
+        if message:  # it is empty where typer has printed the help instead
+            print_error(" ".join(message.split()), f"see {_command_path(error)} --help")
         exit_code = 2
     except typer.Abort:
         exit_code = 130
     except (BrokenPipeError, SystemExit) as error:
-        # The reader of our output has gone, as with `| head`; typer makes it an exit of its own.
+        # The reader of the output has closed the pipe, as `| head` does. typer turns this into a
+        # SystemExit.
         if not isinstance(error.__context__ or error, BrokenPipeError):
             raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # nothing more to flush at the end
+        # Python flushes stdout when it ends: let that flush go nowhere instead of failing again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         exit_code = 0
     except Exception:
         traceback.print_exc()
-        complain("this is a defect of autotune", "please report it with the lines above")
+        print_error("this is a defect of autotune", "please report it with the lines above")
         exit_code = 70
     sys.exit(exit_code or 0)
 
 
 @cache
 def _command() -> Callable[..., Any]:
-    """The commands with all their options, put together once a process."""
+    """Build the command tree with all options, once per process."""
     return get_command(app)
 
 
-def complain(message: str, hint: str) -> None:
-    """One `error:` line and one `hint:` line on stderr."""
+def print_error(message: str, hint: str) -> None:
+    """Print one `error:` line and, where there is a hint, one `hint:` line on stderr."""
     print(f"error: {_on_one_line(message)}", file=sys.stderr)
     if hint:
         print(f"hint: {_on_one_line(hint)}", file=sys.stderr)
 
 
 def _on_one_line(text: str) -> str:
-    """With what would end the line or steer the terminal spelled out, and the middle of an endless value left out."""
+    """Escape control characters, and cut the middle out of a very long text."""
     if len(text) > _LONGEST_LINE:
         text = f"{text[: _LONGEST_LINE // 2]} ... {text[-_LONGEST_LINE // 2 :]}"
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def _command_of(error: TyperException) -> str:
+def _command_path(error: TyperException) -> str:
     context = getattr(error, "ctx", None)
     return _PROGRAM if context is None else context.command_path

@@ -1,4 +1,4 @@
-"""`autotune compare`: several studies beside each other, as a table and as one figure."""
+"""`autotune compare`: compare several studies in a table and in one figure."""
 
 import json
 import sys
@@ -35,7 +35,8 @@ def compare(
             "--out",
             "-o",
             metavar="FILE",
-            help="A .html that opens offline, .png, .svg or .json. [default: studies/compare-STUDY-STUDY.html]",
+            help="File to write: .html (opens offline), .png, .svg or .json. "
+            "[default: studies/compare-STUDY-STUDY.html]",
         ),
     ] = None,
     width: WidthOption = None,
@@ -48,13 +49,14 @@ def compare(
         bool,
         typer.Option(
             "--no-worse",
-            help="For every trial of the first study, one of the second that is worse on no objective.",
+            help="Also print, for every trial of the first study, one of the second that is worse "
+            "on no objective.",
         ),
     ] = False,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Print the picks of several studies beside each other, what differs, and draw their fronts in one figure."""
+    """Compare the picks of several studies and draw their fronts in one figure."""
     from autotune import api
     from autotune.analysis.no_worse_than import find_matches
     from autotune.cli.tables import make_console
@@ -71,13 +73,11 @@ def compare(
     compared = comparison.compute(views)
     if no_worse and len(views) != 2:
         raise InvalidInput(
-            f"--no-worse holds two studies against each other, not {len(views)}", hint="name two"
+            f"--no-worse compares two studies, not {len(views)}", hint="name two studies"
         )
-    matches = (
-        find_matches(views[0].result, views[1].result, tolerance=preferences.tolerance)
-        if no_worse
-        else None
-    )
+    matches = None
+    if no_worse:
+        matches = find_matches(views[0].result, views[1].result, tolerance=preferences.tolerance)
     drawing = comparison.draw(compared)
     title = " and ".join(studies)
     target.write(
@@ -86,7 +86,7 @@ def compare(
         page=lambda: whole_page(
             title,
             about=_TITLE,
-            answer=" ".join(_in_words(side) for side in compared.sides),
+            answer=" ".join(_summary(side) for side in compared.sides),
             drawing=drawing,
         ),
     )
@@ -117,7 +117,7 @@ def _to_dict(
     }
 
 
-def _in_words(side: "Side") -> str:
+def _summary(side: "Side") -> str:
     if side.pick is None:
         return f"{side.study}: {side.pick_words}"
     return f"{side.study}: #{side.pick} {side.pick_words}, {_peak(side)}, {_speed(side)} tokens/s."
@@ -128,24 +128,20 @@ def _table(compared: "Comparison") -> "Table":
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    columns = [
-        "study",
-        "device",
-        "torch",
-        "cap",
-        *(["workload"] if compared.workloads_differ else []),
-        "pick",
-    ]
-    for column in columns:
+    columns = ["study", "device", "torch", "cap"]
+    if compared.workloads_differ:
+        columns.append("workload")
+    for column in (*columns, "pick"):
         table.add_column(column, overflow="fold")
     for column in ("peak memory", "tokens/s", "perplexity", "saved"):
         table.add_column(column, justify="right", no_wrap=True)
     for side in compared.sides:
-        workload = [side.workload] if compared.workloads_differ else []
-        pick = side.pick_words if side.pick is None else f"#{side.pick} {side.pick_words}"
-        words = [side.study, side.device, side.torch, format_size(side.cap_bytes), *workload, pick]
-        numbers = _peak(side), _speed(side), side.perplexity_words or "-", _saved(side)
-        table.add_row(*map(Text, [*words, *numbers]))
+        cells = [side.study, side.device, side.torch, format_size(side.cap_bytes)]
+        if compared.workloads_differ:
+            cells.append(side.workload)
+        cells.append(side.pick_words if side.pick is None else f"#{side.pick} {side.pick_words}")
+        cells += [_peak(side), _speed(side), side.perplexity_words or "-", _saved(side)]
+        table.add_row(*map(Text, cells))
     return table
 
 
@@ -157,10 +153,12 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Tab
 
     found = [match for match in matches if match.found is not None]
     itself = sum(match.found_itself for match in found)
-    title = f"{len(found) - itself} of the {len(matches)} measured trials of {first} have another in {other} that is "
-    title += "worse on nothing" + (
-        f", and {itself} more {'is' if itself == 1 else 'are'} on its front" if itself else ""
+    title = (
+        f"{len(found) - itself} of the {len(matches)} measured trials of {first} have another in "
+        f"{other} that is worse on no objective"
     )
+    if itself:
+        title += f", and {itself} more {'is' if itself == 1 else 'are'} on its front"
     table = Table(
         box=None, pad_edge=False, title=Text(title), title_justify="left", title_style="bold"
     )
@@ -170,28 +168,23 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Tab
             table.add_column(Text(objective), justify="right", no_wrap=True)
     table.add_column("speed", justify="right", no_wrap=True)
     for match in matches:
-        words = [
-            f"#{match.trial.number} {match.trial.name or described(match.trial)}",
-            *_objectives(match.trial),
-        ]
-        by = match.found
-        words += (
-            ["none"]
-            if by is None
-            else [_found_words(match, by), *_objectives(by), f"{match.speed or 0.0:.2f}x"]
-        )
-        table.add_row(*map(Text, words))
-    table.caption = "speed: beside that of the trial on the left, both as in one run"
+        name = match.trial.name or described(match.trial)
+        cells = [f"#{match.trial.number} {name}", *_objectives(match.trial)]
+        if match.found is None:
+            cells.append("none")
+        else:
+            cells += [_found_name(match, match.found), *_objectives(match.found)]
+            cells.append(f"{match.speed or 0.0:.2f}x")
+        table.add_row(*map(Text, cells))
+    table.caption = "speed: relative to the trial on the left, both converted to one run"
     table.caption_justify = "left"
     return table
 
 
-def _found_words(match: "Match", found: "TrialRecord") -> str:
-    return (
-        f"#{found.number}, itself, on the front"
-        if match.found_itself
-        else f"#{found.number} {found.config.describe()}"
-    )
+def _found_name(match: "Match", found: "TrialRecord") -> str:
+    if match.found_itself:
+        return f"#{found.number}, itself, on the front"
+    return f"#{found.number} {found.config.describe()}"
 
 
 def _objectives(record: "TrialRecord") -> list[str]:
@@ -207,7 +200,8 @@ def _speed(side: "Side") -> str:
 
 
 def _saved(side: "Side") -> str:
-    """Against the study's own baseline; `~` stands before one that is only predicted."""
+    """Return the memory saved against the study's baseline; `~` marks a predicted baseline."""
     if side.saved_share is None:
         return "-"
-    return f"{'~' if side.baseline_is_predicted else ''}{100 * side.saved_share:.0f} %"
+    mark = "~" if side.baseline_is_predicted else ""
+    return f"{mark}{100 * side.saved_share:.0f} %"

@@ -1,4 +1,4 @@
-"""`autotune doctor`: what this machine can do."""
+"""`autotune doctor`: show what this machine can do."""
 
 from typing import Annotated
 
@@ -7,10 +7,14 @@ import typer
 
 def doctor(
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Only this device: cpu, cuda or cuda:1.")
+        str | None,
+        typer.Option(metavar="DEVICE", help="Check only this device: cpu, cuda or cuda:1."),
     ] = None,
 ) -> None:
-    """List versions, devices, who else uses them, and every technique that was found not to work, with the reason."""
+    """Check this machine: versions, devices, and which techniques work on them.
+
+    Gives the reason for every technique that does not work, and says who else uses a device.
+    """
     import sys
     from importlib.metadata import version
     from pathlib import Path
@@ -41,19 +45,22 @@ def doctor(
     for package in ("autotune", "torch", "optuna", "datasets", "sqlalchemy"):
         say(f"{package} {version(package)}")
     for tool in (c_compiler(), cpp_compiler(), python_headers()):
-        say(
-            f"{tool.name}: {tool.found}"
-            if tool.found
-            else f"no {tool.name}, for torch.compile: {tool.way_out}"
-        )
-    # A question leaves nothing behind, and may be asked from a folder that cannot be written to.
+        if tool.found:
+            say(f"{tool.name}: {tool.found}")
+        else:
+            say(f"no {tool.name}, which torch.compile needs: {tool.way_out}")
+    # A temporary folder: this command leaves no files behind, and also works in a folder that
+    # cannot be written to.
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder), note=note) as executor:
-        there = executor.devices() if device is None else []
-        names = [info.device for info in there] if device is None else [device]
-        for sentence in (
-            sentence for info in there if info.type == "cpu" for sentence in info.notes
-        ):
-            say(sentence)
+        if device is None:
+            devices = executor.devices()
+            names = [info.device for info in devices]
+            for info in devices:
+                if info.type == "cpu":
+                    for sentence in info.notes:
+                        say(sentence)
+        else:
+            names = [device]
         for name in names:
             try:
                 info, unavailable = executor.probe(name, CHOICES)
@@ -75,7 +82,7 @@ def doctor(
                 say(f"  in use by others: {info.others}")
             for sentence in info.notes:
                 say(f"  note: {sentence}")
-            say(f"  takes turns with: {reach_of_slots(info)}")
+            say(f"  device slots shared with: {reach_of_slots(info)}")
             for technique, values in CHOICES.items():
                 works = [value for value in values if value not in unavailable.get(technique, {})]
                 say(f"  {technique}: {', '.join(works)}")

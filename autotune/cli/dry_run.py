@@ -1,4 +1,4 @@
-"""`autotune search --dry-run`: what would be tried, what is left out, and how long it takes."""
+"""`autotune search --dry-run`: print what would be tried, what is excluded, and the time."""
 
 from rich.text import Text
 
@@ -24,13 +24,12 @@ def print_plan(request: SearchRequest, *, quiet: bool) -> None:
         if len(values) > 1:
             say(f"  {field}: {', '.join(map(str, values))}")
     for line in legal.excluded:
-        say(f"Left out  {line}")
-    say(
-        f"Cap       {format_size(definition.cap_bytes)} on {definition.device.device} ({definition.device.name})"
-    )
-    if definition.device.others:
-        say(f"Warning   {definition.device.device}: {definition.device.others}")
-    for note in definition.device.notes:
+        say(f"Excluded  {line}")
+    device = definition.device
+    say(f"Cap       {format_size(definition.cap_bytes)} on {device.device} ({device.name})")
+    if device.others:
+        say(f"Warning   {device.device}: {device.others}")
+    for note in device.notes:
         say(f"Note      {note}")
     if line := reused_line(planned.reused):
         say(line)
@@ -38,17 +37,19 @@ def print_plan(request: SearchRequest, *, quiet: bool) -> None:
     for name, config in planned.first[: planned.trials_wanted]:
         say(f"  {name}: {config.describe()}")
     if planned.seconds is None:
-        say("Time      not known: no short training finished")
+        say("Time      unknown: no short training finished")
         return
     say(
-        f"Time      about {format_duration(planned.seconds)}, were the trials drawn evenly from the space; a trial of"
+        f"Time      about {format_duration(planned.seconds)}, if trials were drawn uniformly from "
+        "the space; per trial:"
     )
     for precision, seconds in planned.seconds_by_precision.items():
         shared = format_duration(planned.shared_seconds_by_precision[precision])
         say(
-            f"  {precision}, eager: {format_duration(seconds)} to the end, {shared} for memory and speed only"
+            f"  {precision}, eager: {format_duration(seconds)} for a full training, "
+            f"{shared} for memory and speed only"
         )
-    say(f"  {planned.full_trainings} of {planned.trials_wanted} are trained to the end")
+    say(f"  {planned.full_trainings} of {planned.trials_wanted} are full trainings")
     if planned.compile_seconds is not None:
         share = f"{100 * planned.compiled_share:.0f} %"
         say(f"  and {format_duration(planned.compile_seconds)} more for the {share} that compile")

@@ -1,4 +1,4 @@
-"""`autotune explain`: where the peak of a configuration is and why, and what would make it lower."""
+"""`autotune explain`: say where a configuration's memory peak is and what would lower it."""
 
 import json
 import sys
@@ -38,17 +38,15 @@ def explain(
         str | None,
         typer.Option(
             metavar="cpu|cuda",
-            help="Kind of device; need not be there. [default: a GPU if there is one]",
+            help="Type of device; it need not exist. [default: a GPU if there is one]",
         ),
     ] = None,
     space: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE", help="Workload of this search space; of its configurations ..."
-        ),
+        typer.Option(metavar="NAME|FILE", help="Use the workload of this search space ..."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="ROW", help="... the one of this name.")
+        str | None, typer.Option(metavar="ROW", help="... and its named configuration ROW.")
     ] = None,
     scale: options.SpaceScaleOption = None,
     workload: Mapping[str, Any],
@@ -57,11 +55,11 @@ def explain(
     torch_version: options.TorchVersionOption = None,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
 ) -> None:
-    """Say where the peak of a trial is and why, what each technique would save there, and what cannot help.
+    """Explain a trial's memory peak: where it is, why, and what each technique would save there.
 
-    Without a study: of the configuration that the options name.
+    Without a study, explains the configuration that the options describe.
     """
     from tempfile import TemporaryDirectory
 
@@ -89,21 +87,20 @@ def explain(
     )
     options.check_scale(scale, space=space)
     check_device(device)
-    meant = device_meant(device, compute_capability)
+    target_device = device_meant(device, compute_capability)
     check_release(torch_version)
     loaded = None if space is None else options.scaled_space(space, scale)
 
-    def asked(device_type: str) -> tuple["Workload", TrainingConfig]:
-        return _asked(device_type, workload, configuration, space=loaded, name=name)
+    def requested(device_type: str) -> tuple["Workload", TrainingConfig]:
+        return _requested(device_type, workload, configuration, space=loaded, name=name)
 
     if study is None:
-        on_some_device(meant, asked)
+        on_some_device(target_device, requested)
     with ExitStack() as stack:
-        # A question leaves nothing behind, and may be asked from a folder that cannot be written
-        # to.
-        executor = stack.enter_context(
-            LocalExecutor(Path(stack.enter_context(TemporaryDirectory())))
-        )
+        # A temporary folder: this command leaves no files behind, and also works in a folder that
+        # cannot be written to.
+        folder = stack.enter_context(TemporaryDirectory())
+        executor = stack.enter_context(LocalExecutor(Path(folder)))
         if study is not None and trial is not None:
             question = question_of_trial(
                 executor, study, trial, storage=storage, torch_version=torch_version
@@ -112,25 +109,25 @@ def explain(
             device_type, capability = predicted_device_of(
                 device, compute_capability=compute_capability, executor=executor
             )
-            at, config = asked(device_type)
+            resolved_workload, config = requested(device_type)
             forecaster = Forecaster(
                 executor=executor,
-                workload=at,
+                workload=resolved_workload,
                 device_type=device_type,
                 compute_capability=capability,
                 torch_version=torch_version,
             )
             question = Question(forecaster=forecaster, config=config, unavailable={})
-        answer = _answered(question, quiet=quiet)
+        explanation = _explain(question, quiet=quiet)
     if as_json:
-        print(json.dumps(_to_dict(question, answer), indent=2, allow_nan=False))
+        print(json.dumps(_to_dict(question, explanation), indent=2, allow_nan=False))
     else:
-        print_explanation(question, answer)
+        print_explanation(question, explanation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be explained."""
+    """The configuration to explain, and the trial and study it comes from, if any."""
 
     forecaster: "Forecaster"
     config: TrainingConfig
@@ -147,6 +144,7 @@ class Question:
 def question_of_trial(
     executor: "LocalExecutor", study: str, trial: int, *, storage: str, torch_version: str | None
 ) -> Question:
+    """Load a trial to explain. Raises UnknownStudy, and InvalidInput for an unknown trial."""
     from autotune.storage.store import StudyStore
     from autotune.study.predictions import Forecaster
 
@@ -158,9 +156,9 @@ def question_of_trial(
         store.close()
     record = next((record for record in records if record.number == trial), None)
     if record is None:
-        there = f"its trials are 0 to {len(records) - 1}" if records else "it has none yet"
+        known = f"its trials are 0 to {len(records) - 1}" if records else "it has none yet"
         raise InvalidInput(
-            f"study {study!r} has no trial {trial}", hint=f"{there}; see autotune show {study}"
+            f"study {study!r} has no trial {trial}", hint=f"{known}; see autotune show {study}"
         )
     forecaster = Forecaster.of_device(
         definition.device,
@@ -178,7 +176,7 @@ def question_of_trial(
     )
 
 
-def _asked(
+def _requested(
     device_type: str,
     settings: Mapping[str, Any],
     configuration: Mapping[str, Any],
@@ -186,28 +184,28 @@ def _asked(
     space: "SearchSpace | None",
     name: str | None,
 ) -> tuple["Workload", TrainingConfig]:
-    """What the options say. Raises InvalidInput."""
+    """Return the workload and configuration that the options describe. Raises InvalidInput."""
     from autotune.study.predictions import workload_of
 
     workload = workload_of(device_type, settings, space=space)
     if space is not None:
-        config = _row(space, name, workload=workload)
+        config = _named_configuration(space, name, workload=workload)
     else:
         config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
     check_legal(config, workload.circumstances)
     return workload, config
 
 
-def _row(space: Any, name: str | None, *, workload: "Workload") -> TrainingConfig:
+def _named_configuration(space: Any, name: str | None, *, workload: "Workload") -> TrainingConfig:
     from autotune.spec.search_space import bind_space
 
-    rows = bind_space(space, workload.circumstances, unavailable={}).named
-    if name is None or name not in rows:
-        there = f"it names {', '.join(rows)}" if rows else "it names none"
+    named = bind_space(space, workload.circumstances, unavailable={}).named
+    if name is None or name not in named:
         raise InvalidInput(
-            f"search space {space.name!r} has no legal configuration {name!r}", hint=there
+            f"search space {space.name!r} has no legal configuration {name!r}",
+            hint=f"it names {', '.join(named) or 'none'}",
         )
-    return rows[name]
+    return named[name]
 
 
 def _check_together(
@@ -221,46 +219,48 @@ def _check_together(
 ) -> None:
     if study is not None and trial is None:
         raise InvalidInput(
-            f"which trial of study {study!r} is not said",
+            f"no trial of study {study!r} is given",
             hint=f"give its number, see autotune show {study}",
         )
     if study is not None and given:
         raise InvalidInput(
-            f"a trial has its own workload, device and configuration, not {', '.join(given)}",
+            f"{', '.join(given)}: the trial sets workload, device and configuration",
             hint="leave these options out, or the study and the trial",
         )
     if (space is None) != (name is None):
         raise InvalidInput("--space and --name belong together", hint="give both, or neither")
     if space is not None and configuration:
         raise InvalidInput(
-            f"--name and {', '.join(configuration)} both say what to explain",
+            f"--name and {', '.join(configuration)} both set the configuration",
             hint="leave one of them out",
         )
 
 
-def _answered(question: Question, *, quiet: bool) -> "Explanation":
+def _explain(question: Question, *, quiet: bool) -> "Explanation":
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from autotune.cli.tables import make_console
     from autotune.study.explain.explain import explain_configuration
 
     columns = (TextColumn("predicting"), MofNCompleteColumn(), TimeElapsedColumn())
-    silent = quiet or not sys.stderr.isatty()
     with Progress(
-        *columns, console=make_console(sys.stderr), transient=True, disable=silent
-    ) as shown:
-        task = shown.add_task("", total=None)
+        *columns,
+        console=make_console(sys.stderr),
+        transient=True,
+        disable=quiet or not sys.stderr.isatty(),
+    ) as progress:
+        task = progress.add_task("", total=None)
         return explain_configuration(
             question.forecaster,
             question.config,
             record=question.record,
             records=question.records,
             unavailable=question.unavailable,
-            progress=lambda made, wanted: shown.update(task, completed=made, total=wanted),
+            progress=lambda made, wanted: progress.update(task, completed=made, total=wanted),
         )
 
 
-def print_explanation(question: Question, answer: "Explanation") -> None:
+def print_explanation(question: Question, explanation: "Explanation") -> None:
     from rich.text import Text
 
     from autotune.cli.tables import make_console
@@ -271,30 +271,33 @@ def print_explanation(question: Question, answer: "Explanation") -> None:
         console.print(Text(line, style=style), soft_wrap=True)
 
     number = "" if question.record is None else f"#{question.record.number} "
-    say(f"{number}{answer.config.describe()}", "bold")
+    say(f"{number}{explanation.config.describe()}", "bold")
     say(question.about())
     for title, lines in (
-        ("Where the peak is", answer.peak),
-        ("In use", [remark.sentence for remark in answer.in_use]),
-        ("What would save memory", [alternative.sentence for alternative in answer.alternatives]),
-        ("What would not", [remark.sentence for remark in answer.no_help]),
+        ("Where the peak is", [f"{line[:1].upper()}{line[1:]}" for line in explanation.peak]),
+        ("In use", [remark.sentence for remark in explanation.in_use]),
+        (
+            "What would save memory",
+            [alternative.sentence for alternative in explanation.alternatives],
+        ),
+        ("What would not", [remark.sentence for remark in explanation.no_help]),
     ):
         if lines:
             say("")
             say(title, "bold")
             for line in lines:
-                say(f"  {line[:1].upper() + line[1:] if title == 'Where the peak is' else line}")
+                say(f"  {line}")
     say("")
-    say("All sizes are predicted, apart from those said to be measured.")
-    for note in answer.prediction.notes:
+    say("All sizes are predicted, except where a line says measured.")
+    for note in explanation.prediction.notes:
         say(f"Note: {note}.")
 
 
-def _to_dict(question: Question, answer: "Explanation") -> dict[str, Any]:
+def _to_dict(question: Question, explanation: "Explanation") -> dict[str, Any]:
     return {
         "schema": JSON_SCHEMA,
         "study": question.study,
         "trial": None if question.record is None else question.record.number,
         "workload": question.forecaster.workload.to_dict(),
-        **answer.to_dict(),
+        **explanation.to_dict(),
     }

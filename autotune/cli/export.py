@@ -1,4 +1,4 @@
-"""`autotune export`: a trial's configuration in the words of the trainer somebody uses."""
+"""`autotune export`: write a trial's configuration as files for another trainer."""
 
 import dataclasses
 import json
@@ -25,42 +25,54 @@ if TYPE_CHECKING:
 def export(
     study: options.StudyArgument,
     to: Annotated[
-        str, typer.Option("--to", "-t", metavar="TARGET", help=f"One of {', '.join(TARGETS)}.")
+        str,
+        typer.Option(
+            "--to", "-t", metavar="TARGET", help=f"Trainer to export to: {', '.join(TARGETS)}."
+        ),
     ],
     trial: Annotated[
         int | None,
-        typer.Option(metavar="NUMBER", help="Which trial. [default: the study's pick]", min=0),
+        typer.Option(
+            metavar="NUMBER", help="Number of the trial. [default: the study's pick]", min=0
+        ),
     ] = None,
     pick: Annotated[
         str | None,
         typer.Option(
             metavar="|".join(PREFERENCES),
-            help="Which of the front instead of a number. [default: fastest]",
+            help="Which trial of the front to export, instead of --trial. [default: fastest]",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FOLDER", help="[default: studies/STUDY-TARGET-TRIAL]"),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help="Folder to write to. [default: studies/STUDY-TARGET-TRIAL]",
+        ),
     ] = None,
     target_version: Annotated[
         str | None,
-        typer.Option(metavar="VERSION", help="Version of the trainer. [default: the usual one]"),
+        typer.Option(
+            metavar="VERSION", help="Version of the trainer. [default: the first supported one]"
+        ),
     ] = None,
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Write nothing where the target cannot express what the trial did."
+            "--strict", help="Write nothing if the target cannot express all of the configuration."
         ),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Write over other files in the folder of --out.")
+        bool, typer.Option("--force", help="Overwrite existing files in the folder of --out.")
     ] = False,
     tolerance: options.ToleranceOption = None,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Write the files with which another trainer trains as a trial did, and say what it has no words for."""
+    """Export a trial to another trainer, and say what that trainer cannot express."""
     import autotune
     from autotune.exporters.recipe import recipe_of
 
@@ -70,36 +82,33 @@ def export(
     version = _version(to, target, target_version)
     if trial is not None and pick is not None:
         raise InvalidInput(
-            f"--trial {trial} and --pick {pick} both say what to export",
+            f"--trial {trial} and --pick {pick} both select the trial",
             hint="leave one of them out",
         )
     preferences = options.preferences_of(tolerance, pick or options.PREFER, max_perplexity_increase)
     result = autotune.show(study, storage=storage, preferences=preferences)
     record = _record(result, trial)
     recipe = recipe_of(result, record)
-    written = target.write(dataclasses.replace(recipe, workload=_located(recipe.workload)), version)
+    recipe = dataclasses.replace(recipe, workload=_with_absolute_paths(recipe.workload))
+    written = target.write(recipe, version)
     if strict:
-        _check_strictly(written, to)
+        _check_complete(written, to)
     folder = out or RESULTS_FOLDER / f"{study}-{to}-{record.number}"
-    _write(written, folder, is_ours=out is None or force)
+    _write(written, folder, overwrite=out is None or force)
     if as_json:
-        print(
-            json.dumps(
-                _to_dict(written, target=to, version=version, record=record, folder=folder),
-                indent=2,
-            )
-        )
+        content = _to_dict(written, target=to, version=version, record=record, folder=folder)
+        print(json.dumps(content, indent=2))
     else:
-        _say(written, target=target, record=record, folder=folder)
+        _print_export(written, target=target, record=record, folder=folder)
 
 
-def _version(name: str, target: "Target", asked: str | None) -> str:
-    if asked is not None and asked not in target.versions:
+def _version(name: str, target: "Target", requested: str | None) -> str:
+    if requested is not None and requested not in target.versions:
         raise InvalidInput(
-            f"there is no export to version {asked!r} of {name}",
+            f"there is no export to version {requested!r} of {name}",
             hint=f"use one of {', '.join(target.versions)}",
         )
-    return asked or target.versions[0]
+    return requested or target.versions[0]
 
 
 def _record(result: StudyResult, number: int | None) -> TrialRecord:
@@ -112,60 +121,61 @@ def _record(result: StudyResult, number: int | None) -> TrialRecord:
         return result.trial(result.pick.number)
     record = next((record for record in result.trials if record.number == number), None)
     if record is None:
-        there = (
+        known = (
             f"its trials are 0 to {len(result.trials) - 1}" if result.trials else "it has none yet"
         )
         raise InvalidInput(
             f"study {result.study!r} has no trial {number}",
-            hint=f"{there}; see autotune show {result.study}",
+            hint=f"{known}; see autotune show {result.study}",
         )
     return record
 
 
-def _located(workload: Workload) -> Workload:
-    """With whole paths for what is named from this folder: the files are used in their own."""
-    places = {
+def _with_absolute_paths(workload: Workload) -> Workload:
+    """Make the paths of the workload absolute: the export is used in another folder."""
+    paths = {
         "dataset": workload.dataset,
         "tokenizer": workload.tokenizer,
         "script": workload.script,
     }
-    found = {name: _whole(place) for name, place in places.items() if place not in _NO_PATHS}
-    if (
-        is_function_reference(workload.model)
-        and (file := read_reference(workload.model).file) is not None
-    ):
-        found["model"] = f"{_whole(str(file))}:{read_reference(workload.model).function}"
-    return dataclasses.replace(workload, **found)  # type: ignore[arg-type]  # a text for each of these texts
+    found = {name: _absolute(path) for name, path in paths.items() if path not in _NOT_PATHS}
+    if is_function_reference(workload.model):
+        reference = read_reference(workload.model)
+        if reference.file is not None:
+            found["model"] = f"{_absolute(str(reference.file))}:{reference.function}"
+    return dataclasses.replace(workload, **found)  # type: ignore[arg-type]  # all are strings
 
 
-_NO_PATHS = (None, STANDARD_LIBRARY_TEXT, "bytes", "bpe")
+_NOT_PATHS = (None, STANDARD_LIBRARY_TEXT, "bytes", "bpe")
 
 
-def _whole(place: str | None) -> str | None:
-    return str(expanded(place).absolute()) if place and is_there(place) else place
+def _absolute(path: str | None) -> str | None:
+    return str(expanded(path).absolute()) if path and is_there(path) else path
 
 
-def _check_strictly(written: "Export", target: str) -> None:
-    """What is left to somebody's own script is no failure, unless it is a technique."""
-    if refused := [
+def _check_complete(written: "Export", target: str) -> None:
+    """Raise IllegalConfiguration if the target cannot express the trial.
+
+    A setting that is left to the user's script does not count, unless it is a technique.
+    """
+    missing = [
         refusal
         for refusal in written.refusals
         if refusal.is_technique or refusal.instead is not None
-    ]:
-        first, more = refused[0], len(refused) - 1
-        raise IllegalConfiguration(
-            f"{target} cannot express {_named(first)}: {first.why}"
-            + (f" (and {more} more)" if more else ""),
-            hint="leave --strict out to write what it can"
-            + (", or export to pytorch" if target != "pytorch" else ""),
-        )
+    ]
+    if not missing:
+        return
+    message = f"{target} cannot express {_setting(missing[0])}: {missing[0].why}"
+    if len(missing) > 1:
+        message += f" (and {len(missing) - 1} more)"
+    hint = "leave --strict out to write what it can"
+    if target != "pytorch":
+        hint += ", or export to pytorch"
+    raise IllegalConfiguration(message, hint=hint)
 
 
-def _write(written: "Export", folder: Path, *, is_ours: bool) -> None:
-    """`is_ours`: whether other files of these names may go.
-
-    All or nothing, as far as can be seen before.
-    """
+def _write(written: "Export", folder: Path, *, overwrite: bool) -> None:
+    """Write the files. Without `overwrite`, write nothing if a different file exists already."""
     contents = {
         folder / name: text.encode("utf-8", errors="backslashreplace")
         for name, text in written.files.items()
@@ -173,10 +183,10 @@ def _write(written: "Export", folder: Path, *, is_ours: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in contents.items():
-            if not is_ours and file.exists() and file.read_bytes() != content:
+            if not overwrite and file.exists() and file.read_bytes() != content:
                 raise InvalidInput(
-                    f"{file} is there already, and another file",
-                    hint="name another folder with --out, or write over it with --force",
+                    f"{file} already exists, with other content",
+                    hint="name another folder with --out, or overwrite it with --force",
                 )
         for file, content in contents.items():
             file.write_bytes(content)
@@ -189,19 +199,21 @@ def _write(written: "Export", folder: Path, *, is_ours: bool) -> None:
 
 
 def _warn_of_others(folder: Path, written: set[str]) -> None:
-    """Python finds a module of an export before this one as well."""
+    """Warn about modules of an earlier export in the folder: Python would import them as well."""
     others = sorted(file.name for file in folder.glob("autotune_*") if file.name not in written)
     if others:
         print(
-            f"note: {folder} also holds {', '.join(others)}, which is not of this export",
+            f"note: {folder} also holds {', '.join(others)}, which is not part of this export",
             file=sys.stderr,
         )
 
 
-# -- what is said ----------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
-def _say(written: "Export", *, target: "Target", record: TrialRecord, folder: Path) -> None:
+def _print_export(
+    written: "Export", *, target: "Target", record: TrialRecord, folder: Path
+) -> None:
     from rich.text import Text
 
     from autotune.cli.tables import make_console
@@ -230,7 +242,7 @@ def _say(written: "Export", *, target: "Target", record: TrialRecord, folder: Pa
             say(title, "bold")
             for refusal in refusals:
                 instead = "" if refusal.instead is None else f" ({refusal.instead} instead)"
-                say(f"  {_named(refusal)}{instead}: {refusal.why}")
+                say(f"  {_setting(refusal)}{instead}: {refusal.why}")
     if written.notes:
         say()
         say("Good to know", "bold")
@@ -238,12 +250,12 @@ def _say(written: "Export", *, target: "Target", record: TrialRecord, folder: Pa
             say(f"  {note}")
     if any(refusal.is_technique for refusal in written.refusals):
         print(
-            "note: memory and speed are not those of the trial where techniques are missing",
+            "note: without the techniques not expressed, memory and speed differ from the trial's",
             file=sys.stderr,
         )
 
 
-def _named(refusal: "Refusal") -> str:
+def _setting(refusal: "Refusal") -> str:
     return refusal.setting if refusal.value is None else f"{refusal.setting} {refusal.value}"
 
 

@@ -1,4 +1,4 @@
-"""`autotune fit`: how large a model can be trained under a cap."""
+"""`autotune fit`: find the largest model that can be trained under a memory cap."""
 
 import json
 import sys
@@ -29,13 +29,15 @@ def fit(
     vary: Annotated[
         str,
         typer.Option(
-            metavar="layers|width|seq-len|micro-batch", help="What grows until it no longer fits."
+            metavar="layers|width|seq-len|micro-batch",
+            help="What to increase until it no longer fits.",
         ),
     ] = "layers",
     space: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE", help="The best of a search space, in place of the ladder."
+            metavar="NAME|FILE",
+            help="Try the configurations of this search space instead of adding techniques.",
         ),
     ] = None,
     scale: options.SpaceScaleOption = None,
@@ -43,7 +45,7 @@ def fit(
         str | None,
         typer.Option(
             metavar="DEVICE",
-            help="cpu, cuda or cuda:1; need not be there. [default: a GPU if there is one]",
+            help="Device: cpu, cuda or cuda:1; it need not exist. [default: a GPU if there is one]",
         ),
     ] = None,
     compute_capability: options.ComputeCapabilityOption = None,
@@ -52,21 +54,22 @@ def fit(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="CUDA only: what the device holds beside the tensors. [default: 0.6GiB]",
+            help="Device memory that the CUDA context takes (CUDA only). [default: 0.6GiB]",
         ),
     ] = None,
     no_confirm: Annotated[
-        bool, typer.Option("--no-confirm", help="Predict only: no real trial at the end.")
+        bool, typer.Option("--no-confirm", help="Only predict; run no real trial at the end.")
     ] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
     as_json: options.JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
 ) -> None:
-    """Find the most layers, width, tokens a sequence or micro batch that a memory cap leaves room for, by prediction.
+    """Find the largest model, sequence length or micro batch that fits under a memory cap.
 
-    Shows techniques added one by one; with --precision, --checkpointing, --compile, --optimizer-fusion or
-    --memory-budget, that one configuration. Where the device is there, the largest is trained for a few steps.
+    Works by prediction and shows techniques added one by one. With --precision, --checkpointing,
+    --compile, --optimizer-fusion or --memory-budget it shows that one configuration instead. If the
+    device exists, trains the largest model that fits for a few steps to confirm it.
     """
     from autotune.study.fit.fit import FitRequest
     from autotune.study.fit.fit import fit as run
@@ -74,7 +77,7 @@ def fit(
     options.check_scale(scale, space=space)
     request = FitRequest(
         cap_bytes=parse_size(max_mem),
-        vary=vary,  # type: ignore[arg-type]  # FitRequest refuses what it does not know
+        vary=vary,  # type: ignore[arg-type]  # FitRequest rejects unknown values
         device=device,
         workload=workload,
         configuration=configuration,
@@ -96,19 +99,22 @@ def fit(
         raise typer.Exit(1)
 
 
-def _context_bytes(said: str | None, *, device: str | None) -> int:
+def _context_bytes(context: str | None, *, device: str | None) -> int:
     from autotune.study.fit.request import CUDA_CONTEXT_BYTES
 
-    if said is not None and device == "cpu":
+    if context is None:
+        return CUDA_CONTEXT_BYTES
+    if device == "cpu":
         raise InvalidInput(
-            f"--context {said} is of a CUDA device, the device is cpu", hint="leave --context out"
+            f"--context {context} is for a CUDA device, but the device is cpu",
+            hint="leave --context out",
         )
-    return CUDA_CONTEXT_BYTES if said is None else parse_size(said)
+    return parse_size(context)
 
 
 @contextmanager
 def _display(*, quiet: bool) -> "Iterator[Callable[[FitProgress], None]]":
-    """A spinner under what has been found on a terminal, plain lines elsewhere; on stderr."""
+    """Yield a listener that prints progress on stderr, with a spinner if that is a terminal."""
     from rich.text import Text
 
     from autotune.cli.tables import make_console
@@ -134,11 +140,9 @@ def print_fit(result: "FitResult", console: "Console") -> None:
     from rich.text import Text
 
     cap = format_size(result.cap_bytes)
-    context = (
-        f", {format_size(result.context_bytes)} of it for the CUDA context"
-        if result.context_bytes
-        else ""
-    )
+    context = ""
+    if result.context_bytes:
+        context = f", {format_size(result.context_bytes)} of it for the CUDA context"
     console.print(
         Text(
             f"The largest {_NAMES[result.varying.vary]} under {cap}{context}, by prediction",
@@ -146,7 +150,7 @@ def print_fit(result: "FitResult", console: "Console") -> None:
         ),
         soft_wrap=True,
     )
-    console.print(Text(f"  {_given(result)}"), soft_wrap=True)
+    console.print(Text(f"  {_fixed_sizes(result)}"), soft_wrap=True)
     console.print()
     console.print(fit_table(result))
     console.print()
@@ -154,7 +158,8 @@ def print_fit(result: "FitResult", console: "Console") -> None:
         console.print(Text(f"Nothing fits under {cap}.", style="bold red"))
         console.print(
             Text(
-                "  Try a larger --max-mem, a shorter --seq-len, a smaller --global-batch or another model."
+                "  Try a larger --max-mem, a shorter --seq-len, a smaller --global-batch "
+                "or another model."
             )
         )
     elif result.confirmed is None:
@@ -174,8 +179,8 @@ _NAMES = {
 }
 
 
-def _given(result: "FitResult") -> str:
-    """What does not vary."""
+def _fixed_sizes(result: "FitResult") -> str:
+    """Return the model, the sizes that do not vary, and the device, in one line."""
     workload, vary = result.varying.workload, result.varying.vary
     sizes = {
         "layers": f"{workload.layers} layers",
@@ -195,7 +200,7 @@ def _given(result: "FitResult") -> str:
 
 
 def fit_table(result: "FitResult") -> "Table":
-    """One row a configuration."""
+    """Return a table with one row per configuration."""
     from rich.table import Table
     from rich.text import Text
 
@@ -238,18 +243,21 @@ def _print_confirmation(result: "FitResult", confirmed: "Confirmation", console:
     row, measured = confirmed.row, confirmed.measurement
     assert row.value is not None
     assert row.prediction is not None
-    what = f"{row.technique} with {result.varying.describe(row.value)}, a few steps on {confirmed.device.name}"
+    what = (
+        f"{row.technique} with {result.varying.describe(row.value)}, "
+        f"a few steps on {confirmed.device.name}"
+    )
     cap = format_size(result.cap_bytes)
     if confirmed.stayed_under:
         console.print(
             Text.assemble(("Confirmed under the cap: ", "bold green"), what), soft_wrap=True
         )
     else:
-        words = OUTCOME_WORDS[measured.outcome] + (
-            f", {measured.message}" if measured.message else ""
-        )
+        outcome = OUTCOME_WORDS[measured.outcome]
+        if measured.message:
+            outcome += f", {measured.message}"
         console.print(
-            Text.assemble((f"Not confirmed, {words}: ", "bold red"), what), soft_wrap=True
+            Text.assemble((f"Not confirmed, {outcome}: ", "bold red"), what), soft_wrap=True
         )
     if measured.peak_memory_bytes is not None:
         predicted = format_size(row.prediction.peak_memory_bytes)
@@ -258,7 +266,8 @@ def _print_confirmation(result: "FitResult", confirmed: "Confirmation", console:
             device = f"; {format_size(measured.device_bytes)} on the device"
         console.print(
             Text(
-                f"  measured peak {format_size(measured.peak_memory_bytes)}, predicted {predicted}{device}; cap {cap}"
+                f"  measured peak {format_size(measured.peak_memory_bytes)}, "
+                f"predicted {predicted}{device}; cap {cap}"
             ),
             soft_wrap=True,
         )

@@ -1,10 +1,7 @@
-"""A running search for the eyes: a live table on a terminal, plain lines elsewhere.
-
-Always on stderr.
-"""
+"""Progress of a running search on stderr: a live table on a terminal, plain lines elsewhere."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -50,96 +47,114 @@ def headline(opened: StudyOpened) -> str:
     definition = opened.definition
     verb = "Study" if opened.is_new else "Continuing study"
     return (
-        f"{verb} {definition.name}: {definition.workload.describe()}, under {format_size(definition.cap_bytes)} on "
-        f"{definition.device.device} ({definition.device.name})"
+        f"{verb} {definition.name}: {definition.workload.describe()}, "
+        f"under {format_size(definition.cap_bytes)} "
+        f"on {definition.device.device} ({definition.device.name})"
     )
 
 
-def left_out_line(opened: StudyOpened) -> str:
-    return f"Left out: {'; '.join(opened.legal.excluded)}" if opened.legal.excluded else ""
+def excluded_line(opened: StudyOpened) -> str:
+    if not opened.legal.excluded:
+        return ""
+    return f"Excluded: {'; '.join(opened.legal.excluded)}"
 
 
 def reused_line(counts: Mapping[str, int]) -> str:
-    """`Taken over  12 results: 9 of study a, 3 of study b; --fresh measures them anew`; empty where there are none."""
+    """Return which studies results are reused from, or an empty text if none are.
+
+    `Reused    12 results: 9 of study a, 3 of study b; --fresh measures them again`.
+    """
     if not counts:
         return ""
     shown = [f"{count} of study {study}" for study, count in list(counts.items())[:_STUDIES_SHOWN]]
     rest = sum(list(counts.values())[_STUDIES_SHOWN:])
     total = sum(counts.values())
-    said = ", ".join([*shown, *([f"{rest} of older ones"] if rest else [])])
-    return (
-        f"Taken over  {total} result{'' if total == 1 else 's'}: {said}; --fresh measures them anew"
-    )
+    if rest:
+        shown.append(f"{rest} of older studies")
+    results = "1 result" if total == 1 else f"{total} results"
+    return f"Reused    {results}: {', '.join(shown)}; --fresh measures them again"
 
 
 class PlainDisplay:
-    """One line an event, for files and pipes."""
+    """Prints one line per event, for files and pipes."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
-        self._progress, self._console = progress, console
-        self._said_waiting: set[str | tuple[int, ...]] = set()
+        self._progress = progress
+        self._console = console
+        self._reported_waits: set[str | tuple[int, ...]] = set()
 
     def __call__(self, event: Event) -> None:
         self._progress.note(event)
         match event:
             case Preparing(what=what):
-                self._say(f"{what[0].upper()}{what[1:]} ...")
+                self._print(f"{what[0].upper()}{what[1:]} ...")
             case Notice(message=message):
-                self._say(f"Note: {message}.")
+                self._print(f"Note: {message}.")
             case StudyOpened():
-                self._say(headline(event))
-                if line := left_out_line(event):
-                    self._say(line)
+                self._print(headline(event))
+                if line := excluded_line(event):
+                    self._print(line)
                 if line := reused_line(event.reused):
-                    self._say(line)
+                    self._print(line)
                 if event.definition.device.others:
-                    self._say(
-                        f"Warning: {event.definition.device.device}: {event.definition.device.others}"
-                    )
+                    device = event.definition.device
+                    self._print(f"Warning: {device.device}: {device.others}")
                 for note in event.definition.device.notes:
-                    self._say(f"Note: {note}.")
+                    self._print(f"Note: {note}.")
             case TrialEnded(record=record):
-                self._say(f"[{self._progress.status()}]  {_one_line(record)}")
+                self._print(f"[{self._progress.status()}]  {_one_line(record)}")
             case SameProgram(config=config, number=number):
-                self._say(f"{config.describe()}: the same program as #{number}, not run again")
+                self._print(
+                    f"{config.describe()}: not run, it compiles to the same program as #{number}"
+                )
             case SpaceExhausted(trials=trials):
-                self._say(
-                    f"Nothing worth trying is left after {trials} trials: every other configuration runs the program "
-                    "of one of them, will not fit, or is surely beaten."
+                self._print(
+                    f"Nothing worth trying is left after {trials} trials: every other "
+                    "configuration compiles to the program of one of them, does not fit or is "
+                    "dominated."
                 )
             case Converged(trials=trials, relative_gain=gain):
-                self._say(
-                    f"Converged after {trials} trials: the most promising one left is expected to add "
-                    f"{100 * gain:.2f} % to the hypervolume of the front."
+                self._print(
+                    f"Converged after {trials} trials: the most promising configuration left is "
+                    f"expected to add {100 * gain:.2f} % to the hypervolume of the front."
                 )
             case BudgetSpent(trials=trials, trials_wanted=wanted):
-                self._say(f"The time budget is spent: {trials} of {wanted} trials.")
+                self._print(f"The time budget is used up after {trials} of {wanted} trials.")
             case WaitingForDevice(device=waited_for) | WaitingForOthers(numbers=waited_for):
-                if waited_for in self._said_waiting:
-                    return  # once, however often it has to, and whoever has it
-                self._said_waiting.add(waited_for)
-                self._say(f"{self._progress.meanwhile[0].upper()}{self._progress.meanwhile[1:]}.")
+                if waited_for in self._reported_waits:
+                    return  # report each wait once, however often it happens
+                self._reported_waits.add(waited_for)
+                waiting = self._progress.meanwhile
+                self._print(f"{waiting[0].upper()}{waiting[1:]}.")
             case AttemptLost(number=number, cause=cause, attempts_left=left):
-                then = f"tried again, {left} attempts left" if left else "left for a later search"
-                self._say(f"#{number} was lost, not by its own fault: {cause}; {then}.")
+                if left:
+                    then = f"it is tried again, {left} attempts left"
+                else:
+                    then = "it is left for a later search"
+                self._print(f"#{number} failed for a reason outside the trial: {cause}; {then}.")
             case ComesLast(number=number, deaths=deaths):
-                self._say(
-                    f"#{number} was under way each time when {deaths} searches or workers died; it comes last."
+                self._print(
+                    f"#{number} was running each time when {deaths} searches or workers died; "
+                    "it is run last."
                 )
             case ResultRefused(number=number):
-                self._say(
-                    f"A late result of #{number} was refused: another worker has the trial. It is kept aside."
+                self._print(
+                    f"A stale result of #{number} was rejected: another worker has the trial. "
+                    "The result is stored separately."
                 )
             case WaitingForStorage(message=message, limit_seconds=limit):
-                self._say(
-                    f"{message[0].upper()}{message[1:]}; results are kept, waiting up to {format_duration(limit)}."
+                self._print(
+                    f"{message[0].upper()}{message[1:]}; waiting up to {format_duration(limit)}, "
+                    "no result is lost."
                 )
             case StorageBack(seconds=seconds):
-                self._say(f"The studies database is back after {format_duration(seconds)}.")
+                self._print(
+                    f"The studies database can be reached again after {format_duration(seconds)}."
+                )
             case WorkerEnded(number=number, exit_code=code, log_file=log_file):
-                self._say(f"Worker {number} ended with exit code {code}; see {log_file}.")
+                self._print(f"Worker {number} ended with exit code {code}; see {log_file}.")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
 
     def __enter__(self) -> "PlainDisplay":
@@ -149,7 +164,7 @@ class PlainDisplay:
         pass
 
 
-_STAYS_ABOVE = (
+_PRINTED_ABOVE = (
     Notice,
     StudyOpened,
     SameProgram,
@@ -163,11 +178,11 @@ _STAYS_ABOVE = (
     StorageBack,
     WorkerEnded,
 )
-"""What is said in a line of its own over the live table."""
+"""Events that are printed as a line above the live table."""
 
 
 class LiveDisplay:
-    """A table of the latest trials that fills, with a bar, the time left and the best so far."""
+    """Shows a table of the latest trials, a progress bar, the time left and the best so far."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress = progress
@@ -177,8 +192,8 @@ class LiveDisplay:
         )
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, _STAYS_ABOVE):
-            self._plain(event)  # stays above the live part
+        if isinstance(event, _PRINTED_ABOVE):
+            self._plain(event)
         else:
             self._progress.note(event)
 
@@ -229,9 +244,9 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 def _live_row(record: TrialRecord) -> list[Text | str]:
     size = "-" if record.peak_memory_bytes is None else format_size(record.peak_memory_bytes)
     perplexity = perplexity_words(record) or "-"
-    outcome = OUTCOME_WORDS[record.outcome] + (
-        f", {record.reused_from}" if record.reused_from else ""
-    )
+    outcome = OUTCOME_WORDS[record.outcome]
+    if record.reused_from:
+        outcome += f", {record.reused_from}"
     return [str(record.number), describe(record), size, speed(record), perplexity, Text(outcome)]
 
 
@@ -243,15 +258,19 @@ def _one_line(record: TrialRecord) -> str:
         words.append(f"{speed(record)} tokens/s")
     if record.perplexity is not None:
         source = perplexity_source_words(record)
-        words.append(f"perplexity {record.perplexity:.2f}" + (f" ({source})" if source else ""))
+        words.append(f"perplexity {record.perplexity:.2f}")
+        if source:
+            words.append(f"({source})")
     if record.outcome != "ok":
-        words.append(
-            OUTCOME_WORDS[record.outcome] + (f" ({record.message})" if record.message else "")
-        )
+        words.append(OUTCOME_WORDS[record.outcome])
+        if record.message:
+            words.append(f"({record.message})")
     return " ".join(words)
 
 
 class SilentDisplay:
+    """Shows nothing."""
+
     def __call__(self, event: Event) -> None:
         pass
 
@@ -269,6 +288,7 @@ def make_display(
     time_budget_seconds: float | None,
     until_converged: bool = False,
 ) -> LiveDisplay | PlainDisplay | SilentDisplay:
+    """Return the display that suits stderr: a listener for events and a context manager."""
     if quiet:
         return SilentDisplay()
     console = make_console(sys.stderr)
@@ -277,6 +297,6 @@ def make_display(
         time_budget_seconds=time_budget_seconds,
         until_converged=until_converged,
     )
-    display: Callable[[Progress, Console], LiveDisplay | PlainDisplay]
-    display = LiveDisplay if console.is_terminal and not console.is_dumb_terminal else PlainDisplay
-    return display(progress, console)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveDisplay(progress, console)
+    return PlainDisplay(progress, console)

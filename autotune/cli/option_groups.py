@@ -1,8 +1,8 @@
-"""Options that several commands take together: the workload's and the configuration's.
+"""Groups of options that several commands share: the workload's and the configuration's.
 
-`@with_workload` on a command with a parameter `workload` gives it one option a setting in that
-parameter's place, and calls it with {field of `Workload`: value}; `@with_configuration` does the
-same for the techniques.
+`@with_workload` replaces the parameter `workload` of a command by one option for each setting, and
+calls the command with {field of `Workload`: value}. `@with_configuration` does the same for the
+techniques.
 """
 
 import inspect
@@ -21,95 +21,111 @@ _WORKLOAD_OPTIONS: Mapping[str, Any] = {
         str | None,
         typer.Option(
             metavar="NAME|PATH",
-            help="gpt, deep-one, a Hugging Face config.json, a folder with one or a hub name, or your own: "
-            "file.py:function. [default: gpt]",
+            help="Model: gpt, deep-one, a Hugging Face config.json, a folder with one, a hub name, "
+            "or your own as file.py:function. [default: gpt]",
         ),
     ],
     "pretrained": Annotated[
         bool | None,
-        typer.Option("--pretrained", help="Go on from the model's weights: fine-tuning."),
+        typer.Option(
+            "--pretrained", help="Start from the model's pretrained weights (fine-tuning)."
+        ),
     ],
     "script": Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Your own training script, in the place of --model: train.py."
+            metavar="FILE", help="Your own training script, instead of --model: train.py."
         ),
     ],
-    "layers": Annotated[int | None, typer.Option(help="Transformer blocks.")],
-    "width": Annotated[int | None, typer.Option(help="Size of the residual stream.")],
-    "heads": Annotated[int | None, typer.Option(help="Attention heads.")],
+    "layers": Annotated[int | None, typer.Option(help="Number of transformer blocks.")],
+    "width": Annotated[int | None, typer.Option(help="Width of the residual stream.")],
+    "heads": Annotated[int | None, typer.Option(help="Number of attention heads.")],
     "feed_forward_width": Annotated[
         int | None,
-        typer.Option(help="Inner size of the feed-forward parts. [default: the model's own]"),
+        typer.Option(help="Inner width of the feed-forward layers. [default: the model's]"),
     ],
-    "vocab_size": Annotated[int | None, typer.Option(help="Rows of embedding and head.")],
+    "vocab_size": Annotated[int | None, typer.Option(help="Number of tokens in the vocabulary.")],
     "dataset": Annotated[
         str | None,
         typer.Option(
             metavar="PATH|NAME",
-            help="Text, jsonl, csv or parquet file, a folder of them, a folder of save_to_disk (also with tokens), "
-            "or a Hugging Face hub name. [default: the documentation of Python's standard library]",
+            help="Training data: a text, jsonl, csv or parquet file, a folder of such files, a "
+            "folder written by save_to_disk (text or tokens), or a Hugging Face hub name. "
+            "[default: the documentation of Python's standard library]",
         ),
     ],
-    "dataset_config": Annotated[str | None, typer.Option(help="Configuration of a hub dataset.")],
+    "dataset_config": Annotated[
+        str | None, typer.Option(help="Configuration name of a hub dataset.")
+    ],
     "dataset_split": Annotated[
         str | None,
         typer.Option(
-            help="Split to train on, of a hub dataset or a folder laid out as one. [default: train]"
+            help="Split to train on, of a hub dataset or a folder with the same layout. "
+            "[default: train]"
         ),
     ],
     "held_out_split": Annotated[
         str | None,
-        typer.Option(help="Split for the perplexity. [default: a tenth of the text, by hash]"),
+        typer.Option(
+            help="Split to compute the perplexity on. "
+            "[default: a tenth of the text, selected by hash]"
+        ),
     ],
-    "text_column": Annotated[str | None, typer.Option(help="Column that holds the text.")],
+    "text_column": Annotated[
+        str | None, typer.Option(help="Column of the dataset that holds the text.")
+    ],
     "streaming": Annotated[
         bool | None,
         typer.Option(
             "--streaming/--no-streaming",
-            help="Read no more than the steps and the held-out set can use, from the hub or from files. "
-            "[default: everything]",
+            help="Read only as much of the dataset as the trials can use. "
+            "[default: read all of it]",
         ),
     ],
     "tokenizer": Annotated[
         str | None,
         typer.Option(
             metavar="bytes|bpe|model|PATH|NAME",
-            help="bytes; a BPE of --vocab-size tokens (8000) trained on the text; the one in the folder of --model; "
-            "a tokenizer.json, a folder with one, or a hub name. [default: bytes]",
+            help="Tokenizer: bytes; bpe: one of --vocab-size tokens (8000), trained on the text; "
+            "model: the one in the folder of --model; or a tokenizer.json, a folder with one, or "
+            "a hub name. [default: bytes]",
         ),
     ],
     "packing": Annotated[
         str | None,
         typer.Option(
             metavar="packed|padded",
-            help="packed: sequences cut from one stream; padded: one document a sequence, cut or filled up. "
-            "[default: packed]",
+            help="packed: cut sequences from one stream of tokens; padded: one document per "
+            "sequence, truncated or padded. [default: packed]",
         ),
     ],
-    "seq_len": Annotated[int | None, typer.Option(help="Tokens in a sequence.")],
+    "seq_len": Annotated[int | None, typer.Option(help="Tokens per sequence.")],
     "global_batch": Annotated[int | None, typer.Option(help="Sequences per optimizer step.")],
-    "steps": Annotated[int | None, typer.Option(help="Optimizer steps of a trial.")],
+    "steps": Annotated[int | None, typer.Option(help="Optimizer steps per trial.")],
     "warmup_steps": Annotated[
-        int | None, typer.Option(help="First steps, neither timed nor measured.")
+        int | None,
+        typer.Option(help="First steps of a trial, whose time and memory are not measured."),
     ],
     "eval_sequences": Annotated[
-        int | None, typer.Option(help="Held-out sequences for the perplexity.")
+        int | None, typer.Option(help="Number of held-out sequences to compute the perplexity on.")
     ],
     "learning_rate": Annotated[
         list[str] | None,
-        typer.Option(metavar="OPTIMIZER=RATE", help="For example adamw=3e-4; repeatable."),
+        typer.Option(
+            metavar="OPTIMIZER=RATE", help="Learning rate of an optimizer: adamw=3e-4. Repeatable."
+        ),
     ],
     "schedule": Annotated[
-        str | None, typer.Option(metavar="constant|cosine", help="After the warm-up.")
+        str | None, typer.Option(metavar="constant|cosine", help="Learning rate after its warm-up.")
     ],
     "lr_warmup_steps": Annotated[
-        int | None, typer.Option(help="Steps in which the learning rate rises.")
+        int | None, typer.Option(help="Steps in which the learning rate rises from zero.")
     ],
     "gradient_clipping": Annotated[
         float | None,
         typer.Option(
-            metavar="NORM", help="Largest norm of all gradients together. [default: no limit]"
+            metavar="NORM",
+            help="Clip the global norm of the gradients to this value. [default: no clipping]",
         ),
     ],
 }
@@ -127,7 +143,7 @@ _WITHOUT_TEXT = (
     "global_batch",
     "gradient_clipping",
 )
-"""What decides memory and what is legal; a prediction reads no text and takes no steps."""
+"""The options on which memory and legality depend; a prediction reads no text and runs no steps."""
 
 _CONFIGURATION_OPTIONS: Mapping[str, Any] = {
     **{
@@ -170,7 +186,7 @@ def with_workload(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_model_size(command: Callable[..., None]) -> Callable[..., None]:
-    """As `with_workload`, with the settings that decide memory only."""
+    """Like `with_workload`, but only with the settings on which memory depends."""
     options = {name: _WORKLOAD_OPTIONS[name] for name in _WITHOUT_TEXT}
     return _expanded(command, "workload", options, _workload_settings)
 
@@ -182,7 +198,7 @@ def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
 def options_given(
     workload: Mapping[str, Any], configuration: Mapping[str, Any], **others: object
 ) -> list[str]:
-    """Returns the options that have a value, as they are typed: `--seq-len` for `sequence_length`.
+    """Return the options that have a value, as they are typed: `--seq-len` for `sequence_length`.
 
     `others` are parameters of the command that belong to neither group.
     """
@@ -215,7 +231,10 @@ def _expanded(
     options: Mapping[str, Any],
     collect: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> Callable[..., None]:
-    """`command` with `options` in the place of `parameter`, which gets what `collect` makes of them."""
+    """Return `command` with its `parameter` replaced by `options`.
+
+    The result of `collect`, called with the values of the options, is passed as `parameter`.
+    """
 
     def expanded(**given: Any) -> None:
         given[parameter] = collect({name: given.pop(name) for name in options})
@@ -226,11 +245,13 @@ def _expanded(
         for name, annotation in options.items()
     ]
     parameters: list[inspect.Parameter] = []
-    for one in inspect.signature(command).parameters.values():
-        parameters += (
-            added if one.name == parameter else [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-        )
-    expanded.__name__, expanded.__doc__ = command.__name__, command.__doc__
+    for original in inspect.signature(command).parameters.values():
+        if original.name == parameter:
+            parameters += added
+        else:
+            parameters.append(original.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    expanded.__name__ = command.__name__
+    expanded.__doc__ = command.__doc__
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    expanded.__annotations__ = {one.name: one.annotation for one in parameters}
+    expanded.__annotations__ = {entry.name: entry.annotation for entry in parameters}
     return expanded

@@ -1,4 +1,4 @@
-"""Options that several commands share, and small forms such as `speed=0.03`."""
+"""Options that several commands share, and the parser of `NAME=NUMBER` values."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ StudyArgument = Annotated[
     str, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")
 ]
 StorageOption = Annotated[
-    str, typer.Option("--storage", metavar="URL", help="Database with the studies.")
+    str, typer.Option("--storage", metavar="URL", help="URL of the studies database.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 SpaceScaleOption = Annotated[
     str | None,
     typer.Option(
-        "--scale", metavar="NAME", help="Size of the study, of those the search space has."
+        "--scale", metavar="NAME", help="Which of the search space's workload sizes to use."
     ),
 ]
 TorchVersionOption = Annotated[
@@ -32,7 +32,7 @@ TorchVersionOption = Annotated[
     typer.Option(
         "--torch",
         metavar="RELEASE",
-        help="Predict for CUDA as with this torch. [default: the one here]",
+        help="Predict CUDA memory for this torch version. [default: the installed one]",
     ),
 ]
 ComputeCapabilityOption = Annotated[
@@ -40,7 +40,8 @@ ComputeCapabilityOption = Annotated[
     typer.Option(
         "--compute-capability",
         metavar="X.Y",
-        help="Predict for a GPU of this kind: 9.0 for an H100. [default: the GPU here, else 8.0]",
+        help="Predict for a GPU of this compute capability: 9.0 for an H100. "
+        "[default: that of the local GPU, else 8.0]",
     ),
 ]
 ToleranceOption = Annotated[
@@ -48,25 +49,27 @@ ToleranceOption = Annotated[
     typer.Option(
         "--tolerance",
         metavar="NAME=SHARE",
-        help="Differences below it are none on the front: "
-        f"speed={DEFAULT_SPEED_TOLERANCE}, perplexity={DEFAULT_PERPLEXITY_TOLERANCE}.",
+        help="Relative differences below this count as equal on the front. "
+        f"[default: speed={DEFAULT_SPEED_TOLERANCE}, perplexity={DEFAULT_PERPLEXITY_TOLERANCE}]",
     ),
 ]
 PreferOption = Annotated[
     str,
-    typer.Option("--prefer", metavar="|".join(PREFERENCES), help="What to pick."),
+    typer.Option(
+        "--prefer", metavar="|".join(PREFERENCES), help="Which trial of the front to pick."
+    ),
 ]
 PerplexityOption = Annotated[
     float,
     typer.Option(
         "--max-perplexity-increase",
         metavar="SHARE",
-        help="How much worse than the best perplexity the pick may be.",
+        help="How far the perplexity of the pick may be above the best, as a share.",
     ),
 ]
 
 _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:inf|nan)"
-"""As people write one; what is not finite is refused with a better reason elsewhere."""
+"""A decimal number. inf and nan are matched too: later checks reject them with a better message."""
 
 STORAGE = DEFAULT_STORAGE
 PREFER: Preference = "fastest"
@@ -74,13 +77,17 @@ PERPLEXITY_INCREASE = MAX_PERPLEXITY_INCREASE
 
 
 def storage_of(context: typer.Context, storage: str) -> str:
-    """Where it is not said after a group's command, what was said before it: `autotune studies --storage URL check`."""
-    said = storage != STORAGE or context.parent is None
-    return storage if said else str(context.parent.params["storage"])  # type: ignore[union-attr]
+    """Return the storage URL of a subcommand of `autotune studies`.
+
+    `--storage` may also stand before the subcommand: `autotune studies --storage URL check`.
+    """
+    if storage != STORAGE or context.parent is None:
+        return storage
+    return str(context.parent.params["storage"])
 
 
 def scaled_space(space: str, scale: str | None) -> "SearchSpace":
-    """Raises InvalidSpace and InvalidInput."""
+    """Load a search space and set its scale. Raises InvalidSpace and InvalidInput."""
     from autotune.spec.space_file import load_space
 
     return load_space(space).at_scale(scale)
@@ -89,7 +96,7 @@ def scaled_space(space: str, scale: str | None) -> "SearchSpace":
 def check_scale(scale: str | None, *, space: str | None) -> None:
     if scale is not None and space is None:
         raise InvalidInput(
-            f"--scale {scale} is a size of a search space, and none is named",
+            f"--scale {scale} needs a search space",
             hint="add --space peak_memory",
         )
 
@@ -100,7 +107,7 @@ def preferences_of(
     shares = parse_pairs("--tolerance", tolerance, known=("speed", "perplexity"))
     return Preferences(
         tolerance=Tolerance(**shares),
-        prefer=prefer,  # type: ignore[arg-type]  # Preferences refuses what it does not know
+        prefer=prefer,  # type: ignore[arg-type]  # Preferences rejects unknown values
         max_perplexity_increase=max_perplexity_increase,
     )
 
@@ -108,18 +115,19 @@ def preferences_of(
 def parse_pairs(
     option: str, given: Sequence[str] | None, *, known: Sequence[str]
 ) -> Mapping[str, float]:
-    """`["speed=0.03"]` as {"speed": 0.03}. Raises InvalidInput."""
+    """Parse `["speed=0.03"]` to {"speed": 0.03}. Raises InvalidInput."""
     pairs: dict[str, float] = {}
     for text in given or ():
         name, _, number = text.partition("=")
         if name not in known or not re.fullmatch(_NUMBER, number):
             raise InvalidInput(
-                f"{option} {text!r} cannot be read",
-                hint=f"write {option} {known[0]}=0.01; known are {', '.join(known)}",
+                f"Invalid value of {option}: {text!r}",
+                hint=f"write {option} {known[0]}=0.01; valid names are {', '.join(known)}",
             )
         if name in pairs:
             raise InvalidInput(
-                f"{option} says {name} twice, {pairs[name]:g} and {number}", hint="say it once"
+                f"{option} sets {name} twice, to {pairs[name]:g} and to {number}",
+                hint="set it once",
             )
         pairs[name] = float(number)
     return pairs

@@ -1,4 +1,4 @@
-"""Where commands write a figure: the format is the file's suffix."""
+"""Files that commands write. The suffix of a figure's file sets its format."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,26 +15,25 @@ if TYPE_CHECKING:
 
 FORMATS = ("html", "png", "svg", "json")
 _IMAGES = ("png", "svg")
-LARGEST_PICTURE = 10_000
-"""Pixels of a side, the scale counted in; browsers give up somewhere above."""
+LARGEST_IMAGE = 10_000
+"""Largest side in pixels, times the scale; browsers fail somewhere above."""
 
 WidthOption = Annotated[
-    int | None, typer.Option("--width", help="Pixels of a png or svg. [default: 1100]")
+    int | None, typer.Option("--width", help="Width of a png or svg in pixels. [default: 1100]")
 ]
 HeightOption = Annotated[
-    int | None, typer.Option("--height", help="Pixels of a png or svg. [default: the figure's]")
+    int | None,
+    typer.Option("--height", help="Height of a png or svg in pixels. [default: the figure's]"),
 ]
 ScaleOption = Annotated[
-    float | None, typer.Option("--scale", help="Finer png: 2 for twice the pixels. [default: 1]")
+    float | None,
+    typer.Option("--scale", help="Resolution of a png: 2 for twice the pixels. [default: 1]"),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A file to write a figure to.
-
-    Raises InvalidInput for a suffix or a size that is not possible.
-    """
+    """A file to write a figure to. Raises InvalidInput for an unknown suffix or an invalid size."""
 
     file: Path
     width: int | None = None
@@ -47,21 +46,22 @@ class Target:
                 f"a figure cannot be written as {self.file.name!r}",
                 hint=f"end the file's name in one of {', '.join('.' + name for name in FORMATS)}",
             )
-        said = {"--width": self.width, "--height": self.height, "--scale": self.scale}
-        given = {name: value for name, value in said.items() if value is not None}
+        options = {"--width": self.width, "--height": self.height, "--scale": self.scale}
+        given = {name: value for name, value in options.items() if value is not None}
         if given and self.format not in _IMAGES:
             raise InvalidInput(
-                f"{', '.join(given)}: only pictures have a size, {self.file.name} is none",
+                f"{', '.join(given)}: only images have a size, {self.file.name} is not one",
                 hint="write a .png or an .svg",
             )
         sides = [self.width or DEFAULT_WIDTH, self.height or DEFAULT_HEIGHT]
-        if (
-            not all(0 < side * (self.scale or 1.0) <= LARGEST_PICTURE for side in sides)
-            or 0 in given.values()
-        ):
+        scale = self.scale or 1.0
+        is_possible = all(0 < side * scale <= LARGEST_IMAGE for side in sides)
+        if 0 in given.values() or not is_possible:
+            values = ", ".join(f"{name} {value}" for name, value in given.items())
             raise InvalidInput(
-                f"{', '.join(f'{name} {value}' for name, value in given.items())} is no size of a picture",
-                hint=f"give more than 0 and, times the scale, at most {LARGEST_PICTURE} pixels a side",
+                f"Invalid image size: {values}",
+                hint="give more than 0 and, multiplied by the scale, at most "
+                f"{LARGEST_IMAGE} pixels per side",
             )
         check_writable(self.file)
 
@@ -70,7 +70,7 @@ class Target:
         return self.file.suffix.removeprefix(".").lower()
 
     def write(self, drawing: "go.Figure", *, title: str, page: Callable[[], str]) -> None:
-        """The figure, as `page` where the file is HTML."""
+        """Write the figure in the file's format; for HTML, write the text that `page` returns."""
         write_file(self.file, self._content(drawing, title=title, page=page))
 
     def _content(self, drawing: "go.Figure", *, title: str, page: Callable[[], str]) -> str | bytes:
@@ -91,16 +91,14 @@ class Target:
 
 
 def check_writable(file: Path, *, option: str = "--out") -> None:
-    """Raises StorageUnavailable where it is plain that `file` cannot be written, before anything is worked out."""
+    """Raise StorageUnavailable if `file` clearly cannot be written, before any work is done."""
+    reason = ""
     try:
         nearest = next(folder for folder in file.parents if folder.exists())
-        reason = (
-            "Is a directory"
-            if file.is_dir()
-            else ""
-            if nearest.is_dir()
-            else f"{nearest} is no directory"
-        )
+        if file.is_dir():
+            reason = "Is a directory"
+        elif not nearest.is_dir():
+            reason = f"{nearest} is not a directory"
     except OSError as error:
         reason = error.strerror or str(error)
     if reason:
@@ -110,10 +108,10 @@ def check_writable(file: Path, *, option: str = "--out") -> None:
 
 
 def write_file(file: Path, content: str | bytes, *, option: str = "--out") -> None:
-    """Makes the folders it needs. Raises StorageUnavailable."""
+    """Write `content`, and create missing folders. Raises StorageUnavailable."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        # A message may hold half a character, of a path that is no UTF-8.
+        # The text may contain a path that is not valid UTF-8.
         file.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
     except OSError as error:
         raise StorageUnavailable(

@@ -1,4 +1,4 @@
-"""`autotune plot`: one figure of a study as a page that opens offline, a picture, or plotly's JSON."""
+"""`autotune plot`: draw one figure of a study as an HTML page, an image or plotly's JSON."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,39 +28,44 @@ _KINDS = "; ".join(f"{name}: {kind.summary}" for name, kind in FIGURES.items())
 
 def plot(
     study: options.StudyArgument,
-    kind: Annotated[str, typer.Argument(metavar="[KIND]", help=f"{_KINDS}.")] = DEFAULT_KIND,
+    kind: Annotated[
+        str, typer.Argument(metavar="[KIND]", help=f"Kind of figure. {_KINDS}.")
+    ] = DEFAULT_KIND,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             "-o",
             metavar="FILE",
-            help="A .html that opens offline, .png, .svg or .json. "
+            help="File to write: .html (opens offline), .png, .svg or .json. "
             "[default: studies/STUDY.html, studies/STUDY-KIND.html]",
         ),
     ] = None,
     x: Annotated[
-        str | None, typer.Option("--x", metavar="|".join(AXES), help="pareto: what lies across.")
+        str | None,
+        typer.Option("--x", metavar="|".join(AXES), help="pareto: quantity of the x axis."),
     ] = None,
     y: Annotated[
-        str | None, typer.Option("--y", metavar="|".join(AXES), help="pareto: what goes up.")
+        str | None,
+        typer.Option("--y", metavar="|".join(AXES), help="pareto: quantity of the y axis."),
     ] = None,
     three_d: Annotated[
-        bool, typer.Option("--3d", help="pareto: all three objectives in space.")
+        bool, typer.Option("--3d", help="pareto: draw all three objectives in 3D.")
     ] = False,
     feasible: Annotated[
-        bool, typer.Option("--feasible", help="parallel: feasible trials only.")
+        bool, typer.Option("--feasible", help="parallel: draw feasible trials only.")
     ] = False,
     trials: Annotated[
         str | None,
         typer.Option(
             "--trials",
             metavar="0,4,7",
-            help="memory: which ones. [default: baseline, pick and front]",
+            help="memory: numbers of the trials. [default: baseline, pick and front]",
         ),
     ] = None,
     trial: Annotated[
-        int | None, typer.Option("--trial", help="timeline: which one. [default: the pick]")
+        int | None,
+        typer.Option("--trial", help="timeline: number of the trial. [default: the pick]"),
     ] = None,
     width: WidthOption = None,
     height: HeightOption = None,
@@ -70,29 +75,29 @@ def plot(
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
-    """Draw a study: the front unless another KIND is named. Writes one file and prints its name."""
+    """Draw a figure of a study, by default its front, and print the name of the file."""
     from dataclasses import replace
 
     from autotune import api
     from autotune.reporting.figure_page import figure_page
     from autotune.spec.study import RESULTS_FOLDER
 
-    what = figure_kind(kind)
-    said = FigureOptions(
+    figure = figure_kind(kind)
+    figure_options = FigureOptions(
         x=x, y=y, three_d=three_d, feasible=feasible, trials=_numbers(trials), trial=trial
     )
-    _check_taken(kind, what, said)
+    _check_options(kind, figure, figure_options)
     name = study if kind == DEFAULT_KIND else f"{study}-{kind}"
     target = Target(
         file=out or RESULTS_FOLDER / f"{name}.html", width=width, height=height, scale=scale
     )
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     view = api.view(study, storage=storage, preferences=preferences)
-    if "prediction" in what.takes:
-        said = replace(said, prediction=_timeline_of(view, trial))
-    drawing = what.draw(view, said)
+    if "prediction" in figure.takes:
+        figure_options = replace(figure_options, prediction=_timeline_of(view, trial))
+    drawing = figure.draw(view, figure_options)
     target.write(
-        drawing, title=f"{study}: {what.title}", page=lambda: figure_page(view, what, drawing)
+        drawing, title=f"{study}: {figure.title}", page=lambda: figure_page(view, figure, drawing)
     )
     print(target.file)
 
@@ -104,26 +109,28 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
         return tuple(dict.fromkeys(int(number) for number in text.split(",")))
     except ValueError:
         raise InvalidInput(
-            f"--trials {text!r} cannot be read",
-            hint="give trial numbers with commas between, for example 0,4,7",
+            f"Invalid value of --trials: {text!r}",
+            hint="give trial numbers separated by commas, for example 0,4,7",
         ) from None
 
 
-def _check_taken(name: str, kind: FigureKind, said: FigureOptions) -> None:
-    """Raises InvalidInput for an option that this kind has no use for."""
-    plain = FigureOptions()
+def _check_options(name: str, kind: FigureKind, given: FigureOptions) -> None:
+    """Raise InvalidInput if an option is given that this kind of figure does not take."""
+    defaults = FigureOptions()
     for field, option in _OPTION_OF.items():
-        if getattr(said, field) != getattr(plain, field) and field not in kind.takes:
-            takers = [other for other, one in FIGURES.items() if field in one.takes]
-            mine = [_OPTION_OF[known] for known in kind.takes if known in _OPTION_OF]
-            raise InvalidInput(
-                f"figure {name!r} takes no {option}",
-                hint=f"{option} is for {' and '.join(takers)}; {name} takes {', '.join(mine) or 'none of its own'}",
-            )
+        if field in kind.takes or getattr(given, field) == getattr(defaults, field):
+            continue
+        kinds = [other for other, figure in FIGURES.items() if field in figure.takes]
+        taken = [_OPTION_OF[known] for known in kind.takes if known in _OPTION_OF]
+        raise InvalidInput(
+            f"figure {name!r} takes no {option}",
+            hint=f"{option} is for {' and '.join(kinds)}; "
+            f"{name} takes {', '.join(taken) or 'no options'}",
+        )
 
 
 def _timeline_of(view: "StudyView", number: int | None) -> "Prediction":
-    """The step of one trial, predicted anew: predictions are kept without their timeline."""
+    """Predict one trial again: stored predictions have no timeline."""
     from tempfile import TemporaryDirectory
 
     from autotune.execution.local import LocalExecutor

@@ -1,4 +1,4 @@
-"""`autotune predict`: peak memory without running the model, and who holds it."""
+"""`autotune predict`: predict peak memory and what holds it, without running the model."""
 
 import json
 import sys
@@ -33,17 +33,18 @@ def predict(
     *,
     max_mem: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory cap to hold the prediction against: 8GiB."),
+        typer.Option(metavar="SIZE", help="Memory cap to compare the prediction with: 8GiB."),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
             metavar="cpu|cuda",
-            help="Kind of device; need not be there. [default: a GPU if there is one]",
+            help="Type of device; it need not exist. [default: a GPU if there is one]",
         ),
     ] = None,
     study: Annotated[
-        str | None, typer.Option(metavar="STUDY", help="Workload and device of this study ...")
+        str | None,
+        typer.Option(metavar="STUDY", help="Use the workload and device of this study ..."),
     ] = None,
     trial: Annotated[
         int | None, typer.Option(help="... and the configuration of this trial.")
@@ -51,13 +52,14 @@ def predict(
     space: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE", help="Every legal configuration of a search space, sorted."
+            metavar="NAME|FILE",
+            help="Predict every legal configuration of a search space, sorted by memory.",
         ),
     ] = None,
     scale: options.SpaceScaleOption = None,
     reference: Annotated[
         bool,
-        typer.Option("--reference", help="Beside the published table that the search space holds."),
+        typer.Option("--reference", help="Compare with the published table of the search space."),
     ] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
@@ -65,13 +67,13 @@ def predict(
     torch_version: options.TorchVersionOption = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the step's memory over time as an HTML page."),
+        typer.Option(metavar="FILE", help="Also draw the memory over one step, as an HTML page."),
     ] = None,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
 ) -> None:
-    """Work out peak memory on fake tensors: no device, no data and no memory needed."""
+    """Predict peak memory on fake tensors. Needs no device, no data and no memory."""
     from tempfile import TemporaryDirectory
 
     from autotune.analysis.published_comparison import reference_of
@@ -88,7 +90,7 @@ def predict(
     cap_bytes = None if max_mem is None else parse_size(max_mem)
     check_device(device)
     check_release(torch_version)
-    meant = device_meant(device, compute_capability)
+    target_device = device_meant(device, compute_capability)
     given = options_given(workload, configuration, device=device, space=space)
     _check_together(
         study=study, trial=trial, space=space, plot=plot, given=given, configuration=configuration
@@ -97,21 +99,23 @@ def predict(
     if plot is not None:
         _check_page(plot)
     if reference and max_mem is not None:
-        raise InvalidInput("--reference knows no cap", hint="leave --max-mem or --reference out")
+        raise InvalidInput(
+            "--reference compares with no cap", hint="leave --max-mem or --reference out"
+        )
     if reference and space is None:
         raise InvalidInput(
-            "--reference is the published table of a search space, and none is named",
+            "--reference needs a search space with a published table",
             hint="add --space peak_memory",
         )
     loaded = None if space is None else options.scaled_space(space, scale)
 
-    def asked(device_type: str) -> "Workload":
-        return _asked(device_type, workload, configuration, space=loaded)
+    def requested_workload(device_type: str) -> "Workload":
+        return _requested_workload(device_type, workload, configuration, space=loaded)
 
     if reference and loaded is not None:
         reference_of(loaded, what="what is predicted")
     if study is None:
-        on_some_device(meant, asked)
+        on_some_device(target_device, requested_workload)
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         executor = stack.enter_context(LocalExecutor(Path(folder)))
@@ -121,7 +125,7 @@ def predict(
             )
             forecaster = Forecaster(
                 executor=executor,
-                workload=asked(device_type),
+                workload=requested_workload(device_type),
                 device_type=device_type,
                 compute_capability=capability,
                 torch_version=torch_version,
@@ -141,7 +145,8 @@ def predict(
                     forecaster, loaded, cap_bytes=cap_bytes, as_json=as_json, quiet=quiet
                 )
             return
-        record, measured_on = None, None
+        record = None
+        measured_on = None
         if study is not None and trial is not None:
             result, record = _stored(study, trial, storage=storage)
             measured_on = result.device
@@ -216,10 +221,9 @@ def _predict_reference(
     configs = {config.fingerprint: config for config in named.values()}
     forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
     about = f"{forecaster.workload.describe()}, for {forecaster.device_type}"
-    release = (
-        "" if forecaster.torch_version is None else f" as with torch {forecaster.torch_version}"
-    )
-    answer = of_forecasts(space, forecaster.workload, forecasts, named, about=about + release)
+    if forecaster.torch_version is not None:
+        about += f" as with torch {forecaster.torch_version}"
+    answer = of_forecasts(space, forecaster.workload, forecasts, named, about=about)
     print_reference(answer, form="json" if as_json else "table")
 
 
@@ -241,16 +245,16 @@ def _with_progress(
         return forecaster.forecast_all(configs, on_each=lambda _: progress.advance(task))
 
 
-def _asked(
+def _requested_workload(
     device_type: str,
     settings: Mapping[str, Any],
     configuration: Mapping[str, Any],
     *,
     space: "SearchSpace | None",
 ) -> "Workload":
-    """The workload that the options say, for which their configuration is legal.
+    """Return the workload that the options describe.
 
-    Raises InvalidInput.
+    Raises InvalidInput, also where the configuration of the options is not legal for it.
     """
     from autotune.study.predictions import workload_of
 
@@ -262,9 +266,9 @@ def _asked(
 
 
 def _stored(study: str, trial: int, *, storage: str) -> "tuple[StudyResult, TrialRecord]":
-    """Returns the study and its trial.
+    """Return a study and one of its trials.
 
-    Raises UnknownStudy, and InvalidInput where there is no such trial.
+    Raises UnknownStudy, and InvalidInput for an unknown trial.
     """
     import autotune
 
@@ -285,10 +289,10 @@ def forecaster_of(
     compute_capability: str | None,
     torch_version: str | None,
 ) -> "Forecaster":
-    """Returns what predicts trials of the study, for its own device or for a GPU of another compute capability.
+    """Return a forecaster for the study's device, or for a GPU of another compute capability.
 
-    Raises InvalidInput where a GPU is meant and the study is on a CPU: its workload has the
-    defaults of a CPU.
+    Raises InvalidInput if a compute capability is given and the study ran on a CPU: its workload
+    has the defaults of a CPU.
     """
     from autotune.study.predictions import Forecaster
 
@@ -296,8 +300,10 @@ def forecaster_of(
     if compute_capability is not None:
         if device.type == "cpu":
             raise InvalidInput(
-                f"compute capability {compute_capability} is a GPU's, and the device of study {result.study!r} is cpu",
-                hint="leave --compute-capability out, or name the model by its options in place of --study",
+                f"compute capability {compute_capability} is for a GPU, "
+                f"but study {result.study!r} ran on cpu",
+                hint="leave --compute-capability out, or describe the model by its options "
+                "instead of --study",
             )
         device = replace(device, compute_capability=compute_capability)
     return Forecaster.of_device(
@@ -318,24 +324,25 @@ def _check_together(
         raise InvalidInput("--study and --trial belong together", hint="give both, or neither")
     if study is not None and given:
         raise InvalidInput(
-            f"a trial has its own workload, device and configuration, not {', '.join(given)}",
+            f"{', '.join(given)}: --study and --trial set workload, device and configuration",
             hint="leave these options out, or --study and --trial",
         )
     if space is not None and configuration:
         raise InvalidInput(
-            f"--space predicts all configurations, {', '.join(configuration)} names one",
+            f"--space predicts all configurations, {', '.join(configuration)} selects one",
             hint="leave one of them out",
         )
     if space is not None and plot is not None:
         raise InvalidInput(
-            "--plot draws one configuration", hint="name it by its techniques instead of --space"
+            "--plot draws one configuration",
+            hint="describe it by its techniques instead of --space",
         )
 
 
 def _check_page(file: Path) -> None:
     if file.suffix.lower() not in (".html", ".htm"):
         raise InvalidInput(
-            f"--plot {str(file)!r} is no name of a page", hint="end the file's name in .html"
+            f"Invalid file for --plot: {str(file)!r}", hint="end the file's name in .html"
         )
     check_writable(file, option="--plot")
 

@@ -1,4 +1,4 @@
-"""Predictions as text and as JSON: one with who holds the memory, or those of a whole space."""
+"""Print predictions as text or JSON: one with what holds the memory, or a whole search space."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from autotune.units import format_size
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A prediction and what it is held against."""
+    """A prediction and what it is compared with: a cap and, for a trial, its measurement."""
 
     forecaster: Forecaster
     config: TrainingConfig
@@ -33,41 +33,45 @@ class Answer:
 
     @property
     def measured_on_another_gpu(self) -> DeviceInfo | None:
-        """Returns the record's GPU where the prediction is for another compute capability; None where it is not."""
-        known = None if self.measured_on is None else self.measured_on.compute_capability
-        return self.measured_on if known not in (None, self.forecaster.compute_capability) else None
+        """The record's GPU if the prediction is for another compute capability, else None."""
+        if self.measured_on is None or self.measured_on.compute_capability is None:
+            return None
+        if self.measured_on.compute_capability == self.forecaster.compute_capability:
+            return None
+        return self.measured_on
 
     def to_dict(self) -> dict[str, Any]:
+        margin_bytes = None
+        if self.cap_bytes is not None:
+            margin_bytes = self.cap_bytes - self.prediction.upper_bound_bytes
+        measured_bytes = None if self.record is None else self.record.peak_memory_bytes
         return {
             "schema": JSON_SCHEMA,
             "workload": self.forecaster.workload.to_dict(),
             "config": self.config.to_dict(),
             "cap_bytes": self.cap_bytes,
-            "margin_bytes": None
-            if self.cap_bytes is None
-            else self.cap_bytes - self.prediction.upper_bound_bytes,
-            "measured_peak_memory_bytes": None
-            if self.record is None
-            else self.record.peak_memory_bytes,
+            "margin_bytes": margin_bytes,
+            "measured_peak_memory_bytes": measured_bytes,
             **self.prediction.to_dict(),
         }
 
     def about(self) -> str:
-        workload = self.forecaster.workload
-        where = self.prediction.device
-        fake = self.prediction.fake_device
-        return f"{workload.describe()}, for {where}" + (
-            "" if where == fake else f", worked out on fake {fake} tensors"
-        )
+        text = f"{self.forecaster.workload.describe()}, for {self.prediction.device}"
+        if self.prediction.fake_device != self.prediction.device:
+            text += f", computed on fake {self.prediction.fake_device} tensors"
+        return text
 
     def verdict(self) -> str:
-        """Where the peak is, and how it stands to the cap."""
+        """Return the peak, where in the step it is, and how it compares with the cap."""
         prediction = self.prediction
         text = (
-            f"Peak {format_size(prediction.peak_memory_bytes)}, at most {format_size(prediction.upper_bound_bytes)}, "
-            f"in {prediction.phase}" + (f", in {prediction.module}" if prediction.module else "")
+            f"Peak {format_size(prediction.peak_memory_bytes)}, "
+            f"at most {format_size(prediction.upper_bound_bytes)}, in {prediction.phase}"
         )
-        text += f" at {prediction.operator}" if prediction.operator else ""
+        if prediction.module:
+            text += f", in {prediction.module}"
+        if prediction.operator:
+            text += f" at {prediction.operator}"
         if self.cap_bytes is None:
             return text
         cap = format_size(self.cap_bytes)
@@ -93,11 +97,12 @@ def print_answer(answer: Answer) -> None:
         measured = answer.record.peak_memory_bytes
         if other := answer.measured_on_another_gpu:
             say(
-                f"Measured {format_size(measured)} on {other.name}, another GPU than the one predicted for."
+                f"Measured {format_size(measured)} on {other.name}, "
+                "a different GPU from the one predicted for."
             )
         else:
             ratio = prediction.peak_memory_bytes / measured
-            say(f"Measured {format_size(measured)}: {ratio:.4f} times that is predicted.")
+            say(f"Measured {format_size(measured)}; the prediction is {ratio:.4f} times that.")
     shares = Table(
         box=None, pad_edge=False, title="At the peak", title_justify="left", title_style="bold"
     )
@@ -169,22 +174,23 @@ def space_table(
     table.add_column("", overflow="fold")
     for forecast in forecasts:
         name = names.get(forecast.config.fingerprint)
-        words = Text((f"{name}: " if name else "") + forecast.config.describe())
+        description = forecast.config.describe()
+        if name:
+            description = f"{name}: {description}"
         prediction = forecast.prediction
         if prediction is None:
-            table.add_row("-", "-", words, "-", Text(forecast.refusal))
+            table.add_row("-", "-", Text(description), "-", Text(forecast.refusal))
             continue
-        fits = cap_bytes is None or prediction.upper_bound_bytes <= cap_bytes
+        remark = ""
+        if cap_bytes is not None and prediction.upper_bound_bytes > cap_bytes:
+            is_over = prediction.lower_bound_bytes > cap_bytes
+            remark = "over the cap" if is_over else "too close to say"
         table.add_row(
             format_size(prediction.peak_memory_bytes),
             format_size(prediction.upper_bound_bytes),
-            words,
+            Text(description),
             prediction.phase,
-            ""
-            if fits
-            else "over the cap"
-            if prediction.lower_bound_bytes > (cap_bytes or 0)
-            else "too close to say",
-            style="" if fits else "dim",
+            remark,
+            style="dim" if remark else "",
         )
     return table

@@ -1,4 +1,4 @@
-"""What has happened in a running search, and what can be said of the rest."""
+"""State of a running search for the displays: trials so far, time left and the best so far."""
 
 import time
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from autotune.units import format_duration, format_size
 
 
 class Progress:
-    """What has happened so far, and what can be said of the rest."""
+    """Collects the events of a running search and estimates the time left."""
 
     def __init__(
         self,
@@ -45,19 +45,23 @@ class Progress:
         self.opened: StudyOpened | None = None
         self.records: list[TrialRecord] = []
         self.running: TrialBegan | None = None
-        self.preparing = self.meanwhile = ""
+        self.preparing = ""
+        self.meanwhile = ""
+        """What the search does between two trials, such as predicting or waiting."""
 
     def note(self, event: Event) -> None:
+        """Update the state with an event."""
         match event:
             case Preparing(what=what):
                 self.preparing = what
             case StudyOpened():
-                self.opened, self.records = event, [r for r in event.records if r.is_finished]
+                self.opened = event
+                self.records = [record for record in event.records if record.is_finished]
                 self._ended_at = [time.monotonic()]
             case Predicting(config=config):
                 self.meanwhile = f"predicting {config.describe()}"
             case Comparing(config=config):
-                self.meanwhile = f"first steps of {config.describe()}, to compare"
+                self.meanwhile = f"comparing the first steps of {config.describe()}"
             case SameProgram():
                 self.meanwhile = ""
             case WaitingForDevice(device=device, holder=holder):
@@ -69,11 +73,13 @@ class Progress:
             case StorageBack():
                 self.meanwhile = ""
             case TrialBegan():
-                self.running, self.meanwhile = event, ""
+                self.running = event
+                self.meanwhile = ""
             case AttemptLost(number=number) if (
                 self.running is not None and self.running.number == number
             ):
-                self.running, self.meanwhile = None, ""
+                self.running = None
+                self.meanwhile = ""
             case TrialEnded(record=record):
                 if self.running is not None and self.running.number == record.number:
                     self.running = None
@@ -86,7 +92,10 @@ class Progress:
         return self.opened.trials_wanted if self.opened else 0
 
     def eta_seconds(self) -> float | None:
-        """By the pace of the latest trials, and never beyond the time budget; None before the first trial ended."""
+        """Estimate the seconds left from the latest trials, at most what the time budget leaves.
+
+        Returns None before the first trial has ended.
+        """
         now = time.monotonic()
         left = eta_seconds(self._ended_at, now=now, trials_left=self.wanted - len(self.records))
         if left is None or self._budget_seconds is None:
@@ -94,20 +103,25 @@ class Progress:
         return min(left, max(0.0, self._budget_seconds - (now - self._ended_at[0])))
 
     def best(self) -> str:
-        """The pick so far in one line."""
+        """Return the pick so far in one line."""
         front = pareto_front(self.records, tolerance=self._preferences.tolerance)
         pick = choose(self.records, front, baseline=None, preferences=self._preferences)
         if pick is None:
             return "nothing feasible yet"
         record = next(record for record in self.records if record.number == pick.number)
         size = format_size(record.peak_memory_bytes or 0)
-        return f"best so far #{record.number}: {size}, {speed(record)} tokens/s, perplexity {record.perplexity:.2f}"
+        return (
+            f"best so far #{record.number}: {size}, {speed(record)} tokens/s, "
+            f"perplexity {record.perplexity:.2f}"
+        )
 
     def status(self) -> str:
         left = self.eta_seconds()
         parts = [f"{len(self.records)}/{self.wanted}", outcome_counts(self.records)]
-        about = "at most" if self._until_converged else "about"
-        return "  ".join([*parts, f"{about} {format_duration(left)} left"] if left else parts)
+        if left:
+            about = "at most" if self._until_converged else "about"
+            parts.append(f"{about} {format_duration(left)} left")
+        return "  ".join(parts)
 
 
 def _trials(numbers: Sequence[int]) -> str:

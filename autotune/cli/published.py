@@ -1,4 +1,4 @@
-"""Own results beside a published table, as `show --reference` and `predict --reference` print them."""
+"""Comparison with a published table, for `show --reference` and `predict --reference`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from autotune.spec.workload import Workload
 
 _NARROW = 124
-"""Letters in a line that the table of one line a row needs."""
+"""On a console of fewer columns each row of the table takes three lines."""
 
 Form = Literal["table", "json", "markdown"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceAnswer:
-    """A published table with the rows of one study, or of predictions, beside it."""
+    """A published table compared with the rows of one study, or with predictions."""
 
     reference: Reference
     rows: tuple[ComparedRow, ...]
     about: str
     has_published_size: bool
     facts: Mapping[str, Any]
-    """What the JSON says first: which study or which workload."""
+    """The first entries of the JSON: which study or which workload."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -53,7 +53,10 @@ class ReferenceAnswer:
 
 
 def of_study(view: "StudyView") -> ReferenceAnswer:
-    """Raises InvalidInput for a study of a search space without a table."""
+    """Compare a study with the published table of its search space.
+
+    Raises InvalidInput if the search space has no table.
+    """
     from autotune.reporting import published_rows
 
     result = view.result
@@ -76,20 +79,21 @@ def of_forecasts(
     *,
     about: str,
 ) -> ReferenceAnswer:
-    """`named`: the legal configurations; two may be equal.
+    """Compare predictions with the published table of a search space.
 
-    Raises InvalidInput for a search space without a table.
+    `named` holds the legal configurations of the table by row name; two rows may have the same
+    configuration. Raises InvalidInput if the search space has no table.
     """
     reference = reference_of(space, what="what is predicted")
-    known = {one.config.fingerprint: _predicted(one) for one in forecasts}
+    known = {forecast.config.fingerprint: _predicted(forecast) for forecast in forecasts}
 
-    def own(name: str) -> OwnRow:
+    def row_of(name: str) -> OwnRow:
         return known[named[name].fingerprint] if name in named else OwnRow(remark=LEFT_OUT)
 
     has_published_size = is_of_published_size(space, workload)
     return ReferenceAnswer(
         reference=reference,
-        rows=compare_with_published(reference, own, has_published_size=has_published_size),
+        rows=compare_with_published(reference, row_of, has_published_size=has_published_size),
         about=f"Predicted: {about}",
         has_published_size=has_published_size,
         facts={"predicted": about, "workload": workload.to_dict()},
@@ -111,12 +115,12 @@ def print_reference(answer: ReferenceAnswer, *, form: Form) -> None:
     elif form == "markdown":
         from autotune.reporting.plain_tables import reference_markdown
 
-        print(reference_markdown(answer.about, _lines(answer), answer.rows), end="")
+        print(reference_markdown(answer.about, _notes(answer), answer.rows), end="")
     else:
         _print_table(answer)
 
 
-def _lines(answer: ReferenceAnswer) -> list[str]:
+def _notes(answer: ReferenceAnswer) -> list[str]:
     from autotune.reporting.published_rows import notes
 
     return notes(answer.reference, answer.rows, has_published_size=answer.has_published_size)
@@ -145,5 +149,5 @@ def _print_table(answer: ReferenceAnswer) -> None:
     for cells in lines:
         table.add_row(*map(Text, cells))
     console.print(table)
-    for line in _lines(answer):
+    for line in _notes(answer):
         console.print(Text(line))

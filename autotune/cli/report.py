@@ -1,4 +1,4 @@
-"""`autotune report`: one HTML page about a study, to send to a colleague."""
+"""`autotune report`: write a study as one HTML page, to send to a colleague."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,14 +14,22 @@ def report(
     study: options.StudyArgument,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="[default: studies/STUDY-report.html]"),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="HTML file to write. [default: studies/STUDY-report.html]",
+        ),
     ] = None,
     tolerance: options.ToleranceOption = None,
     prefer: options.PreferOption = options.PREFER,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
-    """Write all of a study as one page that opens offline: answer, figures, every trial, how to repeat it."""
+    """Write a study as one HTML page that opens offline.
+
+    The page holds the pick, figures, every trial and the commands to repeat the study.
+    """
     import autotune
     from autotune import api
     from autotune.reporting.report import contents
@@ -31,7 +39,7 @@ def report(
     file = out or RESULTS_FOLDER / f"{study}-report.html"
     if file.suffix.lower() not in (".html", ".htm"):
         raise InvalidInput(
-            f"a report is a page, and cannot be written as {str(file)!r}",
+            f"a report is an HTML page, and cannot be written as {str(file)!r}",
             hint="end the file's name in .html",
         )
     check_writable(file)

@@ -1,4 +1,4 @@
-"""`autotune search`: the main job."""
+"""`autotune search`: run the search and print the front and the pick."""
 
 import json
 import os
@@ -31,7 +31,8 @@ def search(
     max_mem: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Memory cap: 8GiB, 8GB, 8192MiB. [default: all of the device]"
+            metavar="SIZE",
+            help="Memory cap: 8GiB, 8GB, 8192MiB. [default: all memory of the device]",
         ),
     ] = None,
     space: Annotated[
@@ -44,103 +45,122 @@ def search(
     scale: options.SpaceScaleOption = None,
     name: Annotated[
         str | None,
-        typer.Option(metavar="STUDY", help="Name of the study; one that exists is continued."),
+        typer.Option(metavar="STUDY", help="Name of the study. An existing study is continued."),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            metavar="DEVICE", help="cpu, cuda or cuda:1. [default: a GPU if there is one]"
+            metavar="DEVICE", help="Device: cpu, cuda or cuda:1. [default: a GPU if there is one]"
         ),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(help="Distinct configurations in the study. [default: 30]")
+        int | None, typer.Option(help="Number of different configurations to try. [default: 30]")
     ] = None,
     time_budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Begin no trial after this: 30m.")
+        str | None,
+        typer.Option(metavar="TIME", help="Start no new trial after this time: 30m, 2h."),
     ] = None,
     until_converged: Annotated[
         bool,
         typer.Option(
             "--until-converged",
-            help="End once no trial is likely to make the front better by much.",
+            help="Stop when no remaining trial is expected to improve the front by much.",
         ),
     ] = False,
     trial_time_limit: Annotated[
-        str, typer.Option(metavar="TIME", help="End a trial after this.")
+        str, typer.Option(metavar="TIME", help="Stop a trial after this time.")
     ] = "10m",
     compile_time_limit: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="End a trial in which a step that compiles takes longer. [default: half of the trial's]",
+            help="Stop a trial if one compiling step takes longer than this. "
+            "[default: half of --trial-time-limit]",
         ),
     ] = None,
     step_time_limit: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="End a trial in which no step ends for so long. [default: a fifth of the trial's]",
+            help="Stop a trial if one step takes longer than this. "
+            "[default: a fifth of --trial-time-limit]",
         ),
     ] = None,
     sampler: Annotated[
         str | None,
         typer.Option(
             metavar="|".join(SAMPLERS),
-            help=f"Who suggests the trials. [default: {DEFAULT_SAMPLER}]",
+            help=f"How the next configuration is chosen. [default: {DEFAULT_SAMPLER}]",
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of weights, data order and sampler. [default: 0]")
+        int | None,
+        typer.Option(help="Random seed for weights, data order and sampler. [default: 0]"),
     ] = None,
     no_predict: Annotated[
-        bool, typer.Option("--no-predict", help="Train also what is predicted to be over the cap.")
+        bool,
+        typer.Option(
+            "--no-predict",
+            help="Train configurations even if their predicted memory is over the cap.",
+        ),
     ] = False,
     full_trainings: Annotated[
         bool,
         typer.Option(
             "--full-trainings",
-            help="Train every trial to the end; else one for all that compute the same numbers.",
+            help="Train every trial to the end. By default, trials with the same numerics share "
+            "one full training.",
         ),
     ] = False,
     seeds: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Trainings behind each perplexity that is measured, for its spread."
+            metavar="N", help="Number of trainings per measured perplexity, each with another seed."
         ),
     ] = 1,
     fresh: Annotated[
         bool,
         typer.Option(
-            "--fresh", help="Measure again what earlier studies of the same workload have measured."
+            "--fresh",
+            help="Measure everything again instead of reusing results of earlier studies.",
         ),
     ] = False,
     workers: Annotated[
         int,
         typer.Option(
             metavar="N",
-            help="Processes that share the study, one a GPU; a second search joins it too.",
+            help="Number of worker processes, one per GPU. Another search with the same --name "
+            "also joins the study.",
         ),
     ] = 1,
     trials_per_device: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Trials at a time on one device; more than one disturb each other."
+            metavar="N",
+            help="Number of trials that run at once on one device. More than one makes the "
+            "measured speeds less reliable.",
         ),
     ] = 1,
     database_wait: Annotated[
         str,
         typer.Option(
-            metavar="TIME", help="Wait so long for a database that is away; results are kept."
+            metavar="TIME",
+            help="How long to wait for an unreachable database before giving up. "
+            "No result is lost while waiting.",
         ),
     ] = "5m",
     memory_snapshot: Annotated[
         bool,
         typer.Option(
-            "--memory-snapshot", help="Keep torch's allocation history of each trial (CUDA)."
+            "--memory-snapshot", help="Record torch's allocation history in each trial (CUDA only)."
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done and how long it takes.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print what the search would do and how long it would take, without running it.",
+        ),
     ] = False,
     workload: Mapping[str, Any],
     tolerance: options.ToleranceOption = None,
@@ -148,12 +168,15 @@ def search(
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show every trial in the end.")
+        bool, typer.Option("--verbose", "-v", help="Print every trial at the end.")
     ] = False,
 ) -> None:
-    """Measure real trainings under a memory cap; find the front of memory, speed and perplexity, and a pick."""
+    """Search for the fastest way to train a model under a memory cap.
+
+    Runs short real trainings. Prints the Pareto front of memory, speed and perplexity, and a pick.
+    """
     from autotune.study.search import SearchRequest
 
     request = SearchRequest(
@@ -163,7 +186,7 @@ def search(
         scale=scale,
         device=device,
         cap_bytes=None if max_mem is None else parse_size(max_mem),
-        sampler=sampler,  # type: ignore[arg-type]  # SearchRequest refuses what it does not know
+        sampler=sampler,  # type: ignore[arg-type]  # SearchRequest rejects unknown values
         seed=seed,
         trials=trials,
         time_budget_seconds=None if time_budget is None else parse_duration(time_budget),
@@ -187,7 +210,7 @@ def search(
         preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
     )
     if dry_run and as_json:
-        raise InvalidInput("--dry-run has no JSON form", hint="leave --json out")
+        raise InvalidInput("--dry-run has no JSON output", hint="leave --json out")
     if dry_run:
         from autotune.cli.dry_run import print_plan
 
@@ -223,22 +246,19 @@ def _search(request: "SearchRequest", *, as_json: bool, quiet: bool, verbose: bo
             if opened:
                 command = continue_command(opened[0].definition.name, request)
                 print(
-                    f"Stopped; every finished trial is kept. Go on with:\n  {command}",
+                    f"Stopped; every finished trial is stored. Continue with:\n  {command}",
                     file=sys.stderr,
                 )
             else:
                 print("Stopped before the study began.", file=sys.stderr)
             raise typer.Exit(128 + signals[0]) from None
         except (StorageAway, TrialLost) as error:
-            command = (
-                continue_command(opened[0].definition.name, request)
-                if opened
-                else "the same command"
-            )
-            raise type(error)(
-                error.message,
-                hint=f"{error.hint or 'what was measured is kept'}; go on with: {command}",
-            ) from None
+            if opened:
+                command = continue_command(opened[0].definition.name, request)
+            else:
+                command = "the same command"
+            hint = error.hint or "measured results are stored"
+            raise type(error)(error.message, hint=f"{hint}; continue with: {command}") from None
     if as_json:
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
     else:
@@ -251,50 +271,64 @@ def _search(request: "SearchRequest", *, as_json: bool, quiet: bool, verbose: bo
 
 @contextmanager
 def _stop_on_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM; the second one ends this process at once, and with it all it started."""
+    """Collect SIGINT and SIGTERM in the yielded list; the second signal ends the process at once.
+
+    The processes that it started end with it.
+    """
     received: list[int] = []
 
-    def note(number: int, _frame: FrameType | None) -> None:
+    def on_signal(number: int, _frame: FrameType | None) -> None:
         if received:
             os._exit(128 + number)
         received.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def continue_command(study: str, request: "SearchRequest", *, trials: int | None = None) -> str:
-    """The command that goes on with a study; a password in its URL is left for the reader to fill in."""
+    """Return the command that continues a study, with every option that is not a default.
+
+    A password in the storage URL is replaced by a placeholder.
+    """
     from autotune.storage.error_translation import shown_url
     from autotune.study.request import DEFAULT_TIME_LIMIT_SECONDS
     from autotune.study.workers.retry import DEFAULT_DATABASE_WAIT_SECONDS
 
-    storage = request.storage
-    words = ["autotune", "search", "--name", study]
-    words += ["--storage", shown_url(storage)] if storage != options.STORAGE else []
-    words += ["--trials", str(trials)] if trials is not None else []
-    limit = request.trial_time_limit_seconds
-    words += ["--until-converged"] if request.until_converged else []
-    words += ["--full-trainings"] if request.full_trainings else []
-    words += [] if request.predict else ["--no-predict"]
-    words += ["--memory-snapshot"] if request.memory_snapshot else []
-    words += ["--workers", str(request.workers)] if request.workers > 1 else []
+    arguments = ["autotune", "search", "--name", study]
+    if request.storage != options.STORAGE:
+        arguments += ["--storage", shown_url(request.storage)]
+    if trials is not None:
+        arguments += ["--trials", str(trials)]
+    if request.until_converged:
+        arguments.append("--until-converged")
+    if request.full_trainings:
+        arguments.append("--full-trainings")
+    if not request.predict:
+        arguments.append("--no-predict")
+    if request.memory_snapshot:
+        arguments.append("--memory-snapshot")
+    if request.workers > 1:
+        arguments += ["--workers", str(request.workers)]
     if request.trials_per_device > 1:
-        words += ["--trials-per-device", str(request.trials_per_device)]
+        arguments += ["--trials-per-device", str(request.trials_per_device)]
     if request.database_wait_seconds != DEFAULT_DATABASE_WAIT_SECONDS:
-        words += ["--database-wait", f"{request.database_wait_seconds:g}s"]
-    words += ["--seeds", str(request.perplexity_seeds)] if request.perplexity_seeds > 1 else []
-    words += ["--trial-time-limit", f"{limit:g}s"] if limit != DEFAULT_TIME_LIMIT_SECONDS else []
-    for option, seconds in (
-        ("--compile-time-limit", request.compile_time_limit_seconds),
-        ("--step-time-limit", request.step_time_limit_seconds),
-    ):
-        words += [option, f"{seconds:g}s"] if seconds is not None else []
-    return shlex.join(words)
+        arguments += ["--database-wait", f"{request.database_wait_seconds:g}s"]
+    if request.perplexity_seeds > 1:
+        arguments += ["--seeds", str(request.perplexity_seeds)]
+    if request.trial_time_limit_seconds != DEFAULT_TIME_LIMIT_SECONDS:
+        arguments += ["--trial-time-limit", f"{request.trial_time_limit_seconds:g}s"]
+    if request.compile_time_limit_seconds is not None:
+        arguments += ["--compile-time-limit", f"{request.compile_time_limit_seconds:g}s"]
+    if request.step_time_limit_seconds is not None:
+        arguments += ["--step-time-limit", f"{request.step_time_limit_seconds:g}s"]
+    return shlex.join(arguments)
 
 
 def print_summary(
@@ -320,24 +354,24 @@ def print_summary(
         print_trials(console, result, result.trials, title="All trials")
         console.print()
     print_result(result, console)
-    shown = shlex.join(
-        [
-            result.study,
-            *(["--storage", result.storage] if request.storage != options.STORAGE else []),
-        ]
-    )
+    study = [result.study]
+    if request.storage != options.STORAGE:
+        study += ["--storage", result.storage]
+    study_arguments = shlex.join(study)
     reused = sum(record.reused_from is not None for record in result.trials)
-    total = (wanted if len(result.trials) < wanted else 2 * len(result.trials)) - reused
+    trials_to_continue = wanted if len(result.trials) < wanted else 2 * len(result.trials)
+    commands = [
+        (f"autotune show {study_arguments}", "every trial"),
+        (f"autotune report {study_arguments}", "the whole study as one HTML page"),
+    ]
+    if result.pick:
+        commands.append(
+            (f"autotune export {study_arguments} --to pytorch", "the pick, for your trainer")
+        )
+    commands.append(
+        (continue_command(result.study, request, trials=trials_to_continue - reused), "continue")
+    )
     console.print()
     console.print(Text(f"Results  {result.storage}"))
-    for command, purpose in (
-        (f"autotune show {shown}", "every trial"),
-        (f"autotune report {shown}", "all of it as one page to send"),
-        *(
-            [(f"autotune export {shown} --to pytorch", "the pick, for your trainer")]
-            if result.pick
-            else []
-        ),
-        (continue_command(result.study, request, trials=total), "go on"),
-    ):
+    for command, purpose in commands:
         console.print(Text(f"  {command}  # {purpose}"), soft_wrap=True)

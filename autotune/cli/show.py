@@ -1,4 +1,4 @@
-"""`autotune show`: everything known of one study."""
+"""`autotune show`: print the trials, the front and the pick of one study."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from autotune.spec.result import StudyResult
 
 MOST_INDENTED = 1000
-"""Trials of an object of JSON that is printed on many lines."""
+"""The JSON of a study with more trials is printed on one line."""
 
 
 def show(
@@ -23,46 +23,46 @@ def show(
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print one row a trial, for spreadsheets.")
+        bool, typer.Option("--csv", help="Print CSV with one row per trial, for spreadsheets.")
     ] = False,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print pick, front and trials as Markdown tables.")
+        bool,
+        typer.Option(
+            "--markdown", help="Print the pick, the front and the trials as Markdown tables."
+        ),
     ] = False,
     reference: Annotated[
         bool,
         typer.Option(
             "--reference",
-            help="Print the rows of the published table that the search space holds, beside it.",
+            help="Compare the study with the published table of its search space.",
         ),
     ] = False,
 ) -> None:
     """Print every trial of a study, its front and the pick."""
     import autotune
 
-    forms = [
-        name
-        for name, said in (("--json", as_json), ("--csv", as_csv), ("--markdown", as_markdown))
-        if said
-    ]
+    formats = {"--json": as_json, "--csv": as_csv, "--markdown": as_markdown}
+    forms = [option for option, is_given in formats.items() if is_given]
     if len(forms) > 1:
-        raise InvalidInput(
-            f"{' and '.join(forms)} are forms of one and the same output", hint="give one of them"
-        )
+        raise InvalidInput(f"{' and '.join(forms)} exclude each other", hint="give one of them")
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     if reference:
         _show_reference(study, storage=storage, forms=forms)
         return
     result = autotune.show(study, storage=storage, preferences=preferences)
     if as_json:
-        # Indented, thousands of trials would take Python's own writer seconds.
+        # Indentation makes Python's JSON writer take seconds for thousands of trials.
         indent = 2 if len(result.trials) <= MOST_INDENTED else None
         print(json.dumps(result.to_dict(), indent=indent, allow_nan=False))
-    elif as_csv or as_markdown:
-        from autotune.reporting import plain_tables
+    elif as_csv:
+        from autotune.reporting.plain_tables import csv_text
 
-        print(
-            plain_tables.csv_text(result) if as_csv else plain_tables.markdown_text(result), end=""
-        )
+        print(csv_text(result), end="")
+    elif as_markdown:
+        from autotune.reporting.plain_tables import markdown_text
+
+        print(markdown_text(result), end="")
     else:
         _print_tables(result)
 
@@ -74,7 +74,12 @@ def _show_reference(study: str, *, storage: str, forms: list[str]) -> None:
     if "--csv" in forms:
         raise InvalidInput("--reference has no CSV form", hint="use --json or --markdown")
     answer = of_study(api.view(study, storage=storage))
-    print_reference(answer, form="json" if "--json" in forms else "markdown" if forms else "table")
+    if "--json" in forms:
+        print_reference(answer, form="json")
+    elif "--markdown" in forms:
+        print_reference(answer, form="markdown")
+    else:
+        print_reference(answer, form="table")
 
 
 def _print_tables(result: "StudyResult") -> None:

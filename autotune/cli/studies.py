@@ -1,4 +1,4 @@
-"""`autotune studies`: the list of studies; with a word after it, what is done with whole studies."""
+"""`autotune studies`: list the studies of a database, or check, export or import them."""
 
 import typer
 
@@ -14,7 +14,7 @@ app.command("import")(import_file)
 
 @app.callback()
 def studies(context: typer.Context, storage: options.StorageOption = options.STORAGE) -> None:
-    """List the studies of a database, with their state and their best; or check, export or import them."""
+    """List the studies of a database; with a subcommand, check, export or import them."""
     if context.invoked_subcommand is None:
         _list(storage)
 

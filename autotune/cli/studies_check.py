@@ -1,4 +1,4 @@
-"""`autotune studies check`: whether everything in a studies database can be read and belongs together."""
+"""`autotune studies check`: check that a studies database is readable and consistent."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 def check(
     context: typer.Context,
     study: Annotated[
-        list[str] | None, typer.Argument(metavar="STUDY", help="Studies to look at. [default: all]")
+        list[str] | None,
+        typer.Argument(metavar="STUDY", help="Names of the studies to check. [default: all]"),
     ] = None,
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
-    """Read all of a database and say what is wrong, one line each, with what to do.
+    """Check a studies database. Print one line per fault, with what to do about it.
 
     Changes nothing.
     """
@@ -33,13 +34,12 @@ def check(
         faults = "a fault" if checked.faults == 1 else f"{checked.faults} faults"
         raise StorageUnavailable(
             f"the studies database {shown_url(storage)} has {faults} ({_size(checked)})",
-            hint="the lines on stdout say of each what to do",
+            hint="the lines on stdout say what to do about each",
         )
-    print(f"{_size(checked)}: whole")
+    print(f"{_size(checked)}: no faults")
 
 
 def _size(checked: "Checked") -> str:
-    studies, trials = len(checked.studies), checked.trials
-    return (
-        f"{studies} {'study' if studies == 1 else 'studies'}, {trials} trial{'s' * (trials != 1)}"
-    )
+    studies = "1 study" if len(checked.studies) == 1 else f"{len(checked.studies)} studies"
+    trials = "1 trial" if checked.trials == 1 else f"{checked.trials} trials"
+    return f"{studies}, {trials}"

@@ -1,4 +1,4 @@
-"""`autotune studies export` and `import`: whole studies as a file of JSON lines, to keep or to take elsewhere."""
+"""`autotune studies export` and `import`: write and read whole studies as JSON lines."""
 
 import sys
 from collections.abc import Iterator
@@ -19,7 +19,9 @@ def export(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FILE", help="File to write, whole or not at all. [default: stdout]"
+            "--out",
+            metavar="FILE",
+            help="File to write, completely or not at all. [default: stdout]",
         ),
     ] = None,
     storage: options.StorageOption = options.STORAGE,
@@ -44,17 +46,17 @@ def export(
 def import_file(
     context: typer.Context,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="What autotune studies export wrote.")
+        Path, typer.Argument(metavar="FILE", help="File that autotune studies export has written.")
     ],
     name: Annotated[
         str | None,
         typer.Option(
-            "--name", metavar="NEW", help="Another name for the study. [default: its own]"
+            "--name", metavar="NEW", help="New name for the study. [default: its name in the file]"
         ),
     ] = None,
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
-    """Bring exported studies into a database: all of the file, or nothing."""
+    """Import exported studies into a database: all of the file, or nothing."""
     from autotune.spec.study import check_study_name
     from autotune.storage.store import StudyStore
     from autotune.storage.transfer.transfer import check_file
@@ -69,7 +71,7 @@ def import_file(
             hint="name a file that autotune studies export has written",
         ) from None
     with opened:
-        check_file(opened, source=str(file))  # before a database is made for it
+        check_file(opened, source=str(file))  # before a database is created for it
         store = StudyStore(options.storage_of(context, storage), create=True)
         try:
             imported = store.import_studies(opened, source=str(file), name=name)
@@ -79,12 +81,12 @@ def import_file(
 
 
 def _check_target(file: Path) -> None:
-    """Raises InvalidInput for a database, which nobody means to write over."""
+    """Raise InvalidInput if `file` is a database, which nobody wants to overwrite."""
     try:
         with file.open("rb") as opened:
             is_database = file.is_file() and opened.read(15) == b"SQLite format 3"
     except OSError:
-        return  # writing says what is wrong
+        return  # writing reports what is wrong
     if is_database:
         raise InvalidInput(f"{file} is a database", hint="name another file with --out")
 
@@ -94,7 +96,7 @@ def _write(file: Path, lines: Iterator[bytes]) -> None:
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if file.exists() and not file.is_file():  # a pipe or a device; a folder says so
+        if file.exists() and not file.is_file():  # a pipe or a device; a folder raises an error
             with file.open("wb") as opened:
                 opened.writelines(lines)
             return

@@ -1,4 +1,4 @@
-"""Studies as text for a terminal: the table of trials, the front, the pick and what did not fit."""
+"""Print a study on a terminal: the table of trials, the front, the pick and what did not fit."""
 
 import os
 import sys
@@ -26,12 +26,12 @@ from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_size
 
 MOST_FOLDED = 1000
-"""Trials of a table whose cells are folded to the width of the terminal."""
+"""A table of more trials is not folded to the width of the terminal."""
 _PLAIN_WIDTH = 140
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """A console on `file`, else on stdout; as wide as our tables where there is no terminal to fit."""
+    """Return a console on `file` (default: stdout), 140 columns wide if that is not a terminal."""
     file = file or sys.stdout
     width = None if file.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     return Console(file=file, width=width, highlight=False, soft_wrap=False)
@@ -41,7 +41,7 @@ def make_console(file: TextIO | None = None) -> Console:
 class _Column:
     title: str
     is_number: bool = True
-    of: Callable[[StudyResult, TrialRecord], str]
+    cell: Callable[[StudyResult, TrialRecord], str]
 
 
 def print_trials(
@@ -52,11 +52,11 @@ def print_trials(
     title: str = "",
     with_predictions: bool = False,
 ) -> None:
-    """One row a trial: memory, speed, perplexity, and what is particular about it.
+    """Print one row per trial: memory, speed, perplexity and remarks.
 
-    `with_predictions` puts the predicted peak beside the measured, and their ratio. Thousands of
-    trials are a line each, however wide: for grep, and because folding them would take longer than
-    reading them from the database.
+    `with_predictions` adds the predicted peak and its ratio to the measured one. Thousands of
+    trials are printed as one line each, however wide: that suits grep, and folding the cells would
+    take longer than reading the trials from the database.
     """
     columns = list(_columns(result, records, with_predictions=with_predictions))
     note = SHARED_MARK_SAYS if any(is_shared(record) for record in records) else ""
@@ -64,27 +64,28 @@ def print_trials(
         console.print(_folded(result, records, columns, title=title, note=note))
         return
     lines = _aligned(
-        [[column.of(result, record) for column in columns] for record in records], columns
+        [[column.cell(result, record) for column in columns] for record in records], columns
     )
-    console.print(Text("\n".join(filter(None, [title, *lines, note]))), soft_wrap=True)
+    text = "\n".join(line for line in (title, *lines, note) if line)
+    console.print(Text(text), soft_wrap=True)
 
 
 def _columns(
     result: StudyResult, records: Sequence[TrialRecord], *, with_predictions: bool
 ) -> Iterator[_Column]:
-    yield _Column(title="#", of=lambda _, record: str(record.number))
-    yield _Column(title="configuration", is_number=False, of=lambda _, record: described(record))
-    yield _Column(title="peak memory", of=lambda _, record: _size(record.peak_memory_bytes))
+    yield _Column(title="#", cell=lambda _, record: str(record.number))
+    yield _Column(title="configuration", is_number=False, cell=lambda _, record: described(record))
+    yield _Column(title="peak memory", cell=lambda _, record: _size(record.peak_memory_bytes))
     if with_predictions and any(record.predicted_peak_memory_bytes for record in records):
         yield _Column(
-            title="predicted", of=lambda _, record: _size(record.predicted_peak_memory_bytes)
+            title="predicted", cell=lambda _, record: _size(record.predicted_peak_memory_bytes)
         )
-        yield _Column(title="ratio", of=lambda _, record: _ratio(record))
+        yield _Column(title="ratio", cell=lambda _, record: _ratio(record))
     if result.device.type == "cuda":
-        yield _Column(title="on device", of=lambda _, record: _size(record.device_bytes))
-    yield _Column(title="tokens/s", of=lambda _, record: speed(record))
-    yield _Column(title="perplexity", of=lambda _, record: perplexity_words(record) or "-")
-    yield _Column(title="", is_number=False, of=_remark)
+        yield _Column(title="on device", cell=lambda _, record: _size(record.device_bytes))
+    yield _Column(title="tokens/s", cell=lambda _, record: speed(record))
+    yield _Column(title="perplexity", cell=lambda _, record: perplexity_words(record) or "-")
+    yield _Column(title="", is_number=False, cell=_remark)
 
 
 def _folded(
@@ -107,26 +108,26 @@ def _folded(
         else:
             table.add_column(overflow="fold", max_width=34)
     for record in records:
-        cells = [Text(column.of(result, record)) for column in columns]
+        cells = [Text(column.cell(result, record)) for column in columns]
         table.add_row(*cells, style="bold" if _is_pick(result, record) else "")
     return table
 
 
 def _aligned(rows: Sequence[Sequence[str]], columns: Sequence[_Column]) -> Iterator[str]:
-    """The heads and a line for each row."""
-    heads = [column.title for column in columns]
-    lines = [heads, *([" ".join(cell.split()) for cell in row] for row in rows)]
+    """Yield the line of headings, then one line per row."""
+    headings = [column.title for column in columns]
+    lines = [headings, *([" ".join(cell.split()) for cell in row] for row in rows)]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = []
         for cell, width, column in zip(line, widths, columns, strict=True):
-            room = " " * (width - cell_len(cell))
-            cells.append(room + cell if column.is_number else cell + room)
+            padding = " " * (width - cell_len(cell))
+            cells.append(padding + cell if column.is_number else cell + padding)
         yield "  ".join(cells).rstrip()
 
 
 def describe(record: TrialRecord) -> Text:
-    """Name and choices. A Text: names come from files and may look like markup."""
+    """Return name and choices, as a Text because names come from files and may look like markup."""
     return Text(described(record))
 
 
@@ -156,27 +157,27 @@ def _remark(result: StudyResult, record: TrialRecord) -> str:
 
 
 def print_result(result: StudyResult, console: Console) -> None:
-    """The answer first: front, pick and its reason; then what did not fit."""
+    """Print the front, the pick and its reason, then the trials that are not candidates."""
     baseline = next((r for r in result.trials if r.number == result.baseline), None)
     front = [result.trial(number) for number in result.front]
-    beside = [] if baseline is None or baseline in front else [baseline]
-    cap = format_size(result.cap_bytes)
     if front:
-        print_trials(
-            console, result, [*front, *beside], title=f"Front under {cap}, and the baseline"
-        )
+        shown = [*front]
+        if baseline is not None and baseline not in front:
+            shown.append(baseline)
+        title = f"Front under {format_size(result.cap_bytes)}, and the baseline"
+        print_trials(console, result, shown, title=title)
         console.print()
     print_pick(result, console)
-    misses = [
+    not_candidates = [
         record for record in result.trials if record.outcome != "ok" and record is not baseline
     ]
-    if misses and result.pick is not None:
+    if not_candidates and result.pick is not None:
         console.print()
-        print_trials(console, result, misses, title="Not candidates")
+        print_trials(console, result, not_candidates, title="Not candidates")
 
 
 def print_pick(result: StudyResult, console: Console) -> None:
-    """The pick and its reason; where nothing fits, the closest miss and what to try."""
+    """Print the pick and its reason or, if nothing fits, the closest miss and what to try."""
     if result.pick is None:
         _print_no_pick(result, console)
         return
@@ -198,7 +199,8 @@ def _print_no_pick(result: StudyResult, console: Console) -> None:
         )
         console.print(needed)
     console.print(
-        "  Try a larger --max-mem, more --trials, a shorter --seq-len, a smaller --global-batch or a smaller model."
+        "  Try a larger --max-mem, more --trials, a shorter --seq-len, a smaller --global-batch "
+        "or a smaller model."
     )
 
 
@@ -207,7 +209,7 @@ def _is_pick(result: StudyResult, record: TrialRecord) -> bool:
 
 
 def _ratio(record: TrialRecord) -> str:
-    """Predicted over measured peak."""
+    """Return predicted peak / measured peak as text."""
     if not record.peak_memory_bytes or not record.predicted_peak_memory_bytes:
         return "-"
     return f"{record.predicted_peak_memory_bytes / record.peak_memory_bytes:.4f}"

@@ -157,7 +157,7 @@ def test_the_help_of_a_command_names_its_options_on_a_narrow_terminal(command, f
 @pytest.mark.parametrize(
     ("command", "option", "default"),
     [
-        ("search", "--max-mem", "all of the device"),
+        ("search", "--max-mem", "all memory of the device"),
         ("search", "--device", "a GPU if there is one"),
         ("search", "--trials", "30"),
         ("search", "--sampler", "ehvi"),
@@ -457,7 +457,7 @@ def test_a_reader_that_goes_away_is_no_error(folder):
 
 
 @pytest.mark.slow
-def test_doctor_names_the_hosts_tools_and_who_takes_turns(folder):
+def test_doctor_names_the_build_tools_and_the_shared_device_slots(folder):
     shown = output("doctor", "--device", "cpu", folder=folder, timeout=600)
-    for words in ("C compiler", "C++ compiler", "Python headers", "takes turns with: "):
+    for words in ("C compiler", "C++ compiler", "Python headers", "device slots shared with: "):
         assert words in shown

@@ -60,7 +60,7 @@ def test_the_trial_of_a_study_can_be_predicted_for_another_gpu_than_the_one_that
     answer, errors = capsys.readouterr()
     assert ended.value.code == 0, errors
     assert "Note: for a GPU of compute capability 8.0." in answer
-    assert "Measured 65.00 MiB on an H100, another GPU than the one predicted for." in answer
+    assert "Measured 65.00 MiB on an H100, a different GPU from the one predicted for." in answer
 
 
 def test_the_trial_of_a_study_is_explained_for_the_gpu_of_the_study(storage, tmp_path):

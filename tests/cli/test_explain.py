@@ -171,7 +171,7 @@ def test_options_name_a_configuration(folder):
     [
         (["nope", "0"], "there is by-hand"),
         (["by-hand", "9"], "its trials are 0 to 1"),
-        (["by-hand"], "which trial of study 'by-hand'"),
+        (["by-hand"], "no trial of study 'by-hand'"),
         (["by-hand", "0", "--seq-len", "3"], "not --seq-len"),
         (["by-hand", "0", "--compute-capability", "9.0"], "not --compute-capability"),
         (["by-hand", "x"], "TRIAL"),

@@ -128,7 +128,7 @@ def test_strictly_something_else_in_its_place_is_an_error(folder, monkeypatch):
 
 def test_a_file_of_ones_own_is_not_written_over(folder):
     Path("train.py").write_text("mine")
-    with pytest.raises(InvalidInput, match=r"train\.py is there already") as raised:
+    with pytest.raises(InvalidInput, match=r"train\.py already exists") as raised:
         run("by-hand", "--to", "pytorch", "-o", ".")
     assert "--force" in raised.value.hint
     assert Path("train.py").read_text() == "mine"

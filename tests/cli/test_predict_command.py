@@ -116,8 +116,8 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
     ("arguments", "sentence"),
     [
         (("--study", "x"), "--study and --trial belong together"),
-        (("--study", "x", "--trial", "1", "--layers", "3"), "a trial has its own workload"),
-        (("--space", "quick", "--precision", "fp32"), "names one"),
+        (("--study", "x", "--trial", "1", "--layers", "3"), "--study and --trial set workload"),
+        (("--space", "quick", "--precision", "fp32"), "selects one"),
         (("--precision", "fp7"), "precision = 'fp7' is not possible"),
         (("--memory-budget", "0.5"), "needs torch.compile"),
         (("--micro-batch", "3", "--global-batch", "4"), "does not divide"),

@@ -103,7 +103,7 @@ def test_the_search_reports_in_a_line_what_it_reuses(second, events):
     line = reused_line(opened.reused)
     assert (opened.is_new, line) == (
         True,
-        "Taken over  2 results: 2 of study first; --fresh measures them anew",
+        "Reused    2 results: 2 of study first; --fresh measures them again",
     )
 
 

@@ -239,7 +239,7 @@ def test_a_dry_run_says_what_would_be_done_and_leaves_no_study(folder):
     assert planned.returncode == 0
     assert "legal configurations" in planned.stdout
     assert "about" in planned.stdout
-    assert re.search(r"Taken over +\d+ results: .*of study small", planned.stdout)
+    assert re.search(r"Reused +\d+ results: .*of study small", planned.stdout)
     assert (
         "planned"
         not in subprocess.run(command("studies"), capture_output=True, text=True, check=True).stdout

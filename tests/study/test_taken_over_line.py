@@ -39,7 +39,7 @@ def test_a_running_search_says_where_a_trial_was_measured(display, expected):
 def test_many_studies_are_named_by_the_newest():
     line = reused_line({"e": 1, "d": 2, "c": 3, "b": 4, "a": 5})
     assert line == (
-        "Taken over  15 results: 1 of study e, 2 of study d, 3 of study c, 9 of older ones; "
-        "--fresh measures them anew"
+        "Reused    15 results: 1 of study e, 2 of study d, 3 of study c, 9 of older studies; "
+        "--fresh measures them again"
     )
     assert reused_line({}) == ""

@@ -306,7 +306,7 @@ def run(file, monkeypatch, capsys):
 
 def test_a_whole_database_ends_with_its_size(run):
     code, out, said = run("check")
-    assert (code, out.splitlines()[-1], said) == (0, "1 study, 6 trials: whole", "")
+    assert (code, out.splitlines()[-1], said) == (0, "1 study, 6 trials: no faults", "")
 
 
 def test_a_damaged_database_ends_with_an_error_after_what_was_found(run, file):
@@ -326,7 +326,7 @@ def test_the_storage_may_be_said_before_the_command(file, monkeypatch, capsys):
     code, out, _ = run_command(
         monkeypatch, capsys, "studies", "--storage", f"sqlite:///{file}", "check"
     )
-    assert (code, out.splitlines()[-1]) == (0, "1 study, 6 trials: whole")
+    assert (code, out.splitlines()[-1]) == (0, "1 study, 6 trials: no faults")
 
 
 def test_a_file_is_exported_whole_and_comes_back(run, file):
