@@ -14,7 +14,7 @@ from rich.text import Text
 from autotune.analysis.pick import closest_miss, needed_bytes
 from autotune.reporting.outcomes import OUTCOME_WORDS
 from autotune.reporting.trial_text import (
-    SHARED_MARK_SAYS,
+    SHARED_MARK_NOTE,
     described,
     is_shared,
     no_answer,
@@ -59,7 +59,7 @@ def print_trials(
     take longer than reading the trials from the database.
     """
     columns = list(_columns(result, records, with_predictions=with_predictions))
-    note = SHARED_MARK_SAYS if any(is_shared(record) for record in records) else ""
+    note = SHARED_MARK_NOTE if any(is_shared(record) for record in records) else ""
     if len(records) <= MOST_FOLDED:
         console.print(_folded(result, records, columns, title=title, note=note))
         return

@@ -1,1 +1,1 @@
-"""Pictures of a study, one file a figure: compute what is shown, then draw it."""
+"""Figures, the HTML report and plain tables of a study. Each figure is computed, then drawn."""

@@ -1,4 +1,4 @@
-"""One figure of a study as an HTML page of its own: what was trained, the pick, the figure, what it cannot show."""
+"""A figure of a study as an HTML page, with the workload, the pick and the trials not shown."""
 
 import html
 from typing import TYPE_CHECKING
@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 from autotune.reporting.figures import FigureKind
 from autotune.reporting.html_page import whole_page
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import about, answer_of, in_words
+from autotune.reporting.trial_text import about, answer_of, outcome_line
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
 def figure_page(view: StudyView, kind: FigureKind, drawing: "go.Figure") -> str:
+    """Return the HTML of the page; it needs nothing from the network."""
     return whole_page(
         view.result.study,
         about=about(view.result),
@@ -24,9 +25,9 @@ def figure_page(view: StudyView, kind: FigureKind, drawing: "go.Figure") -> str:
 
 
 def _without_a_speed(view: StudyView) -> str:
-    """The trials that most figures have no place for."""
+    """Return HTML that lists the trials without a speed, which most figures cannot show."""
     records = [record for record in view.result.trials if not record.tokens_per_second]
     if not records:
         return ""
-    lines = "".join(f"<li>{html.escape(in_words(record))}</li>" for record in records)
+    lines = "".join(f"<li>{html.escape(outcome_line(record))}</li>" for record in records)
     return f"<details><summary>Without a speed: {len(records)}</summary><ul>{lines}</ul></details>"

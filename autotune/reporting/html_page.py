@@ -1,4 +1,4 @@
-"""A figure as one HTML page that opens offline: plotly.js is inside, no request leaves the machine."""
+"""A figure as one HTML page that opens offline: it contains plotly.js and makes no request."""
 
 import html
 
@@ -8,22 +8,29 @@ from autotune.reporting.style import SCREEN_SCRIPT, note_of
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #202124; --faint: #5f6368; --paper: #fff }
-@media (prefers-color-scheme: dark) { :root { --text: #e8eaed; --faint: #bdc1c6; --paper: #17181a } }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e8eaed; --faint: #bdc1c6; --paper: #17181a }
+}
 body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 75rem; padding: 0 1rem;
   color: var(--text); background: var(--paper); overflow-wrap: anywhere }
-h1 { font-size: 1.4rem; margin: 0 } h2 { font-size: 1.15rem; margin: 1.2rem 0 .2rem } .answer { font-weight: 600 }
-.about, .note { color: var(--faint); margin: .2rem 0 } .figure { overflow-x: auto } details { margin-top: 1rem }
+h1 { font-size: 1.4rem; margin: 0 }
+h2 { font-size: 1.15rem; margin: 1.2rem 0 .2rem }
+.answer { font-weight: 600 }
+.about, .note { color: var(--faint); margin: .2rem 0 }
+.figure { overflow-x: auto }
+details { margin-top: 1rem }
 """
 
 
 def whole_page(
     title: str, *, about: str, answer: str, drawing: go.Figure, heading: str = "", below: str = ""
 ) -> str:
-    """`about` says what was looked at, `answer` what came out, `heading` what the figure is; `below` is HTML.
+    """Return the HTML of a page with one figure, its note above it.
 
-    Everything else is plain text. The figure's note stands above it.
+    `about` says what was trained, `answer` is the result in a sentence, and `heading` is the title
+    of the figure. `below` is HTML; all other texts are plain text and are escaped.
     """
-    settings = {"displaylogo": False}  # a link out of a page that needs nothing from outside
+    settings = {"displaylogo": False}  # the logo is a link to another site
     figure = drawing.to_html(
         full_html=False, include_plotlyjs=True, default_height="72vh", config=settings
     )

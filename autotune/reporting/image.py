@@ -1,4 +1,4 @@
-"""A figure as PNG or SVG, by kaleido and a browser that is there already. Nothing is fetched."""
+"""Export a figure as PNG or SVG with kaleido and an installed browser; nothing is downloaded."""
 
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 IMAGE_FORMATS = ("png", "svg")
 DEFAULT_WIDTH, DEFAULT_HEIGHT = 1100, 700
-"""Pixels; figures with many rows have a height of their own."""
-WITHOUT = "--out FILE.html works without"
+"""Pixels. Figures with many rows set their height themselves."""
+_ALTERNATIVE = "--out FILE.html works without it"
 
 
 def image_of(
@@ -23,9 +23,9 @@ def image_of(
     height: int | None = None,
     scale: float = 1.0,
 ) -> bytes:
-    """The figure under its title and note, on white.
+    """Return the figure with its title and note on white paper, as the bytes of an image.
 
-    Raises InvalidInput without kaleido or without a browser.
+    `width` and `height` are in pixels. Raises InvalidInput without kaleido or without a browser.
     """
     try:
         import kaleido
@@ -33,14 +33,14 @@ def image_of(
     except ImportError:
         raise InvalidInput(
             f"{format} pictures need the package kaleido",
-            hint=f"pip install 'autotune[images]'; {WITHOUT}",
+            hint=f"pip install 'autotune[images]'; {_ALTERNATIVE}",
         ) from None
     width = width or DEFAULT_WIDTH
     height = height or drawing.layout.height or DEFAULT_HEIGHT
     headed = with_heading(drawing, title, width=width, height=height)
     size = {"width": width, "height": height, "scale": scale}
     try:
-        # Without mathjax, which would be fetched; no figure of ours has formulas.
+        # Without mathjax, which would be downloaded: the figures have no formulas.
         return bytes(
             kaleido.calc_fig_sync(
                 headed.to_dict(), opts={"format": format, **size}, kopts={"mathjax": False}
@@ -49,5 +49,5 @@ def image_of(
     except (ChromeNotFoundError, BrowserFailedError, BrowserClosedError):
         raise InvalidInput(
             f"{format} pictures need a browser, and no Chrome or Chromium could be started",
-            hint=f"install one (apt install chromium), or name it in BROWSER_PATH; {WITHOUT}",
+            hint=f"install one (apt install chromium), or name it in BROWSER_PATH; {_ALTERNATIVE}",
         ) from None

@@ -1,4 +1,4 @@
-"""How trials ended, in words: one place for tables, pictures and reports."""
+"""Outcomes of trials as text, for tables, figures and reports."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ OUTCOME_WORDS: Mapping[Outcome, str] = {
 
 
 def outcome_counts(records: Sequence[TrialRecord]) -> str:
-    """`16 trials: 11 ok, 5 over the cap`."""
+    """Return the number of trials by outcome: `16 trials: 11 ok, 5 over the cap`."""
     counts: Counter[str] = Counter(record.outcome for record in records)
-    words = ", ".join(
-        f"{counts[outcome]:,} {word}" for outcome, word in OUTCOME_WORDS.items() if counts[outcome]
-    )
-    trials = f"{len(records):,} trial{'' if len(records) == 1 else 's'}"
-    return f"{trials}: {words}" if words else trials
+    parts = [
+        f"{counts[outcome]:,} {text}" for outcome, text in OUTCOME_WORDS.items() if counts[outcome]
+    ]
+    trials = "1 trial" if len(records) == 1 else f"{len(records):,} trials"
+    return f"{trials}: {', '.join(parts)}" if parts else trials

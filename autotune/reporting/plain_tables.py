@@ -1,4 +1,4 @@
-"""A study as CSV, one row a trial, for spreadsheets and programs; and as Markdown, to paste where people talk."""
+"""A study as CSV with one row per trial, and as Markdown tables."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ from autotune.analysis.published_comparison import ComparedRow
 from autotune.reporting import published_rows
 from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
 from autotune.reporting.trial_text import (
-    SHARED_MARK_SAYS,
+    SHARED_MARK_NOTE,
     is_shared,
     no_answer,
     perplexity_source_words,
@@ -25,7 +25,7 @@ from autotune.units import format_size
 _NESTED = ("config", "bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
 _FIRST = ("number", "name", "outcome", "feasible")
 MARKS = ("front", "pick", "baseline")
-"""What the JSON says of a study by trial numbers, as true and false of each trial."""
+"""Columns with true or false per trial; the JSON has them as trial numbers of the study."""
 
 CSV_COLUMNS = (
     *_FIRST,
@@ -33,17 +33,16 @@ CSV_COLUMNS = (
     *FIELD_ORDER,
     *(field.name for field in fields(TrialRecord) if field.name not in (*_FIRST, *_NESTED)),
 )
-"""The names of the JSON object of a trial, those of its `config` beside them; what is nested there
-is left out."""
+"""The keys of a trial's JSON object and of its `config`, without other nested objects."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
 
 def csv_text(result: StudyResult) -> str:
-    """What was not measured is empty.
+    """Return the trials as CSV, with an empty cell for what was not measured.
 
-    Names and messages come from files and errors of anybody: one that a spreadsheet would take for
-    a formula gets an apostrophe in front, which spreadsheets do not show. `--json` has it as it is.
+    Names and messages may come from anywhere. One that a spreadsheet would take for a formula gets
+    a leading apostrophe, which spreadsheets do not show. `--json` has the unchanged text.
     """
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
@@ -69,7 +68,9 @@ def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        text = value.replace("\r\n", "\n").replace("\r", "\n")  # which csv does not quote
+        text = value.replace("\r\n", "\n").replace(
+            "\r", "\n"
+        )  # the csv module does not quote a carriage return
         return f"'{text}" if text.startswith(_FORMULA) else text
     return value
 
@@ -78,7 +79,7 @@ def _cell(value: Any) -> Any:
 
 
 def reference_markdown(about: str, notes: Iterable[str], rows: Sequence[ComparedRow]) -> str:
-    """A published table with one's own rows beside it."""
+    """Return a published table compared with a study or predictions, as Markdown."""
     heads = published_rows.heads(rows)
     rules = [":--" if head in ("row", "remark") else "--:" for head in heads]
     cells = ([_plain(cell) for cell in row] for row in published_rows.cells(rows))
@@ -87,26 +88,27 @@ def reference_markdown(about: str, notes: Iterable[str], rows: Sequence[Compared
 
 
 def markdown_text(result: StudyResult) -> str:
-    """The pick, the front and all trials.
+    """Return the pick, the front and all trials as Markdown.
 
-    Trials are numbers without a `#`, which would link to an issue.
+    Trial numbers have no `#`, which would become a link to an issue.
     """
     front = [result.trial(number) for number in result.front]
-    beside = [r for r in result.trials if r.number == result.baseline and r not in front]
+    baseline = [r for r in result.trials if r.number == result.baseline and r not in front]
     cap = format_size(result.cap_bytes)
     blocks = [
         f"## {_plain(result.study)}",
-        f"{_plain(result.workload.describe())}, {result.workload.steps} steps, on {_plain(result.device.name)}, "
-        f"cap {cap}. {outcome_counts(result.trials)}.",
+        f"{_plain(result.workload.describe())}, {result.workload.steps} steps, "
+        f"on {_plain(result.device.name)}, cap {cap}. {outcome_counts(result.trials)}.",
         f"**{_answer(result)}**",
-        *(
-            [f"### Front under {cap}, and the baseline", _table(result, [*front, *beside])]
-            if front
-            else []
-        ),
-        *(["### All trials", _table(result, result.trials)] if result.trials else []),
-        *([SHARED_MARK_SAYS] if any(map(is_shared, result.trials)) else []),
     ]
+    if front:
+        blocks.append(f"### Front under {cap}, and the baseline")
+        blocks.append(_table(result, [*front, *baseline]))
+    if result.trials:
+        blocks.append("### All trials")
+        blocks.append(_table(result, result.trials))
+    if any(map(is_shared, result.trials)):
+        blocks.append(SHARED_MARK_NOTE)
     return "\n\n".join(blocks) + "\n"
 
 
@@ -114,7 +116,7 @@ def _answer(result: StudyResult) -> str:
     if result.pick is None:
         return no_answer(result)
     picked = result.trial(result.pick.number)
-    return f"Pick: trial {picked.number}, {_words(picked)}: {_plain(result.pick.reason)}."
+    return f"Pick: trial {picked.number}, {_description(picked)}: {_plain(result.pick.reason)}."
 
 
 def _table(result: StudyResult, records: Iterable[TrialRecord]) -> str:
@@ -132,7 +134,8 @@ def _table(result: StudyResult, records: Iterable[TrialRecord]) -> str:
     ]
     rules = [":--" if head in ("configuration", "it is", "message") else "--:" for head in heads]
     return "\n".join(
-        _row(cells) for cells in [heads, rules, *(_cells(result, one, is_cuda) for one in records)]
+        _row(cells)
+        for cells in [heads, rules, *(_cells(result, record, is_cuda) for record in records)]
     )
 
 
@@ -141,15 +144,16 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _cells(result: StudyResult, record: TrialRecord, is_cuda: bool) -> list[str]:
-    marks = [name for name, holds in _marks(result, record).items() if holds]
-    marks += [] if record.outcome == "ok" else [OUTCOME_WORDS[record.outcome]]
-    marks += [f"from {_plain(record.reused_from)}"] if record.reused_from else []
-    marks += (
-        [f"perplexity: {_plain(source)}"] if (source := perplexity_source_words(record)) else []
-    )
+    marks = [name for name, is_marked in _marks(result, record).items() if is_marked]
+    if record.outcome != "ok":
+        marks.append(OUTCOME_WORDS[record.outcome])
+    if record.reused_from:
+        marks.append(f"from {_plain(record.reused_from)}")
+    if source := perplexity_source_words(record):
+        marks.append(f"perplexity: {_plain(source)}")
     return [
         str(record.number),
-        _words(record),
+        _description(record),
         _size(record.peak_memory_bytes),
         *([_size(record.device_bytes)] if is_cuda else []),
         speed_words(record.tokens_per_second, record.tokens_per_second_spread),
@@ -159,8 +163,9 @@ def _cells(result: StudyResult, record: TrialRecord, is_cuda: bool) -> list[str]
     ]
 
 
-def _words(record: TrialRecord) -> str:
-    return (f"{_plain(record.name)}: " if record.name else "") + record.config.describe()
+def _description(record: TrialRecord) -> str:
+    description = record.config.describe()
+    return f"{_plain(record.name)}: {description}" if record.name else description
 
 
 def _size(size_bytes: int | None) -> str:
@@ -168,7 +173,7 @@ def _size(size_bytes: int | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """`text` so that Markdown shows it as it is: on one line, no markup, no HTML, no end of the cell."""
+    """Escape `text` for one Markdown table cell: on one line, without markup or HTML."""
     on_one_line = " ".join(text.split())
     escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", on_one_line)
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

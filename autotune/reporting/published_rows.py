@@ -1,4 +1,4 @@
-"""One's own rows beside a published table, as text cells for a terminal, for Markdown and for the report."""
+"""A study compared with a published table, as text cells for terminal, Markdown and report."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,10 @@ PREDICTED_MARK = "~"
 
 
 def compared_rows(view: StudyView) -> tuple[ComparedRow, ...]:
-    """A study beside the table of its search space. Raises InvalidInput where that has none."""
+    """Compare a study with the published table of its search space, row by row.
+
+    Raises InvalidInput if the search space has no table.
+    """
     definition = view.definition
     return compare_with_published(
         reference_of(definition.space, what=f"study {view.result.study!r}"),
@@ -29,27 +32,27 @@ def compared_rows(view: StudyView) -> tuple[ComparedRow, ...]:
 
 
 def has_published_size(view: StudyView) -> bool:
+    """Return whether the study has the model and batch size of the published table."""
     return is_of_published_size(view.definition.space, view.definition.workload)
 
 
 def heads(rows: Sequence[ComparedRow]) -> list[str]:
-    """The columns that hold anything."""
-    return [
-        "row",
-        "peak",
-        "published",
-        *(["ratio"] if _has_ratio(rows) else []),
-        "saved",
-        "published",
-        "difference",
-        *(["speed", "published", "ratio"] if _has_speed(rows) else []),
-        *(["perplexity", "published"] if _has_perplexity(rows) else []),
-        *(["remark"] if _has_remarks(rows) else []),
-    ]
+    """Return the headings of the columns that are not empty in all rows."""
+    headings = ["row", "peak", "published"]
+    if _has_ratio(rows):
+        headings.append("ratio")
+    headings += ["saved", "published", "difference"]
+    if _has_speed(rows):
+        headings += ["speed", "published", "ratio"]
+    if _has_perplexity(rows):
+        headings += ["perplexity", "published"]
+    if _has_remarks(rows):
+        headings.append("remark")
+    return headings
 
 
 def cells(rows: Sequence[ComparedRow]) -> list[list[str]]:
-    """One list a row, under `heads`. Names and remarks are plain text."""
+    """Return one list of cells per row, for the columns of `heads`. All are plain text."""
     return [_cells(rows, row) for row in rows]
 
 
@@ -57,11 +60,14 @@ STACKED_HEADS = ("row", "peak", "saved", "speed", "perplexity", "remark")
 
 
 def stacked_cells(rows: Sequence[ComparedRow]) -> list[list[str]]:
-    """The same for a narrow page, under `STACKED_HEADS`: three lines a row."""
+    """Return three lines of cells per row, for the columns of `STACKED_HEADS`.
+
+    For narrow pages: the study's row, the published row and their difference.
+    """
     lines = []
     for row in rows:
-        own, published = _own_cells(row), _published_cells(row)
-        lines += [[row.name, *own, row.own.remark], ["  published", *published, ""]]
+        lines.append([row.name, *_study_cells(row), row.own.remark])
+        lines.append(["  published", *_published_cells(row), ""])
         lines.append(
             [
                 "  difference",
@@ -73,14 +79,14 @@ def stacked_cells(rows: Sequence[ComparedRow]) -> list[list[str]]:
     return lines
 
 
-def _own_cells(row: ComparedRow) -> list[str]:
-    own = row.own.figures
+def _study_cells(row: ComparedRow) -> list[str]:
+    figures = row.own.figures
     mark = PREDICTED_MARK if row.own.peak_is_predicted else ""
     return [
-        mark + _size(own.peak_memory_bytes),
+        mark + _size(figures.peak_memory_bytes),
         _percent(row.saved),
         _times(row.speed),
-        _number(own.perplexity),
+        _number(figures.perplexity),
     ]
 
 
@@ -97,38 +103,38 @@ def _published_cells(row: ComparedRow) -> list[str]:
 def notes(
     reference: Reference, rows: Sequence[ComparedRow], *, has_published_size: bool
 ) -> list[str]:
-    """What a reader has to know beside the table."""
-    said = [
+    """Return the sentences that a reader needs in order to read the table."""
+    sentences = [
         f"Published: {reference.source}, on {reference.measured_on}.",
-        f"Savings and speeds are relative to {reference.control}, each to that of its own run; the difference of two "
-        "savings is in percentage points.",
+        f"Savings and speeds are relative to {reference.control} of the same run; the difference "
+        "of two savings is in percentage points.",
     ]
     if not has_published_size:
-        said.append(
-            "The model or the batch here is of another size: savings compare, peaks do not."
+        sentences.append(
+            "The model or the batch here has another size: savings can be compared, peaks cannot."
         )
     if any(row.own.peak_is_predicted for row in rows):
-        said.append(f"{PREDICTED_MARK} is predicted, not measured.")
+        sentences.append(f"{PREDICTED_MARK} is predicted, not measured.")
         control = next(row.own for row in rows if row.name == reference.control)
         if control.peak_is_predicted:
-            said.append("So is the control: savings beside it are predictions, too.")
-    return said
+            sentences.append("The control is predicted, so savings relative to it are predictions.")
+    return sentences
 
 
 def _cells(rows: Sequence[ComparedRow], row: ComparedRow) -> list[str]:
-    (peak, saved, speed, perplexity), published = _own_cells(row), _published_cells(row)
-    return [
-        row.name,
-        peak,
-        published[0],
-        *([_ratio(row.peak_ratio)] if _has_ratio(rows) else []),
-        saved,
-        published[1],
-        _percent(row.saved_difference, sign="+"),
-        *([speed, published[2], _ratio(row.speed_ratio)] if _has_speed(rows) else []),
-        *([perplexity, published[3]] if _has_perplexity(rows) else []),
-        *([row.own.remark] if _has_remarks(rows) else []),
-    ]
+    peak, saved, speed, perplexity = _study_cells(row)
+    published_peak, published_saved, published_speed, published_perplexity = _published_cells(row)
+    cells = [row.name, peak, published_peak]
+    if _has_ratio(rows):
+        cells.append(_ratio(row.peak_ratio))
+    cells += [saved, published_saved, _percent(row.saved_difference, sign="+")]
+    if _has_speed(rows):
+        cells += [speed, published_speed, _ratio(row.speed_ratio)]
+    if _has_perplexity(rows):
+        cells += [perplexity, published_perplexity]
+    if _has_remarks(rows):
+        cells.append(row.own.remark)
+    return cells
 
 
 def _has_remarks(rows: Sequence[ComparedRow]) -> bool:
@@ -154,7 +160,7 @@ def _size(size_bytes: int | None) -> str:
 def _percent(share: float | None, *, sign: str = "") -> str:
     if share is None:
         return "-"
-    percent = round(100 * share, 1) + 0.0  # no -0.0
+    percent = round(100 * share, 1) + 0.0  # turns -0.0 into 0.0
     return f"{percent:{sign}.1f}{'' if sign else ' %'}"
 
 

@@ -1,4 +1,4 @@
-"""All that is known of a study, as figures and reports look at it."""
+"""The data of one study that figures and reports are made from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,20 +16,26 @@ class StudyView:
     definition: StudyDefinition
     result: StudyResult
     forecasts: Mapping[str, Forecast]
-    """By fingerprint; more configurations are predicted than tried."""
+    """Predictions by configuration fingerprint; more configurations are predicted than tried."""
     begun_at: str = ""
-    """UTC, to the minute."""
+    """Start of the study in UTC, to the minute."""
     last_result_at: str = ""
+    """Time of the last result, in the same form."""
 
     @property
     def baseline(self) -> TrialRecord | None:
+        """The trial of the baseline configuration, if there is one."""
         number = self.result.baseline
         return None if number is None else self.result.trial(number)
 
     @property
     def pick(self) -> TrialRecord | None:
-        return None if self.result.pick is None else self.result.trial(self.result.pick.number)
+        """The picked trial, or None if no trial is feasible."""
+        if self.result.pick is None:
+            return None
+        return self.result.trial(self.result.pick.number)
 
     def prediction_of(self, config: TrainingConfig) -> Prediction | None:
+        """Return the prediction for a configuration, or None if it has none."""
         forecast = self.forecasts.get(config.fingerprint)
         return None if forecast is None else forecast.prediction

@@ -1,8 +1,8 @@
-"""How all figures look: units, colours that colour-blind people can tell apart, shapes, light and dark, narrow screens.
+"""Shared style of all figures: units, colours, symbols, light and dark mode, narrow screens.
 
-A figure has no background of its own and takes its text and grid from a template, so that a page
-can exchange `LIGHT` for `DARK` when the reader's colour scheme changes (`SCREEN_SCRIPT` does).
-Colours of marks stand out on both.
+The colours can be told apart by colour-blind people. A figure has no background and takes text and
+grid colours from a template, so that a page can exchange `LIGHT` for `DARK` when the reader's
+colour scheme changes (`SCREEN_SCRIPT` does). The colours of marks are readable on both.
 """
 
 import json
@@ -18,7 +18,7 @@ from autotune.spec.prediction import Category
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-# Okabe and Ito's palette, without its yellow, which white paper swallows.
+# The palette of Okabe and Ito, without its yellow, which is hard to see on white.
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY = (
     "#0072b2",
     "#e69f00",
@@ -28,15 +28,15 @@ BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY = (
     "#56b4e9",
 )
 GREY = "#8a8a8a"
-"""Readable on white and on black: lines, error bars, what is not feasible."""
+"""Readable on white and on black. For lines, error bars and infeasible trials."""
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, SKY)
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-"""One each for the things a figure compares, so that nothing is told by colour alone."""
+"""One colour, symbol and dash for each thing a figure compares: colour alone is not enough."""
 
 SCALE = ((0.0, "#f2b632"), (0.35, "#e0705b"), (0.7, "#b0479a"), (1.0, "#6c55c8"))
-"""For a number as a colour, low to high. Neither end is lost on white or on black, as those of
-Viridis are."""
+"""Colour scale for a number, low to high. Unlike those of Viridis, both ends can be seen on white
+and on black."""
 
 CATEGORY_COLORS: Mapping[Category | str, str] = {
     "parameters": BLUE,
@@ -59,7 +59,7 @@ CATEGORY_PATTERNS: Mapping[Category | str, str] = {
     "workspace": "-",
 }
 OTHER = "rest"
-"""Bytes of a peak that nobody attributed."""
+"""Category of the bytes of a peak that are not attributed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,7 @@ class Unit:
     size_bytes: int
 
     def of(self, size_bytes: float) -> float:
+        """Convert bytes to this unit."""
         return size_bytes / self.size_bytes
 
 
@@ -79,7 +80,7 @@ _UNITS = tuple(
 
 
 def unit_for(size_bytes: float) -> Unit:
-    """The largest unit of which `size_bytes` is at least one."""
+    """Return the largest unit that is not larger than `size_bytes`."""
     return next((unit for unit in _UNITS if size_bytes >= unit.size_bytes), _UNITS[-1])
 
 
@@ -112,16 +113,17 @@ def _template(*, text: str, grid: str, zero: str) -> dict[str, Any]:
 
 LIGHT = _template(text="#202124", grid="#e3e5e8", zero="#9aa0a6")
 DARK = _template(text="#e8eaed", grid="#3c4043", zero="#80868b")
-"""Templates: `Plotly.relayout(div, {template: DARK})` turns a drawn figure."""
+"""Templates. `Plotly.relayout(div, {template: DARK})` turns a drawn figure dark."""
 
 NARROW_SCREEN = "45rem"
 LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1.01, "yanchor": "bottom"}
 
 
 def empty_figure(*, note: str = "", panels: "go.Figure | None" = None) -> "go.Figure":
-    """A figure in our template; `note` is the sentence a page puts above it and a picture on top of it.
+    """Return an empty figure with the light template.
 
-    `panels` is what `make_subplots` gives.
+    `note` is text that a page shows above the figure and an image on top of it. `panels` is the
+    result of `make_subplots`.
     """
     import plotly.graph_objects as go
 
@@ -133,35 +135,41 @@ def empty_figure(*, note: str = "", panels: "go.Figure | None" = None) -> "go.Fi
 
 
 def note_of(drawing: "go.Figure") -> str:
-    """What has to be said beside a figure, as plain text; empty where nothing has."""
+    """Return the note of a figure as plain text, empty if it has none."""
     return str((drawing.layout.meta or {}).get("note", ""))
 
 
 def on_narrow_screens(
     drawing: "go.Figure", changes: Mapping[str, Any], *, least_width: int | None = None
 ) -> None:
-    """`changes` of the layout for a phone, and the way back; below `least_width` pixels a page scrolls the figure."""
+    """Store layout `changes` for phones in the figure, and how to undo them.
+
+    A page scrolls the figure sideways if it is narrower than `least_width` pixels.
+    """
     before = {path: _plain(drawing.layout[path]) for path in changes}
     meta = {**(drawing.layout.meta or {}), "narrow": dict(changes), "wide": before}
-    drawing.update_layout(
-        meta=meta if least_width is None else {**meta, "least_width": least_width}
-    )
+    if least_width is not None:
+        meta["least_width"] = least_width
+    drawing.update_layout(meta=meta)
 
 
 def hide_on_narrow_screens(drawing: "go.Figure", *names: str) -> None:
-    """Traces, such as labels, for which a phone has no room."""
-    places = [place for place, trace in enumerate(drawing.data) if trace.name in names]
-    drawing.update_layout(meta={**(drawing.layout.meta or {}), "wide_only": places})
+    """Hide the traces of these names, such as labels, where a phone has no room for them."""
+    indices = [index for index, trace in enumerate(drawing.data) if trace.name in names]
+    drawing.update_layout(meta={**(drawing.layout.meta or {}), "wide_only": indices})
 
 
 def grey_key(trace: Any) -> Any:
-    """The legend's entry for marks of many colours, whose own would be black, on dark pages too."""
+    """Return a trace for the legend in grey, for marks of many colours.
+
+    plotly would draw their legend entry black, on dark pages too.
+    """
     trace.update(showlegend=False, legendgroup=trace.name)
-    look = {"symbol": trace.marker.symbol, "size": min(trace.marker.size, 14), "color": GREY}
-    places = {axis: [None] for axis in "xyz" if axis in trace}
-    marker = {**look, "line": trace.marker.line.to_plotly_json()}
+    marker = {"symbol": trace.marker.symbol, "size": min(trace.marker.size, 14), "color": GREY}
+    coordinates = {axis: [None] for axis in "xyz" if axis in trace}
+    marker["line"] = trace.marker.line.to_plotly_json()
     return type(trace)(
-        **places, mode="markers", name=trace.name, legendgroup=trace.name, marker=marker
+        **coordinates, mode="markers", name=trace.name, legendgroup=trace.name, marker=marker
     )
 
 
@@ -170,10 +178,12 @@ def _plain(value: Any) -> Any:
 
 
 SCREEN_SCRIPT = (
-    f"const themes = {{light: {json.dumps(LIGHT)}, dark: {json.dumps(DARK)}}}, narrowScreen = '{NARROW_SCREEN}';"
+    f"const themes = {{light: {json.dumps(LIGHT)}, dark: {json.dumps(DARK)}}};"
+    f"const narrowScreen = '{NARROW_SCREEN}';"
     + """
 (function () {
-  const dark = matchMedia("(prefers-color-scheme: dark)"), narrow = matchMedia("(max-width: " + narrowScreen + ")");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const narrow = matchMedia("(max-width: " + narrowScreen + ")");
   function makeRoom() {
     document.querySelectorAll(".js-plotly-plot").forEach(function (div) {
       const least = (div.layout.meta || {}).least_width;
@@ -182,7 +192,7 @@ SCREEN_SCRIPT = (
       Plotly.Plots.resize(div);
     });
   }
-  let isAsDrawn = true;  // a large figure is not drawn twice where nothing changes
+  let isAsDrawn = true;  // do not draw a large figure twice if nothing changes
   function fit() {
     if (isAsDrawn && !dark.matches && !narrow.matches) return;
     isAsDrawn = false;
@@ -201,15 +211,15 @@ SCREEN_SCRIPT = (
 })();
 """
 )
-"""For pages: gives every figure the colours of the reader's scheme and the layout of a narrow or
-wide screen."""
+"""Script of a page: sets the colours of every figure by the reader's colour scheme, and the layout
+by the width of the screen."""
 
 
-# -- words -----------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 def wrapped(text: str, *, width: int, lines: int = 3) -> str:
-    """Plain text as that of a label: escaped, at most `lines` lines of about `width` letters."""
+    """Return plain text for a label: escaped, at most `lines` lines of about `width` characters."""
     parts = textwrap.wrap(text, width=width, break_long_words=True) or [""]
     if len(parts) > lines:
         parts = [*parts[: lines - 1], parts[lines - 1][: width - 1] + "…"]
@@ -217,24 +227,22 @@ def wrapped(text: str, *, width: int, lines: int = 3) -> str:
 
 
 def escaped(text: str) -> str:
-    """Plain text for a label.
-
-    Quotes stay as they are: plotly would show the letters of `&quot;`.
-    """
+    """Escape plain text for a label, except quotes: plotly would show `&quot;` as it is."""
     return escape(text, quote=False)
 
 
 def with_heading(drawing: "go.Figure", title: str, *, width: int, height: int) -> "go.Figure":
-    """A copy that can stand alone, as a picture does: title and note on top, and paper that is white."""
-    letters = max(20, width // 8)
-    note = wrapped(note_of(drawing), width=letters, lines=6) if note_of(drawing) else ""
-    heading = f"<b>{wrapped(title, width=letters)}</b>"
+    """Return a copy for an image file, with title and note on top and a white background."""
+    characters = max(20, width // 8)
+    note = wrapped(note_of(drawing), width=characters, lines=6) if note_of(drawing) else ""
+    heading = f"<b>{wrapped(title, width=characters)}</b>"
     lines = 1 + heading.count("<br>") + (note.count("<br>") + 1 if note else 0)
     copy = type(drawing)(drawing)
-    text = heading + (f"<br><span style='font-size:0.85em'>{note}</span>" if note else "")
-    room = (
-        (drawing.layout.margin.t or 30) + 12 + 20 * lines + 22 * _legend_rows(drawing, width=width)
-    )
+    text = heading
+    if note:
+        text += f"<br><span style='font-size:0.85em'>{note}</span>"
+    legend_height = 22 * _legend_rows(drawing, width=width)
+    top_margin = (drawing.layout.margin.t or 30) + 12 + 20 * lines + legend_height
     copy.update_layout(
         title={
             "text": text,
@@ -245,7 +253,7 @@ def with_heading(drawing: "go.Figure", title: str, *, width: int, height: int) -
             "yanchor": "top",
         },
         title_font_size=16,
-        margin_t=room,
+        margin_t=top_margin,
         paper_bgcolor="white",
         plot_bgcolor="white",
     )
@@ -253,16 +261,19 @@ def with_heading(drawing: "go.Figure", title: str, *, width: int, height: int) -
 
 
 def _legend_rows(drawing: "go.Figure", *, width: int) -> int:
-    """About how many rows a legend above the figure has; plotly leaves room for them, but not for a title above."""
+    """Estimate the rows of a legend above the figure, beyond the first.
+
+    plotly leaves room for them, but not for a title above them.
+    """
     if drawing.layout.legend.orientation != "h":
         return 0
     names = [str(trace.name or "") for trace in drawing.data if trace.showlegend is not False]
     longest = max((len(name) for name in names), default=0)
-    a_row = max(1, round(0.7 * width) // (50 + 7 * longest))
-    return max(0, math.ceil(len(names) / a_row) - 1)
+    names_per_row = max(1, round(0.7 * width) // (50 + 7 * longest))
+    return max(0, math.ceil(len(names) / names_per_row) - 1)
 
 
 def listed_numbers(numbers: Sequence[int], *, most: int = 12) -> str:
-    """`#1, #4, #7`."""
+    """Return `#1, #4, #7`, with a count instead of the numbers after the first `most`."""
     shown = ", ".join(f"#{number}" for number in numbers[:most])
     return shown + (f" and {len(numbers) - most} more" if len(numbers) > most else "")

@@ -1,4 +1,4 @@
-"""A trial in words: what tables, pages and figures say of one, and the texts that figures show beside a mark."""
+"""Texts about one trial or study, for tables, pages and the hover labels of figures."""
 
 from autotune.analysis.pick import savings
 from autotune.reporting import style
@@ -8,31 +8,40 @@ from autotune.units import format_size
 
 
 def described(record: TrialRecord) -> str:
-    """Name and choices, as plain text."""
-    return (f"{record.name}: " if record.name else "") + record.config.describe()
+    """Return name and configuration as plain text."""
+    description = record.config.describe()
+    return f"{record.name}: {description}" if record.name else description
 
 
 def speed_words(tokens_per_second: float | None, spread: float | None) -> str:
-    """`8,052 ±6%`; empty where it was not measured."""
+    """Return `8,052 ±6%`, or an empty text if there is no speed."""
     if not tokens_per_second:
         return ""
     return f"{tokens_per_second:,.0f} ±{100 * (spread or 0.0) / tokens_per_second:.0f}%"
 
 
 def perplexity_words(record: TrialRecord) -> str:
-    """`=23.91 ±0.05`, with its spread over seeds; `SHARED_MARK` before one that another trial was trained for."""
+    """Return `23.91 ±0.05`, with the spread over seeds, or an empty text without a perplexity.
+
+    `SHARED_MARK` stands before a perplexity that was measured in another trial.
+    """
     if record.perplexity is None:
         return ""
+    mark = SHARED_MARK if is_shared(record) else ""
     spread = "" if record.perplexity_spread is None else f" ±{record.perplexity_spread:.2f}"
-    return f"{SHARED_MARK if is_shared(record) else ''}{record.perplexity:,.2f}{spread}"
+    return f"{mark}{record.perplexity:,.2f}{spread}"
 
 
 def is_shared(record: TrialRecord) -> bool:
+    """Return whether the perplexity was measured in another trial with the same numerics."""
     return (record.perplexity_source or "").startswith("shared")
 
 
 def perplexity_source_words(record: TrialRecord) -> str:
-    """Where its perplexity comes from, for a table; empty where the trial measured it on the held-out text itself."""
+    """Return where the perplexity comes from, for a table.
+
+    Empty if the trial measured it itself, on the held-out text.
+    """
     source = record.perplexity_source or ""
     if record.perplexity is None or source in ("", "measured"):
         return ""
@@ -42,21 +51,21 @@ def perplexity_source_words(record: TrialRecord) -> str:
 
 
 SHARED_MARK = "="
-SHARED_MARK_SAYS = (
-    "= is the perplexity of the trial that was trained to the end for all its numerics"
+SHARED_MARK_NOTE = (
+    "= is the perplexity of the trial trained to the end on behalf of all with the same numerics"
 )
-"""What a table with such marks has below or above it."""
+"""Explains the mark, below or above a table that has it."""
 
 
-def in_words(record: TrialRecord) -> str:
-    """How a trial ended that has no speed, as plain text."""
+def outcome_line(record: TrialRecord) -> str:
+    """Return in one line how a trial without a speed ended."""
     size = f" at {format_size(record.device_bytes)}" if record.device_bytes else ""
     reason = "" if record.outcome == "over_cap" or not record.message else f" ({record.message})"
     return f"#{record.number} {described(record)}: {OUTCOME_WORDS[record.outcome]}{size}{reason}"
 
 
 def no_answer(result: StudyResult) -> str:
-    """Why there is no pick; empty where there is one."""
+    """Return why there is no pick, or an empty text if there is one."""
     if result.pick is not None:
         return ""
     if not any(record.is_finished for record in result.trials):
@@ -65,7 +74,7 @@ def no_answer(result: StudyResult) -> str:
 
 
 def answer_of(result: StudyResult) -> str:
-    """The pick and its reason in one sentence."""
+    """Return the pick and its reason in one sentence."""
     if result.pick is None:
         return no_answer(result)
     picked = result.trial(result.pick.number)
@@ -73,7 +82,7 @@ def answer_of(result: StudyResult) -> str:
 
 
 def about(result: StudyResult) -> str:
-    """Workload, device and torch in one line."""
+    """Return workload, device and torch version in one line."""
     workload, device = result.workload, result.device
     return (
         f"{workload.describe()}, {workload.steps} steps, on {device.device} ({device.name}), "
@@ -82,19 +91,20 @@ def about(result: StudyResult) -> str:
 
 
 def full_hover(record: TrialRecord, baseline: TrialRecord | None) -> str:
-    """The whole configuration and all that was measured, as HTML lines."""
+    """Return the whole configuration and all measurements, as HTML lines."""
     lines = [f"<b>#{record.number} {style.wrapped(record.name or '', width=_LINE, lines=6)}</b>"]
     lines += [
         f"{field.replace('_', ' ')}: {value}" for field, value in record.config.to_dict().items()
     ]
     lines += _measured(record)
-    if against := savings(record, baseline).removeprefix("; "):
-        lines.append(style.wrapped(against, width=_LINE))
+    saved = savings(record, baseline).removeprefix("; ")
+    if saved:
+        lines.append(style.wrapped(saved, width=_LINE))
     return "<br>".join(lines)
 
 
 def short_hover(record: TrialRecord) -> str:
-    """Number and choices on one line, then what was measured: for figures with thousands of marks."""
+    """Return number, configuration and measurements, for figures with thousands of marks."""
     return "<br>".join(
         [
             f"<b>#{record.number}</b> {style.wrapped(described(record), width=_LINE, lines=6)}",
@@ -104,7 +114,7 @@ def short_hover(record: TrialRecord) -> str:
 
 
 _LINE = 42
-"""Letters; a phone has no room for a longer line."""
+"""Characters per line; a phone has no room for more."""
 
 
 def _measured(record: TrialRecord) -> list[str]:
@@ -122,15 +132,15 @@ def _measured(record: TrialRecord) -> list[str]:
     if record.perplexity is not None:
         source = record.perplexity_source or ""
         spread = "" if record.perplexity_spread is None else f" ±{record.perplexity_spread:.3f}"
-        lines.append(
-            f"perplexity: {record.perplexity:,.3f}{spread}"
-            + (f" ({style.escaped(source)})" if source else "")
-        )
+        line = f"perplexity: {record.perplexity:,.3f}{spread}"
+        lines.append(f"{line} ({style.escaped(source)})" if source else line)
     if record.compile_seconds is not None:
         lines.append(f"compiled in {record.compile_seconds:.1f} s")
     if record.reused_from:
         lines.append(style.wrapped(f"measured as {record.reused_from}", width=_LINE, lines=6))
     if record.outcome != "ok":
-        said = OUTCOME_WORDS[record.outcome] + (f": {record.message}" if record.message else "")
-        lines.append(style.wrapped(said, width=_LINE, lines=6))
+        outcome = OUTCOME_WORDS[record.outcome]
+        if record.message:
+            outcome += f": {record.message}"
+        lines.append(style.wrapped(outcome, width=_LINE, lines=6))
     return lines

@@ -134,7 +134,7 @@ _FILES: dict[str, str | bytes] = {
 
 
 def write_files(folder: Path) -> None:
-    """Everything the mistakes name, in `folder`."""
+    """Write every file that the mistakes name into `folder`."""
     files = dict(_FILES)
     files |= {space_file(name): content for name, content in SPACES.items()}
     files |= {

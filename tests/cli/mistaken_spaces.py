@@ -1,4 +1,4 @@
-"""Search-space files that must be refused, by the key they are wrong in."""
+"""Search-space files that must be rejected, by the key they are wrong in."""
 
 _CONFIGURATION = '[[configurations]]\nname = "a"\n'
 _REFERENCE = 'source = "s"\nmeasured_on = "m"\ncontrol = "a"\n'
@@ -136,7 +136,8 @@ SPACES: dict[str, str | bytes] = {
     "conditions.then/value not listed": _condition(
         'if = { compile = ["model"] }\nthen = { precision = ["tf32"] }'
     ),
-    "conditions.then/contradiction": '[techniques]\ncompile = ["none"]\nprecision = ["fp32", "tf32"]\n'
+    "conditions.then/contradiction": '[techniques]\ncompile = ["none"]\n'
+    'precision = ["fp32", "tf32"]\n'
     '[[conditions]]\nif = { precision = ["fp32", "tf32"] }\nthen = { precision = ["tf32"] }\n'
     '[[conditions]]\nif = { precision = ["tf32"] }\nthen = { precision = ["fp32"] }\n',
     "defaults": 'defaults = "adamw"',
@@ -218,7 +219,7 @@ SPACES: dict[str, str | bytes] = {
     ),
     "reference.rows.perplexity": _reference("", "a = { perplexity = nan }"),
 }
-"""Place in the file, and after a slash which mistake of several, to the content of the file."""
+"""{key of the file, and after a slash which of several mistakes: content of the file}"""
 
 
 def space_file(name: str) -> str:

@@ -1,8 +1,8 @@
-"""Command lines that must be refused: one line a mistake, under the command it belongs to.
+"""Command lines that must be rejected, by command, separated by ` | ` or line ends.
 
-To add one, write the rest of the command line as in a shell; what it names, `mistaken_files.py`
-makes. `real` is a study in real.db, which `IN_REAL` names. A test fails while an option of a
-command stands in none of these lines.
+To add one, write the rest of the command line as in a shell. `mistaken_files.py` creates the files
+that it names. `real` is a study in real.db, which `IN_REAL` stands for. A test fails if an option
+of a command is in none of these lines.
 """
 
 import shlex
@@ -14,177 +14,269 @@ from mistaken_spaces import SPACES, space_file
 COMMAND_LINES = {
     "": "--bogus | frobnicate | --version=3 | --nonesuch search",
     "search": r"""
-        --max-mem 8,5GiB | --max-mem -1 | --max-mem 0 | --max-mem '' | --max-mem abc | --max-mem 8gib
-        --max-mem 1e400 | --max-mem 1e309 | --max-mem 8GiBB | --max-mem ٨GiB | --max-mem 0x10 | --max-mem 1e-3GiB
-        --max-mem 8 | --max-mem nan | --max-mem inf | --max-mem '8 G iB' | --max-mem 8GiB8 | --max-mem 9999999999TiB
-        --max-mem 1_000MiB | --max-mem +8GiB | --max-mem 8. | --max-mem .5GiB | --max-mem '8\nGiB' | --max-mem
-        --trials 0 | --trials x | --trials -5 | --trials 1.5 | --trials '' | --trials 99999999999999999999
+        --max-mem 8,5GiB | --max-mem -1 | --max-mem 0 | --max-mem '' | --max-mem abc
+        --max-mem 8gib
+        --max-mem 1e400 | --max-mem 1e309 | --max-mem 8GiBB | --max-mem ٨GiB | --max-mem 0x10
+        --max-mem 1e-3GiB
+        --max-mem 8 | --max-mem nan | --max-mem inf | --max-mem '8 G iB' | --max-mem 8GiB8
+        --max-mem 9999999999TiB
+        --max-mem 1_000MiB | --max-mem +8GiB | --max-mem 8. | --max-mem .5GiB | --max-mem '8\nGiB'
+        --max-mem
+        --trials 0 | --trials x | --trials -5 | --trials 1.5 | --trials ''
+        --trials 99999999999999999999
         --trials 1e3
         --seed -1 | --seed 4294967296 | --seed x | --seed 1.5
         --seeds 0 | --seeds -1 | --seeds 101 | --seeds many | --seeds 2 --script train.py
-        --device gpu | --device cuda:x | --device tpu | --device '' | --device cuda: | --device cuda:-1 | --device CPU
+        --device gpu | --device cuda:x | --device tpu | --device '' | --device cuda:
+        --device cuda:-1 | --device CPU
         --device cuda:٣ | --device cuda:99999999999999999999 | --device 'cpu\n' | --device cpu:0
         --sampler foo | --sampler '' | --until-converged --sampler tpe | --until-converged=yes
-        --name a/b | --name '' | --name ../x | --name .hidden | --name -x | --name 'a b' | --name é | --name 'a\nb'
+        --name a/b | --name '' | --name ../x | --name .hidden | --name -x | --name 'a b'
+        --name é | --name 'a\nb'
         --name '\x1b[31mred' | --name NAME_OF_101 | --name 'a\udcffb'
-        --time-budget soon | --time-budget -1 | --time-budget 0 | --time-budget '' | --time-budget 1h30
+        --time-budget soon | --time-budget -1 | --time-budget 0 | --time-budget ''
+        --time-budget 1h30
         --time-budget inf
         --time-budget 1e10d | --time-budget 5min | --time-budget '1\nh'
         --workers 0 | --workers 257 | --workers x | --trials-per-device 0 | --trials-per-device 1.5
         --database-wait soon | --database-wait -1s | --database-wait nan
-        --compile-time-limit 11m | --compile-time-limit x | --step-time-limit 11m | --step-time-limit 0s
-        --trial-time-limit nonsense | --trial-time-limit 0s | --trial-time-limit nan | --trial-time-limit -3m
+        --compile-time-limit 11m | --compile-time-limit x | --step-time-limit 11m
+        --step-time-limit 0s
+        --trial-time-limit nonsense | --trial-time-limit 0s | --trial-time-limit nan
+        --trial-time-limit -3m
         --prefer speed | --prefer ''
-        --tolerance x | --tolerance speed=a | --tolerance speed=2 | --tolerance speed=nan | --tolerance speed=-0.1
-        --tolerance memory=0.1 | --tolerance speed | --tolerance speed= | --tolerance =0.1 | --tolerance speed=1_0
-        --tolerance speed=0.1 --tolerance speed=0.2 | --tolerance speed=٠ | --tolerance perplexity=inf
+        --tolerance x | --tolerance speed=a | --tolerance speed=2 | --tolerance speed=nan
+        --tolerance speed=-0.1
+        --tolerance memory=0.1 | --tolerance speed | --tolerance speed= | --tolerance =0.1
+        --tolerance speed=1_0
+        --tolerance speed=0.1 --tolerance speed=0.2 | --tolerance speed=٠
+        --tolerance perplexity=inf
         --max-perplexity-increase -1 | --max-perplexity-increase nan | --max-perplexity-increase inf
         --max-perplexity-increase x
-        --learning-rate adamw | --learning-rate foo=1 | --learning-rate adamw=-1 | --learning-rate adamw=nan
-        --learning-rate adamw=0 | --learning-rate adamw=1e999 | --learning-rate adamw=1e-3 --learning-rate adamw=1e-4
-        --layers x | --layers 0 | --layers -1 | --layers 99999999999999999999 | --layers 2.5 | --layers ''
+        --learning-rate adamw | --learning-rate foo=1 | --learning-rate adamw=-1
+        --learning-rate adamw=nan
+        --learning-rate adamw=0 | --learning-rate adamw=1e999
+        --learning-rate adamw=1e-3 --learning-rate adamw=1e-4
+        --layers x | --layers 0 | --layers -1 | --layers 99999999999999999999 | --layers 2.5
+        --layers ''
         --width 130 --heads 4 | --width 0 | --width 9999999999 | --heads 0 | --heads 5 | --heads -4
-        --feed-forward-width 0 | --feed-forward-width -1 | --vocab-size 10 | --vocab-size 0 | --vocab-size 99999999999
+        --feed-forward-width 0 | --feed-forward-width -1 | --vocab-size 10 | --vocab-size 0
+        --vocab-size 99999999999
         --seq-len 0 | --seq-len x | --seq-len 99999999999 | --global-batch 0 | --global-batch -8
-        --steps 1 | --steps 0 | --steps 9999999999 | --warmup-steps 0 | --warmup-steps 60 | --warmup-steps -1
+        --steps 1 | --steps 0 | --steps 9999999999 | --warmup-steps 0 | --warmup-steps 60
+        --warmup-steps -1
         --eval-sequences 0 | --eval-sequences -1 | --lr-warmup-steps 0 | --lr-warmup-steps x
-        --schedule linear | --schedule '' | --gradient-clipping 0 | --gradient-clipping -1 | --gradient-clipping nan
+        --schedule linear | --schedule '' | --gradient-clipping 0 | --gradient-clipping -1
+        --gradient-clipping nan
         --gradient-clipping inf | --gradient-clipping x
-        --space nope | --space '' | --space folder | --space garbage.toml | --space missing.toml | --space pipe
-        --space LONG | --space ~nobody/x.toml | --space /dev/zero | --space quick --scale full | --scale tiny
+        --space nope | --space '' | --space folder | --space garbage.toml | --space missing.toml
+        --space pipe
+        --space LONG | --space ~nobody/x.toml | --space /dev/zero | --space quick --scale full
+        --scale tiny
         --space peak_memory --scale huge | --space peak_memory --scale '' | --space chain-a.toml
-        --storage nonsense | --name any --storage nonsense | --storage '' | --storage nonesuch://localhost/studies
-        --storage sqlite:///garbage.db | --name any --storage sqlite:///garbage.db | --storage sqlite:///folder
-        --storage sqlite:///file/autotune.db | --storage sqlite:///pipe | --storage sqlite:////proc/none/autotune.db
+        --storage nonsense | --name any --storage nonsense | --storage ''
+        --storage nonesuch://localhost/studies
+        --storage sqlite:///garbage.db | --name any --storage sqlite:///garbage.db
+        --storage sqlite:///folder
+        --storage sqlite:///file/autotune.db | --storage sqlite:///pipe
+        --storage sqlite:////proc/none/autotune.db
         --storage sqlite:// | --storage sqlite:///:memory: | --storage sqlite:///empty.db/x.db
-        --storage mysql://user:secret@localhost/studies | --storage sqlite:///LONG.db | --storage '\x1b]0;x\x07'
-        --dataset missing.txt | --dataset '' | --dataset ~nobody/x.txt | --dataset LONG.txt | --dataset './a\nb.txt'
+        --storage mysql://user:secret@localhost/studies | --storage sqlite:///LONG.db
+        --storage '\x1b]0;x\x07'
+        --dataset missing.txt | --dataset '' | --dataset ~nobody/x.txt | --dataset LONG.txt
+        --dataset './a\nb.txt'
         --dataset pipe | --dataset /dev/zero | --dataset ./nowhere | --dataset a/b/c/d
-        --dataset good.txt --held-out-split test | --held-out-split test | --packing loose | --packing ''
+        --dataset good.txt --held-out-split test | --held-out-split test | --packing loose
+        --packing ''
         --dataset parts --dataset-split nope | --dataset parts --held-out-split nope
         --dataset table.csv --text-column no
-        --dataset records.jsonl --text-column number | --dataset parts --dataset-config nope --dataset-split train
+        --dataset records.jsonl --text-column number
+        --dataset parts --dataset-config nope --dataset-split train
         --streaming=yes | --streaming --no-streaming --dataset missing.jsonl
-        --tokenizer model | --tokenizer bpe --vocab-size 257 | --tokenizer '' | --tokenizer missing.json
-        --tokenizer folder | --tokenizer garbage.json | --tokenizer empty.json | --tokenizer list.json
-        --tokenizer ./nowhere | --tokenizer pipe | --tokenizer ~nobody/tokenizer.json | --tokenizer large.json
+        --tokenizer model | --tokenizer bpe --vocab-size 257 | --tokenizer ''
+        --tokenizer missing.json
+        --tokenizer folder | --tokenizer garbage.json | --tokenizer empty.json
+        --tokenizer list.json
+        --tokenizer ./nowhere | --tokenizer pipe | --tokenizer ~nobody/tokenizer.json
+        --tokenizer large.json
         --model nope | --model '' | --model folder | --model garbage.toml | --model typo.json
         --model missing/config.json
-        --model list.json | --model empty.json | --model pipe | --model /dev/zero | --model ~nobody/config.json
-        --model LONG | --model llama --width 64 | --model llama --feed-forward-width 64 | --model llama --seq-len 4096
-        --model llama --vocab-size 300 | --model no_layers.json | --model minus.json | --model nan.json
+        --model list.json | --model empty.json | --model pipe | --model /dev/zero
+        --model ~nobody/config.json
+        --model LONG | --model llama --width 64 | --model llama --feed-forward-width 64
+        --model llama --seq-len 4096
+        --model llama --vocab-size 300 | --model no_layers.json | --model minus.json
+        --model nan.json
         --model deep.json
         --model llama --pretrained
-        --model llama --pretrained --layers 3 | --pretrained | --pretrained --model deep-one | --pretrained=yes
-        --model own.py | --model own.py: | --model :build | --model own.py:build.it | --model missing.py:build
-        --model broken.py:build | --model binary.py:build | --model pipe.py:build | --model folder.py:build
-        --model own.py:build --width 64 | --model deep.py:build | --model 'a b:c' | --model latin.py:build
-        --script missing.py | --script train | --script '' | --script broken.py | --script pipe.py | --script folder.py
-        --script train.py --model gpt | --script train.py --layers 3 | --script train.py --dataset good.txt
-        --script train.py --learning-rate sgd=1 | --script train.py --tokenizer bytes | --script ~nobody/train.py
-        --script train.py --schedule cosine | --script train.py --eval-sequences 5 | --script binary.py
-        --memory-snapshot --device cpu | --memory-snapshot=x | --dry-run --json | --dry-run --max-mem x
-        --json --trials 0 | --quiet --trials 0 | -q --trials 0 | --verbose --trials 0 | -v --trials 0
-        --no-predict=1 | --full-trainings=1 | --fresh=1 | --no-predict --full-trainings --fresh --trials 0
-        --bogus | surplus | --trails 5 | -z | --name real IN_REAL --seed 3 | --name real IN_REAL --steps 30
-        --name real IN_REAL --space quick | --name real IN_REAL --space nope | --name real IN_REAL --max-mem 1GiB
-        --name real IN_REAL --scale tiny | --name real IN_REAL --sampler grid | --name real IN_REAL --until-converged
+        --model llama --pretrained --layers 3 | --pretrained | --pretrained --model deep-one
+        --pretrained=yes
+        --model own.py | --model own.py: | --model :build | --model own.py:build.it
+        --model missing.py:build
+        --model broken.py:build | --model binary.py:build | --model pipe.py:build
+        --model folder.py:build
+        --model own.py:build --width 64 | --model deep.py:build | --model 'a b:c'
+        --model latin.py:build
+        --script missing.py | --script train | --script '' | --script broken.py | --script pipe.py
+        --script folder.py
+        --script train.py --model gpt | --script train.py --layers 3
+        --script train.py --dataset good.txt
+        --script train.py --learning-rate sgd=1 | --script train.py --tokenizer bytes
+        --script ~nobody/train.py
+        --script train.py --schedule cosine | --script train.py --eval-sequences 5
+        --script binary.py
+        --memory-snapshot --device cpu | --memory-snapshot=x | --dry-run --json
+        --dry-run --max-mem x
+        --json --trials 0 | --quiet --trials 0 | -q --trials 0 | --verbose --trials 0
+        -v --trials 0
+        --no-predict=1 | --full-trainings=1 | --fresh=1
+        --no-predict --full-trainings --fresh --trials 0
+        --bogus | surplus | --trails 5 | -z | --name real IN_REAL --seed 3
+        --name real IN_REAL --steps 30
+        --name real IN_REAL --space quick | --name real IN_REAL --space nope
+        --name real IN_REAL --max-mem 1GiB
+        --name real IN_REAL --scale tiny | --name real IN_REAL --sampler grid
+        --name real IN_REAL --until-converged
     """,
     "fit": r"""
         --max-mem 8,5GiB | --max-mem 8 | --json | --max-mem 8GiB surplus
-        --max-mem 8GiB --vary depth | --max-mem 8GiB --vary '' | --max-mem 8GiB --vary width --model llama
-        --max-mem 8GiB --context much | --max-mem 8GiB --context -1 | --max-mem 8GiB --device cpu --context 1GiB
-        --max-mem 8GiB --device tpu | --max-mem 8GiB --torch two | --max-mem 8GiB --torch 2 | --max-mem 8GiB --torch ٢.٨
-        --max-mem 8GiB --precision fp64 | --max-mem 8GiB --micro-batch 3 | --max-mem 8GiB --micro-batch 0
+        --max-mem 8GiB --vary depth | --max-mem 8GiB --vary ''
+        --max-mem 8GiB --vary width --model llama
+        --max-mem 8GiB --context much | --max-mem 8GiB --context -1
+        --max-mem 8GiB --device cpu --context 1GiB
+        --max-mem 8GiB --device tpu | --max-mem 8GiB --torch two | --max-mem 8GiB --torch 2
+        --max-mem 8GiB --torch ٢.٨
+        --max-mem 8GiB --precision fp64 | --max-mem 8GiB --micro-batch 3
+        --max-mem 8GiB --micro-batch 0
         --max-mem 8GiB --compile block --memory-budget 2 | --max-mem 8GiB --memory-budget 0.5
         --max-mem 8GiB --checkpointing block --compile block --memory-budget 0.5
-        --max-mem 8GiB --memory-budget nan | --max-mem 8GiB --checkpointing all | --max-mem 8GiB --compile yes
+        --max-mem 8GiB --memory-budget nan | --max-mem 8GiB --checkpointing all
+        --max-mem 8GiB --compile yes
         --max-mem 8GiB --optimizer adam | --max-mem 8GiB --optimizer-fusion full
-        --max-mem 8GiB --optimizer adafactor --optimizer-fusion kernel | --max-mem 8GiB --attention fast
+        --max-mem 8GiB --optimizer adafactor --optimizer-fusion kernel
+        --max-mem 8GiB --attention fast
         --max-mem 8GiB --attention flash --precision fp32 | --max-mem 8GiB --loss half
-        --max-mem 8GiB --activation-offload disk | --max-mem 8GiB --allocator x | --max-mem 8GiB --space nope
+        --max-mem 8GiB --activation-offload disk | --max-mem 8GiB --allocator x
+        --max-mem 8GiB --space nope
         --max-mem 8GiB --space quick --precision fp32 | --max-mem 8GiB --scale tiny
         --max-mem 8GiB --space peak_memory --scale huge | --max-mem 8GiB --width 130 --heads 4
         --max-mem 8GiB --model nope | --max-mem 8GiB --layers 0 | --max-mem 8GiB --vocab-size 1
-        --max-mem 8GiB --feed-forward-width 0 | --max-mem 8GiB --seq-len 0 | --max-mem 8GiB --global-batch 0
-        --max-mem 8GiB --gradient-clipping 0 | --max-mem 8GiB --gradient-clipping 1 --optimizer-fusion backward
+        --max-mem 8GiB --feed-forward-width 0 | --max-mem 8GiB --seq-len 0
+        --max-mem 8GiB --global-batch 0
+        --max-mem 8GiB --gradient-clipping 0
+        --max-mem 8GiB --gradient-clipping 1 --optimizer-fusion backward
         --max-mem 8GiB --compute-capability 9 | --max-mem 8GiB --compute-capability 9.0 --device cpu
         --max-mem 8GiB --no-confirm=1 | --max-mem x --no-confirm --json --quiet | --max-mem x -q
     """,
     "predict": r"""
-        --max-mem 8,5GiB | --max-mem 8GiBB --json | --device tpu | --device cuda:1:2 | --study real IN_REAL
+        --max-mem 8,5GiB | --max-mem 8GiBB --json | --device tpu | --device cuda:1:2
+        --study real IN_REAL
         --trial 0 | --trial x | --study real --trial 99 IN_REAL | --study real --trial -1 IN_REAL
         --study nope --trial 0
         --study nope --trial 0 IN_REAL | --study real --trial 0 --layers 3 IN_REAL
         --study real --trial 0 --space quick IN_REAL | --study real --trial 0 --device cuda IN_REAL
-        --study real --trial 0 --storage nonsense | --study real --trial 0 --storage sqlite:///garbage.db
-        --space nope | --space quick --precision fp32 | --space quick --plot step.html | --scale tiny
-        --space peak_memory --scale huge | --reference | --reference --max-mem 1GiB | --reference --space quick
+        --study real --trial 0 --storage nonsense
+        --study real --trial 0 --storage sqlite:///garbage.db
+        --space nope | --space quick --precision fp32 | --space quick --plot step.html
+        --scale tiny
+        --space peak_memory --scale huge | --reference | --reference --max-mem 1GiB
+        --reference --space quick
         --model nope | --model llama --width 64 | --layers 0 | --width 130 --heads 4 | --heads 0
         --feed-forward-width 0
-        --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping nan | --precision fp7 | --checkpointing x
-        --compile x | --optimizer x | --optimizer-fusion x | --attention x | --loss x | --activation-offload x
-        --memory-budget 0.5 | --memory-budget 1.5 | --micro-batch 3 | --micro-batch 0 | --torch two | --torch 2.8.0.1
+        --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping nan
+        --precision fp7 | --checkpointing x
+        --compile x | --optimizer x | --optimizer-fusion x | --attention x | --loss x
+        --activation-offload x
+        --memory-budget 0.5 | --memory-budget 1.5 | --micro-batch 3 | --micro-batch 0
+        --torch two | --torch 2.8.0.1
         --compute-capability nine | --compute-capability 9 | --compute-capability '' | --allocator x
-        --compute-capability 9.0 --device cpu | --study real --trial 0 --compute-capability 9.0 IN_REAL
+        --compute-capability 9.0 --device cpu
+        --study real --trial 0 --compute-capability 9.0 IN_REAL
         --study real --trial 0 --compute-capability nine IN_REAL
         --plot step.pdf | --plot '' | --plot file/step.html | --plot folder
         --quiet --layers 0 | -q --layers 0 | surplus
     """,
     "explain": r"""
-        nope | nope 0 | real 99 IN_REAL | real -1 IN_REAL | real x IN_REAL | nope 0 IN_REAL | real 0 --layers 3 IN_REAL
-        real 0 --space quick IN_REAL | real 0 --device cpu IN_REAL | real 0 --storage nonsense | real 0 1 IN_REAL
-        real 0 --precision fp32 IN_REAL | real 0 --name x IN_REAL | real 0 --storage sqlite:///garbage.db
-        --device tpu | --space quick | --name x | --space quick --name x | --space nope --name x | --scale tiny
-        --space quick --name 'checkpoint every block' --precision fp32 | --space peak_memory --scale huge --name control
-        --layers 0 | --layers 0 --device cpu | --model nope | --width 130 --heads 4 | --heads 0 | --feed-forward-width 0
-        --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping -1 | --precision x | --checkpointing x
-        --compile x | --optimizer x | --optimizer-fusion x | --attention x | --loss x | --activation-offload x
-        --memory-budget 0.5 | --micro-batch 3 | --torch two | --json --layers 0 | --quiet --layers 0 | -q --layers 0
+        nope | nope 0 | real 99 IN_REAL | real -1 IN_REAL | real x IN_REAL | nope 0 IN_REAL
+        real 0 --layers 3 IN_REAL
+        real 0 --space quick IN_REAL | real 0 --device cpu IN_REAL | real 0 --storage nonsense
+        real 0 1 IN_REAL
+        real 0 --precision fp32 IN_REAL | real 0 --name x IN_REAL
+        real 0 --storage sqlite:///garbage.db
+        --device tpu | --space quick | --name x | --space quick --name x | --space nope --name x
+        --scale tiny
+        --space quick --name 'checkpoint every block' --precision fp32
+        --space peak_memory --scale huge --name control
+        --layers 0 | --layers 0 --device cpu | --model nope | --width 130 --heads 4 | --heads 0
+        --feed-forward-width 0
+        --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping -1 | --precision x
+        --checkpointing x
+        --compile x | --optimizer x | --optimizer-fusion x | --attention x | --loss x
+        --activation-offload x
+        --memory-budget 0.5 | --micro-batch 3 | --torch two | --json --layers 0
+        --quiet --layers 0 | -q --layers 0
         --allocator x | --compute-capability nine | --compute-capability 9.0 --device cpu
         real 0 --compute-capability 9.0 IN_REAL
     """,
     "show": r"""
-        nope | nope IN_REAL | '' IN_REAL | nope --storage nonsense | nope --storage sqlite:///garbage.db
-        nope --storage sqlite:///empty.db | nope --storage sqlite:///foreign.db | nope --storage sqlite:///missing.db
+        nope | nope IN_REAL | '' IN_REAL | nope --storage nonsense
+        nope --storage sqlite:///garbage.db
+        nope --storage sqlite:///empty.db | nope --storage sqlite:///foreign.db
+        nope --storage sqlite:///missing.db
         nope --storage sqlite:///folder | nope --storage sqlite:///pipe | nope --prefer speed
         real --prefer speed IN_REAL
-        real more IN_REAL | real --csv --json IN_REAL | real --csv --markdown IN_REAL | real --reference IN_REAL
-        real --reference --csv IN_REAL | real --tolerance x IN_REAL | real --max-perplexity-increase nan IN_REAL
+        real more IN_REAL | real --csv --json IN_REAL | real --csv --markdown IN_REAL
+        real --reference IN_REAL
+        real --reference --csv IN_REAL | real --tolerance x IN_REAL
+        real --max-perplexity-increase nan IN_REAL
         'a\nerror: b' IN_REAL | '\x1b[2J' IN_REAL | real --max-perplexity-increase x IN_REAL
     """,
     "report": r"""
-        nope | nope IN_REAL | real --out page.pdf IN_REAL | real --out folder IN_REAL | real --out '' IN_REAL
+        nope | nope IN_REAL | real --out page.pdf IN_REAL | real --out folder IN_REAL
+        real --out '' IN_REAL
         real --out file/page.html IN_REAL | real -o page IN_REAL | real --out folder.html IN_REAL
-        real --out LONG.html IN_REAL | real --prefer speed IN_REAL | real --tolerance speed=2 IN_REAL
+        real --out LONG.html IN_REAL | real --prefer speed IN_REAL
+        real --tolerance speed=2 IN_REAL
         real --max-perplexity-increase -1 IN_REAL | nope --storage sqlite:///garbage.db | nope more
     """,
     "plot": r"""
         nope | nope IN_REAL | real pie IN_REAL | real '' IN_REAL | real --out figure.pdf IN_REAL
         real --out figure IN_REAL
-        real -o figure.gif IN_REAL | real --out '' IN_REAL | real --out folder.html IN_REAL | real --width 800 IN_REAL
+        real -o figure.gif IN_REAL | real --out '' IN_REAL | real --out folder.html IN_REAL
+        real --width 800 IN_REAL
         real --out file/figure.html IN_REAL | real --out figure.png --width 0 IN_REAL
         real --out figure.png --width -5 IN_REAL | real --out figure.png --height 0 IN_REAL
         real --out figure.png --height 99999999999999999999 IN_REAL
         real --out figure.png --scale nan IN_REAL | real --out figure.png --scale 1000 IN_REAL
-        real --out figure.png --scale -1 IN_REAL | real --out figure.png --scale inf IN_REAL | real ladder --3d IN_REAL
-        real --x loss IN_REAL | real --y loss IN_REAL | real --x speed --y speed IN_REAL | real memory --x speed IN_REAL
-        real --feasible IN_REAL | real --trials 1 IN_REAL | real --trial 3 IN_REAL | real memory --trials '1;2' IN_REAL
-        real memory --trials 99 IN_REAL | real memory --trials '' IN_REAL | real memory --trials -1 IN_REAL
-        real memory --trials 1,٢ IN_REAL | real timeline --trial 99 IN_REAL | real timeline --trial x IN_REAL
-        real --tolerance x IN_REAL | real --prefer x IN_REAL | real --max-perplexity-increase nan IN_REAL
+        real --out figure.png --scale -1 IN_REAL | real --out figure.png --scale inf IN_REAL
+        real ladder --3d IN_REAL
+        real --x loss IN_REAL | real --y loss IN_REAL | real --x speed --y speed IN_REAL
+        real memory --x speed IN_REAL
+        real --feasible IN_REAL | real --trials 1 IN_REAL | real --trial 3 IN_REAL
+        real memory --trials '1;2' IN_REAL
+        real memory --trials 99 IN_REAL | real memory --trials '' IN_REAL
+        real memory --trials -1 IN_REAL
+        real memory --trials 1,٢ IN_REAL | real timeline --trial 99 IN_REAL
+        real timeline --trial x IN_REAL
+        real --tolerance x IN_REAL | real --prefer x IN_REAL
+        real --max-perplexity-increase nan IN_REAL
         real parity IN_REAL | nope --storage sqlite:///folder | real pareto more IN_REAL
     """,
     "compare": r"""
-        nope | nope neither | real IN_REAL | real real IN_REAL | real nope IN_REAL | real nope --out figure.gif IN_REAL
-        real nope -o '' IN_REAL | real other --out f.html --width 5 IN_REAL | real other --out f.html --height 5 IN_REAL
+        nope | nope neither | real IN_REAL | real real IN_REAL | real nope IN_REAL
+        real nope --out figure.gif IN_REAL
+        real nope -o '' IN_REAL | real other --out f.html --width 5 IN_REAL
+        real other --out f.html --height 5 IN_REAL
         real other --out f.html --scale 2 IN_REAL | real other --tolerance speed=9 IN_REAL
         real other --prefer x IN_REAL
-        real other --max-perplexity-increase x IN_REAL | real other third --no-worse IN_REAL | real --no-worse IN_REAL
-        real nope --json IN_REAL | real nope --storage nonsense | real other --out file/f.html IN_REAL
+        real other --max-perplexity-increase x IN_REAL | real other third --no-worse IN_REAL
+        real --no-worse IN_REAL
+        real nope --json IN_REAL | real nope --storage nonsense
+        real other --out file/f.html IN_REAL
     """,
     "export": r"""
-        real IN_REAL | nope --to pytorch | nope --to pytorch IN_REAL | real --to tensorflow IN_REAL | real -t '' IN_REAL
+        real IN_REAL | nope --to pytorch | nope --to pytorch IN_REAL
+        real --to tensorflow IN_REAL | real -t '' IN_REAL
         real --to pytorch --trial 99 IN_REAL | real --to pytorch --trial -1 IN_REAL
         real --to pytorch --trial x IN_REAL
         real --to pytorch --pick best IN_REAL | real --to pytorch --trial 0 --pick smallest IN_REAL
@@ -192,17 +284,23 @@ COMMAND_LINES = {
         real --to pytorch --out file IN_REAL | real --to pytorch --out file/x IN_REAL
         real --to pytorch -o LONG IN_REAL
         real --to pytorch --out '' IN_REAL | real --to pytorch --tolerance x IN_REAL
-        real --to pytorch --max-perplexity-increase nan IN_REAL | real --to nope --strict --force --json IN_REAL
+        real --to pytorch --max-perplexity-increase nan IN_REAL
+        real --to nope --strict --force --json IN_REAL
         real --to pytorch --storage nonsense | nope --to pytorch --storage sqlite:///garbage.db
     """,
     "studies": r"""
-        --storage nonsense | --storage sqlite:///folder | --storage sqlite:///garbage.db | --storage sqlite:///empty.db
+        --storage nonsense | --storage sqlite:///folder | --storage sqlite:///garbage.db
+        --storage sqlite:///empty.db
         --storage sqlite:///missing.db | --storage '' | --bogus | surplus
-        check --storage sqlite:///garbage.db | check --storage sqlite:///missing.db | check nope | check --bogus
-        export | export nope | export nope --out studies.jsonl --storage sqlite:///empty.db | export --bogus nope
+        check --storage sqlite:///garbage.db | check --storage sqlite:///missing.db | check nope
+        check --bogus
+        export | export nope | export nope --out studies.jsonl --storage sqlite:///empty.db
+        export --bogus nope
         export nope --out folder
-        import | import missing.jsonl | import garbage.toml | import empty.db | import folder --name new
-        import garbage.toml --storage sqlite:///garbage.db | import missing.jsonl --name a/b | import --bogus
+        import | import missing.jsonl | import garbage.toml | import empty.db
+        import folder --name new
+        import garbage.toml --storage sqlite:///garbage.db | import missing.jsonl --name a/b
+        import --bogus
     """,
     "doctor": "--device gpu | --device '' | --device cuda:x | --device | surplus",
 }
@@ -210,23 +308,24 @@ COMMAND_LINES = {
 
 LATE = {
     "search": r"""
-        --device cuda:99 | --model own.py:build | --model raising.py:build | --model nothing.py:build
+        --device cuda:99 | --model own.py:build | --model raising.py:build
+        --model nothing.py:build
         --model nonesuch_module:build | --model nosuch.json | --script ends.py
     """,
 }
-"""What only torch can tell: refused before anything is compiled or trained, but not within a
-second."""
+"""Mistakes that only torch can detect. They are rejected before anything is compiled or trained,
+but not within a second."""
 
 
 def mistakes(command_lines: Mapping[str, str] = COMMAND_LINES) -> Iterator[list[str]]:
-    """Every command line of the table, without the program's name."""
+    """Yield every command line of the table, without the name of the program."""
     for command, lines in command_lines.items():
         for line in lines.strip().replace("\n", " | ").split(" | "):
             yield [*([command] if command else []), *shlex.split(_spelled_out(line))]
 
 
 def all_mistakes() -> Iterator[list[str]]:
-    """Every command line that must be refused at once; those with a dataset of their own last."""
+    """Yield every command line that must be rejected at once, with those of datasets last."""
     yield from mistakes()
     for name in SPACES:
         yield ["search", "--space", space_file(name)]
@@ -238,7 +337,7 @@ _SHORT = {"IN_REAL": IN_REAL, "NAME_OF_101": "x" * 101, "LONG": "x" * 5000}
 
 
 def _spelled_out(line: str) -> str:
-    """With letters that no source file shows, and long words, in the place of what stands for them."""
+    """Replace abbreviations and escapes by long texts and characters that no source file shows."""
     for short, long in _SHORT.items():
         line = line.replace(short, long)
     for written, letter in (

@@ -1,8 +1,7 @@
-"""Every mistake on the command line ends with exit code 2, one `error:` line and one `hint:` line, and no traceback.
+"""Every mistake on the command line ends with exit code 2, an `error:` line and a `hint:` line.
 
-The table is `mistakes.py`. It is run in this process, each line in a folder with files that are not
-what they seem (`mistaken_files.py`); a few lines are run as what they are, commands in a process of
-their own.
+The table of mistakes is `mistakes.py`. Each is run in this process, in a folder with files that are
+not what they seem (`mistaken_files.py`); a few are run as commands in a separate process.
 """
 
 import os
@@ -23,7 +22,7 @@ from autotune.spec.config import FIELD_ORDER
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The working folder of all of them; nothing may be added to it."""
+    """The working folder of all commands; they must not add anything to it."""
     folder = tmp_path_factory.mktemp("mistakes")
     write_files(folder)
     before = content_of(folder)
@@ -36,12 +35,15 @@ def content_of(folder):
 
 
 @pytest.fixture
-def refused(folder, monkeypatch, capsys):
-    """refused(["show", "nope"]) runs it here, checks that it is refused as all mistakes are, and returns both lines."""
+def rejected(folder, monkeypatch, capsys):
+    """rejected(["show", "nope"]) runs the command and returns its error and hint.
+
+    It checks that the command is rejected as all mistakes are.
+    """
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "80")
 
-    def refused(arguments):
+    def rejected(arguments):
         before = set(os.listdir())
         monkeypatch.setattr(sys, "argv", ["autotune", *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -49,11 +51,11 @@ def refused(folder, monkeypatch, capsys):
         assert set(os.listdir()) == before
         return checked(ended.value.code, *capsys.readouterr())
 
-    return refused
+    return rejected
 
 
 def checked(exit_code, stdout, stderr):
-    """The error and the hint, where the rest is as it must be: nothing else is said."""
+    """Return the error and the hint; fail if anything else was printed."""
     assert "Traceback" not in stderr, stderr
     assert exit_code == 2, stderr
     lines = stderr.split("\n")
@@ -69,8 +71,8 @@ def case_name(arguments):
 
 
 @pytest.mark.parametrize("arguments", list(all_mistakes()), ids=case_name)
-def test_a_mistake_is_refused_with_an_error_and_a_hint_and_leaves_nothing(arguments, refused):
-    refused(arguments)
+def test_a_mistake_is_rejected_with_an_error_and_a_hint_and_leaves_nothing(arguments, rejected):
+    rejected(arguments)
 
 
 @pytest.mark.parametrize(
@@ -92,16 +94,16 @@ def test_a_mistake_is_refused_with_an_error_and_a_hint_and_leaves_nothing(argume
     ],
     ids=lambda value: case_name(value) if isinstance(value, list) else "",
 )
-def test_the_error_names_what_is_wrong(arguments, named, refused):
-    assert named in refused(arguments)[0]
+def test_the_error_names_what_is_wrong(arguments, named, rejected):
+    assert named in rejected(arguments)[0]
 
 
-def test_a_misspelt_option_is_answered_with_a_near_one(refused):
-    assert "--trials" in " ".join(refused(["search", "--trails", "5"]))
+def test_a_misspelt_option_is_answered_with_a_near_one(rejected):
+    assert "--trials" in " ".join(rejected(["search", "--trails", "5"]))
 
 
-def test_a_wrong_option_is_answered_with_the_help_of_its_own_command(refused):
-    assert refused(["plot", "--bogus"])[1] == "hint: see autotune plot --help"
+def test_a_wrong_option_is_answered_with_the_help_of_its_own_command(rejected):
+    assert rejected(["plot", "--bogus"])[1] == "hint: see autotune plot --help"
 
 
 @pytest.mark.parametrize("letters", ["\ufeff", ""])
@@ -127,7 +129,7 @@ def test_a_search_space_may_begin_with_a_byte_order_mark_and_end_its_lines_as_wi
     ],
     ids=case_name,
 )
-def test_a_command_is_refused_as_it_is_in_this_process(arguments, folder):
+def test_a_command_is_rejected_as_it_is_in_this_process(arguments, folder):
     ended = subprocess.run(
         [sys.executable, "-m", "autotune", *arguments],
         cwd=folder,
@@ -149,7 +151,7 @@ def test_a_command_is_refused_as_it_is_in_this_process(arguments, folder):
 
 
 def commands(of, *path):
-    """{words of the command: its parameters} for every command and group below `of`."""
+    """Return {path of the command: its parameters} for every command and group below `of`."""
     found = {path: of.params}
     for name, command in getattr(of, "commands", {}).items():
         found |= commands(command, *path, name)

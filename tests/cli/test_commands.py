@@ -1,4 +1,4 @@
-"""The commands that only read, on a database made by hand; and help, which must cost next to nothing."""
+"""Commands that only read, on a database made by hand; and help, which must be quick."""
 
 import csv
 import io
@@ -171,7 +171,7 @@ def test_the_help_of_a_command_names_its_options_on_a_narrow_terminal(command, f
         ("plot", "--out", "studies/STUDY.html, studies/STUDY-KIND.html"),
     ],
 )
-def test_the_help_of_an_option_tells_its_default(command, option, default, folder):
+def test_the_help_of_an_option_names_its_default(command, option, default, folder):
     words = " ".join(output(command, "--help", folder=folder, COLUMNS="240").split())
     said = words.partition(f" {option} ")[2].partition(" --")[0]
     assert f"[default: {default}]" in said
@@ -217,7 +217,7 @@ def test_show_says_which_trial_is_the_pick_and_why(folder):
     assert "the fastest on the front" in text
 
 
-def test_show_picks_as_it_is_told(folder):
+def test_show_picks_by_the_given_preference(folder):
     assert "Pick: #2 " in output("show", "by-hand", "--prefer", "smallest", folder=folder)
 
 
@@ -339,14 +339,14 @@ def test_show_as_csv_has_a_row_for_every_trial(folder, shown):
 # -- report ----------------------------------------------------------------------------------------
 
 
-def test_report_writes_a_page_beside_the_studies_and_prints_where(folder):
+def test_report_writes_a_page_next_to_the_studies_and_prints_where(folder):
     assert output("report", "by-hand", folder=folder).strip() == "studies/by-hand-report.html"
     page = (folder / "studies" / "by-hand-report.html").read_text()
     assert "Train with #1, trial 1:" in page
     assert "autotune report by-hand" in page
 
 
-def test_report_picks_as_it_is_told(folder, tmp_path):
+def test_report_picks_by_the_given_preference(folder, tmp_path):
     output(
         "report",
         "by-hand",
@@ -378,7 +378,7 @@ def test_report_of_a_study_in_which_nothing_fits_is_written(folder):
 
 
 @pytest.mark.parametrize("out", ["file/page.html", "folder.html", "page.pdf", "folder"])
-def test_report_into_what_cannot_be_a_file_is_refused_by_name(out, folder, tmp_path):
+def test_report_into_what_cannot_be_a_file_is_rejected_by_name(out, folder, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder.html").mkdir()
     ended = run("report", "by-hand", "--out", str(tmp_path / out), folder=folder)
@@ -390,12 +390,12 @@ def test_report_into_what_cannot_be_a_file_is_refused_by_name(out, folder, tmp_p
 # -- plot ------------------------------------------------------------------------------------------
 
 
-def test_plot_writes_a_page_beside_the_studies_and_prints_where(folder):
+def test_plot_writes_a_page_next_to_the_studies_and_prints_where(folder):
     assert output("plot", "by-hand", folder=folder).strip() == "studies/by-hand.html"
     assert "Pick: #1 trial 1" in (folder / "studies" / "by-hand.html").read_text()
 
 
-def test_plot_makes_the_folder_it_is_told_to_write_to(folder, tmp_path):
+def test_plot_creates_the_folder_of_its_file(folder, tmp_path):
     file = tmp_path / "new" / "folder" / "front.html"
     assert output("plot", "by-hand", "--out", str(file), folder=folder).strip() == str(file)
     assert file.is_file()
@@ -407,7 +407,7 @@ def test_the_page_loads_nothing_from_elsewhere(folder, tmp_path):
     assert re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(?!data:)", page) == []
 
 
-def test_plot_into_a_path_below_a_file_is_refused_by_name(folder, tmp_path):
+def test_plot_into_a_path_below_a_file_is_rejected_by_name(folder, tmp_path):
     (tmp_path / "file").touch()
     ended = run("plot", "by-hand", "--out", str(tmp_path / "file" / "front.html"), folder=folder)
     assert (ended.returncode, ended.stdout) == (2, "")

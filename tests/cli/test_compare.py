@@ -12,7 +12,7 @@ from autotune.spec.workload import make_workload
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three studies: `one`, `tighter` with another cap, `deeper` with another workload; and `failed`."""
+    """Studies `one`, `tighter` with another cap, `deeper` with another workload, and `failed`."""
     folder = tmp_path_factory.mktemp("compare")
     url = f"sqlite:///{folder}/studies/autotune.db"
     baseline = measured(peak_memory_bytes=100 * MIB, device_bytes=100 * MIB, outcome="over_cap")
@@ -58,13 +58,13 @@ def test_each_study_has_a_row_with_its_pick_and_what_it_saves(output):
     assert "32.00 MiB" in rows[2]
 
 
-def test_what_differs_is_said_and_what_does_not_is_not(output):
+def test_only_what_differs_is_printed(output):
     text = output("one", "tighter")
     assert "Different cap: 64.00 MiB / 32.00 MiB." in text
     assert "workload" not in text
 
 
-def test_different_workloads_are_said_to_be_incomparable(output):
+def test_different_workloads_are_reported_as_incomparable(output):
     text = output("one", "deeper")
     assert "perplexities and speeds cannot be compared" in text
     assert "gpt of 12 layers" in text
@@ -74,14 +74,14 @@ def test_a_study_without_a_pick_has_a_row(output):
     assert "Nothing that was tried trains under 64.00 MiB." in output("one", "failed")
 
 
-def test_the_figure_is_a_page_beside_the_studies(folder, output):
+def test_the_figure_is_a_page_next_to_the_studies(folder, output):
     assert output("one", "tighter").splitlines()[-1] == "studies/compare-one-tighter.html"
     page = (folder / "studies" / "compare-one-tighter.html").read_text()
     assert page.count("* plotly.js v") == 1
     assert "one: #1" in page
 
 
-def test_the_figure_goes_where_it_is_told(output, tmp_path):
+def test_the_figure_is_written_to_the_given_file(output, tmp_path):
     output("one", "tighter", "--out", str(tmp_path / "both.json"))
     names = [trace["name"] for trace in json.loads((tmp_path / "both.json").read_text())["data"]]
     assert {"one", "pick of one", "tighter", "pick of tighter"} <= set(names)
@@ -115,8 +115,8 @@ def test_a_mistake_is_answered_with_what_there_is(arguments, said, run):
 def test_every_trial_of_the_first_has_one_of_the_second_that_is_no_worse(output):
     told = output("one", "tighter", "--no-worse")
     assert (
-        "1 of the 2 measured trials of one have another in tighter that is worse on nothing, and 1 more is on its front"
-        in " ".join(told.split())
+        "1 of the 2 measured trials of one have another in tighter that is worse on no objective, "
+        "and 1 more is on its front" in " ".join(told.split())
     )
 
 
@@ -130,7 +130,7 @@ def test_what_nothing_matches_is_none(output):
     ("studies", "said"),
     [(("one", "deeper"), "workloads differ"), (("one", "tighter", "failed"), "not 3")],
 )
-def test_studies_that_cannot_be_held_against_each_other_are_refused(studies, said, run):
+def test_studies_that_cannot_be_compared_are_rejected(studies, said, run):
     code, _, told = run(*studies, "--no-worse")
     assert (code, said in told) == (2, True)
 

@@ -1,4 +1,4 @@
-"""Which GPU the commands predict for: the one of the study, or one that is named; neither is here."""
+"""Which GPU the commands predict for: that of the study, or a named one; neither is here."""
 
 import sys
 

@@ -47,7 +47,7 @@ optimizer_fusion = "backward"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a study of two measured trials, on a device without a compiler, and with a search space."""
+    """A folder with a search space and a study of two trials, on a device without a compiler."""
     folder = tmp_path_factory.mktemp("explain")
     (folder / "rows.toml").write_text(SPACE)
     with open_store(f"sqlite:///{folder}/studies/autotune.db") as store:
@@ -84,21 +84,21 @@ def of_a_trial(folder):
     return output("by-hand", "0", folder=folder)
 
 
-def test_a_trial_is_told_where_its_peak_is(of_a_trial):
+def test_explain_says_where_the_peak_of_a_trial_is(of_a_trial):
     assert of_a_trial.startswith("#0 fp32, micro-batch 2")
     assert "is at the start of backward" in of_a_trial
     assert "no gradient exists yet" in of_a_trial
     assert "Measured: 1.00 MiB" in of_a_trial
 
 
-def test_a_trial_is_told_what_another_one_measured(of_a_trial):
+def test_explain_says_what_another_trial_measured(of_a_trial):
     (line,) = [
         line for line in of_a_trial.splitlines() if line.startswith("  checkpointing block: ")
     ]
     assert line.endswith("measured in #1: 1.00 MiB, 24 % slower, the same perplexity")
 
 
-def test_a_trial_is_told_why_a_step_in_backward_cannot_help_it_alone(of_a_trial):
+def test_explain_says_why_a_step_in_backward_cannot_help_alone(of_a_trial):
     (line,) = [
         line
         for line in of_a_trial.splitlines()
@@ -107,7 +107,7 @@ def test_a_trial_is_told_why_a_step_in_backward_cannot_help_it_alone(of_a_trial)
     assert "before any gradient exists; with " in line
 
 
-def test_a_trial_is_told_what_its_device_cannot_do(of_a_trial):
+def test_explain_says_what_the_device_cannot_do(of_a_trial):
     assert "compile block does not work on this device: there is no compiler" in of_a_trial
 
 
@@ -118,8 +118,8 @@ def as_json(folder):
 
 def test_the_json_has_one_object_with_everything(as_json):
     assert set(as_json) >= {
-        "schema", "study", "trial", "workload", "config", "prediction", "peak", "in_use", "alternatives", "others",
-        "no_help", "pairs",
+        "schema", "study", "trial", "workload", "config", "prediction", "peak", "in_use",
+        "alternatives", "others", "no_help", "pairs",
     }  # fmt: skip
     assert (as_json["study"], as_json["trial"]) == ("by-hand", 1)
     assert as_json["workload"]["layers"] == 2
@@ -185,7 +185,7 @@ def test_options_name_a_configuration(folder):
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_refused_with_what_there_is(arguments, named, folder):
+def test_a_mistake_is_rejected_with_what_there_is(arguments, named, folder):
     ended = run(*arguments, folder=folder)
     lines = ended.stderr.splitlines()
     assert (ended.returncode, ended.stdout) == (2, "")

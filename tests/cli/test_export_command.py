@@ -1,4 +1,4 @@
-"""`autotune export`: files in a folder, what is not expressed on the screen, and every mistake in one sentence."""
+"""`autotune export`: the files, the list of what is not expressed, and errors in one sentence."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def poor_target(monkeypatch):
-    """A trainer that has no word for the micro batch, nor for the learning rate."""
+    """A trainer that can express neither the micro batch nor the learning rate."""
 
     def write(recipe, version):
         refusals = [
@@ -65,7 +65,7 @@ def poor_target(monkeypatch):
 
 
 def run(*arguments):
-    """What is printed; raises what the command raises."""
+    """Return what the command prints; raises what it raises."""
     ended = CliRunner().invoke(app, ["export", *arguments], standalone_mode=False)
     if ended.exception is not None:
         raise ended.exception
@@ -90,17 +90,19 @@ def test_a_trial_can_be_picked_for_another_reason(folder):
     assert autotune.load_config("mine/autotune_config.json").micro_batch_size == 6
 
 
-def test_what_is_not_feasible_is_exported_and_said_to_be_so(folder):
+def test_what_is_not_feasible_is_exported_with_a_remark(folder):
     assert "not feasible (over cap)" in run("by-hand", "--to", "pytorch", "--trial", "0")
 
 
-def test_what_the_target_has_no_words_for_is_printed(folder, poor_target):
+def test_what_the_target_cannot_express_is_printed(folder, poor_target):
     printed = run("by-hand", "--to", "poor")
     assert "micro_batch_size 7 (8 instead): it has no key" in printed
     assert "learning_rate 0.002: lr=0.002 in your script" in printed
 
 
-def test_strictly_a_technique_without_words_is_an_error_and_nothing_is_written(folder, poor_target):
+def test_strictly_a_technique_that_is_not_expressed_is_an_error_and_nothing_is_written(
+    folder, poor_target
+):
     with pytest.raises(
         IllegalConfiguration, match="poor cannot express micro_batch_size 7: it has no key"
     ):
@@ -113,7 +115,7 @@ def test_strictly_what_expresses_every_technique_is_written(folder):
     assert Path("mine/train.py").exists()
 
 
-def test_strictly_something_else_in_its_place_is_an_error(folder, monkeypatch):
+def test_strictly_a_replacement_is_an_error(folder, monkeypatch):
     refusal = Refusal(setting="schedule", value="cosine", instead="constant", why="it has no other")
     export = Export(files={"poor.txt": ""}, command="poor poor.txt", refusals=(refusal,))
     target = Target(
@@ -126,7 +128,7 @@ def test_strictly_something_else_in_its_place_is_an_error(folder, monkeypatch):
         run("by-hand", "--to", "poor", "--strict")
 
 
-def test_a_file_of_ones_own_is_not_written_over(folder):
+def test_a_file_of_the_user_is_not_overwritten(folder):
     Path("train.py").write_text("mine")
     with pytest.raises(InvalidInput, match=r"train\.py already exists") as raised:
         run("by-hand", "--to", "pytorch", "-o", ".")
@@ -135,7 +137,7 @@ def test_a_file_of_ones_own_is_not_written_over(folder):
     assert not Path("autotune_config.json").exists()
 
 
-def test_what_is_there_already_can_be_written_over(folder):
+def test_an_existing_file_can_be_overwritten(folder):
     Path("train.py").write_text("mine")
     run("by-hand", "--to", "pytorch", "-o", ".", "--force")
     assert Path("train.py").read_text() != "mine"
@@ -269,7 +271,7 @@ def test_json_has_all_that_is_printed(folder, poor_target):
     ],
     ids=str,
 )
-def test_a_mistake_is_one_sentence_with_the_way_out(folder, arguments, error, words, hint):
+def test_a_mistake_is_one_sentence_with_a_hint(folder, arguments, error, words, hint):
     with pytest.raises(error) as raised:
         run(*arguments)
     assert words in raised.value.message

@@ -1,4 +1,4 @@
-"""`autotune fit` from the command line: predictions of a small model on a CPU, and one real trial."""
+"""`autotune fit`: predictions of a small model on a CPU, and one real trial."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_the_largest_was_trained_and_stayed_under_the_cap(confirmed):
     assert trial["peak_memory_bytes"] <= row["upper_bound_bytes"]
 
 
-def test_the_ladder_is_a_table_with_a_row_a_technique(folder):
+def test_the_ablation_is_a_table_with_a_row_per_technique(folder):
     ended = fit(
         "--max-mem",
         "3MiB",

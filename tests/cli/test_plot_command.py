@@ -36,7 +36,7 @@ def configs():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with the study `by-hand` of 24 trials, and `too-tight` in which nothing is feasible."""
+    """A folder with the study `by-hand` of 24 trials, and `too-tight` without a feasible one."""
     folder = tmp_path_factory.mktemp("figures")
     url = f"sqlite:///{folder}/studies/autotune.db"
     tried = list(configs())
@@ -70,7 +70,7 @@ def run(folder, monkeypatch, capsys):
 
 @pytest.fixture
 def complaint(run):
-    """What a refused command says: one error and one hint, nothing else."""
+    """Return the error and the hint of a rejected command, which prints nothing else."""
 
     def said(*arguments):
         code, out, lines = run(*arguments)
@@ -103,7 +103,7 @@ def test_every_kind_is_tested_here():
     assert {*HAND_MADE, "timeline"} == set(FIGURES)
 
 
-def test_a_kind_has_a_file_of_its_own_beside_the_studies(run, folder):
+def test_a_kind_has_its_own_file_next_to_the_studies(run, folder):
     code, out, said = run("by-hand", "history")
     assert (code, out) == (0, "studies/by-hand-history.html\n"), said
     page = (folder / "studies" / "by-hand-history.html").read_text()
@@ -111,7 +111,7 @@ def test_a_kind_has_a_file_of_its_own_beside_the_studies(run, folder):
     assert FIGURES["history"].title in page
 
 
-def test_axes_are_those_that_are_asked_for(drawn):
+def test_axes_are_the_requested_ones(drawn):
     layout = drawn("by-hand", "--x", "speed", "--y", "perplexity")["layout"]
     assert [layout[axis]["title"]["text"] for axis in ("xaxis", "yaxis")] == [
         "tokens per second",
@@ -179,7 +179,7 @@ needs_a_browser = pytest.mark.skipif(
 
 @needs_a_browser
 @pytest.mark.parametrize(("suffix", "beginning"), [("png", b"\x89PNG"), ("svg", b"<svg")])
-def test_a_figure_is_written_as_a_picture_of_the_size_asked_for(suffix, beginning, run, folder):
+def test_a_figure_is_written_as_an_image_of_the_requested_size(suffix, beginning, run, folder):
     file = folder / f"picture.{suffix}"
     code, _, said = run("by-hand", "--out", str(file), "--width", "400", "--height", "300")
     assert code == 0, said

@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("predict")
 
 
-def test_it_says_the_peak_its_place_and_who_holds_the_bytes(folder):
+def test_it_prints_the_peak_its_position_and_what_holds_the_bytes(folder):
     ended = run(*SMALL, "--checkpointing", "block", folder=folder)
     assert ended.returncode == 0
     for word in ("Peak ", "in backward", "blocks.0", "gradients", "Largest holders"):

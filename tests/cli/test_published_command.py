@@ -53,7 +53,7 @@ def run(*arguments, folder):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with `table.toml`, its study `mine`, and a study `plain` of a space without a table."""
+    """A folder with `table.toml`, its study `mine`, and a study `plain` without a table."""
     folder = tmp_path_factory.mktemp("reference")
     (folder / "table.toml").write_text(TABLE)
     space = load_space(str(folder / "table.toml"))
@@ -69,7 +69,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_measured_stands_beside_published_with_the_difference(folder):
+def test_measured_and_published_are_compared_with_their_difference(folder):
     ended = run("show", "mine", "--reference", "--json", folder=folder)
     answer = json.loads(ended.stdout)
     row = answer["rows"][1]
@@ -105,14 +105,14 @@ def test_markdown_keeps_a_name_in_its_cell(folder):
         (("search", "--scale", "tiny"), "'default'"),
     ],
 )
-def test_what_has_no_table_or_no_scale_is_refused_by_name(arguments, named, folder):
+def test_what_has_no_table_or_no_scale_is_rejected_by_name(arguments, named, folder):
     ended = run(*arguments, folder=folder)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert named in ended.stderr.replace("CSV", "--csv")
     assert "Traceback" not in ended.stderr
 
 
-def test_predictions_stand_beside_the_table(folder):
+def test_predictions_are_compared_with_the_table(folder):
     ended = run(
         "predict",
         "--space",

@@ -8,14 +8,15 @@ from autotune.errors import InvalidInput
 from autotune.study.request import SearchRequest
 
 
-def test_the_command_that_goes_on_keeps_the_limits_that_were_said():
+def test_the_continue_command_has_the_given_limits():
     request = SearchRequest(
         trial_time_limit_seconds=1800.0,
         compile_time_limit_seconds=900.0,
         step_time_limit_seconds=1.5,
     )
     assert continue_command("mine", request) == (
-        "autotune search --name mine --trial-time-limit 1800s --compile-time-limit 900s --step-time-limit 1.5s"
+        "autotune search --name mine --trial-time-limit 1800s --compile-time-limit 900s "
+        "--step-time-limit 1.5s"
     )
 
 
@@ -35,12 +36,12 @@ def test_limits_that_follow_from_the_whole_are_not_repeated():
         ),
     ],
 )
-def test_a_limit_that_cannot_be_is_refused(limits, said):
+def test_an_impossible_limit_is_rejected(limits, said):
     with pytest.raises(InvalidInput, match=said):
         autotune.search(**limits)
 
 
-def test_the_command_that_goes_on_says_whether_trials_are_predicted_and_snapshots_kept():
+def test_the_continue_command_says_whether_trials_are_predicted_and_snapshots_recorded():
     request = SearchRequest(predict=False, memory_snapshot=True, device="cuda:0")
     assert (
         continue_command("mine", request)

@@ -1,4 +1,4 @@
-"""A figure as a page of its own: one document, offline, the answer first, hostile text as text."""
+"""A figure as an HTML page: one document, offline, the answer first, hostile text as text."""
 
 from html.parser import HTMLParser
 

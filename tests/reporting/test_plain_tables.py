@@ -105,7 +105,7 @@ def test_the_front_is_a_table_of_its_own():
     assert [row[0] for row in table(title="and the baseline")[2:]] == ["0", "1"]
 
 
-def test_the_pick_is_said_in_a_sentence():
+def test_the_pick_is_a_sentence():
     text = markdown_text(RESULT)
     assert (
         "**Pick: trial 1, fp32, compile block, memory-budget 0.5, micro-batch 1: the fastest.**"

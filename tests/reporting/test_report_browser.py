@@ -1,4 +1,4 @@
-"""The page of a report in a real browser: Debian's chromium, one for the whole module, no network."""
+"""The page of a report in a real browser: one chromium for the whole module, no network."""
 
 import shutil
 from pathlib import Path
@@ -41,7 +41,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def open_page(browser, files):
-    """open_page("plain", size="phone") is the page, opened once; `.complaints` and `.requests` are kept."""
+    """open_page("plain", size="phone") opens a page once, with `.complaints` and `.requests`."""
     pages = {}
 
     def opened(name, *, size="laptop"):
@@ -110,7 +110,7 @@ def test_a_page_is_drawn_without_a_complaint_a_request_or_a_sideways_scroll(size
     assert [url for url in shown.requests if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
-def test_hostile_words_are_words(open_page):
+def test_hostile_text_is_text(open_page):
     shown = draw_everything(open_page("hostile"))
     shown.locator(".open").first.click()
     assert shown.title().endswith(": autotune report")
@@ -122,12 +122,13 @@ def test_hostile_words_are_words(open_page):
 
 HOVER = """name => {
   const figure = document.getElementById("figure-pareto");
-  Plotly.Fx.hover(figure, [{curveNumber: figure.data.findIndex(one => one.name === name), pointNumber: 0}]);
+  const curveNumber = figure.data.findIndex(trace => trace.name === name);
+  Plotly.Fx.hover(figure, [{curveNumber, pointNumber: 0}]);
 }"""
 
 
 @pytest.mark.parametrize("marks", ["front", "not feasible"])
-def test_hostile_words_are_words_in_a_hover_text_too(marks, open_page):
+def test_hostile_text_is_text_in_a_hover_label_too(marks, open_page):
     shown = draw_everything(open_page("hostile"))
     shown.evaluate(HOVER, marks)
     hover = shown.locator("#figure-pareto .hoverlayer")
@@ -179,7 +180,8 @@ def test_outcomes_can_be_chosen(shown_are, found, plain):
 
 def test_a_row_says_what_was_measured(plain):
     assert rows(plain)[2] == (
-        "#2 bf16 & more bf16-mixed, micro-batch 8 200.0 MiB 2,000 ±0% =10.00 pick front 1 m 30 s Re-run Export"
+        "#2 bf16 & more bf16-mixed, micro-batch 8 200.0 MiB 2,000 ±0% =10.00 pick front 1 m 30 s "
+        "Re-run Export"
     )
 
 
@@ -194,7 +196,7 @@ def test_on_a_phone_a_trial_opens_to_everything(open_page):
     assert shown.evaluate("document.documentElement.scrollWidth") == SIZES["phone"][0]
 
 
-def test_on_a_phone_the_marks_of_the_front_have_no_numbers_beside_them(open_page):
+def test_on_a_phone_the_marks_of_the_front_have_no_numbers_next_to_them(open_page):
     shown = draw_everything(open_page("plain", size="phone"))
     playwright.expect(shown.locator("#figure-pareto .textpoint")).to_have_count(0)
 
@@ -237,17 +239,18 @@ def test_everything_can_be_reached_by_the_keyboard_and_shows_that_it_was(plain):
     shown = plain
     shown.evaluate("document.body.tabIndex = -1; document.body.focus()")
     reached, unseen = [], []
-    while "#2: all that is known" not in reached and len(reached) < 200:
+    while "#2: all data" not in reached and len(reached) < 200:
         shown.keyboard.press("Tab")
         name, outline = shown.evaluate(
-            "(now => [now.id || now.ariaLabel || now.textContent.trim(), getComputedStyle(now).outlineStyle])"
+            "(now => [now.id || now.ariaLabel || now.textContent.trim(), "
+            "getComputedStyle(now).outlineStyle])"
             "(document.activeElement)"
         )
         reached.append(name)
         unseen += [name] if outline == "none" else []
     assert reached[0] == "Skip to the answer"
     assert {"theme", "find", "outcome", "target", "peak", "tokens/s"} <= set(reached)
-    assert {"#1: all that is known", "Re-run: copy the command for trial 1"} <= set(reached)
+    assert {"#1: all data", "Re-run: copy the command for trial 1"} <= set(reached)
     assert unseen == []
 
 
@@ -261,7 +264,7 @@ def background(shown):
     return shown.evaluate("getComputedStyle(document.body).backgroundColor")
 
 
-def test_the_colours_follow_the_system_until_the_reader_says_otherwise(open_page):
+def test_the_colours_follow_the_system_until_the_reader_chooses_others(open_page):
     shown = draw_everything(open_page("plain", size="screen"))
     shown.emulate_media(color_scheme="light")
     light = background(shown)

@@ -1,4 +1,4 @@
-"""The commands of a report as a shell understands them: bash runs them, `autotune` writes down what it was told."""
+"""The commands of a report, run by bash with an `autotune` that records its arguments."""
 
 import subprocess
 from dataclasses import replace
@@ -40,7 +40,7 @@ HOSTILE = "x'; touch hacked; $(touch hacked) `touch hacked`\nEND_OF_FILE\ntouch 
 
 
 def arguments(command, folder):
-    """What `autotune` is called with, and the files beside it."""
+    """Return the arguments `autotune` is called with, and the files written next to it."""
     told = folder / "told"
     program = f'autotune() {{ printf "%s\\0" "$@" > {told}; }}\n{command}'
     subprocess.run(["bash", "-c", program], cwd=folder, check=True, capture_output=True)
@@ -149,7 +149,7 @@ def llama(**settings):
     return make_workload("cpu", {"model": model_name(LLAMA), "model_config": LLAMA, **settings})
 
 
-def test_the_config_of_a_model_is_written_beside_the_space(tmp_path, monkeypatch):
+def test_the_config_of_a_model_is_written_next_to_the_space(tmp_path, monkeypatch):
     _, space = rerun(definition(workload=llama(layers=3)), tmp_path)
     monkeypatch.chdir(tmp_path)
     assert make_workload("cpu", space.workload) == llama(layers=3)
@@ -203,7 +203,8 @@ def test_a_search_says_nothing_that_is_the_usual_one(tmp_path):
         "tour", space=load_space("quick"), workload=workload, sampler="ehvi", cap_bytes=48 * 1024**2
     )
     assert commands.search_command(made, trials=16) == (
-        "autotune search --name tour-again --fresh --space quick --max-mem 48MiB --device cpu --trials 16"
+        "autotune search --name tour-again --fresh --space quick --max-mem 48MiB --device cpu "
+        "--trials 16"
     )
 
 

@@ -48,7 +48,7 @@ def prediction(*, plan=None, peak=400 * MIB):
 # -- the answer ------------------------------------------------------------------------------------
 
 
-def test_the_answer_names_the_pick_in_words():
+def test_the_answer_describes_the_pick():
     assert (
         answer_of(plain_view()).headline == "Train with #2, bf16 & more: bf16-mixed, micro-batch 8."
     )
@@ -56,12 +56,16 @@ def test_the_answer_names_the_pick_in_words():
 
 def test_one_sentence_says_what_the_pick_saves_and_costs():
     assert answer_of(plain_view()).sentence == (
-        "Against the baseline: 33 % less memory (200.0 MiB for 300.0 MiB), 2.22x the speed, the same perplexity."
+        "Against the baseline: 33 % less memory (200.0 MiB for 300.0 MiB), 2.22x the speed, "
+        "the same perplexity."
     )
 
 
 def test_the_reason_does_not_say_the_savings_again():
-    against = "against the baseline: 33 % less memory (200.0 MiB for 300.0 MiB), 2.22x the speed, the same perplexity"
+    against = (
+        "against the baseline: 33 % less memory (200.0 MiB for 300.0 MiB), 2.22x the speed, "
+        "the same perplexity"
+    )
     pick = Pick(number=2, reason=f"the fastest; {against}; its speed varied")
     assert answer_of(plain_view(pick=pick)).reason == "It is the fastest; its speed varied."
 
@@ -193,7 +197,7 @@ def test_illegal_combinations_are_counted_and_explained():
     assert any(line.startswith("memory_budget 0.5 needs torch.compile") for line in found.lines)
 
 
-def test_a_condition_of_the_space_is_told_in_words():
+def test_a_condition_of_the_space_is_a_sentence():
     said = "the search space says: where compile is block, checkpointing is none"
     assert said in group(plain_view(), "Cannot be combined").lines
 
@@ -236,7 +240,7 @@ def test_what_was_ok_is_not_left_out():
 
 def test_a_trial_without_a_comparison_is_named():
     unchecked = replace(SMALL, parity="not compared", parity_message="no plain training fits")
-    found = group(view_of((unchecked,)), "Counted without a comparison")
+    found = group(view_of((unchecked,)), "Counted without a parity check")
     assert found.lines[0].endswith(": no plain training fits")
 
 
@@ -249,9 +253,9 @@ def test_a_configuration_that_is_the_program_of_a_trial_is_named_with_it():
         for config, plan in ((tried, "a"), (same, "a"), (other, "b"))
     }
     found = group(
-        view_of((record(3, config=tried),), forecasts=forecasts), "The same program as a trial"
+        view_of((record(3, config=tried),), forecasts=forecasts), "Same program as a trial"
     )
-    assert found.lines == (f"{same.describe()}: that of #3",)
+    assert found.lines == (f"{same.describe()}: program of #3",)
 
 
 def test_a_long_list_is_cut_and_says_by_how_much():
@@ -260,7 +264,7 @@ def test_a_long_list_is_cut_and_says_by_how_much():
         for n in range(LINES_SHOWN + 7)
     ]
     found = group(view_of(trials), "Out of memory")
-    assert (found.count, len(found.lines), found.unsaid) == (LINES_SHOWN + 7, LINES_SHOWN, 7)
+    assert (found.count, len(found.lines), found.hidden) == (LINES_SHOWN + 7, LINES_SHOWN, 7)
 
 
 # -- what it was -----------------------------------------------------------------------------------
@@ -277,7 +281,7 @@ def test_a_long_list_is_cut_and_says_by_how_much():
         ("its size", "64 combinations, 32 of them legal"),
     ],
 )
-def test_the_settings_of_a_study_are_told(name, said):
+def test_the_settings_of_a_study_are_listed(name, said):
     view = replace(plain_view(), begun_at="2026-11-21 10:00", last_result_at="2026-11-21 11:30")
     preferences = Preferences(prefer="smallest", max_perplexity_increase=0.05)
     assert said in dict(report_of(view, preferences=preferences).settings)[name]
@@ -292,11 +296,11 @@ def test_the_settings_of_a_study_are_told(name, said):
         ("seed", "0"),
     ],
 )
-def test_the_workload_is_told(name, said):
+def test_the_workload_is_listed(name, said):
     assert said in dict(report_of(plain_view()).workload)[name]
 
 
-def test_of_a_script_only_what_it_does_not_decide_is_told():
+def test_of_a_script_only_what_it_does_not_decide_is_listed():
     script = {"model": "script", "script": "t.py", "model_sha256": "a" * 64}
     workload = type(make_workload("cpu"))(**{**make_workload("cpu").to_dict(), **script})
     view = plain_view()

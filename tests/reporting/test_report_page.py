@@ -1,4 +1,4 @@
-"""The page of a report as text: one document that fetches nothing and in which hostile words are words."""
+"""The HTML of a report: one document that makes no request and escapes hostile text."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ FETCHING = {"src", "href", "data", "srcset", "poster", "action"}
 
 
 class Document(HTMLParser):
-    """Elements with attributes, JSON blocks by id, and the words outside of scripts and styles."""
+    """Elements with attributes, JSON blocks by id, and the text outside of scripts and styles."""
 
     def __init__(self, text):
         super().__init__()
@@ -133,16 +133,16 @@ def test_every_table_has_a_caption_and_every_figure_words(documents, kind):
     assert all(len(said["aria-label"]) > 20 for said in drawings)
 
 
-def test_hostile_words_add_no_element(documents):
+def test_hostile_text_adds_no_element(documents):
     plain = Document(page(report_of(hostile_view("words"))))
     assert [tag for tag, _ in documents["hostile"].elements] == [tag for tag, _ in plain.elements]
 
 
-def test_hostile_words_are_shown_as_they_are(documents):
+def test_hostile_text_is_shown_as_it_is(documents):
     assert documents["hostile"].text.count(HOSTILE) >= 5
 
 
-def test_hostile_words_in_the_data_are_the_words(documents):
+def test_hostile_text_in_the_data_is_unchanged(documents):
     assert json.loads(documents["hostile"].blocks["trials-data"])["repeating"]["name"][
         "values"
     ] == [HOSTILE]
@@ -207,9 +207,9 @@ def test_everything_is_in_the_page_without_javascript(documents):
         assert said in documents["plain"].text
 
 
-def test_a_published_table_stands_beside_the_rows_of_the_study():
+def test_a_published_table_is_compared_with_the_rows_of_the_study():
     document = Document(page(report_of(published_view())))
-    assert "Beside the published table" in document.text
+    assert "Comparison with the published table" in document.text
     assert "Published: a paper, on one GPU." in document.text
     assert {"id": "published", "class": "card"}.items() <= next(
         attributes.items()
@@ -222,7 +222,7 @@ def test_a_study_without_a_published_table_has_no_such_part(documents):
     assert "published" not in {attributes["id"] for attributes in documents["plain"].all("section")}
 
 
-def test_hostile_words_in_a_published_table_add_no_element():
+def test_hostile_text_in_a_published_table_adds_no_element():
     hostile, plain = (
         Document(page(report_of(published_view(words)))) for words in (HOSTILE, "a paper")
     )

@@ -1,11 +1,11 @@
-"""A trial in words: one form for tables, pages and figures."""
+"""Texts about a trial: one form for tables, pages and figures."""
 
 import pytest
 from building import out_of_memory, record
 
 from autotune.reporting.trial_text import (
     full_hover,
-    in_words,
+    outcome_line,
     perplexity_words,
     short_hover,
     speed_words,
@@ -72,9 +72,9 @@ def test_the_comparison_with_the_baseline_is_no_wider_either():
     assert max(map(len, said.split("<br>"))) < 60
 
 
-def test_an_outcome_has_the_same_words_everywhere():
+def test_an_outcome_has_the_same_text_everywhere():
     failed = out_of_memory(3, name="x", message="too much")
-    assert in_words(failed) == "#3 x: fp32, micro-batch 1: out of memory (too much)"
+    assert outcome_line(failed) == "#3 x: fp32, micro-batch 1: out of memory (too much)"
     assert "another training: other losses" in short_hover(
         record(1, outcome="parity_failed", message="other losses")
     )

@@ -1,6 +1,6 @@
-"""The figures a study can be looked at in: one entry a kind.
+"""The kinds of figures of a study.
 
-Naming them costs nothing: plotly is loaded to draw.
+Importing this is cheap: plotly is imported when a figure is drawn.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,30 +19,32 @@ DEFAULT_KIND = "pareto"
 
 @dataclass(frozen=True, kw_only=True)
 class FigureOptions:
-    """What may be said about a figure. Each kind takes some of them: `FigureKind.takes`."""
+    """Options of all figures. Each kind takes some of them, see `FigureKind.takes`."""
 
     x: str | None = None
-    """An axis: memory, device-memory, speed or perplexity."""
+    """Name of an axis: memory, device-memory, speed or perplexity."""
     y: str | None = None
     three_d: bool = False
-    """All three objectives in space."""
+    """Draw all three objectives in 3D."""
     feasible: bool = False
-    """Feasible trials only."""
+    """Draw feasible trials only."""
     trials: tuple[int, ...] | None = None
     trial: int | None = None
     prediction: Prediction | None = field(default=None, repr=False)
-    """Of `trial`, made with its timeline."""
+    """The prediction of `trial`, made with its timeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureKind:
+    """A kind of figure: how it is named, which options it takes and how it is drawn."""
+
     title: str
     summary: str
     """One line for a list of the kinds."""
     takes: tuple[str, ...] = ()
     """Fields of `FigureOptions`."""
     draw: Callable[[StudyView, FigureOptions], "go.Figure"]
-    """Raises InvalidInput where the study has not what it shows."""
+    """Raises InvalidInput if the study lacks the data that the figure shows."""
 
 
 def _pareto(view: StudyView, options: FigureOptions) -> "go.Figure":
@@ -64,7 +66,7 @@ def _importance(view: StudyView, _: FigureOptions) -> "go.Figure":
     return importance.draw(importance.compute(view))
 
 
-def _ladder(view: StudyView, _: FigureOptions) -> "go.Figure":
+def _ablation(view: StudyView, _: FigureOptions) -> "go.Figure":
     from autotune.reporting.figures import ablation
 
     return ablation.draw(ablation.compute(view))
@@ -104,20 +106,20 @@ FIGURES: Mapping[str, FigureKind] = {
         draw=_pareto,
     ),
     "parallel": FigureKind(
-        title="What each trial chose",
+        title="The choices of each trial",
         summary="parallel coordinates of techniques and objectives",
         takes=("feasible",),
         draw=_parallel,
     ),
     "importance": FigureKind(
-        title="Which techniques decide",
-        summary="which techniques set the best trials of each objective apart",
+        title="Importance of techniques",
+        summary="importance of each technique for each objective",
         draw=_importance,
     ),
     "ladder": FigureKind(
-        title="What each technique buys",
+        title="What each technique gains",
         summary="what each technique saves and costs, alone and on top of the others",
-        draw=_ladder,
+        draw=_ablation,
     ),
     "memory": FigureKind(
         title="Who holds the memory at the peak",
@@ -145,7 +147,7 @@ FIGURES: Mapping[str, FigureKind] = {
 
 
 def figure_kind(name: str) -> FigureKind:
-    """Raises InvalidInput for a kind that there is not."""
+    """Return the kind of figure of that name. Raises InvalidInput for an unknown name."""
     if name not in FIGURES:
         raise InvalidInput(f"there is no figure {name!r}", hint=f"use one of {', '.join(FIGURES)}")
     return FIGURES[name]

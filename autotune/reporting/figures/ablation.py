@@ -1,4 +1,4 @@
-"""What each technique buys, as a table and as bars: alone, on top of the others, and over all pairs of trials."""
+"""Ablation figure: the effect of each technique alone, on top of the others and over all pairs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,32 +17,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """One effect as a row of a table shows it; empty texts where nothing is known."""
+    """One effect as table cells; the texts are empty if it is not known."""
 
     how: str
-    """alone, on top of the others, pairs."""
+    """One of `HOW`: alone, on top of the others, over all pairs."""
     memory: str
     """`12.40 GiB less`"""
     memory_share: str
     speed: str
     perplexity: str
     source: str
-    """Which trials, or why there is none."""
+    """The trials it comes from, or why there are none."""
     is_predicted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One value of a technique: its name and its three effects."""
+    """One value of a technique and its three effects."""
 
     words: str
-    """`micro-batch 4`, as in a configuration's description."""
+    """Name and value, as in the description of a configuration: `micro-batch 4`."""
     cells: tuple[Cells, Cells, Cells]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LadderFigure:
-    rungs: tuple[AblationStep, ...]
+class AblationFigure:
+    """All data of the figure, ready to draw."""
+
+    steps: tuple[AblationStep, ...]
     rows: tuple[Row, ...]
     note: str
 
@@ -50,22 +52,22 @@ class LadderFigure:
 HOW = ("alone", "on top of the others", "over all pairs")
 
 
-def compute(view: StudyView) -> LadderFigure:
-    """Raises InvalidInput where no trial chose anything but the baseline's values."""
+def compute(view: StudyView) -> AblationFigure:
+    """Compute the figure. Raises InvalidInput if no trial differs from the baseline."""
     baseline = (
         view.baseline.config if view.baseline is not None else view.definition.baseline_config()
     )
-    rungs = ladder(
+    steps = ladder(
         view.result.trials,
         plain=baseline,
         pick=view.pick,
         predicted_peak=_peaks_of(view),
         at=view.definition.workload.circumstances,
     )
-    if not rungs:
-        raise nothing_to_show(view, "uses a technique beside the baseline's")
-    return LadderFigure(
-        rungs=rungs, rows=tuple(_row(rung) for rung in rungs), note=_note(view, rungs)
+    if not steps:
+        raise nothing_to_show(view, "uses a technique that the baseline does not")
+    return AblationFigure(
+        steps=steps, rows=tuple(_row(step) for step in steps), note=_note(view, steps)
     )
 
 
@@ -77,13 +79,13 @@ def _peaks_of(view: StudyView) -> Callable[..., int | None]:
     return peak
 
 
-def _row(rung: AblationStep) -> Row:
+def _row(step: AblationStep) -> Row:
     return Row(
-        words=named(rung.technique, rung.value),
+        words=named(step.technique, step.value),
         cells=(
-            _cells(HOW[0], rung.alone),
-            _cells(HOW[1], rung.on_top),
-            _cells_of_pairs(rung.pairs),
+            _cells(HOW[0], step.alone),
+            _cells(HOW[1], step.on_top),
+            _cells_of_pairs(step.pairs),
         ),
     )
 
@@ -92,20 +94,20 @@ def _cells(how: str, effect: Effect | str) -> Cells:
     if isinstance(effect, str):
         return Cells(how=how, memory="", memory_share="", speed="", perplexity="", source=effect)
     numbers = [n for n in (effect.with_number, effect.without_number) if n is not None]
-    trials = (
-        f"#{numbers[0]} against #{numbers[1]}"
-        if len(numbers) == 2
-        else style.listed_numbers(numbers)
-    )
+    sources = []
+    if len(numbers) == 2:
+        sources.append(f"#{numbers[0]} against #{numbers[1]}")
+    elif numbers:
+        sources.append(style.listed_numbers(numbers))
+    if effect.is_predicted:
+        sources.append("memory predicted")
     return Cells(
         how=how,
         memory=_size(effect.saved_bytes),
         memory_share=_less(effect.saved_share),
         speed=_change(effect.speed_share, effect.speed_spread, digits=0),
         perplexity=_change(effect.perplexity_share, effect.perplexity_spread, digits=2),
-        source=", ".join(
-            word for word in (trials, "memory predicted" if effect.is_predicted else "") if word
-        ),
+        source=", ".join(sources),
         is_predicted=effect.is_predicted,
     )
 
@@ -121,28 +123,29 @@ def _cells_of_pairs(pairs: Pairs) -> Cells:
         memory_share=_less_range(pairs.saved_share),
         speed=_change_range(pairs.speed_share, digits=0),
         perplexity=_change_range(pairs.perplexity_share, digits=2),
-        source=f"{pairs.count} pair{'' if pairs.count == 1 else 's'}",
+        source="1 pair" if pairs.count == 1 else f"{pairs.count} pairs",
     )
 
 
-# -- words -----------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 def _size(saved_bytes: float | None) -> str:
     if saved_bytes is None:
         return ""
-    return (
-        f"{format_size(abs(saved_bytes))} {'less' if saved_bytes >= 0 else 'more'}"
-        if saved_bytes
-        else "the same"
-    )
+    if not saved_bytes:
+        return "the same"
+    direction = "less" if saved_bytes >= 0 else "more"
+    return f"{format_size(abs(saved_bytes))} {direction}"
 
 
 def _less(share: float | None) -> str:
     if share is None:
         return ""
     percent = round(100 * share)
-    return f"{abs(percent)} % {'less' if percent > 0 else 'more'}" if percent else "0 %"
+    if not percent:
+        return "0 %"
+    return f"{abs(percent)} % {'less' if percent > 0 else 'more'}"
 
 
 def _less_range(shares: Range | None) -> str:
@@ -165,15 +168,17 @@ def _change_range(shares: Range | None, *, digits: int) -> str:
         return ""
     if shares.lowest == shares.highest:
         return _signed(shares.median, digits)
-    return f"{_signed(shares.median, digits)} ({_signed(shares.lowest, digits)} to {_signed(shares.highest, digits)})"
+    lowest = _signed(shares.lowest, digits)
+    highest = _signed(shares.highest, digits)
+    return f"{_signed(shares.median, digits)} ({lowest} to {highest})"
 
 
 def _signed(share: float, digits: int) -> str:
-    percent = round(100 * share, digits) + 0.0  # no minus before a zero
+    percent = round(100 * share, digits) + 0.0  # turns -0.0 into 0.0
     return f"{percent:+.{digits}f} %" if percent else "0 %"
 
 
-def _note(view: StudyView, rungs: Sequence[AblationStep]) -> str:
+def _note(view: StudyView, steps: Sequence[AblationStep]) -> str:
     baseline = "the baseline" if view.baseline is None else f"the baseline, #{view.baseline.number}"
     pick = (
         "there is no pick"
@@ -181,18 +186,16 @@ def _note(view: StudyView, rungs: Sequence[AblationStep]) -> str:
         else f"the pick, #{view.pick.number}, against the pick without it"
     )
     sentences = [
-        f"Alone: {baseline}, with this one choice. On top of the others: {pick}. Over all pairs: median and range over "
-        "the pairs of measured trials that differ in this choice only."
+        f"Alone: {baseline}, with this one choice. On top of the others: {pick}. Over all pairs: "
+        "median and range over the pairs of measured trials that differ in this choice only."
     ]
-    if view.pick is not None and not any(isinstance(rung.on_top, Effect) for rung in rungs):
+    if view.pick is not None and not any(isinstance(step.on_top, Effect) for step in steps):
         sentences.append(
-            "On top of the others nothing is known: no trial is the pick without one of its choices."
+            "The effect on top of the others is unknown: no trial is the pick without one of its "
+            "choices."
         )
-    if any(
-        isinstance(e, Effect) and e.is_predicted
-        for rung in rungs
-        for e in (rung.alone, rung.on_top)
-    ):
+    effects = [effect for step in steps for effect in (step.alone, step.on_top)]
+    if any(isinstance(effect, Effect) and effect.is_predicted for effect in effects):
         sentences.append("Hatched: both peaks are predicted.")
     return " ".join(sentences)
 
@@ -206,11 +209,11 @@ _PANELS = (
 )
 _LABEL_WIDTH = 30
 _ZERO = 0.0005
-"""A bar of this share cannot be seen, and gets a figure instead."""
+"""A bar with a smaller share cannot be seen and gets a number instead."""
 
 
-def draw(figure: LadderFigure) -> "go.Figure":
-    """Three panels side by side, on a phone one below the other; a group of bars each value."""
+def draw(figure: AblationFigure) -> "go.Figure":
+    """Draw three panels with a group of bars for each value: side by side, stacked on a phone."""
     from plotly.subplots import make_subplots
 
     panels = make_subplots(rows=1, cols=3, shared_yaxes=True, horizontal_spacing=0.03)
@@ -223,7 +226,7 @@ def draw(figure: LadderFigure) -> "go.Figure":
         drawing.update_xaxes(
             title={"text": title, "standoff": 8}, row=1, col=column, zeroline=True, zerolinewidth=2
         )
-    rows = len(figure.rungs)
+    rows = len(figure.rows)
     names = [style.wrapped(row.words, width=_LABEL_WIDTH, lines=2) for row in figure.rows]
     drawing.update_yaxes(
         tickvals=list(range(rows)),
@@ -238,10 +241,15 @@ def draw(figure: LadderFigure) -> "go.Figure":
         height=140 + 46 * rows,
         yaxis_showticklabels=True,
     )
-    for place, row in enumerate(figure.rows):
+    for position, row in enumerate(figure.rows):
         if not any(cells.memory or cells.speed for cells in row.cells):
             drawing.add_annotation(
-                x=0, y=place, text=_why_not(row), showarrow=False, xanchor="left", font_size=11
+                x=0,
+                y=position,
+                text=_why_no_bars(row),
+                showarrow=False,
+                xanchor="left",
+                font_size=11,
             )
     narrow = {
         f"annotations[{number}].text": " not known"
@@ -251,8 +259,8 @@ def draw(figure: LadderFigure) -> "go.Figure":
     return drawing
 
 
-def _why_not(row: Row) -> str:
-    """` alone: not tried; on top: not in the pick; no pair`, in the place of bars."""
+def _why_no_bars(row: Row) -> str:
+    """Return the text instead of bars: ` alone: not tried; on top: not in the pick; no pair`."""
     alone, on_top, pairs = row.cells
     return f" alone: {alone.source}; on top: {on_top.source}; {pairs.source}"
 
@@ -268,10 +276,10 @@ def _below_each_other(*, height: int) -> dict[str, object]:
     return changes
 
 
-def _bars(figure: LadderFigure, kind: int, number: str, *, name: str, legend: bool) -> "go.Bar":
+def _bars(figure: AblationFigure, kind: int, number: str, *, name: str, legend: bool) -> "go.Bar":
     import plotly.graph_objects as go
 
-    effects = [(rung.alone, rung.on_top, rung.pairs)[kind] for rung in figure.rungs]
+    effects = [(step.alone, step.on_top, step.pairs)[kind] for step in figure.steps]
     values = [_middle(effect, number) for effect in effects]
     predicted = [
         number == "saved_share" and isinstance(e, Effect) and e.is_predicted for e in effects
@@ -280,7 +288,10 @@ def _bars(figure: LadderFigure, kind: int, number: str, *, name: str, legend: bo
         x=[None if value is None else 100 * value for value in values],
         y=list(range(len(effects))),
         orientation="h",
-        text=[_of_nothing(value, is_one) for value, is_one in zip(values, predicted, strict=True)],
+        text=[
+            _zero_label(value, is_predicted)
+            for value, is_predicted in zip(values, predicted, strict=True)
+        ],
         textposition="outside",
         cliponaxis=False,
         name=name,
@@ -290,7 +301,7 @@ def _bars(figure: LadderFigure, kind: int, number: str, *, name: str, legend: bo
         marker={
             "color": style.PALETTE[kind],
             "pattern": {
-                "shape": ["/" if is_one else "" for is_one in predicted],
+                "shape": ["/" if is_predicted else "" for is_predicted in predicted],
                 "fillmode": "overlay",
                 "size": 6,
             },
@@ -300,8 +311,8 @@ def _bars(figure: LadderFigure, kind: int, number: str, *, name: str, legend: bo
     )
 
 
-def _of_nothing(value: float | None, is_predicted: bool) -> str:
-    """What stands in the place of a bar that cannot be seen."""
+def _zero_label(value: float | None, is_predicted: bool) -> str:
+    """Return the text instead of a bar that is too small to be seen."""
     if value is None or abs(value) >= _ZERO:
         return ""
     return "0 predicted" if is_predicted else "0"
@@ -315,7 +326,7 @@ def _middle(effect: Effect | Pairs | str, number: str) -> float | None:
 
 
 def _whiskers(effects: Sequence[Effect | Pairs | str], number: str) -> dict[str, object] | None:
-    """The spread of one effect, or the range over pairs."""
+    """Return error bars in percent: the spread of one effect, or the range over pairs."""
     up, down = [], []
     for effect in effects:
         above = below = 0.0

@@ -1,4 +1,4 @@
-"""What a trial is compared by, as axes of a figure: memory, memory on the device, speed and perplexity."""
+"""Axes of figures: peak memory, device memory, speed and perplexity of a trial."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,25 +15,27 @@ AXES = get_args(AxisName)
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One quantity of a trial. Values are in the figure's unit."""
+    """One quantity of a trial as an axis. Values are in the unit of the figure."""
 
     name: AxisName
     title: str
     is_lower_better: bool
     unit: Unit | None
-    """None: not a size in bytes."""
+    """None if the quantity is not a size in bytes."""
     spread_is: str = ""
+    """What the error bars of this axis mean."""
     _value: Callable[[TrialRecord], float | None]
     _spread: Callable[[TrialRecord], float | None]
 
     def of(self, record: TrialRecord) -> float | None:
-        """None where it was not measured or is no finite number."""
+        """Return the value of a trial, or None if it was not measured or is not finite."""
         value = self._value(record)
         if value is None or not math.isfinite(value) or value <= 0:
             return None
         return value if self.unit is None else self.unit.of(value)
 
     def spread_of(self, record: TrialRecord) -> float:
+        """Return the spread of the measurement, 0.0 if there is none."""
         return self._spread(record) or 0.0
 
     def is_better(self, one: float, other: float) -> bool:
@@ -41,7 +43,7 @@ class Axis:
 
 
 def make_axis(name: str, *, unit: Unit) -> Axis:
-    """The axis of that name; memory is in `unit`. Raises InvalidInput for a name there is not."""
+    """Return the axis of that name, memory in `unit`. Raises InvalidInput for an unknown name."""
     if name not in AXES:
         raise InvalidInput(f"there is no axis {name!r}", hint=f"use one of {', '.join(AXES)}")
     title, is_lower_better, spread_is, value, spread = _MEASURES[name]  # type: ignore[index]
@@ -58,15 +60,15 @@ def make_axis(name: str, *, unit: Unit) -> Axis:
 
 
 def memory_unit(records: Sequence[TrialRecord], *, cap_bytes: int) -> Unit:
-    """The unit of a study's cap, or of its largest trial where the cap is far above all of them."""
+    """Return the unit that suits the cap or, if that is smaller, the largest trial."""
     largest = max((record.device_bytes or 0 for record in records), default=0)
     return unit_for(min(cap_bytes, largest) if largest else cap_bytes)
 
 
 def capped_axis(device_type: str) -> AxisName:
-    """The memory a cap is held against.
+    """Return the axis to which the cap applies.
 
-    On a CPU it is the peak; on CUDA what the device must have is more.
+    On a CPU that is peak memory, on CUDA the memory the device must have, which is more.
     """
     return "device-memory" if device_type == "cuda" else "memory"
 

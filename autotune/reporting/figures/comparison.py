@@ -1,4 +1,4 @@
-"""Several studies beside each other: their fronts in one figure, their picks in one table, and what differs."""
+"""Comparison of several studies: fronts in one figure, picks in one table, and what differs."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ INCOMPARABLE = "perplexities and speeds cannot be compared"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One trial of a front; memory in the figure's unit."""
+    """One trial of a front; memory in the unit of the figure."""
 
     number: int
     memory: float
@@ -32,10 +32,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One study: what it is, and what came out.
-
-    None: there is no pick, or no baseline to save against.
-    """
+    """One study and its result. Fields are None without a pick, or without a baseline."""
 
     study: str
     device: str
@@ -46,19 +43,19 @@ class Side:
     front: tuple[Point, ...]
     pick: int | None
     pick_words: str
-    """Its choices, or why there is none."""
+    """The configuration of the pick, or why there is none."""
     peak_memory_bytes: int | None
     tokens_per_second: float | None
     tokens_per_second_spread: float | None
     perplexity: float | None
     perplexity_words: str
-    """With its spread, and a mark where another trial was trained for it."""
+    """With its spread, and a mark if it was measured in another trial."""
     saved_share: float | None
-    """Of the peak memory of its own baseline, which may be a prediction."""
+    """Share of the peak memory of its baseline, which may be predicted."""
     baseline_is_predicted: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; the front as trial numbers."""
+        """Return a JSON-ready dictionary, with the front as trial numbers."""
         return {**dataclasses.asdict(self), "front": [point.number for point in self.front]}
 
 
@@ -73,20 +70,19 @@ class Comparison:
 
 
 def compute(views: Sequence[StudyView]) -> Comparison:
-    """Raises InvalidInput for fewer than two studies, and for one study twice."""
+    """Compare studies. Raises InvalidInput for fewer than two, and for one study twice."""
     names = [view.result.study for view in views]
     if len(set(names)) < len(names) or len(names) < 2:
         raise InvalidInput(
-            f"{' and '.join(dict.fromkeys(names)) or 'nothing'} cannot be compared with itself",
+            f"{' and '.join(dict.fromkeys(names)) or 'no study'} cannot be compared with itself",
             hint="name at least two different studies; autotune studies lists them",
         )
     unit = style.unit_for(max(_largest(view) for view in views))
     axes = {capped_axis(view.result.device.type) for view in views}
-    memory_is = (
-        make_axis(axes.pop(), unit=unit).title
-        if len(axes) == 1
-        else f"memory held against the cap, {unit.name}"
-    )
+    if len(axes) == 1:
+        memory_is = make_axis(axes.pop(), unit=unit).title
+    else:
+        memory_is = f"memory compared with the cap, {unit.name}"
     return Comparison(
         sides=tuple(_side(view, unit) for view in views),
         unit=unit,
@@ -103,12 +99,10 @@ def _largest(view: StudyView) -> int:
 
 def _side(view: StudyView, unit: style.Unit) -> Side:
     result, pick, baseline = view.result, view.pick, view.baseline
-    whole = (
-        None
-        if baseline is None
-        else baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
-    )
     peak = None if pick is None else pick.peak_memory_bytes
+    baseline_peak = None
+    if baseline is not None:
+        baseline_peak = baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
     return Side(
         study=result.study,
         device=f"{result.device.device} ({result.device.name})",
@@ -124,7 +118,7 @@ def _side(view: StudyView, unit: style.Unit) -> Side:
         tokens_per_second_spread=None if pick is None else pick.tokens_per_second_spread,
         perplexity=None if pick is None else pick.perplexity,
         perplexity_words="" if pick is None else perplexity_words(pick),
-        saved_share=1 - peak / whole if peak and whole else None,
+        saved_share=1 - peak / baseline_peak if peak and baseline_peak else None,
         baseline_is_predicted=baseline is not None and baseline.peak_memory_bytes is None,
     )
 
@@ -142,39 +136,40 @@ def _point(view: StudyView, record: TrialRecord, unit: style.Unit) -> Point:
 
 def _differences(views: Sequence[StudyView]) -> Iterator[str]:
     workloads = [_flat(view.definition.workload.to_dict()) for view in views]
-    known = dict.fromkeys(name for workload in workloads for name in workload)
-    fields = [
-        name for name in known if len({str(workload.get(name)) for workload in workloads}) > 1
-    ]
-    if fields:
-        parts = [
-            f"{_words(name)} {' / '.join(_short(w.get(name)) for w in workloads)}"
-            for name in fields
-        ]
+    fields = dict.fromkeys(name for workload in workloads for name in workload)
+    parts = []
+    for name in fields:
+        if len({str(workload.get(name)) for workload in workloads}) > 1:
+            values = " / ".join(_short(workload.get(name)) for workload in workloads)
+            parts.append(f"{_field_name(name)} {values}")
+    if parts:
         yield f"The workloads differ, so {INCOMPARABLE}: {', '.join(parts)}."
-    for what, values in (
+    for what, settings in (
         ("device", [f"{view.result.device.type} ({view.result.device.name})" for view in views]),
         ("torch", [view.result.device.versions.get("torch", "?") for view in views]),
         ("cap", [format_size(view.result.cap_bytes) for view in views]),
         ("search space", [view.definition.space.name for view in views]),
         ("sampler", [view.definition.sampler for view in views]),
     ):
-        if len(set(values)) > 1:
-            yield f"Different {what}: {' / '.join(values)}."
+        if len(set(settings)) > 1:
+            yield f"Different {what}: {' / '.join(settings)}."
 
 
 def _flat(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """What is a table there, entry by entry: of the whole only the beginning could be said, which may be the same."""
+    """Replace nested dictionaries by their entries.
+
+    Of a whole dictionary only the beginning could be shown, which may be the same in all studies.
+    """
     flat: dict[str, Any] = {}
     for name, value in workload.items():
         if isinstance(value, Mapping):
-            flat |= {f"{name} {key}": one for key, one in value.items()}
+            flat |= {f"{name} {key}": entry for key, entry in value.items()}
         else:
             flat[name] = value
     return flat
 
 
-def _words(field: str) -> str:
+def _field_name(field: str) -> str:
     return {"text_sha256": "text", "model_sha256": "file of the model"}.get(
         field, field.replace("_", " ")
     )
@@ -189,13 +184,14 @@ def _short(value: object) -> str:
 
 
 def draw(comparison: Comparison) -> "go.Figure":
-    """Each study's front as a line with marks of its own colour, shape and dash; its pick starred, its cap upright."""
+    """Draw each front with its own colour, symbol and dash, the picks as stars, caps as lines."""
     import plotly.graph_objects as go
 
     drawing = style.empty_figure(note=" ".join(comparison.differences))
     caps = {side.cap_bytes for side in comparison.sides}
-    for place, side in enumerate(comparison.sides):
-        color, dash = (among[place % len(among)] for among in (style.PALETTE, style.DASHES))
+    for index, side in enumerate(comparison.sides):
+        color = style.PALETTE[index % len(style.PALETTE)]
+        dash = style.DASHES[index % len(style.DASHES)]
         name = style.wrapped(side.study, width=40)
         drawing.add_trace(_line(side.front, name=name, color=color, dash=dash))
         drawing.add_trace(
@@ -206,7 +202,7 @@ def draw(comparison: Comparison) -> "go.Figure":
                 name=name,
                 legendgroup=name,
                 marker={
-                    "symbol": style.SYMBOLS[place % len(style.SYMBOLS)],
+                    "symbol": style.SYMBOLS[index % len(style.SYMBOLS)],
                     "size": 10,
                     "color": color,
                 },
@@ -219,7 +215,7 @@ def draw(comparison: Comparison) -> "go.Figure":
                 [point for point in side.front if point.number == side.pick], name=name, color=color
             )
         )
-        if len(caps) > 1 or place == 0:
+        if len(caps) > 1 or index == 0:
             _draw_cap(
                 drawing, comparison.unit, side, color=color if len(caps) > 1 else style.VERMILLION
             )
@@ -232,7 +228,10 @@ def draw(comparison: Comparison) -> "go.Figure":
 
 
 def _line(front: Sequence[Point], *, name: str, color: str, dash: str) -> "go.Scatter":
-    """Steps through what is fastest so far; what is on a front for its perplexity lies below."""
+    """Return a stepped line through the fastest trials by memory.
+
+    Trials that are on the front for their perplexity lie below it.
+    """
     import plotly.graph_objects as go
 
     by_memory = sorted(front, key=lambda point: point.memory)

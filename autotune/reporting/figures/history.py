@@ -1,4 +1,4 @@
-"""How a search went: the best so far of each objective and the hypervolume of the feasible, by trials and by time."""
+"""Progress of a search: best value of each objective and hypervolume, over trials and time."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 _TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 BEYOND = 1.1
-"""How far behind the worst trial hypervolume is measured from. At the worst itself nothing of a box
-would be left where all trials have one perplexity, or where there is one trial."""
+"""The reference point of the hypervolume is this factor beyond the worst feasible trial. At the
+worst value itself the box would be empty with a single trial, or if all had the same perplexity."""
 Corner = tuple[float, float, float]
-"""Memory in bytes, seconds a token, perplexity: less of each is better."""
+"""Memory in bytes, seconds per token, perplexity. Lower is better for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """One quantity after each trial; None until there is a feasible one."""
+    """One quantity after each trial; None before the first feasible trial."""
 
     title: str
     values: tuple[float | None, ...]
@@ -34,18 +34,20 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryFigure:
+    """All data of the figure, ready to draw."""
+
     numbers: tuple[int, ...]
     moments: tuple[float, ...]
-    """Time of all trials up to the end of each, one after the other, in `time_unit`."""
+    """Total time of all trials up to the end of each, in `time_unit`."""
     time_unit: str
     courses: tuple[Course, ...]
     reference: Corner
-    """Where hypervolume is measured from."""
+    """Reference point of the hypervolume."""
     note: str
 
 
 def compute(view: StudyView) -> HistoryFigure:
-    """Raises InvalidInput where no trial is feasible."""
+    """Compute the figure. Raises InvalidInput if no trial is feasible."""
     result = view.result
     trials = sorted((r for r in result.trials if r.is_finished), key=lambda record: record.number)
     feasible = [record for record in trials if record.feasible]
@@ -57,11 +59,13 @@ def compute(view: StudyView) -> HistoryFigure:
         for name in (capped_axis(result.device.type), "speed", "perplexity")
     ]
     reference = _reference(feasible, cap_bytes=result.cap_bytes)
-    passed = list(accumulate(record.seconds or 0.0 for record in trials))
-    time_unit, length = next((name, s) for name, s in _TIME_UNITS if passed[-1] >= s or s == 1.0)
+    elapsed = list(accumulate(record.seconds or 0.0 for record in trials))
+    time_unit, unit_seconds = next(
+        (name, seconds) for name, seconds in _TIME_UNITS if elapsed[-1] >= seconds or seconds == 1.0
+    )
     return HistoryFigure(
         numbers=tuple(record.number for record in trials),
-        moments=tuple(moment / length for moment in passed),
+        moments=tuple(moment / unit_seconds for moment in elapsed),
         time_unit=time_unit,
         courses=(
             *(
@@ -88,7 +92,7 @@ def _best(axis: Axis, trials: Sequence[TrialRecord]) -> Iterator[float | None]:
 
 
 def _reference(feasible: Sequence[TrialRecord], *, cap_bytes: int) -> Corner:
-    """The cap, and a little beyond the slowest and the least sure of what is feasible."""
+    """Return the cap, and `BEYOND` times the worst speed and perplexity of feasible trials."""
     corners = [_corner(record) for record in feasible]
     return (
         float(cap_bytes),
@@ -108,9 +112,9 @@ def _corner(record: TrialRecord) -> Corner:
 
 
 def hypervolumes(trials: Sequence[TrialRecord], reference: Corner) -> tuple[float, ...]:
-    """After each trial, the share of the box from nothing to `reference` that is dominated by a feasible one.
+    """Return after each trial the share of the box up to `reference` that feasible trials dominate.
 
-    Optuna computes it; its public way to the numbers is the figure it draws of them.
+    Optuna computes it. Its public interface offers the numbers only in the figure it draws.
     """
     import optuna
 
@@ -133,9 +137,10 @@ def hypervolumes(trials: Sequence[TrialRecord], reference: Corner) -> tuple[floa
 def _note(reference: Corner, trials: Sequence[TrialRecord], feasible: Sequence[TrialRecord]) -> str:
     memory, seconds, perplexity = reference
     return (
-        f"Best so far among the {len(feasible)} feasible of {len(trials)} trials. Hypervolume: how much of the box "
-        f"between nothing at all and {format_size(memory)} (the cap), {1 / seconds:,.0f} tokens/s and perplexity "
-        f"{perplexity:.4g} (10 % behind the slowest and the worst feasible trial) is beaten by some feasible trial."
+        f"Best so far among the {len(feasible)} feasible of {len(trials)} trials. "
+        "Hypervolume: the share of the objective space that some feasible trial dominates, up to "
+        f"{format_size(memory)} (the cap), {1 / seconds:,.0f} tokens/s and perplexity "
+        f"{perplexity:.4g} (10 % beyond the slowest and the worst feasible trial)."
     )
 
 
@@ -143,7 +148,7 @@ def _note(reference: Corner, trials: Sequence[TrialRecord], feasible: Sequence[T
 
 
 def draw(figure: HistoryFigure) -> "go.Figure":
-    """One row a quantity; on the left over the trials, on the right over their time."""
+    """Draw one row per quantity: on the left over trials, on the right over their time."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
@@ -158,10 +163,10 @@ def draw(figure: HistoryFigure) -> "go.Figure":
     )
     drawing = style.empty_figure(note=figure.note, panels=panels)
     for row, course in enumerate(figure.courses, start=1):
-        for column, (places, where) in enumerate(_across(figure), start=1):
+        for column, (positions, label) in enumerate(_x_axes(figure), start=1):
             corners = _corners(course.values)
             line = go.Scatter(
-                x=[places[corner] for corner in corners],
+                x=[positions[corner] for corner in corners],
                 y=[course.values[corner] for corner in corners],
                 mode="lines",
                 line={
@@ -171,14 +176,13 @@ def draw(figure: HistoryFigure) -> "go.Figure":
                 },
                 name=course.title,
                 showlegend=False,
-                hovertemplate="%{y:.5g}, " + where + "<extra></extra>",
+                hovertemplate="%{y:.5g}, " + label + "<extra></extra>",
             )
             drawing.add_trace(line, row=row, col=column)
         drawing.update_yaxes(title={"text": course.title, "font": {"size": 12}}, row=row, col=1)
         if "perplexity" not in course.title:
-            drawing.update_yaxes(
-                rangemode="tozero", row=row
-            )  # a line that is level would be magnified to its noise
+            # Otherwise plotly would magnify a level line to its noise.
+            drawing.update_yaxes(rangemode="tozero", row=row)
     drawing.update_xaxes(title="trial", row=rows, col=1)
     drawing.update_xaxes(title=f"{figure.time_unit} of trials", row=rows, col=2)
     drawing.update_layout(height=200 * rows + 60)
@@ -186,10 +190,10 @@ def draw(figure: HistoryFigure) -> "go.Figure":
 
 
 def _corners(values: Sequence[float | None]) -> list[int]:
-    """Where a stepped line changes, and its ends: nothing else of it can be seen."""
+    """Return the indices where a stepped line changes, and its ends; the rest is invisible."""
     ends = {0, len(values) - 1}
     return [i for i, value in enumerate(values) if i in ends or value != values[i - 1]]
 
 
-def _across(figure: HistoryFigure) -> tuple[tuple[tuple[float, ...], str], ...]:
+def _x_axes(figure: HistoryFigure) -> tuple[tuple[tuple[float, ...], str], ...]:
     return (figure.numbers, "#%{x}"), (figure.moments, "after %{x:.3g} " + figure.time_unit)

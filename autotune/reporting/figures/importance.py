@@ -1,11 +1,11 @@
-"""Which techniques decide each objective: fANOVA over a study's records, by optuna.importance.
+"""Importance of each technique for each objective: fANOVA over the trials, by optuna.importance.
 
-A forest of trees learns each objective's logarithm from the techniques; a technique's importance is
-the share of the differences between trials that goes with its values alone. It needs scikit-learn.
-Optuna's PED-ANOVA does not, and was left out for what it said of a real study of 46 trials: of
-perplexity, 18 % to checkpointing, which computes the same numbers whatever its value (fANOVA:
-nothing; 95 % to precision). It says how the best trials differ from the others, and a sampler that
-repeats what went well makes them differ in everything.
+A random forest learns the logarithm of each objective from the techniques. The importance of a
+technique is the share of the variance between trials that its values alone explain. This needs
+scikit-learn. Optuna's PED-ANOVA does not, but it was wrong on a real study of 46 trials: it gave
+checkpointing 18 % of perplexity, although checkpointing computes the same numbers whatever its
+value (fANOVA: 0 %, and 95 % to precision). PED-ANOVA says how the best trials differ from the
+others, and a sampler that repeats what went well makes them differ in everything.
 """
 
 import math
@@ -29,20 +29,19 @@ EVALUATOR = "fANOVA"
 OBJECTIVES: tuple[AxisName, ...] = ("memory", "speed", "perplexity")
 FEWEST_TRIALS = 20
 TREES, DEPTH = 16, 8
-"""Twice as many trees take more than twice as long and move no share by more than a few hundredths.
-Eight choices on top of each other; deeper trees take minutes for hundreds of trials and learn their
-noise."""
+"""Twice as many trees take more than twice as long and change no share by more than a few
+hundredths. Trees deeper than 8 take minutes for hundreds of trials and learn their noise."""
 MOST_TRIALS = 200
-"""Of more, evenly spaced ones: the forest's time grows faster than their number."""
+"""Of more trials, evenly spaced ones are used: the time grows faster than their number."""
 SAME = 1e-6
-"""Relative differences below this are rounding, and no technique decides them."""
+"""Relative differences below this are rounding errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
-    """Shares of one objective; empty where all trials have the same value.
+    """Share of each technique in one objective; empty if all trials have the same value.
 
-    What they leave of 1 goes with the interplay of techniques.
+    The shares add up to less than 1: the rest is the interaction of techniques.
     """
 
     objective: AxisName
@@ -52,24 +51,32 @@ class Importance:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportanceFigure:
+    """All data of the figure, ready to draw."""
+
     techniques: tuple[str, ...]
-    """In the order of their largest share."""
+    """Sorted by their largest share, descending."""
     objectives: tuple[Importance, ...]
     note: str
 
 
 def compute(view: StudyView) -> ImportanceFigure:
-    """Raises InvalidInput for too few trials, where nothing differs between them, and without scikit-learn."""
+    """Compute the figure.
+
+    Raises InvalidInput for too few trials, if the trials do not differ, and without scikit-learn.
+    """
     result = view.result
     unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
     objectives = tuple(_importance(view, make_axis(name, unit=unit)) for name in OBJECTIVES)
     techniques = {technique for objective in objectives for technique in objective.shares}
     if not techniques:
         raise InvalidInput(
-            f"the trials of study {result.study!r} have the same choices or the same results: nothing decides them",
+            f"the trials of study {result.study!r} have the same choices or the same results",
             hint="search a space with more values",
         )
-    largest = {t: max(objective.shares.get(t, 0.0) for objective in objectives) for t in techniques}
+    largest = {
+        technique: max(objective.shares.get(technique, 0.0) for objective in objectives)
+        for technique in techniques
+    }
     return ImportanceFigure(
         techniques=tuple(
             sorted(techniques, key=lambda technique: (-largest[technique], technique))
@@ -88,7 +95,7 @@ def _importance(view: StudyView, axis: Axis) -> Importance:
         raise InvalidInput(
             f"importance needs at least {FEWEST_TRIALS} trials with a measured {axis.name}, "
             f"study {study!r} has {len(measured)}",
-            hint=f"go on with autotune search --name {study} --trials {2 * FEWEST_TRIALS}",
+            hint=f"continue with autotune search --name {study} --trials {2 * FEWEST_TRIALS}",
         )
     every = math.ceil(len(measured) / MOST_TRIALS)
     used = [(record, math.log(value)) for record, value in measured[::every]]
@@ -98,7 +105,7 @@ def _importance(view: StudyView, axis: Axis) -> Importance:
 
 
 def _shares(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, float]:
-    """Importance of each technique of which at least two values were tried."""
+    """Return the importance of each technique of which at least two values were tried."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -126,7 +133,7 @@ def _evaluated(study: "optuna.Study") -> Mapping[str, float]:
     import optuna
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # values that few trials have
+        warnings.simplefilter("ignore")  # about values that few trials have
         try:
             evaluator = optuna.importance.FanovaImportanceEvaluator(
                 n_trees=TREES, max_depth=DEPTH, seed=0
@@ -136,29 +143,30 @@ def _evaluated(study: "optuna.Study") -> Mapping[str, float]:
                 "importance needs the package scikit-learn",
                 hint="pip install 'autotune[importance]'",
             ) from None
-        # Normalized they would add up to 1 even where nothing but the interplay of two techniques
-        # decides.
+        # Normalized shares would add up to 1 even if only an interaction of techniques mattered.
         return optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False)
 
 
 def _note(objectives: Sequence[Importance]) -> str:
-    numbers = ", ".join(f"{one.trials} for {one.objective}" for one in objectives)
+    numbers = ", ".join(
+        f"{importance.trials} for {importance.objective}" for importance in objectives
+    )
     sentences = [
-        "Share of the differences between trials that goes with each technique alone, all else as it came "
-        f"({EVALUATOR} on logarithms; trials: {numbers}); what is missing to 100 % goes with their interplay. It says "
-        "what decides, not in which direction."
+        "Share of the variance between trials that each technique explains alone "
+        f"({EVALUATOR} on logarithms; trials: {numbers}). The rest up to 100 % is the interaction "
+        "of techniques. A share says how much a technique matters, not in which direction."
     ]
-    same = [one.objective for one in objectives if not one.shares]
+    same = [importance.objective for importance in objectives if not importance.shares]
     return " ".join(sentences + [f"All trials have the same {name}." for name in same])
 
 
 def draw(figure: ImportanceFigure) -> "go.Figure":
-    """Lying bars, three a technique."""
+    """Draw horizontal bars, three per technique."""
     import plotly.graph_objects as go
 
     drawing = style.empty_figure(note=figure.note)
     names = [technique.removesuffix("_size").replace("_", " ") for technique in figure.techniques]
-    for number, one in enumerate(figure.objectives):
+    for number, importance in enumerate(figure.objectives):
         pattern = {
             "shape": ("", "/", "x")[number],
             "fillmode": "overlay",
@@ -167,17 +175,17 @@ def draw(figure: ImportanceFigure) -> "go.Figure":
         }
         drawing.add_trace(
             go.Bar(
-                x=[100 * one.shares.get(technique, 0.0) for technique in figure.techniques],
+                x=[100 * importance.shares.get(technique, 0.0) for technique in figure.techniques],
                 y=names,
                 orientation="h",
-                name=one.objective,
+                name=importance.objective,
                 marker={"color": style.PALETTE[number], "pattern": pattern},
-                hovertemplate="%{y}: %{x:.0f} %<extra>" + one.objective + "</extra>",
+                hovertemplate="%{y}: %{x:.0f} %<extra>" + importance.objective + "</extra>",
             )
         )
     drawing.update_layout(
         barmode="group",
-        xaxis={"title": "share of the differences, %", "rangemode": "tozero"},
+        xaxis={"title": "share of the variance, %", "rangemode": "tozero"},
         yaxis={"autorange": "reversed", "showgrid": False},
         legend=style.LEGEND_ABOVE,
         height=160 + 62 * len(names),

@@ -1,4 +1,4 @@
-"""Who holds the memory at the peak of chosen trials: one bar a trial, one segment a category."""
+"""What holds the memory at the peak: one bar per trial, one segment per category."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,51 +18,54 @@ if TYPE_CHECKING:
 
 Source = Literal["measured", "predicted", "partly measured"]
 MOST_OF_FRONT = 12
-"""Trials of the front that are shown where none were named."""
+"""How many trials of the front are shown by default."""
 _ORDER = (*CATEGORIES, style.OTHER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One trial; sizes in the figure's unit."""
+    """One trial; sizes in the unit of the figure."""
 
     number: int
     words: str
     roles: tuple[str, ...]
-    """pick, baseline."""
+    """Subset of baseline and pick."""
     source: Source
-    """measured: read from the allocator's history. predicted: worked out. partly measured: what
-    stays between two steps is measured, the rest of the measured peak belongs to nobody."""
+    """measured: read from the allocator's history. predicted: from the prediction. partly measured:
+    what stays between two steps is measured, the rest of the measured peak is not attributed."""
     segments: Mapping[str, float]
     measured_peak: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFigure:
+    """All data of the figure, ready to draw."""
+
     unit: str
     bars: tuple[Bar, ...]
     cap: float | None
-    """None where the cap is not held against these bytes, as on CUDA."""
+    """None if the cap does not apply to these bytes, as on CUDA."""
     cap_words: str
     note: str
 
 
 def compute(view: StudyView, *, trials: Sequence[int] | None = None) -> MemoryFigure:
-    """Raises InvalidInput for a trial that there is not, and where nothing is known of any."""
+    """Compute the figure for `trials`, by default the baseline, the pick and the front.
+
+    Raises InvalidInput for an unknown trial number, and if no peak is known.
+    """
     records = _chosen(view) if trials is None else [trial_of(view, number) for number in trials]
     known = [
         (record, found) for record in records if (found := _bytes_of(view, record)) is not None
     ]
     if not known:
-        raise nothing_to_show(
-            view,
-            "named has a measured or predicted peak"
-            if trials
-            else "has a peak, measured or predicted",
-        )
-    unit = style.unit_for(
-        max(max(sum(sizes.values()), r.peak_memory_bytes or 0) for r, (_, sizes) in known)
+        if trials:
+            raise nothing_to_show(view, "named has a measured or predicted peak")
+        raise nothing_to_show(view, "has a peak, measured or predicted")
+    largest = max(
+        max(sum(sizes.values()), record.peak_memory_bytes or 0) for record, (_, sizes) in known
     )
+    unit = style.unit_for(largest)
     bars = tuple(_bar(view, record, source, sizes, unit) for record, (source, sizes) in known)
     is_cpu = view.result.device.type != "cuda"
     return MemoryFigure(
@@ -75,18 +78,16 @@ def compute(view: StudyView, *, trials: Sequence[int] | None = None) -> MemoryFi
 
 
 def trial_of(view: StudyView, number: int) -> TrialRecord:
-    """Raises InvalidInput where the study has no trial of that number."""
+    """Return the trial of that number. Raises InvalidInput if the study has none."""
     for record in view.result.trials:
         if record.number == number:
             return record
-    there = (
-        f"its trials are 0 to {len(view.result.trials) - 1}"
-        if view.result.trials
-        else "it has none yet"
-    )
+    known = "it has none yet"
+    if view.result.trials:
+        known = f"its trials are 0 to {len(view.result.trials) - 1}"
     study = view.result.study
     raise InvalidInput(
-        f"study {study!r} has no trial {number}", hint=f"{there}; see autotune show {study}"
+        f"study {study!r} has no trial {number}", hint=f"{known}; see autotune show {study}"
     )
 
 
@@ -124,26 +125,26 @@ def _bar(
 
 
 def _note(view: StudyView, bars: Sequence[Bar], unknown: Sequence[TrialRecord]) -> str:
-    words = {
+    meanings = {
         "measured": "measured, from the allocator's history",
         "predicted": "predicted, with the measured peak as a mark",
         "partly measured": "measured between two steps, the rest of the measured peak unattributed",
     }
     sources = list(dict.fromkeys(bar.source for bar in bars))
-    sentences = [f"Segments are {words[sources[0]]}."]
+    sentences = [f"Segments are {meanings[sources[0]]}."]
     if len(sources) > 1:
-        parts = (
-            f"{words[s]} ({style.listed_numbers([b.number for b in bars if b.source == s])})"
-            for s in sources
-        )
+        parts = []
+        for source in sources:
+            numbers = style.listed_numbers([bar.number for bar in bars if bar.source == source])
+            parts.append(f"{meanings[source]} ({numbers})")
         sentences = [f"Segments are {'; '.join(parts)}."]
     if unknown:
         sentences.append(
-            f"Nothing is known of {style.listed_numbers([record.number for record in unknown])}."
+            f"Not known for {style.listed_numbers([record.number for record in unknown])}."
         )
     if view.result.device.type == "cuda":
         sentences.append(
-            f"The cap, {format_size(view.result.cap_bytes)}, is held against more than these bytes."
+            f"The cap, {format_size(view.result.cap_bytes)}, applies to more than these bytes."
         )
     return " ".join(sentences)
 
@@ -152,23 +153,23 @@ def _note(view: StudyView, bars: Sequence[Bar], unknown: Sequence[TrialRecord]) 
 
 
 def draw(figure: MemoryFigure) -> "go.Figure":
-    """Lying bars, the first on top; the measured peak beside a stack that was not."""
+    """Draw horizontal bars, the first on top, with the measured peak as a mark."""
     import plotly.graph_objects as go
 
     drawing = style.empty_figure(note=figure.note)
-    places = list(range(len(figure.bars)))
+    positions = list(range(len(figure.bars)))
     for category in _ORDER:
         sizes = [bar.segments.get(category, 0.0) for bar in figure.bars]
         if any(sizes):
-            drawing.add_trace(_segment(category, places, sizes, figure))
+            drawing.add_trace(_segment(category, positions, sizes, figure))
     measured = [
-        (place, bar)
-        for place, bar in zip(places, figure.bars, strict=True)
+        (position, bar)
+        for position, bar in zip(positions, figure.bars, strict=True)
         if bar.measured_peak is not None
     ]
     peaks = go.Scatter(
         x=[bar.measured_peak for _, bar in measured],
-        y=[place for place, _ in measured],
+        y=[position for position, _ in measured],
         mode="markers",
         name="measured peak",
         marker={
@@ -196,7 +197,7 @@ def draw(figure: MemoryFigure) -> "go.Figure":
         bargap=0.35,
         xaxis={"title": f"bytes at the peak, {figure.unit}", "rangemode": "tozero"},
         yaxis={
-            "tickvals": places,
+            "tickvals": positions,
             "ticktext": [_label(bar) for bar in figure.bars],
             "autorange": "reversed",
             "showgrid": False,
@@ -209,7 +210,7 @@ def draw(figure: MemoryFigure) -> "go.Figure":
 
 
 def _segment(
-    category: str, places: Sequence[int], sizes: Sequence[float], figure: MemoryFigure
+    category: str, positions: Sequence[int], sizes: Sequence[float], figure: MemoryFigure
 ) -> "go.Bar":
     import plotly.graph_objects as go
 
@@ -223,7 +224,7 @@ def _segment(
     }
     return go.Bar(
         x=sizes,
-        y=places,
+        y=positions,
         orientation="h",
         name=name,
         marker={"color": color, "pattern": pattern, "line": {"width": 0}},

@@ -1,4 +1,4 @@
-"""Who holds the memory over one training step: stacked categories over its allocations and frees, the peak marked."""
+"""Memory over one training step: categories stacked over allocations and frees, with the peak."""
 
 import html
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineFigure:
-    """All that the picture shows, ready to draw; sizes in `unit`."""
+    """All data of the figure, ready to draw; sizes in `unit`."""
 
     title: str
     about: str
@@ -28,7 +28,7 @@ class TimelineFigure:
     unit: str
     events: tuple[int, ...]
     layers: tuple[tuple[Category, tuple[float, ...]], ...]
-    """From the bottom up; categories without bytes are left out."""
+    """Categories and their sizes, from the bottom up, without empty categories."""
     phases: tuple[tuple[str, int, int], ...]
     peak_event: int
     peak: float
@@ -40,7 +40,7 @@ class TimelineFigure:
 def compute(
     prediction: Prediction, *, title: str, about: str, answer: str, cap_bytes: int | None = None
 ) -> TimelineFigure:
-    """The figure of a prediction that was made with its timeline."""
+    """Compute the figure of a prediction that was made with its timeline."""
     timeline = prediction.timeline
     assert timeline is not None, "predict with_timeline=True"
     unit = style.unit_for(prediction.peak_memory_bytes)
@@ -64,8 +64,9 @@ def compute(
         peak=unit.of(prediction.peak_memory_bytes),
         cap=None if cap_bytes is None else unit.of(cap_bytes),
         holders=tuple(
-            f"{format_size(holder.size_bytes)} in {holder.count}: {holder.category.replace('_', ' ')}, "
-            f"{holder.module or 'outside modules'}, {holder.operator}"
+            f"{format_size(holder.size_bytes)} in {holder.count}: "
+            f"{holder.category.replace('_', ' ')}, {holder.module or 'outside modules'}, "
+            f"{holder.operator}"
             for holder in prediction.holders
         ),
     )
@@ -74,22 +75,22 @@ def compute(
 def compute_of_trial(
     view: StudyView, prediction: Prediction | None, *, number: int | None
 ) -> TimelineFigure:
-    """The figure of a trial of a study, the pick where none is named.
+    """Compute the figure of a trial, by default the pick.
 
-    Raises InvalidInput without a timeline.
+    Raises InvalidInput if the prediction has no timeline.
     """
     record = trial_shown(view, number)
     if prediction is None or prediction.timeline is None:
         raise InvalidInput(
-            f"the timeline of trial {record.number} needs a prediction made for it",
+            f"the timeline of trial {record.number} needs a prediction with its timeline",
             hint=f"use autotune plot {view.result.study} timeline --trial {record.number}",
         )
     measured = (
         f", measured {format_size(record.peak_memory_bytes)}" if record.peak_memory_bytes else ""
     )
     note = (
-        f"#{record.number} {described(record)}: predicted peak {format_size(prediction.peak_memory_bytes)}, in "
-        f"{prediction.phase}{measured}."
+        f"#{record.number} {described(record)}: predicted peak "
+        f"{format_size(prediction.peak_memory_bytes)}, in {prediction.phase}{measured}."
     )
     cap_bytes = view.result.cap_bytes if view.result.device.type != "cuda" else None
     figure = compute(
@@ -99,7 +100,7 @@ def compute_of_trial(
 
 
 def trial_shown(view: StudyView, number: int | None) -> TrialRecord:
-    """Trial `number`, else the pick. Raises InvalidInput where there is neither."""
+    """Return trial `number`, or the pick if it is None. Raises InvalidInput if there is none."""
     if number is not None:
         return trial_of(view, number)
     if view.pick is None:
@@ -110,7 +111,7 @@ def trial_shown(view: StudyView, number: int | None) -> TrialRecord:
 
 
 def draw(figure: TimelineFigure) -> "go.Figure":
-    """Stacked areas over the step, the phases behind them, the peak on top."""
+    """Draw stacked areas over the step, its phases in the background, and the peak."""
     import plotly.graph_objects as go
 
     drawing = style.empty_figure(note=figure.note)
@@ -176,7 +177,7 @@ def _shade(drawing: "go.Figure", number: int, phase: tuple[str, int, int]) -> No
 
 
 def page(figure: TimelineFigure) -> str:
-    """The figure and the largest holders at the peak as one HTML page."""
+    """Return an HTML page with the figure and the largest holders of memory at the peak."""
     rows = "".join(f"<li>{html.escape(line)}</li>" for line in figure.holders)
     return whole_page(
         figure.title,

@@ -1,6 +1,6 @@
-"""Parallel coordinates: one line a trial through its choices and what they came to.
+"""Parallel coordinates: one line per trial through its choices and results.
 
-Drag along an axis to select.
+Dragging along an axis selects trials.
 """
 
 import math
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 MOST_LINES = 1000
-"""More only cover each other, and take a browser half a minute where no graphics card helps."""
+"""More lines cover each other, and take a browser half a minute without a graphics card."""
 WIDTH_PER_AXIS = 105
 """Pixels: enough for the values of most techniques."""
 
@@ -31,11 +31,13 @@ class Coordinate:
     title: str
     values: tuple[float, ...]
     ticks: tuple[str, ...] = ()
-    """For a technique, its values in order: a line crosses at the position of its own."""
+    """The values of a technique in order: a line crosses the axis at the position of its value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelFigure:
+    """All data of the figure, ready to draw."""
+
     numbers: tuple[int, ...]
     techniques: tuple[Coordinate, ...]
     objectives: tuple[Coordinate, ...]
@@ -45,7 +47,7 @@ class ParallelFigure:
 
 
 def compute(view: StudyView, *, feasible_only: bool = False) -> ParallelFigure:
-    """Raises InvalidInput where no trial has all three numbers."""
+    """Compute the figure. Raises InvalidInput if no trial has memory, speed and perplexity."""
     result = view.result
     unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
     axes = [
@@ -76,16 +78,18 @@ def compute(view: StudyView, *, feasible_only: bool = False) -> ParallelFigure:
 
 
 def _thinned(shown: Sequence[TrialRecord], front: Sequence[int]) -> list[TrialRecord]:
-    """All of a study of usual size; of a large one every so many, and the front."""
+    """Return at most about `MOST_LINES` trials, evenly spaced, and always the front."""
     every = math.ceil(len(shown) / MOST_LINES)
-    kept = set(front)
+    on_front = set(front)
     return [
-        record for place, record in enumerate(shown) if place % every == 0 or record.number in kept
+        record
+        for index, record in enumerate(shown)
+        if index % every == 0 or record.number in on_front
     ]
 
 
 def nothing_to_show(view: StudyView, what: str) -> InvalidInput:
-    """The error of a figure for which no trial of a study has what it shows."""
+    """Return the error for a figure if no trial of the study has the data that it shows."""
     study, number = view.result.study, len(view.result.trials)
     tried = f"none of the {number} trials" if number > 1 else "no trial"
     return InvalidInput(
@@ -130,6 +134,7 @@ def _note(
 
 
 def draw(figure: ParallelFigure) -> "go.Figure":
+    """Draw one axis per technique and objective, coloured by speed."""
     import plotly.graph_objects as go
 
     drawing = style.empty_figure(note=figure.note)
@@ -147,15 +152,15 @@ def draw(figure: ParallelFigure) -> "go.Figure":
             "colorscale": style.SCALE,
             "colorbar": {"title": {"text": figure.colour_title, "side": "right"}},
         },
-        margin={"t": 90, "l": _room_for(coordinates[0]), "r": 20, "b": 30},
+        margin={"t": 90, "l": _left_margin(coordinates[0]), "r": 20, "b": 30},
         height=520,
     )
     style.on_narrow_screens(drawing, {}, least_width=120 + WIDTH_PER_AXIS * len(coordinates))
     return drawing
 
 
-def _room_for(first: Coordinate) -> int:
-    """Pixels left of the first axis, where its values stand."""
+def _left_margin(first: Coordinate) -> int:
+    """Return the pixels left of the first axis that its values need."""
     return max(70, 20 + 7 * max(map(len, first.ticks), default=0))
 
 

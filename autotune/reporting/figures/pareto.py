@@ -1,7 +1,7 @@
-"""Any two objectives of a study's trials, the third as colour: the cap, the front, the pick.
+"""Pareto figure: two objectives as axes and the third as colour, with the cap, front and pick.
 
-Memory against speed unless said otherwise. Drawn on paper by `pareto_drawing.py`, in space by
-`pareto_space.py`.
+The default axes are memory and speed. `pareto_drawing.py` draws the figure in 2D, `pareto_space.py`
+in 3D.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,19 +15,19 @@ from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_size
 
 MANY = 400
-"""From here on marks are drawn by the graphics card, with short texts and without error bars off
-the front."""
+"""More marks than this are drawn with WebGL, with short hover texts and, except on the front,
+without error bars."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """One trial in the picture, in the axes' units."""
+    """One trial in the figure, in the units of the axes."""
 
     number: int
     x: float
     y: float
     colour: float | None
-    """None: not measured, as of some that are not feasible, which are grey anyway."""
+    """None if it was not measured, as in some infeasible trials, which are drawn in grey."""
     spread_x: float
     spread_y: float
     on_front: bool
@@ -37,21 +37,21 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class ParetoFigure:
-    """All that the picture shows, ready to draw."""
+    """All data of the figure, ready to draw."""
 
     x: Axis
     y: Axis
     colour: Axis
     cap: float
-    """In the unit of memory."""
+    """Memory cap, in the unit of memory."""
     cap_axis: str | None
-    """`x`, `y` or `colour`: the axis that the cap is held against, where there is one."""
+    """The axis to which the cap applies: `x`, `y` or `colour`; None if it applies to none."""
     cap_words: str
     marks: tuple[Mark, ...]
     front_line: tuple[tuple[float, float], ...]
-    """Corners of the line along the front, from the best x to the worst."""
+    """Corners (x, y) of the line along the front, from the best x to the worst."""
     not_timed: tuple[tuple[float, str], ...]
-    """Memory and hover text of trials over the cap, which were stopped before they had a speed."""
+    """Memory and hover text of trials that were stopped over the cap before they had a speed."""
     pick: int | None
     baseline: int | None
     note: str
@@ -62,7 +62,10 @@ class ParetoFigure:
 
 
 def compute(view: StudyView, *, x: str | None = None, y: str | None = None) -> ParetoFigure:
-    """Raises InvalidInput for an axis that there is not, and for one axis twice."""
+    """Compute the figure with axes `x` and `y`, by name.
+
+    Raises InvalidInput for an unknown axis, and if both axes are the same.
+    """
     result = view.result
     axes = _axes(result, x, y)
     drawn = [
@@ -70,15 +73,20 @@ def compute(view: StudyView, *, x: str | None = None, y: str | None = None) -> P
     ]
     numbers = {record.number for record in drawn}
     undrawn = [record for record in result.trials if record.number not in numbers]
-    hover = full_hover if len(drawn) <= MANY else lambda record, _: short_hover(record)
+
+    def hover(record: TrialRecord) -> str:
+        if len(drawn) > MANY:
+            return short_hover(record)
+        return full_hover(record, view.baseline)
+
     front = frozenset(result.front)
-    marks = tuple(_mark(r, front, axes, hover(r, view.baseline)) for r in drawn)
+    marks = tuple(_mark(record, front, axes, hover(record)) for record in drawn)
     unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
     cap_name = capped_axis(result.device.type)
     cap_axis = next(
         (
-            place
-            for place, axis in zip(("x", "y", "colour"), axes, strict=True)
+            position
+            for position, axis in zip(("x", "y", "colour"), axes, strict=True)
             if axis.name == cap_name
         ),
         None,
@@ -92,9 +100,7 @@ def compute(view: StudyView, *, x: str | None = None, y: str | None = None) -> P
         cap_words=f"cap {format_size(result.cap_bytes)}",
         marks=marks,
         front_line=_front_line(marks, axes[0], axes[1]),
-        not_timed=tuple(
-            _not_timed(undrawn, axes, hover=lambda record: hover(record, view.baseline))
-        ),
+        not_timed=tuple(_not_timed(undrawn, axes, hover=hover)),
         pick=None if result.pick is None else result.pick.number,
         baseline=result.baseline,
         note=_note(result, axes, drawn),
@@ -104,14 +110,20 @@ def compute(view: StudyView, *, x: str | None = None, y: str | None = None) -> P
 def _axes(result: StudyResult, x: str | None, y: str | None) -> tuple[Axis, Axis, Axis]:
     memory = capped_axis(result.device.type)
     unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
-    left = make_axis(x or (memory if y not in ("memory", "device-memory") else "speed"), unit=unit)
-    up = make_axis(y or ("speed" if left.name != "speed" else memory), unit=unit)
-    if left.name == up.name:
+    if not x:
+        x = "speed" if y in ("memory", "device-memory") else memory
+    x_axis = make_axis(x, unit=unit)
+    if not y:
+        y = memory if x == "speed" else "speed"
+    y_axis = make_axis(y, unit=unit)
+    if x_axis.name == y_axis.name:
         raise InvalidInput(
-            f"both axes are {left.name}", hint="name two different ones with --x and --y"
+            f"both axes are {x_axis.name}", hint="name two different ones with --x and --y"
         )
-    third = next(n for n in ("perplexity", "speed", memory) if n not in (left.name, up.name))
-    return left, up, make_axis(third, unit=unit)
+    third = next(
+        name for name in ("perplexity", "speed", memory) if name not in (x_axis.name, y_axis.name)
+    )
+    return x_axis, y_axis, make_axis(third, unit=unit)
 
 
 def _mark(
@@ -125,15 +137,17 @@ def _mark(
         spread_x=axes[0].spread_of(record),
         spread_y=axes[1].spread_of(record),
         on_front=record.number in front,
-        # One that ended early, beaten, fits as well, and is off the front like the others that are
-        # beaten.
+        # A trial that was stopped early as dominated fits under the cap as well.
         feasible=record.feasible or record.outcome == "dominated",
         hover=hover,
     )
 
 
 def _front_line(marks: Sequence[Mark], x: Axis, y: Axis) -> tuple[tuple[float, float], ...]:
-    """From the best x to the worst, through what improves y; those on the front for the third objective lie off it."""
+    """Return the line from the best x to the worst, through the marks of the front that improve y.
+
+    Marks that are on the front for the third objective lie off the line.
+    """
     front = sorted(
         (m for m in marks if m.on_front), key=lambda m: m.x if x.is_lower_better else -m.x
     )
@@ -149,7 +163,8 @@ def _not_timed(
 ) -> list[tuple[float, str]]:
     if axes[0].unit is None or axes[1].name != "speed":
         return []
-    return [(axes[0].of(r) or 0.0, hover(r)) for r in undrawn if axes[0].of(r)]
+    memory = [(axes[0].of(record), record) for record in undrawn]
+    return [(size, hover(record)) for size, record in memory if size]
 
 
 def _note(result: StudyResult, axes: Sequence[Axis], drawn: Sequence[TrialRecord]) -> str:
@@ -159,19 +174,24 @@ def _note(result: StudyResult, axes: Sequence[Axis], drawn: Sequence[TrialRecord
     sentences = [f"{'; '.join(spreads).capitalize()}."] if spreads else []
     shown = [axis.name for axis in axes]
     if result.device.type == "cuda" and "memory" in shown and "device-memory" not in shown:
-        sentences.append(_offset(result))
+        sentences.append(_cap_note(result))
     missing = len(result.trials) - len(drawn)
     if missing:
-        words = f"{axes[0].name.replace('-', ' ')} or {axes[1].name.replace('-', ' ')}"
-        sentences.append(f"Without a measured {words}: {missing} of {len(result.trials)} trials.")
+        names = f"{axes[0].name.replace('-', ' ')} or {axes[1].name.replace('-', ' ')}"
+        sentences.append(f"Without a measured {names}: {missing} of {len(result.trials)} trials.")
     return " ".join(sentences)
 
 
-def _offset(result: StudyResult) -> str:
-    """On CUDA the cap is no line on the axis of peak memory: how far apart the two are differs from trial to trial."""
-    both = [(r.device_bytes, r.peak_memory_bytes) for r in result.trials]
-    apart = [device - peak for device, peak in both if device and peak]
-    words = (
-        f", which is {format_size(min(apart))} to {format_size(max(apart))} more" if apart else ""
-    )
-    return f"The cap of {format_size(result.cap_bytes)} is held against what the device must have{words}."
+def _cap_note(result: StudyResult) -> str:
+    """Say why a CUDA figure of peak memory has no line for the cap.
+
+    The cap applies to device memory, and its difference to the peak varies between trials.
+    """
+    sizes = [(record.device_bytes, record.peak_memory_bytes) for record in result.trials]
+    differences = [device - peak for device, peak in sizes if device and peak]
+    note = f"The cap of {format_size(result.cap_bytes)} applies to the memory the device must have"
+    if differences:
+        note += (
+            f", which is {format_size(min(differences))} to {format_size(max(differences))} more"
+        )
+    return f"{note}."

@@ -1,4 +1,4 @@
-"""The marks of `pareto.py` on two axes: feasible, dominated and over the cap, the front's line, pick and baseline."""
+"""Draws the figure of `pareto.py` in 2D: trials, front, cap, pick and baseline."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -10,12 +10,15 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 LABELLED = 16
-"""A front of more trials has no numbers beside its marks: they would cover each other."""
+"""On a front of more trials the marks have no numbers, which would cover each other."""
 _NUMBERS = "numbers"
 
 
 def draw(figure: ParetoFigure) -> "go.Figure":
-    """Feasible trials in the colour of the third objective, the others grey; front as a line, pick as a star."""
+    """Draw feasible trials in the colour of the third objective and the others in grey.
+
+    The front is a line, the pick a star.
+    """
     drawing = style.empty_figure(note=_note(figure))
     feasible = [mark for mark in figure.marks if mark.feasible]
     others = [mark for mark in figure.marks if not mark.feasible]
@@ -37,7 +40,7 @@ def draw(figure: ParetoFigure) -> "go.Figure":
     drawing.add_trace(_marked(baseline, name="baseline", symbol="square-open", size=20))
     for trace in list(drawing.data):
         if not trace.x:
-            trace.showlegend = False  # a key to something that is not there
+            trace.showlegend = False  # no legend entry for what is not shown
         elif trace.marker.coloraxis is not None:
             drawing.add_trace(style.grey_key(trace))
     drawing.update_layout(
@@ -53,12 +56,16 @@ def draw(figure: ParetoFigure) -> "go.Figure":
 
 
 def _note(figure: ParetoFigure) -> str:
-    ticks = "Ticks at the bottom: memory of trials that were not timed." if figure.not_timed else ""
-    return f"{figure.note} {ticks}".strip()
+    if not figure.not_timed:
+        return figure.note
+    return f"{figure.note} Ticks at the bottom: memory of trials that were not timed.".strip()
 
 
 def colour_scale(marks: Sequence[Mark], *, title: str) -> dict[str, object]:
-    """Spans at least 2 %, so that noise does not look like a difference; none where nothing is coloured."""
+    """Return the colour scale of the third objective, hidden if no mark has a colour.
+
+    It spans at least 2 %, so that noise does not look like a difference.
+    """
     values = [mark.colour for mark in marks if mark.colour is not None]
     lowest = min(values, default=1.0)
     return {
@@ -66,9 +73,7 @@ def colour_scale(marks: Sequence[Mark], *, title: str) -> dict[str, object]:
         "colorscale": style.SCALE,
         "cmin": lowest,
         "cmax": max(max(values, default=1.0), 1.02 * lowest),
-        "colorbar": {
-            "title": {"text": title, "side": "right"},
-        },
+        "colorbar": {"title": {"text": title, "side": "right"}},
     }
 
 
@@ -96,16 +101,16 @@ def _points(
     color: str | None = None,
     opacity: float = 1.0,
 ) -> "go.Scatter | go.Scattergl":
-    """Marks in the colour of the third objective, unless `color` is given."""
+    """Return marks in the colour of the third objective, or in `color`."""
     import plotly.graph_objects as go
 
-    colouring = (
-        {"color": color}
-        if color
-        else {"color": _short(m.colour or 0.0 for m in marks), "coloraxis": "coloraxis"}
-    )
+    colouring: dict[str, object] = {"color": color}
+    if color is None:
+        colours = _short(mark.colour or 0.0 for mark in marks)
+        colouring = {"color": colours, "coloraxis": "coloraxis"}
     is_lean = figure.is_large and name != "front"
-    return (go.Scattergl if is_lean else go.Scatter)(
+    scatter = go.Scattergl if is_lean else go.Scatter
+    return scatter(
         x=_short(mark.x for mark in marks),
         y=_short(mark.y for mark in marks),
         error_x=None if is_lean else _bars(mark.spread_x for mark in marks),
@@ -126,23 +131,25 @@ def _points(
 
 def _bars(spreads: Iterable[float]) -> dict[str, object] | None:
     array = _short(spreads)
-    return {"array": array, "thickness": 1, "width": 2, "color": style.GREY} if any(array) else None
+    if not any(array):
+        return None
+    return {"array": array, "thickness": 1, "width": 2, "color": style.GREY}
 
 
 def _short(values: Iterable[float]) -> list[float]:
-    """Six digits: more would only make the file larger."""
+    """Round to six digits: more would only make the file larger."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def _marked(
     marks: Sequence[Mark], *, name: str, symbol: str, size: int, is_coloured: bool = False
 ) -> "go.Scatter":
-    """A sign around one of the marks; what is to be read there is the mark's own."""
+    """Return a symbol around some marks; its hover text is that of the mark itself."""
     import plotly.graph_objects as go
 
-    inside = (
-        {"color": [mark.colour for mark in marks], "coloraxis": "coloraxis"} if is_coloured else {}
-    )
+    fill: dict[str, object] = {"color": style.VERMILLION}
+    if is_coloured:
+        fill = {"color": [mark.colour for mark in marks], "coloraxis": "coloraxis"}
     return go.Scatter(
         x=[mark.x for mark in marks],
         y=[mark.y for mark in marks],
@@ -151,16 +158,15 @@ def _marked(
         marker={
             "symbol": symbol,
             "size": size,
-            "color": style.VERMILLION,
             "line": {"width": 2.5, "color": style.VERMILLION},
-            **inside,
+            **fill,
         },
         hoverinfo="skip",
     )
 
 
 def _labels(marks: Sequence[Mark], *, pick: int | None) -> "go.Scatter":
-    """Numbers beside marks that are not seen: they keep the distance."""
+    """Return the numbers of marks. Invisible marks of the same size keep them at a distance."""
     import plotly.graph_objects as go
 
     return go.Scatter(
@@ -184,7 +190,7 @@ def _labels(marks: Sequence[Mark], *, pick: int | None) -> "go.Scatter":
 
 
 def _ticks(not_timed: Sequence[tuple[float, str]]) -> "go.Scatter":
-    """Trials without a speed, as ticks on the memory axis."""
+    """Return trials without a speed, as ticks on the memory axis."""
     import plotly.graph_objects as go
 
     return go.Scatter(
@@ -205,8 +211,8 @@ def _ticks(not_timed: Sequence[tuple[float, str]]) -> "go.Scatter":
 
 
 def _set_ranges(drawing: "go.Figure", figure: ParetoFigure) -> None:
-    """Memory and speed begin at zero, where a distance is a share; perplexity does not."""
-    for place, axis, values in (
+    """Start the axes of memory and speed at zero, where lengths are shares, but not perplexity."""
+    for position, axis, values in (
         (
             "x",
             figure.x,
@@ -214,27 +220,27 @@ def _set_ranges(drawing: "go.Figure", figure: ParetoFigure) -> None:
         ),
         ("y", figure.y, [m.y + m.spread_y for m in figure.marks]),
     ):
-        highest = (
-            max([*values, figure.cap if figure.cap_axis == place else 0.0], default=0.0) or 1.0
-        )
-        settings = (
-            {"rangemode": "normal"} if axis.name == "perplexity" else {"range": [0, 1.06 * highest]}
-        )
-        drawing.update_layout({f"{place}axis": settings})
+        if axis.name == "perplexity":
+            drawing.update_layout({f"{position}axis": {"rangemode": "normal"}})
+            continue
+        if figure.cap_axis == position:
+            values.append(figure.cap)
+        highest = max(values, default=0.0) or 1.0
+        drawing.update_layout({f"{position}axis": {"range": [0, 1.06 * highest]}})
 
 
 def _mark_the_cap(drawing: "go.Figure", figure: ParetoFigure) -> None:
-    """A dashed line, and what lies beyond it shaded."""
+    """Draw the cap as a dashed line and shade what is beyond it."""
     beyond = {"fillcolor": style.VERMILLION, "opacity": 0.09, "line_width": 0, "layer": "below"}
     line = {"color": style.VERMILLION, "dash": "dash", "width": 1.5}
     if figure.cap_axis == "x":
         drawing.add_vrect(x0=figure.cap, x1=drawing.layout.xaxis.range[1], **beyond)
         drawing.add_vline(x=figure.cap, line=line)
-        place = {"x": figure.cap, "y": 1, "yref": "paper", "xanchor": "right", "yanchor": "top"}
+        position = {"x": figure.cap, "y": 1, "yref": "paper", "xanchor": "right", "yanchor": "top"}
     elif figure.cap_axis == "y":
         drawing.add_hrect(y0=figure.cap, y1=drawing.layout.yaxis.range[1], **beyond)
         drawing.add_hline(y=figure.cap, line=line)
-        place = {"y": figure.cap, "x": 1, "xref": "paper", "xanchor": "right", "yanchor": "top"}
+        position = {"y": figure.cap, "x": 1, "xref": "paper", "xanchor": "right", "yanchor": "top"}
     else:
         return
-    drawing.add_annotation(text=figure.cap_words, showarrow=False, **place)
+    drawing.add_annotation(text=figure.cap_words, showarrow=False, **position)

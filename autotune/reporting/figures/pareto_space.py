@@ -1,10 +1,9 @@
-"""The three objectives of a study's trials in space, to be turned with the mouse: what `pareto.py` shows two by two."""
+"""Draws the figure of `pareto.py` in 3D, to be turned with the mouse."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autotune.reporting import style
-from autotune.reporting.figures.axes import Axis
 from autotune.reporting.figures.pareto import Mark, ParetoFigure
 from autotune.reporting.figures.pareto_drawing import colour_scale
 
@@ -13,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def draw(figure: ParetoFigure) -> "go.Figure":
-    """x and y as there; the third objective is both height and colour."""
+    """Draw x and y as in 2D, and the third objective as both height and colour."""
     import plotly.graph_objects as go
 
-    drawing = style.empty_figure(note=f"{figure.note} Drag to turn, scroll to come nearer.".strip())
+    drawing = style.empty_figure(note=f"{figure.note} Drag to turn, scroll to zoom.".strip())
     marks = [mark for mark in figure.marks if mark.colour is not None]
     feasible = [mark for mark in marks if mark.feasible]
     groups = (
@@ -36,11 +35,8 @@ def draw(figure: ParetoFigure) -> "go.Figure":
     )
     for name, members, marker in groups:
         if "color" not in marker:
-            marker = {
-                **marker,
-                "color": [mark.colour for mark in members],
-                "coloraxis": "coloraxis",
-            }
+            marker["color"] = [mark.colour for mark in members]
+            marker["coloraxis"] = "coloraxis"
         trace = _points(members, name=name, marker=marker)
         drawing.add_trace(trace)
         if not members:
@@ -50,8 +46,9 @@ def draw(figure: ParetoFigure) -> "go.Figure":
     if figure.cap_axis == "x" and marks:
         drawing.add_trace(_wall(figure, marks))
     axes = {
-        f"{place}axis": {"title": axis.title}
-        for place, axis in zip("xyz", _axes(figure), strict=True)
+        "xaxis": {"title": figure.x.title},
+        "yaxis": {"title": figure.y.title},
+        "zaxis": {"title": figure.colour.title},
     }
     drawing.update_layout(
         scene=go.layout.Scene(axes, camera={"eye": {"x": 1.7, "y": -1.8, "z": 0.9}}),
@@ -59,10 +56,6 @@ def draw(figure: ParetoFigure) -> "go.Figure":
         coloraxis=colour_scale(feasible, title=figure.colour.title),
     )
     return drawing
-
-
-def _axes(figure: ParetoFigure) -> tuple[Axis, ...]:
-    return figure.x, figure.y, figure.colour
 
 
 def _ring(symbol: str) -> dict[str, object]:
@@ -85,7 +78,7 @@ def _points(marks: Sequence[Mark], *, name: str, marker: dict[str, object]) -> "
 
 
 def _wall(figure: ParetoFigure, marks: Sequence[Mark]) -> "go.Mesh3d":
-    """The cap as a plane."""
+    """Return the cap as a plane."""
     import plotly.graph_objects as go
 
     low, high = min(m.y for m in marks), max(m.y for m in marks)

@@ -1,4 +1,4 @@
-"""Predicted against measured peak memory: the diagonal, the bounds of the prediction, and how far off it was."""
+"""Predicted against measured peak memory, with the bounds and the error of the prediction."""
 
 import math
 import statistics
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A trial's prediction and measurement, in the figure's unit."""
+    """Prediction and measurement of one trial, in the unit of the figure."""
 
     number: int
     group: str
-    """Configurations whose predictions err in the same way have one."""
+    """Configurations whose prediction errors are alike, such as `compiled 16-bit`."""
     predicted: float
     measured: float
     lower: float
     upper: float
-    """Bounds of what was expected to be measured."""
+    """Bounds between which the measurement was expected."""
     hover: str
 
     @property
@@ -50,7 +50,7 @@ class PredictedFigure:
 
 
 def compute(view: StudyView) -> PredictedFigure:
-    """Raises InvalidInput where no trial has both a measured and a predicted peak."""
+    """Compute the figure. Raises InvalidInput if no trial has a measured and a predicted peak."""
     both = [(record, view.prediction_of(record.config)) for record in view.result.trials]
     known = [
         (record, found) for record, found in both if found is not None and record.peak_memory_bytes
@@ -68,14 +68,15 @@ def _point(
     record: TrialRecord, prediction: Prediction, unit: style.Unit, *, is_short: bool
 ) -> Point:
     measured = record.peak_memory_bytes or 0
-    off = 100 * (measured / prediction.peak_memory_bytes - 1)
-    hover = f"#{record.number}: measured {off:+.2f} % against predicted"
+    error = 100 * (measured / prediction.peak_memory_bytes - 1)
+    hover = f"#{record.number}: measured {error:+.2f} % against predicted"
     if not is_short:
         hover = (
             f"<b>#{record.number}</b> {style.wrapped(described(record), width=60)}<br>"
-            f"predicted {format_size(prediction.peak_memory_bytes)}, measured {format_size(measured)}: "
-            f"{off:+.2f} %<br>"
-            f"expected from {format_size(prediction.lower_bound_bytes)} to {format_size(prediction.upper_bound_bytes)}"
+            f"predicted {format_size(prediction.peak_memory_bytes)}, "
+            f"measured {format_size(measured)}: {error:+.2f} %<br>"
+            f"expected from {format_size(prediction.lower_bound_bytes)} "
+            f"to {format_size(prediction.upper_bound_bytes)}"
         )
     return Point(
         number=record.number,
@@ -89,22 +90,24 @@ def _point(
 
 
 def _group(record: TrialRecord) -> str:
-    is_32_bit = record.config.precision in ("fp32", "tf32")
-    return f"{'eager' if record.config.compile == 'none' else 'compiled'} {'fp32' if is_32_bit else '16-bit'}"
+    mode = "eager" if record.config.compile == "none" else "compiled"
+    width = "fp32" if record.config.precision in ("fp32", "tf32") else "16-bit"
+    return f"{mode} {width}"
 
 
 def _note(points: Sequence[Point]) -> str:
     ratios = [point.ratio for point in points]
     outside = sum(not point.is_inside for point in points)
+    trials = "1 trial" if len(points) == 1 else f"{len(points)} trials"
     return (
-        f"Measured over predicted peak in {len(points)} trial{'' if len(points) == 1 else 's'}: "
+        f"Measured over predicted peak in {trials}: "
         f"median {statistics.median(ratios):.4f}, "
         f"from {min(ratios):.4f} to {max(ratios):.4f}; {outside or 'none'} outside the bounds."
     )
 
 
 def draw(figure: PredictedFigure) -> "go.Figure":
-    """Above the sizes, below how far off they are: beside the diagonal nobody sees one percent."""
+    """Draw the sizes on top and their error below: next to the diagonal, 1 % cannot be seen."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
@@ -143,7 +146,7 @@ def draw(figure: PredictedFigure) -> "go.Figure":
 
 
 Height = Callable[[Point, float], float]
-"""Where something of `point` that is so large stands on an axis."""
+"""Maps a point and one of its sizes to the height on the y axis."""
 
 
 def _size(_: Point, size: float) -> float:
@@ -157,10 +160,11 @@ def _percent_off(point: Point, size: float) -> float:
 def _band(
     points: Sequence[Point], height: Height, *, name: str, color: str
 ) -> "Iterator[go.Scatter]":
-    """The bounds, as two edges with the room between them filled."""
+    """Yield the two edges of the bounds, with the area between them filled."""
     import plotly.graph_objects as go
 
     points = points[:: math.ceil(len(points) / MANY)]
+    red, green, blue = (int(color[index : index + 2], 16) for index in (1, 3, 5))
     for edge, fill in (
         ([height(p, p.lower) for p in points], None),
         ([height(p, p.upper) for p in points], "tonexty"),
@@ -172,7 +176,7 @@ def _band(
             line={"width": 1, "color": color, "dash": "dot"},
             opacity=0.5,
             fill=fill,
-            fillcolor=f"rgba({int(color[1:3], 16)},{int(color[3:5], 16)},{int(color[5:7], 16)},0.15)",
+            fillcolor=f"rgba({red},{green},{blue},0.15)",
             name=f"bounds, {name}",
             legendgroup=name,
             showlegend=False,
@@ -185,7 +189,8 @@ def _marks(
 ) -> "go.Scatter":
     import plotly.graph_objects as go
 
-    return (go.Scattergl if len(points) > MANY else go.Scatter)(
+    scatter = go.Scattergl if len(points) > MANY else go.Scatter
+    return scatter(
         x=[float(f"{point.predicted:.6g}") for point in points],
         y=[float(f"{height(point, point.measured):.6g}") for point in points],
         mode="markers",

@@ -1,4 +1,4 @@
-"""The report: one HTML page about a study that a person can send to a colleague.
+"""The report of a study: one HTML page to send to a colleague.
 
-Everything is computed, then drawn.
+`contents` computes everything on the page, `page` renders it.
 """

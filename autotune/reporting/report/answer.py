@@ -1,4 +1,4 @@
-"""The answer of a study in a few words: the pick, and what it saves and costs against the baseline."""
+"""The headline of a report: the pick, and what it saves and costs against the baseline."""
 
 from dataclasses import dataclass
 
@@ -12,25 +12,28 @@ from autotune.units import format_size
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One number of the answer, large."""
+    """One number of the answer, shown large."""
 
     label: str
     value: str
     change: str
-    """Against the baseline; empty where there is nothing to compare with."""
+    """Change against the baseline; empty if there is nothing to compare with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
+    """The top of the page: the pick, or why there is none."""
+
     found: bool
     headline: str
     sentence: str
-    """What the pick saves and costs; where there is none, what came closest."""
+    """What the pick saves and costs; without a pick, what came closest."""
     reason: str
     tiles: tuple[Tile, ...] = ()
 
 
 def answer_of(view: StudyView) -> Answer:
+    """Return the answer of a study."""
     if view.pick is not None:
         return _picked(view, view.pick)
     return _nothing(view.result)
@@ -38,15 +41,15 @@ def answer_of(view: StudyView) -> Answer:
 
 def _picked(view: StudyView, pick: TrialRecord) -> Answer:
     assert view.result.pick is not None
-    against = savings(pick, view.baseline).removeprefix("; ")
-    if against.startswith("against"):
-        sentence = f"{against[0].upper()}{against[1:]}."
-    elif against:
+    saved = savings(pick, view.baseline).removeprefix("; ")
+    if saved.startswith("against"):
+        sentence = f"{saved[0].upper()}{saved[1:]}."
+    elif saved:
         sentence = "It is the baseline itself: nothing that was tried does better."
     else:
         sentence = "There is no baseline to compare with: it was neither measured nor predicted."
     reason = view.result.pick.reason
-    clauses = [clause for clause in reason.split("; ") if clause != against]
+    clauses = [clause for clause in reason.split("; ") if clause != saved]
     return Answer(
         found=True,
         headline=f"Train with #{pick.number}, {described(pick)}.",
@@ -61,37 +64,25 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
     assert pick.tokens_per_second is not None
     assert pick.perplexity is not None
     baseline = None if view.baseline == pick else view.baseline
-    peak = (
-        None
-        if baseline is None
-        else baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
-    )
-    source = "" if baseline is None or baseline.peak_memory_bytes else " predicted"
     tiles = [
         Tile(
             label="peak memory",
             value=format_size(pick.peak_memory_bytes),
-            change=f"for {format_size(peak)}{source}, {_percent(pick.peak_memory_bytes, peak)}"
-            if peak
-            else "",
+            change=_memory_change(pick.peak_memory_bytes, baseline),
         ),
         Tile(
             label="tokens per second",
             value=speed_words(pick.tokens_per_second, pick.tokens_per_second_spread),
-            change="; ".join(
-                filter(None, (_speed_change(pick, baseline), _measured_elsewhere(pick)))
-            ),
+            change=_joined(_speed_change(pick, baseline), _reuse_note(pick)),
         ),
         Tile(
             label="perplexity",
             value=f"{pick.perplexity:.2f}",
-            change="; ".join(
-                filter(None, (_perplexity_change(pick, baseline), _source_of_perplexity(pick)))
-            ),
+            change=_joined(_perplexity_change(pick, baseline), _perplexity_source(pick)),
         ),
     ]
-    cap = format_size(view.result.cap_bytes)
     if pick.device_bytes is not None:
+        cap = format_size(view.result.cap_bytes)
         share = f"{100 * pick.device_bytes / view.result.cap_bytes:.0f} % of {cap}"
         tiles.append(
             Tile(
@@ -103,31 +94,43 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
     return tiles
 
 
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _memory_change(peak_bytes: int, baseline: TrialRecord | None) -> str:
+    if baseline is None:
+        return ""
+    before = baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
+    if not before:
+        return ""
+    source = "" if baseline.peak_memory_bytes else " predicted"
+    return f"for {format_size(before)}{source}, {_percent(peak_bytes, before)}"
+
+
 def _speed_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
-    return _against(
-        pick.tokens_per_second or 0.0,
-        None if baseline is None else baseline.tokens_per_second,
-        ",.0f",
-    )
+    before = None if baseline is None else baseline.tokens_per_second
+    return _change(pick.tokens_per_second or 0.0, before, ",.0f")
 
 
-def _measured_elsewhere(pick: TrialRecord) -> str:
-    """An earlier study's; of the three numbers it is the speed that another day changes."""
+def _reuse_note(pick: TrialRecord) -> str:
+    """Say which earlier trial was measured: speed is the number that differs on another day."""
     return f"measured as {pick.reused_from}" if pick.reused_from else ""
 
 
 def _perplexity_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
-    return _against(
-        pick.perplexity or 0.0, None if baseline is None else baseline.perplexity, ".2f"
-    )
+    before = None if baseline is None else baseline.perplexity
+    return _change(pick.perplexity or 0.0, before, ".2f")
 
 
-def _source_of_perplexity(pick: TrialRecord) -> str:
-    """Which trial was trained to the end for this number, or what else it is made of; empty where it was measured."""
-    return (pick.perplexity_source or "") if perplexity_source_words(pick) else ""
+def _perplexity_source(pick: TrialRecord) -> str:
+    """Return where the perplexity comes from, or an empty text if the trial measured it."""
+    if not perplexity_source_words(pick):
+        return ""
+    return pick.perplexity_source or ""
 
 
-def _against(value: float, before: float | None, form: str) -> str:
+def _change(value: float, before: float | None, form: str) -> str:
     return f"for {before:{form}}, {_percent(value, before)}" if before else ""
 
 
@@ -143,7 +146,7 @@ def _nothing(result: StudyResult) -> Answer:
         return Answer(found=False, headline=no_answer(result), sentence="", reason="")
     closest = closest_miss(result.trials)
     if closest is None:
-        sentence = "No trial got as far as a number of what it needs."
+        sentence = "No trial got far enough to measure how much memory it needs."
     else:
         needed = format_size(needed_bytes(closest))
         outcome = OUTCOME_WORDS[closest.outcome]
@@ -154,6 +157,6 @@ def _nothing(result: StudyResult) -> Answer:
         found=False,
         headline=no_answer(result),
         sentence=sentence,
-        reason="Try a larger --max-mem, more --trials, a shorter --seq-len, a smaller --global-batch or a smaller "
-        "model.",
+        reason="Try a larger --max-mem, more --trials, a shorter --seq-len, "
+        "a smaller --global-batch or a smaller model.",
     )

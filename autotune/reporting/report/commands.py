@@ -1,7 +1,8 @@
-"""The commands of a report: they repeat the study or one of its trials, and export a trial.
+"""Shell commands of a report: to repeat the study or one of its trials, and to export a trial.
 
-Each is text for a shell, the files it needs written by it. No command names a database: whoever
-repeats a study keeps it in their own. Only what reads this very study says where it is.
+Each is text for a shell that also writes the files it needs. Commands that repeat a study name no
+database, because the reader stores the new study in their own; only commands that read this study
+say where it is stored.
 """
 
 import json
@@ -25,14 +26,17 @@ from autotune.spec.workload import DEFAULT_LEARNING_RATES, DEFAULTS_BY_DEVICE, W
 from autotune.spec.workload_settings import OF_ONE_DATASET, option_of
 
 NUMBER, CONFIGURATION, TARGET = "\0number\0", "\0configuration\0", "\0target\0"
-"""Places in a template. No text of a user's can hold them: neither a path nor an escaped TOML
-string has a zero."""
+"""Placeholders in a template. No user's text can contain them: neither a path nor an escaped TOML
+string has a zero byte."""
 
 _END = "END_OF_FILE"
 
 
 def rerun_template(definition: StudyDefinition) -> str:
-    """The command that runs exactly one configuration, beside the baseline that every search begins with."""
+    """Return the command that runs one configuration, after the baseline that every search runs.
+
+    It contains the placeholders `NUMBER` and `CONFIGURATION`.
+    """
     stem = f"{_stem(definition.name)}-trial-{NUMBER}"
     settings, files, options = _model(definition.workload, stem=_stem(definition.name))
     space = SearchSpace(
@@ -44,44 +48,47 @@ def rerun_template(definition: StudyDefinition) -> str:
     about = f"Trial {{}} of study {definition.name}, and nothing else."
     text = space_text(space, about=about).replace("{}", NUMBER, 1)
     text += f'\n[[configurations]]\nname = "trial {NUMBER}"\n{CONFIGURATION}\n'
-    words = [
-        "--fresh",
-        *_device(definition),
-        *options,
-    ]  # measured again, also beside the study that has it
-    command = f"autotune search --space {stem}.toml --name {stem} {shlex.join(words)}"
+    # --fresh: measure it again even if the database already holds a result.
+    arguments = shlex.join(["--fresh", *_device(definition), *options])
+    command = f"autotune search --space {stem}.toml --name {stem} {arguments}"
     return _shell([*files, (f"{stem}.toml", text)], command)
 
 
 def rerun_command(definition: StudyDefinition, *, number: int, config: TrainingConfig) -> str:
+    """Return the command that runs one trial again."""
     template = rerun_template(definition)
     return template.replace(NUMBER, str(number)).replace(CONFIGURATION, configuration_lines(config))
 
 
 def configuration_lines(config: TrainingConfig) -> str:
-    """Every technique as a line of TOML."""
+    """Return every technique as a line of TOML."""
     return "\n".join(f"{field} = {_literal(getattr(config, field))}" for field in FIELD_ORDER)
 
 
 def search_command(definition: StudyDefinition, *, trials: int) -> str:
-    """The search that makes such a study again, under a name of its own."""
+    """Return the command that repeats the study, with `trials` trials, under a new name."""
     name = f"{_stem(definition.name)}-again"
     settings, files, options = _model(definition.workload, stem=name)
     space = definition.space
     if not _is_shipped(space):
-        own = {k: v for k, v in space.workload.items() if k != "model" or v in MODEL_NAMES}
-        files = [*files, (f"{name}.toml", space_text(replace(space, workload=own)))]
-    words = ["autotune", "search", "--name", name, "--fresh"]
-    words += ["--space", space.name if _is_shipped(space) else f"{name}.toml"]
-    # A written space has the scaled sizes already; without its scale they would pass for those of
-    # its published table.
-    words += ["--scale", space.scale] if space.scale else []
-    words += [*_device(definition), "--trials", str(max(1, trials))]
-    words += ["--sampler", definition.sampler] if definition.sampler != DEFAULT_SAMPLER else []
-    words += ["--model", settings["model"]] if settings else []
-    words += ["--pretrained"] if definition.workload.pretrained else []
-    words += [*options, *_workload_options(definition)]
-    return _shell(files, shlex.join(words))
+        # A model that is not built in is named by --model.
+        named = {k: v for k, v in space.workload.items() if k != "model" or v in MODEL_NAMES}
+        files = [*files, (f"{name}.toml", space_text(replace(space, workload=named)))]
+    arguments = ["autotune", "search", "--name", name, "--fresh"]
+    arguments += ["--space", space.name if _is_shipped(space) else f"{name}.toml"]
+    if space.scale:
+        # The written file has the scaled sizes already. Without the scale they would be taken for
+        # the sizes of its published table.
+        arguments += ["--scale", space.scale]
+    arguments += [*_device(definition), "--trials", str(max(1, trials))]
+    if definition.sampler != DEFAULT_SAMPLER:
+        arguments += ["--sampler", definition.sampler]
+    if settings:
+        arguments += ["--model", settings["model"]]
+    if definition.workload.pretrained:
+        arguments.append("--pretrained")
+    arguments += [*options, *_workload_options(definition)]
+    return _shell(files, shlex.join(arguments))
 
 
 def reading_command(
@@ -90,30 +97,32 @@ def reading_command(
     *,
     storage: str,
     preferences: Preferences = DEFAULT_PREFERENCES,
-    also: str = "",
+    suffix: str = "",
 ) -> str:
-    """`autotune report tour --prefer smallest`: a command that looks at the study where it is kept."""
-    usual = DEFAULT_PREFERENCES
-    words = ["autotune", command, study]
-    words += ["--storage", storage] if storage != DEFAULT_STORAGE else []
+    """Return a command that reads the study, such as `autotune report tour --prefer smallest`.
+
+    `suffix` is appended unquoted.
+    """
+    defaults = DEFAULT_PREFERENCES
+    arguments = ["autotune", command, study]
+    if storage != DEFAULT_STORAGE:
+        arguments += ["--storage", storage]
     for name in ("speed", "perplexity"):
         share = getattr(preferences.tolerance, name)
-        words += (
-            ["--tolerance", f"{name}={share:g}"] if share != getattr(usual.tolerance, name) else []
-        )
-    words += ["--prefer", preferences.prefer] if preferences.prefer != usual.prefer else []
-    allowed = preferences.max_perplexity_increase
-    words += (
-        ["--max-perplexity-increase", f"{allowed:g}"]
-        if allowed != usual.max_perplexity_increase
-        else []
-    )
-    return shlex.join(words) + also
+        if share != getattr(defaults.tolerance, name):
+            arguments += ["--tolerance", f"{name}={share:g}"]
+    if preferences.prefer != defaults.prefer:
+        arguments += ["--prefer", preferences.prefer]
+    increase = preferences.max_perplexity_increase
+    if increase != defaults.max_perplexity_increase:
+        arguments += ["--max-perplexity-increase", f"{increase:g}"]
+    return shlex.join(arguments) + suffix
 
 
 def export_template(study: str, *, storage: str) -> str:
+    """Return the command that exports a trial, with the placeholders `NUMBER` and `TARGET`."""
     return reading_command(
-        "export", study, storage=storage, also=f" --trial {NUMBER} --to {TARGET}"
+        "export", study, storage=storage, suffix=f" --trial {NUMBER} --to {TARGET}"
     )
 
 
@@ -121,7 +130,7 @@ def export_template(study: str, *, storage: str) -> str:
 
 
 def _shell(files: list[tuple[str, str]], command: str) -> str:
-    """The command after the files it reads; nothing in a file is looked at by the shell."""
+    """Return the command after the files it reads; the shell interprets nothing in a file."""
     written = [f"cat > {name} <<'{_END}'\n{text.rstrip()}\n{_END}\n" for name, text in files]
     return "".join(written) + command.rstrip()
 
@@ -131,7 +140,7 @@ def _device(definition: StudyDefinition) -> list[str]:
 
 
 def exact_size(size_bytes: int) -> str:
-    """`48MiB`: in the largest unit that loses nothing."""
+    """Return a size in the largest unit that represents it exactly: `48MiB`."""
     for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if size_bytes % size == 0:
             return f"{size_bytes // size}{unit}"
@@ -141,7 +150,10 @@ def exact_size(size_bytes: int) -> str:
 def _model(
     workload: Workload, *, stem: str
 ) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:
-    """How a model that is no built-in one is named: settings of a space file, files to write, options."""
+    """Return how to name a model that is not built in.
+
+    The result is (settings of a search-space file, files to write as (name, text), options).
+    """
     if workload.script is not None:
         return {}, [], ["--script", workload.script]
     if is_function_reference(workload.model):
@@ -155,7 +167,10 @@ def _model(
 
 
 def _baseline_optimizer(definition: StudyDefinition) -> dict[str, Any]:
-    """A search begins with the baseline of its space's first optimizer; nothing to say where that is the usual one."""
+    """Return the default optimizer for the written space, empty if it is the usual one.
+
+    A search begins with the baseline of its space's first optimizer.
+    """
     optimizer = definition.baseline_config().optimizer
     return {} if optimizer == TrainingConfig().optimizer else {"optimizer": optimizer}
 
@@ -165,33 +180,33 @@ def _is_shipped(space: SearchSpace) -> bool:
 
 
 def _workload_options(definition: StudyDefinition) -> list[str]:
-    """Options for every setting that neither the device's defaults nor the space already give."""
-    workload, expected = definition.workload, _expected(definition)
-    words: list[str] = []
+    """Return an option for every setting that differs from the defaults and the search space."""
+    workload = definition.workload
+    expected = _expected(definition)
+    arguments: list[str] = []
     for name, value in workload_table(workload).items():
         if name == "pretrained" or value == expected.get(name):
             continue
         if name == "learning_rates":
-            rates = [
-                f"{one}={rate!r}" for one, rate in value.items() if rate != expected[name].get(one)
-            ]
-            words += [word for rate in rates for word in (option_of(name), rate)]
+            for optimizer, rate in value.items():
+                if rate != expected[name].get(optimizer):
+                    arguments += [option_of(name), f"{optimizer}={rate!r}"]
         elif isinstance(value, bool):
-            words.append(option_of(name) if value else option_of(name).replace("--", "--no-", 1))
+            option = option_of(name)
+            arguments.append(option if value else option.replace("--", "--no-", 1))
         else:
-            words += [option_of(name), str(value)]
-    return words
+            arguments += [option_of(name), str(value)]
+    return arguments
 
 
 def _expected(definition: StudyDefinition) -> dict[str, Any]:
-    """What the workload would be if nothing were said on the command line but the model."""
+    """Return the workload that results if the command line sets nothing but the model."""
     defaults = {field.name: field.default for field in fields(Workload)}
     by_device: Mapping[str, Any] = DEFAULTS_BY_DEVICE[definition.device.type]
     by_space = definition.space.workload
     expected = {**defaults, **by_device, **by_space}
-    if (
-        "dataset" in by_space and definition.workload.dataset != by_space["dataset"]
-    ):  # splits and columns of the expected one go with it
+    if "dataset" in by_space and definition.workload.dataset != by_space["dataset"]:
+        # The splits and columns of the space belong to its dataset and do not apply to another.
         expected |= {name: defaults[name] for name in OF_ONE_DATASET}
     if definition.workload.model_config is not None:
         expected |= sizes_of(definition.workload.model_config)
@@ -200,12 +215,14 @@ def _expected(definition: StudyDefinition) -> dict[str, Any]:
 
 
 def _literal(value: Any) -> str:
-    """As JSON, which is TOML for all that a technique can be; 1.0 and 1 are one budget."""
-    return repr(value).removesuffix(".0") if isinstance(value, float) else json.dumps(value)
+    """Return a value as TOML. For techniques that is JSON, except that 1.0 is written as 1."""
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return json.dumps(value)
 
 
 def _stem(study: str) -> str:
-    """The study's name where it can be a file's; a database may hold others."""
+    """Return the study's name if it can be a file name; a database may hold other names."""
     try:
         check_study_name(study)
     except InvalidInput:

@@ -1,4 +1,4 @@
-"""All that a report shows, computed from a study's view: plain values, no HTML."""
+"""The contents of a report, computed from a study: plain values, no HTML."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from autotune.units import format_size
 
 @dataclass(frozen=True, kw_only=True)
 class FrontRow:
-    """A trial of the short table: the front, the pick and the baseline."""
+    """A row of the short table: a trial of the front, or the baseline."""
 
     number: int
     name: str
@@ -32,18 +32,20 @@ class FrontRow:
     perplexity: str
     marks: tuple[str, ...]
     reused_from: str
-    """Where an earlier study measured it; else empty."""
+    """The earlier trial that the result is reused from, or an empty text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
+    """A shell command of the page and what it is for."""
+
     purpose: str
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTable:
-    """The published table of the search space, with the study's rows beside it, as text."""
+    """The published table of the search space compared with the study, as text."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -52,6 +54,8 @@ class PublishedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
+    """Everything that the page shows."""
+
     study: str
     about: str
     """Workload and device in one line."""
@@ -60,22 +64,22 @@ class Report:
     front: tuple[FrontRow, ...]
     is_cuda: bool
     published: PublishedTable | None
-    """None where the search space has no table."""
+    """None if the search space has no table."""
     shares: bool
-    """Some trial has the perplexity of another."""
+    """Whether some trial has the perplexity of another."""
     trials: Mapping[str, Any]
-    """Columns, JSON-ready; see `trials.py`."""
+    """JSON-ready columns, see `trials.py`."""
     rerun_template: str
     export_template: str
     targets: Mapping[str, str]
-    """What a trial can be exported to: {name for --to: title}."""
+    """Targets of an export: {value of --to: title}."""
     excluded: tuple[Group, ...]
     workload: Facts
     settings: Facts
     commands: tuple[Command, ...]
     version: str
     view: StudyView
-    """What the figures are drawn from."""
+    """The data of the figures."""
 
 
 def compute(
@@ -85,16 +89,18 @@ def compute(
     preferences: Preferences = DEFAULT_PREFERENCES,
     targets: Mapping[str, str] | None = None,
 ) -> Report:
-    """`version`: of autotune.
+    """Compute the contents of a report.
 
-    `preferences`: those the view was made with. `targets`: all, unless said.
+    `version` is that of autotune, `preferences` are those the view was made with, and `targets`
+    are the targets of an export, by default all.
     """
     result, definition = view.result, view.definition
-    known = {name: target.title for name, target in TARGETS.items()}
+    if targets is None:
+        targets = {name: target.title for name, target in TARGETS.items()}
     return Report(
         study=result.study,
-        about=f"{result.workload.describe()}, {result.workload.steps} steps, on {result.device.name} "
-        f"({result.device.device}), cap {format_size(result.cap_bytes)}",
+        about=f"{result.workload.describe()}, {result.workload.steps} steps, "
+        f"on {result.device.name} ({result.device.device}), cap {format_size(result.cap_bytes)}",
         answer=answer_of(view),
         outcomes=outcome_counts(result.trials),
         front=front_rows(view),
@@ -104,7 +110,7 @@ def compute(
         trials=trial_table(view),
         rerun_template=commands.rerun_template(definition),
         export_template=commands.export_template(result.study, storage=result.storage),
-        targets=known if targets is None else targets,
+        targets=targets,
         excluded=excluded(view),
         workload=workload_facts(result.workload),
         settings=study_facts(view, preferences),
@@ -115,14 +121,16 @@ def compute(
 
 
 def front_rows(view: StudyView) -> tuple[FrontRow, ...]:
-    """The front in the order of its memory, and the baseline where it is not on it."""
+    """Return the front, sorted by memory, and the baseline if it is not on the front."""
     by_number = {record.number: record for record in view.result.trials}
-    front = [by_number[number] for number in view.result.front]
-    beside = [view.baseline] if view.baseline is not None and view.baseline not in front else []
-    return tuple(_front_row(view, record) for record in [*front, *beside])
+    records = [by_number[number] for number in view.result.front]
+    if view.baseline is not None and view.baseline not in records:
+        records.append(view.baseline)
+    return tuple(_front_row(view, record) for record in records)
 
 
 def published_table(view: StudyView) -> PublishedTable | None:
+    """Return the comparison with the published table, or None if the search space has none."""
     reference = view.definition.space.reference
     if reference is None:
         return None
@@ -138,20 +146,23 @@ def published_table(view: StudyView) -> PublishedTable | None:
 
 
 def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
-    marks = (
-        ["pick"] if record is view.pick or (view.pick and view.pick.number == record.number) else []
-    )
-    marks += ["front"] if record.number in view.result.front else []
-    marks += ["baseline"] if record.number == view.result.baseline else []
-    marks += [OUTCOME_WORDS[record.outcome]] if record.outcome != "ok" else []
-    predicted = record.predicted_peak_memory_bytes if record.peak_memory_bytes is None else None
+    marks = []
+    if view.pick is not None and view.pick.number == record.number:
+        marks.append("pick")
+    if record.number in view.result.front:
+        marks.append("front")
+    if record.number == view.result.baseline:
+        marks.append("baseline")
+    if record.outcome != "ok":
+        marks.append(OUTCOME_WORDS[record.outcome])
+    memory = _size(record.peak_memory_bytes)
+    if record.peak_memory_bytes is None and record.predicted_peak_memory_bytes:
+        memory = f"{format_size(record.predicted_peak_memory_bytes)} predicted"
     return FrontRow(
         number=record.number,
         name=record.name or "",
         words=record.config.describe(),
-        memory=f"{format_size(predicted)} predicted"
-        if predicted
-        else _size(record.peak_memory_bytes),
+        memory=memory,
         device=_size(record.device_bytes),
         speed=speed_words(record.tokens_per_second, record.tokens_per_second_spread) or "–",
         perplexity=perplexity_words(record) or "–",
@@ -169,17 +180,17 @@ def _commands(view: StudyView, *, preferences: Preferences, storage: str) -> tup
     reading = commands.reading_command
     search = commands.search_command(view.definition, trials=len(view.result.trials))
     return (
-        Command(purpose="Search again, as a study of its own", text=search),
+        Command(purpose="Repeat the search as a new study", text=search),
         Command(
-            purpose="Write this page from the study",
+            purpose="Write this page again",
             text=reading("report", study, storage=storage, preferences=preferences),
         ),
         Command(
-            purpose="All numbers, for a program",
-            text=reading("show", study, storage=storage, also=" --json"),
+            purpose="All numbers as JSON",
+            text=reading("show", study, storage=storage, suffix=" --json"),
         ),
         Command(
-            purpose="All trials, for a spreadsheet",
-            text=reading("show", study, storage=storage, also=" --csv"),
+            purpose="All trials as CSV, for a spreadsheet",
+            text=reading("show", study, storage=storage, suffix=" --csv"),
         ),
     )

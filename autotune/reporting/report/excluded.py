@@ -1,9 +1,10 @@
-"""What was tried and left out, and why: counted, and in words."""
+"""Configurations that are excluded from the front: counts, reasons and the first of each."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from autotune.reporting.outcomes import OUTCOME_WORDS
 from autotune.reporting.study_view import StudyView
@@ -16,12 +17,12 @@ from autotune.units import format_size
 
 LINES_SHOWN = 40
 MOST_COMBINATIONS_COUNTED = 300_000
-"""Counting the legal ones among more would take longer than the page is worth."""
+"""Above this number the legal combinations are not counted, as it would take too long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Configurations that are not in the front for one reason."""
+    """Configurations that are excluded for one reason."""
 
     title: str
     count: int
@@ -30,71 +31,83 @@ class Group:
     """At most `LINES_SHOWN`."""
 
     @property
-    def unsaid(self) -> int:
+    def hidden(self) -> int:
+        """Number of configurations without a line."""
         return self.count - len(self.lines)
 
 
 def excluded(view: StudyView) -> tuple[Group, ...]:
-    groups = [*_never_asked(view.definition), *_not_run(view), *_failed(view.result.trials)]
+    """Return the groups of excluded configurations that are not empty."""
+    groups = [*_never_suggested(view.definition), *_not_run(view), *_failed(view.result.trials)]
     return tuple(group for group in groups if group.count)
 
 
 def combinations(legal: LegalSpace) -> tuple[int, int | None]:
-    """How many combinations the space's values have, and how many are legal; None where nobody counted."""
-    total = math.prod(len(values) for values in legal.values.values()) if legal.values else 0
-    return total, None if total > MOST_COMBINATIONS_COUNTED else legal.count()
+    """Return the number of combinations of the space's values, and how many of them are legal.
+
+    The second is None if there are too many to count.
+    """
+    if not legal.values:
+        return 0, legal.count()
+    total = math.prod(len(values) for values in legal.values.values())
+    if total > MOST_COMBINATIONS_COUNTED:
+        return total, None
+    return total, legal.count()
 
 
 # -- before a trial --------------------------------------------------------------------------------
 
 
-def _never_asked(definition: StudyDefinition) -> Iterator[Group]:
+def _never_suggested(definition: StudyDefinition) -> Iterator[Group]:
     legal = definition.legal_space()
     yield _group(
         "Does not work here",
         legal.excluded,
-        why="Of what the search space asks for, this does not work on the device or with the model. Found by trying.",
+        why="The search space contains these values, but a test showed that they do not work on "
+        "this device or with this model.",
     )
     total, allowed = combinations(legal)
     lines = [*_broken_rules(legal), *map(_condition, legal.conditions)]
     if total and (allowed is None or allowed < total):
-        counted = (
-            f"{allowed:,} of {total:,} combinations of the values are left"
-            if allowed is not None
-            else ""
-        )
-        why = f"Values that cannot be combined were never suggested{': ' if counted else ''}{counted}."
+        why = "Values that cannot be combined were never suggested"
+        if allowed is not None:
+            why += f": {allowed:,} of {total:,} combinations of the values are left"
+        why += "."
         yield _group("Cannot be combined", lines, why=why)
 
 
 def _broken_rules(legal: LegalSpace) -> Iterator[str]:
-    """One line for each rule that some combination of the space's values breaks."""
+    """Yield one line for each rule that some combination of the space's values breaks."""
     for rule in RULES:
         chosen = [
             dict(zip(rule.fields, values, strict=True))
             for values in product(*(legal.values.get(field, ()) for field in rule.fields))
         ]
-        if broken := [choice for choice in chosen if rule.broken(choice, legal.at)]:
-            why = rule.sentence(broken[0], legal.at)
-            others = len(broken) - 1
-            yield why + (
-                f" (and {others} more combination{'s' if others > 1 else ''} like it)"
-                if others
-                else ""
-            )
+        broken = [choice for choice in chosen if rule.broken(choice, legal.at)]
+        if not broken:
+            continue
+        line = rule.sentence(broken[0], legal.at)
+        others = len(broken) - 1
+        if others == 1:
+            line += " (and 1 more combination like it)"
+        elif others:
+            line += f" (and {others} more combinations like it)"
+        yield line
 
 
 def _condition(condition: Condition) -> str:
-    sides = [
-        " and ".join(
-            f"{field} is {' or '.join(map(str, values))}" for field, values in fields.items()
-        )
-        for fields in (condition.when, condition.then)
-    ]
-    return f"the search space says: where {sides[0]}, {sides[1]}"
+    when = _field_values(condition.when)
+    then = _field_values(condition.then)
+    return f"the search space says: where {when}, {then}"
 
 
-# -- in place of a trial ---------------------------------------------------------------------------
+def _field_values(fields: Mapping[str, Sequence[Any]]) -> str:
+    return " and ".join(
+        f"{field} is {' or '.join(map(str, values))}" for field, values in fields.items()
+    )
+
+
+# -- instead of a trial ----------------------------------------------------------------------------
 
 
 def _not_run(view: StudyView) -> Iterator[Group]:
@@ -102,13 +115,17 @@ def _not_run(view: StudyView) -> Iterator[Group]:
     yield _with_outcome(
         view.result.trials,
         "predicted_over_cap",
-        why=f"Not trained: even the least that the prediction leaves room for is more than the cap of {cap}.",
-        words=lambda record: f"predicted {format_size(record.predicted_peak_memory_bytes or 0)}",
+        why="Not trained: even the lower bound of the predicted memory is more than the cap of "
+        f"{cap}.",
+        detail_of=lambda record: (
+            f"predicted {format_size(record.predicted_peak_memory_bytes or 0)}"
+        ),
     )
     yield _group(
-        "The same program as a trial",
+        "Same program as a trial",
         list(_same_program(view)),
-        why="Not run again: torch.compile makes one program of them, whose memory and speed are measured already.",
+        why="Not run: torch.compile makes the same program of them as of a trial, whose memory and "
+        "speed are measured already.",
     )
 
 
@@ -121,47 +138,54 @@ def _same_program(view: StudyView) -> Iterator[str]:
     }
     for fingerprint, forecast in view.forecasts.items():
         if fingerprint not in tried and forecast.plan in programs:
-            yield f"{forecast.config.describe()}: that of #{programs[forecast.plan].number}"
+            yield f"{forecast.config.describe()}: program of #{programs[forecast.plan].number}"
 
 
-# -- a trial that is no candidate ------------------------------------------------------------------
+# -- trials that are not candidates ----------------------------------------------------------------
 
 _WHY: tuple[tuple[Outcome, str], ...] = (
     (
         "dominated",
-        "Stopped after a few timed steps: a trial of the same numerics needs no more memory and is clearly faster.",
+        "Stopped after a few timed steps: another trial with the same numerics needs no more "
+        "memory and is clearly faster.",
     ),
-    ("over_cap", "Trained, and found to need more than the cap."),
-    ("out_of_memory", "Ended by the allocator, which is given no more than the cap."),
+    ("over_cap", "Trained, and needed more memory than the cap."),
+    ("out_of_memory", "Ended by the allocator, whose limit is the cap."),
     (
         "parity_failed",
-        "Not the same training: the first losses or gradients differ from a plain training of the same precision and "
-        "optimizer by more than rounding.",
+        "Not the same training: the first losses or gradients differ from a plain training of the "
+        "same precision and optimizer by more than rounding.",
     ),
-    ("diverged", "The loss became infinite or no number."),
-    ("timeout", "Took longer than a trial may."),
-    ("crashed", "Its process ended with an error; no other trial was touched."),
-    ("interrupted", "Has no result: the search was stopped. The same search runs it again."),
+    ("diverged", "The loss became infinite or NaN."),
+    ("timeout", "Took longer than the time limit of a trial."),
+    ("crashed", "The process of the trial ended with an error. Other trials were not affected."),
+    (
+        "interrupted",
+        "Has no result, because the search was stopped. Continuing the search runs it again.",
+    ),
 )
 
 
 def _failed(records: Sequence[TrialRecord]) -> Iterator[Group]:
     for outcome, why in _WHY:
-        yield _with_outcome(records, outcome, why=why, words=_what_happened)
+        yield _with_outcome(records, outcome, why=why, detail_of=_failure_detail)
     unchecked = [
         record for record in records if record.outcome == "ok" and record.parity == "not compared"
     ]
     yield _group(
-        "Counted without a comparison",
+        "Counted without a parity check",
         [f"#{record.number} {described(record)}: {record.parity_message}" for record in unchecked],
-        why="These are candidates, but their first steps could not be held against a plain training.",
+        why="These are candidates, but their first steps could not be compared with a plain "
+        "training.",
     )
 
 
-def _what_happened(record: TrialRecord) -> str:
-    if record.outcome == "over_cap":
-        return f"{format_size(record.device_bytes)}" if record.device_bytes else record.message
-    return (record.parity_message if record.outcome == "parity_failed" else None) or record.message
+def _failure_detail(record: TrialRecord) -> str:
+    if record.outcome == "over_cap" and record.device_bytes:
+        return format_size(record.device_bytes)
+    if record.outcome == "parity_failed" and record.parity_message:
+        return record.parity_message
+    return record.message
 
 
 def _with_outcome(
@@ -169,21 +193,20 @@ def _with_outcome(
     outcome: Outcome,
     *,
     why: str,
-    words: Callable[[TrialRecord], str],
+    detail_of: Callable[[TrialRecord], str],
 ) -> Group:
-    title, ended = (
-        OUTCOME_WORDS[outcome],
-        [record for record in records if record.outcome == outcome],
-    )
-    lines = [
-        f"#{record.number} {described(record)}" + (f": {said}" if (said := words(record)) else "")
-        for record in ended[:LINES_SHOWN]
-    ]
+    title = OUTCOME_WORDS[outcome]
+    ended = [record for record in records if record.outcome == outcome]
+    lines = []
+    for record in ended[:LINES_SHOWN]:
+        line = f"#{record.number} {described(record)}"
+        detail = detail_of(record)
+        lines.append(f"{line}: {detail}" if detail else line)
     return _group(title[0].upper() + title[1:], lines, why=why, count=len(ended))
 
 
 def _group(title: str, lines: Sequence[str], *, why: str, count: int | None = None) -> Group:
-    """`count`: of all, where `lines` are the first only."""
+    """Return a group; `count` is the number of all configurations if `lines` has only the first."""
     return Group(
         title=title,
         count=len(lines) if count is None else count,

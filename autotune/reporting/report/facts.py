@@ -1,4 +1,4 @@
-"""What a study was: workload, device, versions, settings and dates, as pairs of a word and what there is to say."""
+"""Workload, device, versions, settings and dates of a study, as (name, text) pairs."""
 
 from collections.abc import Iterator
 
@@ -13,10 +13,13 @@ Facts = tuple[tuple[str, str], ...]
 
 
 def workload_facts(workload: Workload) -> Facts:
-    return tuple(_of_script(workload) if workload.script is not None else _of_model(workload))
+    """Return the facts about the model or script, the data and the training."""
+    if workload.script is not None:
+        return tuple(_script_facts(workload))
+    return tuple(_model_facts(workload))
 
 
-def _of_script(workload: Workload) -> Iterator[tuple[str, str]]:
+def _script_facts(workload: Workload) -> Iterator[tuple[str, str]]:
     yield "script", workload.script or ""
     if workload.model_sha256:
         yield "hash of the script", workload.model_sha256
@@ -25,7 +28,7 @@ def _of_script(workload: Workload) -> Iterator[tuple[str, str]]:
     yield "seed", str(workload.seed)
 
 
-def _of_model(workload: Workload) -> Iterator[tuple[str, str]]:
+def _model_facts(workload: Workload) -> Iterator[tuple[str, str]]:
     yield "model", workload.describe_model()
     if workload.model_source:
         yield "weights from", workload.model_source
@@ -39,7 +42,10 @@ def _of_model(workload: Workload) -> Iterator[tuple[str, str]]:
         "held out",
         f"{workload.evaluation_sequences} sequences for the perplexity, of {_held_out(workload)}",
     )
-    batch = f"{workload.global_batch} x {workload.sequence_length:,} = {workload.tokens_per_step:,} tokens"
+    batch = (
+        f"{workload.global_batch} x {workload.sequence_length:,} "
+        f"= {workload.tokens_per_step:,} tokens"
+    )
     yield "a step", f"{batch}, {workload.packing}"
     yield "steps", _steps(workload)
     rates = ", ".join(f"{name} {rate:g}" for name, rate in workload.learning_rates.items())
@@ -68,15 +74,16 @@ def _held_out(workload: Workload) -> str:
 
 
 def study_facts(view: StudyView, preferences: Preferences) -> Facts:
-    return tuple(_of_study(view, preferences))
+    """Return the facts about the device, the search and how the pick was made."""
+    return tuple(_study_facts(view, preferences))
 
 
-def _of_study(view: StudyView, preferences: Preferences) -> Iterator[tuple[str, str]]:
+def _study_facts(view: StudyView, preferences: Preferences) -> Iterator[tuple[str, str]]:
     definition, result = view.definition, view.result
     device = result.device
     yield "device", f"{device.name}, {device.device}, {format_size(device.total_memory_bytes)}"
     if device.others:
-        yield "beside the study", device.others
+        yield "in use by others", device.others
     yield "cap", format_size(result.cap_bytes)
     yield "versions", ", ".join(f"{name} {version}" for name, version in device.versions.items())
     space = definition.space
@@ -95,8 +102,8 @@ def _of_study(view: StudyView, preferences: Preferences) -> Iterator[tuple[str, 
     tolerance = preferences.tolerance
     yield (
         "front",
-        f"speeds within {100 * tolerance.speed:g} % and perplexities within {100 * tolerance.perplexity:g} % "
-        "are equal; memory is exact",
+        f"speeds within {100 * tolerance.speed:g} % and "
+        f"perplexities within {100 * tolerance.perplexity:g} % are equal; memory is exact",
     )
     allowed_percent = 100 * preferences.max_perplexity_increase
     yield "pick", f"{preferences.prefer}, perplexity at most {allowed_percent:g} % above the best"
@@ -105,7 +112,7 @@ def _of_study(view: StudyView, preferences: Preferences) -> Iterator[tuple[str, 
 def _trial_time(view: StudyView) -> str:
     trials = view.result.trials
     reused = sum(record.reused_from is not None for record in trials)
-    from_earlier = f", {reused:,} of them from earlier studies" if reused else ""
-    return (
-        f"{format_duration(sum(record.seconds or 0.0 for record in trials))} in all{from_earlier}"
-    )
+    total = format_duration(sum(record.seconds or 0.0 for record in trials))
+    if reused:
+        return f"{total} in all, {reused:,} of them from earlier studies"
+    return f"{total} in all"

@@ -1,4 +1,4 @@
-"""The figures of a report, each with words for who cannot see it and its numbers as a table."""
+"""The figures of a report, each with a text alternative and its numbers as a table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _HEIGHT = 540
-"""Pixels of a figure that does not say."""
+"""Pixels of a figure that does not set its height."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +27,16 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFigure:
+    """A figure of the page and the texts around it."""
+
     id: str
     title: str
     short_title: str
-    """For the list of the page's parts."""
+    """Title in the list of sections."""
     lead: str
-    """What to look for in it."""
+    """What to look for in the figure."""
     alternative: str
+    """Description for readers who cannot see the figure."""
     drawing: "go.Figure"
     table: Table | None = None
 
@@ -52,8 +55,8 @@ class ReportFigure:
 
 
 def figures_of(view: StudyView) -> tuple[ReportFigure, ...]:
-    """Front, ladder and memory; without those for which the study has nothing to show."""
-    found = (_or_none(make, view) for make in (_pareto, _ladder, _memory))
+    """Return the figures of the front, the ablation and memory, without those that lack data."""
+    found = (_or_none(make, view) for make in (_pareto, _ablation, _memory))
     return tuple(figure for figure in found if figure is not None)
 
 
@@ -70,29 +73,29 @@ def _pareto(view: StudyView) -> ReportFigure:
         title="The front",
         short_title="Front",
         lead="",
-        alternative=_pareto_in_words(view),
+        alternative=_pareto_alternative(view),
         drawing=pareto_drawing.draw(pareto.compute(view)),
     )
 
 
-def _ladder(view: StudyView) -> ReportFigure:
+def _ablation(view: StudyView) -> ReportFigure:
     figure = ablation.compute(view)
-    rows = [
-        (row.words, cells.how, *(text or "–" for text in _ladder_cells(cells)), cells.source)
-        for row in figure.rows
-        for cells in row.cells
-    ]
+    rows = []
+    for row in figure.rows:
+        for cells in row.cells:
+            numbers = (cells.memory, cells.memory_share, cells.speed, cells.perplexity)
+            rows.append((row.words, cells.how, *(text or "–" for text in numbers), cells.source))
     return ReportFigure(
         id="ladder",
-        title="What each technique buys",
+        title="What each technique gains",
         short_title="Techniques",
-        lead="Bars to the right of the middle: less memory, more speed, more perplexity.",
-        alternative=f"Bars for {len(figure.rows)} values of techniques: how much less memory, more speed and more "
-        "perplexity each brings, alone, on top of the others, and over all pairs of trials. The table after it has the "
-        "same numbers.",
+        lead="Bars to the right of zero: less memory, higher speed, higher perplexity.",
+        alternative=f"Bars for {len(figure.rows)} values of techniques: how each changes memory, "
+        "speed and perplexity, alone, on top of the others, and over all pairs of trials. The "
+        "table after it has the same numbers.",
         drawing=ablation.draw(figure),
         table=Table(
-            caption="What each value of a technique buys against the baseline's value",
+            caption="Effect of each value of a technique against the baseline's value",
             heads=("technique", "how", "memory", "share", "speed", "perplexity", "from"),
             rows=tuple(rows),
         ),
@@ -101,17 +104,19 @@ def _ladder(view: StudyView) -> ReportFigure:
 
 def _memory(view: StudyView) -> ReportFigure:
     figure = memory_at_peak.compute(view)
-    largest = [
-        f"trial {bar.number}: {', '.join(f'{name} {size:.4g} {figure.unit}' for name, size in _by_size(bar)[:3])}"
-        for bar in figure.bars
-    ]
+    largest = []
+    for bar in figure.bars:
+        parts = [f"{name} {size:.4g} {figure.unit}" for name, size in _by_size(bar)[:3]]
+        largest.append(f"trial {bar.number}: {', '.join(parts)}")
     categories = list(dict.fromkeys(name for bar in figure.bars for name in bar.segments))
     return ReportFigure(
         id="memory",
-        title="Who holds the memory at the peak",
+        title="What holds the memory at the peak",
         short_title="Memory",
-        lead="The baseline, the pick and the front; what is long in the pick is what would have to shrink next.",
-        alternative=f"Stacked bars of {len(figure.bars)} trials. Largest parts of each: {'; '.join(largest)}.",
+        lead="The baseline, the pick and the front. To save more memory, reduce the longest "
+        "segments of the pick.",
+        alternative=f"Stacked bars of {len(figure.bars)} trials. "
+        f"Largest parts of each: {'; '.join(largest)}.",
         drawing=memory_at_peak.draw(figure),
         table=Table(
             caption=f"Memory at the peak by category, {figure.unit}",
@@ -132,39 +137,33 @@ def _memory(view: StudyView) -> ReportFigure:
 
 
 def _by_size(bar: memory_at_peak.Bar) -> list[tuple[str, float]]:
-    return sorted(
-        ((name.replace("_", " "), size) for name, size in bar.segments.items()),
-        key=lambda one: -one[1],
-    )
+    segments = [(name.replace("_", " "), size) for name, size in bar.segments.items()]
+    return sorted(segments, key=lambda segment: -segment[1])
 
 
-def _ladder_cells(cells: ablation.Cells) -> tuple[str, ...]:
-    return cells.memory, cells.memory_share, cells.speed, cells.perplexity
-
-
-def _pareto_in_words(view: StudyView) -> str:
+def _pareto_alternative(view: StudyView) -> str:
     result = view.result
     measured = [
         record for record in result.trials if record.tokens_per_second and record.peak_memory_bytes
     ]
     memory = "Memory the device must have" if result.device.type == "cuda" else "Peak memory"
-    said = [
-        f"{memory} against speed of {len(measured)} trials, with the cap of {format_size(result.cap_bytes)}"
+    parts = [
+        f"{memory} against speed of {len(measured)} trials, "
+        f"with the cap of {format_size(result.cap_bytes)}"
     ]
     front = [result.trial(number) for number in result.front[:12]]
     if front:
-        said.append("the front is " + ", ".join(map(_point, front)))
+        parts.append("the front is " + ", ".join(map(_point, front)))
     if len(result.front) > len(front):
-        said.append(f"and {len(result.front) - len(front)} more")
+        parts.append(f"and {len(result.front) - len(front)} more")
     if view.pick is not None:
-        said.append(f"the pick is trial {view.pick.number}")
+        parts.append(f"the pick is trial {view.pick.number}")
     if view.baseline is not None and view.baseline.tokens_per_second:
-        said.append(f"the baseline is {_point(view.baseline)}")
-    return "; ".join(said) + ". The table after it has the same numbers."
+        parts.append(f"the baseline is {_point(view.baseline)}")
+    return "; ".join(parts) + ". The table after it has the same numbers."
 
 
 def _point(record: TrialRecord) -> str:
-    return (
-        f"trial {record.number} with {format_size(record.device_bytes or record.peak_memory_bytes or 0)} "
-        f"at {record.tokens_per_second or 0:,.0f} tokens per second"
-    )
+    memory = format_size(record.device_bytes or record.peak_memory_bytes or 0)
+    speed = f"{record.tokens_per_second or 0:,.0f} tokens per second"
+    return f"trial {record.number} with {memory} at {speed}"

@@ -1,8 +1,8 @@
-"""A report as one HTML page that opens offline: everything is inside, and the page itself forbids any request.
+"""Renders a report as one HTML page that opens offline and makes no request.
 
-Texts of users go in through Jinja's escaping or as JSON without a single `<`; the browser is told
-to run our three scripts and no other, and to fetch nothing, so that even a text that got through
-could do nothing.
+Texts of users are escaped by Jinja or inserted as JSON without any `<`. In addition, the content
+security policy of the page allows only its three scripts and no request, so that even a text that
+is not escaped could do nothing.
 """
 
 import base64
@@ -15,48 +15,54 @@ from typing import Any
 from autotune.reporting.report.contents import Report
 from autotune.reporting.report.figures import ReportFigure, figures_of
 from autotune.reporting.report.trials import columns_of
-from autotune.reporting.trial_text import SHARED_MARK_SAYS
+from autotune.reporting.trial_text import SHARED_MARK_NOTE
 
-_ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
+_ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
 def page(report: Report) -> str:
+    """Return the HTML of the page."""
     import jinja2
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    scripts = {"plotly": get_plotlyjs(), "page": _ours("report.js"), "trials": _ours("trials.js")}
+    scripts = {
+        "plotly": get_plotlyjs(),
+        "page": _resource("report.js"),
+        "trials": _resource("trials.js"),
+    }
     figures = figures_of(report.view)
     trials = {**report.trials, "rerun": report.rerun_template, "export": report.export_template}
-    front = [one for one in figures if one.id == "pareto"]
-    others = [one for one in figures if one.id != "pareto"]
+    front = [figure for figure in figures if figure.id == "pareto"]
+    others = [figure for figure in figures if figure.id != "pareto"]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(_ours("page.html")).render(
+    return environment.from_string(_resource("page.html")).render(
         report=report,
         figures={"pareto": front[0] if front else None, "others": others},
-        drawings={one.id: Markup(script_json(one.drawing.to_plotly_json())) for one in figures},
+        drawings={
+            figure.id: Markup(script_json(figure.drawing.to_plotly_json())) for figure in figures
+        },
         sections=_sections(report, others),
         columns=columns_of(report.trials),
-        shared_mark_says=SHARED_MARK_SAYS if report.shares else "",
+        shared_mark_note=SHARED_MARK_NOTE if report.shares else "",
         torch=report.view.result.device.versions.get("torch", "?"),
         trials=Markup(script_json(trials)),
         themes=Markup(script_json(_themes())),
-        style=Markup(_ours("report.css")),
+        style=Markup(_resource("report.css")),
         scripts={name: Markup(text) for name, text in scripts.items()},
         policy=_policy(list(scripts.values()), figures),
     )
 
 
 def script_json(value: Any) -> str:
-    """JSON that can stand inside of a script element: nothing in it ends the element or begins a comment."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).translate(
-        _ESCAPES
-    )
+    """Return JSON for a script element: nothing in it can end the element or begin a comment."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.translate(_ESCAPES)
 
 
-def _ours(name: str) -> str:
+def _resource(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -67,33 +73,36 @@ def _themes() -> dict[str, Any]:
 
 
 def _sections(report: Report, others: Sequence[ReportFigure]) -> list[tuple[str, str]]:
-    """What the page can be jumped to, in its order."""
+    """Return (id, title) of the sections of the page, in order."""
+    sections = [("answer", "Answer"), ("front", "Front")]
+    sections += [(figure.id, figure.short_title) for figure in others]
+    if report.published:
+        sections.append(("published", "Published table"))
     return [
-        ("answer", "Answer"),
-        ("front", "Front"),
-        *((one.id, one.short_title) for one in others),
-        *([("published", "Published table")] if report.published else []),
+        *sections,
         ("trials", "All trials"),
-        ("left-out", "Left out"),
+        ("left-out", "Excluded"),
         ("study", "Study"),
         ("repeat", "Repeat"),
     ]
 
 
 def _policy(scripts: Sequence[str], figures: Sequence[ReportFigure]) -> str:
-    """What a browser may do with the page.
+    """Return the content security policy of the page.
 
-    Only figures drawn by the graphics card compile code at run time.
+    It allows `eval` only if a figure is drawn with WebGL, which compiles code at run time.
     """
     hashes = [
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
         for text in scripts
     ]
-    evaluation = ["'unsafe-eval'"] if any(one.needs_graphics_card for one in figures) else []
+    script_sources = [*hashes]
+    if any(figure.needs_graphics_card for figure in figures):
+        script_sources.append("'unsafe-eval'")
     return "; ".join(
         (
             "default-src 'none'",
-            f"script-src {' '.join(hashes + evaluation)}",
+            f"script-src {' '.join(script_sources)}",
             "style-src 'unsafe-inline'",
             "img-src data: blob:",
             "form-action 'none'",

@@ -1,4 +1,4 @@
-/* Colours, figures and copying. The table of trials is in trials.js. */
+/* Colour scheme, figures and copy buttons. The table of trials is in trials.js. */
 "use strict";
 
 const autotune = (function () {
@@ -9,7 +9,7 @@ const autotune = (function () {
   const narrowScreen = matchMedia("(max-width: 45rem)");
   const coarsePointer = matchMedia("(pointer: coarse)");
 
-  // -- colours: as the system says, until the reader says otherwise ---------------------------------------------
+  // -- colours: those of the system, until the reader chooses others ----------------------------
 
   const themeButton = byId("theme");
 
@@ -25,14 +25,16 @@ const autotune = (function () {
 
   function toggleTheme() {
     document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    try { localStorage.setItem("autotune-theme", document.documentElement.dataset.theme); } catch { /* not kept */ }
+    try {
+      localStorage.setItem("autotune-theme", document.documentElement.dataset.theme);
+    } catch { /* the choice is not stored */ }
     labelThemeButton();
     recolour();
   }
 
   try {
-    const kept = localStorage.getItem("autotune-theme");
-    if (kept === "light" || kept === "dark") document.documentElement.dataset.theme = kept;
+    const stored = localStorage.getItem("autotune-theme");
+    if (stored === "light" || stored === "dark") document.documentElement.dataset.theme = stored;
   } catch { /* a page from a file may have no storage */ }
   themeButton.hidden = false;
   themeButton.addEventListener("click", toggleTheme);
@@ -47,7 +49,11 @@ const autotune = (function () {
   function template() { return isDark() ? themes.dark : themes.light; }
 
   function hasWebGl() {
-    try { return Boolean(document.createElement("canvas").getContext("webgl")); } catch { return false; }
+    try {
+      return Boolean(document.createElement("canvas").getContext("webgl"));
+    } catch {
+      return false;
+    }
   }
 
   function draw(div) {
@@ -67,15 +73,17 @@ const autotune = (function () {
     return Plotly.newPlot(div, figure.data, figure.layout, settings).then(() => fit(div));
   }
 
-  /* A figure says in `meta` what is different about it on a phone. */
+  /* The `meta` of a figure holds the changes of its layout for phones. */
   function fit(div) {
     const meta = div.layout.meta || {};
     const changes = meta[narrowScreen.matches ? "narrow" : "wide"] || {};
     if (changes.height) div.style.height = `${changes.height}px`;
-    const places = meta.wide_only || [];
-    const hides = places.filter((place) => (div.data[place].visible !== false) === narrowScreen.matches);
-    if (!hides.length && !Object.keys(changes).length) return undefined;
-    return Plotly.update(div, hides.length ? { visible: !narrowScreen.matches } : {}, changes, hides);
+    const wideOnly = meta.wide_only || [];
+    const toggled = wideOnly.filter(
+      (index) => (div.data[index].visible !== false) === narrowScreen.matches);
+    if (!toggled.length && !Object.keys(changes).length) return undefined;
+    const traces = toggled.length ? { visible: !narrowScreen.matches } : {};
+    return Plotly.update(div, traces, changes, toggled);
   }
 
   function fitFigures() { drawn.forEach(fit); }
@@ -84,24 +92,26 @@ const autotune = (function () {
     for (const div of drawn) Plotly.react(div, div.data, { ...div.layout, template: template() });
   }
 
-  const near = new IntersectionObserver((entries) => {
+  const nearScreen = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       if (!entry.isIntersecting || drawn.has(entry.target)) continue;
-      near.unobserve(entry.target);
+      nearScreen.unobserve(entry.target);
       draw(entry.target);
     }
   }, { rootMargin: "300px" });
   // plotly.js is the last and largest script: everything else can be used before it has been read.
-  addEventListener("DOMContentLoaded", () => document.querySelectorAll("[data-figure]").forEach((div) => near.observe(div)));
+  addEventListener("DOMContentLoaded", () => {
+    document.querySelectorAll("[data-figure]").forEach((div) => nearScreen.observe(div));
+  });
 
   // -- copying --------------------------------------------------------------------------------------------------
 
-  let forgetting;
+  let hideTimer;
 
-  function say(words) {
-    byId("said").textContent = words;
-    clearTimeout(forgetting);
-    forgetting = setTimeout(() => { byId("said").textContent = ""; }, 4000);
+  function showMessage(text) {
+    byId("said").textContent = text;
+    clearTimeout(hideTimer);
+    hideTimer = setTimeout(() => { byId("said").textContent = ""; }, 4000);
   }
 
   function copyWithoutClipboard(text) {
@@ -125,7 +135,9 @@ const autotune = (function () {
     } catch {
       done = copyWithoutClipboard(text);
     }
-    say(done ? `Copied: ${what}` : "This browser does not let a page copy: select the command instead.");
+    showMessage(done
+      ? `Copied: ${what}`
+      : "This browser does not let a page copy: select the command instead.");
     return done;
   }
 
@@ -139,12 +151,17 @@ const autotune = (function () {
 
   document.querySelectorAll("button.copy").forEach(armCopyButton);
 
-  // -- quantities, as everywhere in autotune ------------------------------------------------------------------
+  // -- sizes and durations, in the same form as everywhere in autotune ---------------------------
 
   function size(bytes) {
     let amount = bytes;
     for (const unit of ["B", "KiB", "MiB", "GiB"]) {
-      if (Math.abs(amount) < 1024) return `${amount.toFixed(unit === "B" ? 0 : amount >= 100 ? 1 : 2)} ${unit}`;
+      if (Math.abs(amount) < 1024) {
+        let digits = 2;
+        if (unit === "B") digits = 0;
+        else if (amount >= 100) digits = 1;
+        return `${amount.toFixed(digits)} ${unit}`;
+      }
       amount /= 1024;
     }
     return `${amount.toFixed(2)} TiB`;
@@ -152,7 +169,8 @@ const autotune = (function () {
 
   function seconds(amount) {
     if (amount < 59.95) return `${amount.toFixed(1)} s`;
-    const minutes = Math.floor(Math.round(amount) / 60), rest = Math.round(amount) % 60;
+    const minutes = Math.floor(Math.round(amount) / 60);
+    const rest = Math.round(amount) % 60;
     if (minutes < 60) return `${minutes} m ${String(rest).padStart(2, "0")} s`;
     return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} m`;
   }

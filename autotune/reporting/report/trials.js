@@ -1,4 +1,4 @@
-/* The table of all trials: sorted, filtered, fifty at a time. All text goes in as text, never as markup. */
+/* The table of all trials: sorted, filtered and in pages. Text is inserted as text, never as HTML. */
 "use strict";
 
 (function () {
@@ -41,7 +41,8 @@
   function perplexity(amount, index) {
     const spread = data.plain.perplexity_spread[index];
     const isShared = (value("perplexity_source", index) || "").startsWith("shared");
-    return (isShared ? "=" : "") + hundredths.format(amount) + (spread === null ? "" : ` ±${spread.toFixed(2)}`);
+    const text = (isShared ? "=" : "") + hundredths.format(amount);
+    return spread === null ? text : `${text} ±${spread.toFixed(2)}`;
   }
 
   const forms = {
@@ -50,15 +51,17 @@
   };
 
   function shown(key, index) {
-    const one = value(key, index);
-    if (one === null || one === "") return "–";
-    return forms[key] ? forms[key](one, index) : String(one);
+    const raw = value(key, index);
+    if (raw === null || raw === "") return "–";
+    return forms[key] ? forms[key](raw, index) : String(raw);
   }
 
   // -- commands -------------------------------------------------------------------------------------------------
 
   function configuration(index) {
-    return Object.entries(data.config).map(([key, of]) => `${key} = ${JSON.stringify(repeating(of, index))}`).join("\n");
+    return Object.entries(data.config)
+      .map(([key, column]) => `${key} = ${JSON.stringify(repeating(column, index))}`)
+      .join("\n");
   }
 
   function fill(template, index) {
@@ -70,7 +73,10 @@
   function commands(index) {
     const number = value("number", index);
     const all = [["Re-run", `the command that re-runs trial ${number}`, fill(data.rerun, index)]];
-    if (target) all.push(["Export", `the command that exports trial ${number} to ${target.value}`, fill(data.export, index)]);
+    if (target) {
+      const what = `the command that exports trial ${number} to ${target.value}`;
+      all.push(["Export", what, fill(data.export, index)]);
+    }
     return all;
   }
 
@@ -79,7 +85,7 @@
   function element(tag, text, attributes = {}) {
     const made = document.createElement(tag);
     if (text !== null) made.textContent = text;
-    for (const [name, said] of Object.entries(attributes)) made.setAttribute(name, said);
+    for (const [name, content] of Object.entries(attributes)) made.setAttribute(name, content);
     return made;
   }
 
@@ -90,9 +96,10 @@
     if (number === data.pick) all.push("pick");
     if (front.has(number)) all.push("front");
     if (number === data.baseline) all.push("baseline");
-    for (const one of all) cell.append(element("span", one, { class: `badge ${one}` }), " ");
+    for (const mark of all) cell.append(element("span", mark, { class: `badge ${mark}` }), " ");
     if (outcome !== "ok" || !all.length) {
-      cell.append(element("span", value("outcome", index), { class: outcome === "ok" ? "badge" : "badge failed" }));
+      const look = outcome === "ok" ? "badge" : "badge failed";
+      cell.append(element("span", value("outcome", index), { class: look }));
     }
     const message = value("message", index);
     if (message) cell.append(element("div", message, { class: "note wide-only" }));
@@ -112,16 +119,24 @@
       const cell = element("th", null, { scope: "row", role: "rowheader" });
       const number = `#${value("number", index)}`;
       const button = element("button", number, {
-        type: "button", class: "open", "aria-expanded": "false", "aria-label": `${number}: all that is known`,
+        type: "button", class: "open", "aria-expanded": "false", "aria-label": `${number}: all data`,
       });
       button.addEventListener("click", () => toggle(button, index));
       cell.append(button);
       return cell;
     }
-    const cell = element("td", null, { class: head.className, role: "cell", "data-title": titles.get(key) });
-    if (key === "outcome") cell.classList.add("marks"), badges(cell, index);
-    else if (key === "words") cell.classList.add("words"), describe(cell, index);
-    else cell.textContent = shown(key, index);
+    const cell = element("td", null, {
+      class: head.className, role: "cell", "data-title": titles.get(key),
+    });
+    if (key === "outcome") {
+      cell.classList.add("marks");
+      badges(cell, index);
+    } else if (key === "words") {
+      cell.classList.add("words");
+      describe(cell, index);
+    } else {
+      cell.textContent = shown(key, index);
+    }
     return cell;
   }
 
@@ -130,23 +145,27 @@
     commands(index).forEach(([label], which) => {
       const name = `${label}: copy the command for trial ${value("number", index)}`;
       const button = element("button", label, { type: "button", "aria-label": name });
-      button.addEventListener("click", () => { const [, what, text] = commands(index)[which]; copy(text, what); });
+      button.addEventListener("click", () => {
+        const [, what, text] = commands(index)[which]; // the target may have changed
+        copy(text, what);
+      });
       cell.append(button, " ");
     });
     return cell;
   }
 
   function rowOf(index) {
-    const row = element("tr", null, { role: "row", class: value("number", index) === data.pick ? "row picked" : "row" });
+    const isPick = value("number", index) === data.pick;
+    const row = element("tr", null, { role: "row", class: isPick ? "row picked" : "row" });
     row.append(...heads.map((head) => cellOf(head, index)), copiesOf(index));
     return row;
   }
 
-  // -- all that is known of a trial -----------------------------------------------------------------------------
+  // -- the details of a trial --------------------------------------------------------------------
 
   const LONG = ["message", "perplexity_source", "parity_message", "reused_from"];
-  const KNOWN = ["peak_memory_bytes", "device_bytes", "peak_phase", "predicted_peak_memory_bytes", "compile_seconds",
-    "seconds", "parity", ...LONG];
+  const KNOWN = ["peak_memory_bytes", "device_bytes", "peak_phase", "predicted_peak_memory_bytes",
+    "compile_seconds", "seconds", "parity", ...LONG];
 
   function toggle(button, index) {
     const row = button.closest("tr");
@@ -159,17 +178,20 @@
   function detailOf(index) {
     const list = element("dl", null, { class: "known" });
     for (const key of [...Object.keys(data.config), ...KNOWN]) {
-      const said = shown(key, index);
-      if (said === "–") continue;
+      const text = shown(key, index);
+      if (text === "–") continue;
       const pair = element("div", null, LONG.includes(key) ? { class: "long" } : {});
-      pair.append(element("dt", key.replace(/_bytes$/, "").replaceAll("_", " ")), element("dd", said));
+      const name = key.replace(/_bytes$/, "").replaceAll("_", " ");
+      pair.append(element("dt", name), element("dd", text));
       list.append(pair);
     }
     const cell = element("td", null, { colspan: String(heads.length + 1), role: "cell" });
     cell.append(list);
     for (const [, what, text] of commands(index)) {
       const box = element("div", null, { class: "command" });
-      const button = element("button", "Copy", { type: "button", class: "copy", "aria-label": `Copy ${what}` });
+      const button = element("button", "Copy", {
+        type: "button", class: "copy", "aria-label": `Copy ${what}`,
+      });
       box.append(element("pre", text, { tabindex: "0", "aria-label": what }), button);
       armCopyButton(button);
       cell.append(element("p", what[0].toUpperCase() + what.slice(1)), box);
@@ -190,14 +212,19 @@
   }
 
   function sort() {
-    const way = sorting.descending ? -1 : 1;
+    const direction = sorting.descending ? -1 : 1;
     order.sort((a, b) => {
-      const found = compare(value(sorting.key, a), value(sorting.key, b));
-      return (Math.abs(found) === Infinity ? found : way * found) || a - b; // what is not known comes last, always
+      const difference = compare(value(sorting.key, a), value(sorting.key, b));
+      // Unknown values come last in both directions.
+      const isUnknown = Math.abs(difference) === Infinity;
+      return (isUnknown ? difference : direction * difference) || a - b;
     });
     for (const head of heads) {
-      if (head.dataset.key === sorting.key) head.setAttribute("aria-sort", sorting.descending ? "descending" : "ascending");
-      else head.removeAttribute("aria-sort");
+      if (head.dataset.key === sorting.key) {
+        head.setAttribute("aria-sort", sorting.descending ? "descending" : "ascending");
+      } else {
+        head.removeAttribute("aria-sort");
+      }
     }
     sortSelect.value = `${sorting.key} ${sorting.descending ? "down" : "up"}`;
   }
@@ -205,8 +232,10 @@
   const textOf = [];
 
   function searchable(index) {
-    return textOf[index] ||= [`#${value("number", index)}`, words(index), value("outcome", index), value("message", index),
-      value("reused_from", index)].join(" ").toLowerCase();
+    return textOf[index] ||= [
+      `#${value("number", index)}`, words(index), value("outcome", index), value("message", index),
+      value("reused_from", index),
+    ].join(" ").toLowerCase();
   }
 
   const kinds = {
@@ -233,7 +262,7 @@
     const among = order.length === data.count ? "" : `, of ${whole.format(data.count)} in all`;
     byId("shown").textContent = order.length
       ? `${whole.format(first + 1)} to ${whole.format(last)} of ${whole.format(order.length)} trials${among}`
-      : `No trial is like that${among}`;
+      : `No trial matches${among}`;
     byId("before").disabled = first === 0;
     byId("after").disabled = last === order.length;
   }
@@ -250,12 +279,17 @@
 
   function fillOutcomes() {
     const count = (name) => order.filter(kinds[name]).length;
-    for (const [name, said] of [["all", "all trials"], ["front", "the front"], ["candidates", "ok"], ["others", "not ok"]]) {
-      outcomeSelect.append(element("option", `${said} (${whole.format(count(name))})`, { value: name }));
+    const groups = [
+      ["all", "all trials"], ["front", "the front"], ["candidates", "ok"], ["others", "not ok"],
+    ];
+    for (const [name, title] of groups) {
+      outcomeSelect.append(element("option", `${title} (${whole.format(count(name))})`, { value: name }));
     }
     data.repeating.outcome.values.forEach((outcome, code) => {
-      const count = data.repeating.outcome.of.filter((one) => one === code).length;
-      if (outcome !== "ok") outcomeSelect.append(element("option", `${data.outcomes[outcome]} (${whole.format(count)})`, { value: outcome }));
+      if (outcome === "ok") return;
+      const amount = data.repeating.outcome.of.filter((other) => other === code).length;
+      const title = `${data.outcomes[outcome]} (${whole.format(amount)})`;
+      outcomeSelect.append(element("option", title, { value: outcome }));
     });
   }
 
@@ -271,8 +305,8 @@
     sortSelect.append(element("option", `${title}, highest first`, { value: `${key} down` }));
   }
   sortSelect.addEventListener("change", () => {
-    const [key, way] = sortSelect.value.split(" ");
-    sorting = { key, descending: way === "down" };
+    const [key, direction] = sortSelect.value.split(" ");
+    sorting = { key, descending: direction === "down" };
     sort();
     first = 0;
     show();

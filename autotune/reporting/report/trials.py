@@ -1,4 +1,7 @@
-"""All trials as columns, small enough that ten thousand of them are one page: what repeats is said once."""
+"""All trials as columns of JSON, small enough for a page with ten thousand trials.
+
+Repeated values are stored once.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +28,7 @@ _PLAIN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of the table on the page; `key` is its name in the JSON of a trial."""
+    """A column of the table on the page; `key` is its name in the JSON of `trial_table`."""
 
     key: str
     title: str
@@ -55,13 +58,14 @@ _REPEATING = (
     "reused_from",
 )
 _DIGITS = 7
-"""Enough for every number that is shown, and for sorting."""
+"""Significant digits: enough for all numbers shown, and for sorting."""
 
 
 def trial_table(view: StudyView) -> dict[str, Any]:
-    """JSON-ready.
+    """Return the trials as JSON-ready columns.
 
-    A column is a list of values, or `values` and for each trial the index of its own.
+    A column is a list with a value for each trial, or an object with the distinct `values` and, in
+    `of`, the index of each trial's value.
     """
     result = view.result
     records = result.trials
@@ -87,19 +91,22 @@ def trial_table(view: StudyView) -> dict[str, Any]:
 
 def _indexed(column: Sequence[Any]) -> dict[str, Any]:
     values = list(dict.fromkeys(column))
-    place = {value: index for index, value in enumerate(values)}
-    return {"values": values, "of": [place[value] for value in column]}
+    index_of = {value: index for index, value in enumerate(values)}
+    return {"values": values, "of": [index_of[value] for value in column]}
 
 
 def _short(value: Any) -> Any:
-    """What is no finite number is null, as in the JSON of a trial."""
+    """Round a float; one that is not finite becomes null, as in the JSON of a trial."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
 
 
 def columns_of(table: Mapping[str, Any]) -> tuple[Column, ...]:
-    """Without what no trial of the study has."""
-    missing = set() if table["is_cuda"] else {"device_bytes"}
-    missing |= set() if table["has_predictions"] else {"predicted_peak_memory_bytes"}
+    """Return the columns of the table, without those that no trial of the study has."""
+    missing: set[str] = set()
+    if not table["is_cuda"]:
+        missing.add("device_bytes")
+    if not table["has_predictions"]:
+        missing.add("predicted_peak_memory_bytes")
     return tuple(column for column in _COLUMNS if column.key not in missing)

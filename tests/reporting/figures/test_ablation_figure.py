@@ -1,4 +1,4 @@
-"""The ladder as a table and as bars; what is in it is tested in tests/analysis/test_ablation.py."""
+"""The ablation as a table and as bars; its numbers: tests/analysis/test_ablation.py."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ def rows(view):
     return {row.words: row.cells for row in compute(view).rows}
 
 
-def test_a_row_says_what_a_technique_buys_alone():
+def test_a_row_says_what_a_technique_gains_alone():
     alone, _, _ = rows(ladder_view())["checkpointing block"]
     assert (alone.memory, alone.memory_share, alone.speed) == (
         "200.0 MiB less",
@@ -25,7 +25,7 @@ def test_a_row_says_what_a_technique_buys_alone():
     assert (alone.perplexity, alone.source) == ("0 %", "#1 against #0")
 
 
-def test_a_row_says_what_it_buys_on_top_of_the_others():
+def test_a_row_says_what_it_gains_on_top_of_the_others():
     _, on_top, _ = rows(ladder_view())["precision bf16-mixed"]
     assert (on_top.memory, on_top.speed, on_top.perplexity) == (
         "100.0 MiB less",
@@ -39,7 +39,7 @@ def test_a_row_says_the_median_and_range_over_pairs_and_how_many():
     assert (pairs.memory_share, pairs.source) == ("55 % less (-60 % to -50 %)", "2 pairs")
 
 
-def test_a_spread_stands_beside_its_speed():
+def test_a_spread_is_shown_with_its_speed():
     trials = [
         dataclasses.replace(trial, tokens_per_second_spread=0.1 * trial.tokens_per_second)
         for trial in four_trials()
@@ -110,11 +110,12 @@ def test_a_saving_of_nothing_says_whether_it_is_predicted():
 
 def test_where_the_pick_was_not_tried_without_its_choices_the_note_says_so():
     alone = [trial for trial in four_trials() if trial.number in (0, 3)]
-    assert "On top of the others nothing is known" in compute(ladder_view(alone, front=(3,))).note
-    assert "nothing is known" not in compute(ladder_view()).note
+    note = compute(ladder_view(alone, front=(3,))).note
+    assert "The effect on top of the others is unknown" in note
+    assert "is unknown" not in compute(ladder_view()).note
 
 
-def test_on_a_phone_words_in_the_place_of_bars_are_short():
+def test_on_a_phone_texts_instead_of_bars_are_short():
     trials = [trial for trial in four_trials() if trial.number in (0, 3)]
     drawing = draw(compute(ladder_view(trials, front=(3,))))
     meta = drawing.layout.meta
@@ -128,6 +129,6 @@ def test_on_a_phone_the_panels_lie_below_each_other():
     assert narrow["yaxis3.domain"][1] < narrow["yaxis2.domain"][0]
 
 
-def test_trials_that_are_all_the_baseline_have_no_ladder():
-    with pytest.raises(InvalidInput, match="uses a technique beside the baseline's"):
+def test_trials_that_are_all_the_baseline_have_no_ablation():
+    with pytest.raises(InvalidInput, match="uses a technique that the baseline does not"):
         compute(ladder_view([record(0, config=BASELINE)], front=(0,), pick=None))

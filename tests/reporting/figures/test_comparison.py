@@ -1,4 +1,4 @@
-"""Several studies beside each other: what came out, what differs, what must not be compared."""
+"""Comparison of several studies: results, differences, and what must not be compared."""
 
 import json
 
@@ -42,13 +42,13 @@ def test_equal_settings_are_no_difference():
     assert compute([view("one"), view("other")]).differences == ()
 
 
-def test_different_caps_and_devices_are_said():
+def test_different_caps_and_devices_are_reported():
     compared = compute([view("one"), view("other", cap_bytes=512 * MIB, device="cuda:0")])
     assert "Different cap: 256.0 MiB / 512.0 MiB." in compared.differences
     assert "Different device: cpu (a processor) / cuda (a processor)." in compared.differences
 
 
-def test_different_workloads_are_said_to_be_incomparable():
+def test_different_workloads_are_reported_as_incomparable():
     compared = compute([view("one"), view("other", workload={"layers": 3})])
     (sentence,) = compared.differences
     assert INCOMPARABLE in sentence
@@ -56,7 +56,7 @@ def test_different_workloads_are_said_to_be_incomparable():
     assert compared.workloads_differ
 
 
-def test_of_settings_that_are_tables_only_what_differs_is_said():
+def test_of_settings_that_are_tables_only_what_differs_is_reported():
     compared = compute([view("one"), view("other", workload={"learning_rates": {"sgd": 0.5}})])
     assert compared.differences == (
         f"The workloads differ, so {INCOMPARABLE}: learning rates sgd 0.1 / 0.5.",

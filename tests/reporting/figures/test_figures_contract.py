@@ -1,4 +1,4 @@
-"""What every figure keeps: drawn from records alone, at home on light and dark pages, honest about the rest."""
+"""Contract of every figure: drawn from records alone, readable on light and dark pages."""
 
 import dataclasses
 import json
@@ -75,18 +75,18 @@ def test_an_option_that_a_figure_takes_changes_it(name, view, drawings):
     assert changed.to_json() != drawings[name].to_json()
 
 
-def test_a_figure_takes_only_options_that_there_are():
+def test_a_figure_takes_only_existing_options():
     fields = {field.name for field in dataclasses.fields(FigureOptions)}
     assert all(set(kind.takes) <= fields for kind in FIGURES.values())
 
 
 FAILED, EMPTY = failures_only(), study_view(study_result(study="empty"))
 PICTURES_OF_FAILURES = ("pareto", "ladder")
-"""A ladder says of each technique that it failed; the other figures have nothing to show."""
+"""The ablation says of each technique that it failed; the other figures have nothing to show."""
 NOTHING_TO_SHOW = [
     (name, FAILED) for name in FIGURES if name not in (*PICTURES_OF_FAILURES, "memory")
 ]
-"""Memory has the one peak that was measured."""
+"""The memory figure has the one peak that was measured."""
 NOTHING_TO_SHOW += [(name, EMPTY) for name in FIGURES if name != "pareto"]
 
 
@@ -101,7 +101,7 @@ def test_a_study_with_nothing_to_show_is_answered_in_a_sentence_that_names_it(na
 
 
 @pytest.mark.parametrize("name", PICTURES_OF_FAILURES)
-def test_a_study_in_which_all_failed_has_a_picture_without_a_number(name):
+def test_a_study_in_which_all_failed_has_a_figure_without_a_number(name):
     drawing = FIGURES[name].draw(FAILED, FigureOptions())
     shown = [place for trace in drawing.data if trace.name != "not timed" for place in trace.x]
     assert set(shown) <= {None}
@@ -119,13 +119,16 @@ def test_hostile_text_is_no_markup_in_a_figure(name):
     assert "<img" not in said
 
 
-def test_an_unknown_figure_is_answered_with_those_there_are():
+def test_an_unknown_figure_is_answered_with_the_known_ones():
     with pytest.raises(InvalidInput) as caught:
         figure_kind("pie")
     assert all(name in caught.value.hint for name in FIGURES)
 
 
-def test_the_names_of_the_figures_are_there_without_plotly():
-    code = "import sys, autotune.reporting.figures; print({'plotly', 'optuna', 'numpy', 'torch'} & set(sys.modules))"
+def test_the_names_of_the_figures_need_no_plotly():
+    code = (
+        "import sys, autotune.reporting.figures; "
+        "print({'plotly', 'optuna', 'numpy', 'torch'} & set(sys.modules))"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"

@@ -1,4 +1,4 @@
-"""How a search went: best so far, and hypervolumes that can be worked out by hand."""
+"""Progress of a search: best so far, and hypervolumes that can be computed by hand."""
 
 import pytest
 from building import MIB, out_of_memory, record, study_result
@@ -73,7 +73,7 @@ def test_the_note_states_the_reference():
     note = compute(ladder_view()).note
     assert all(
         words in note
-        for words in ("256.0 MiB (the cap)", "727 tokens/s", "perplexity 23.1 (10 % behind the")
+        for words in ("256.0 MiB (the cap)", "727 tokens/s", "perplexity 23.1 (10 % beyond the")
     )
 
 

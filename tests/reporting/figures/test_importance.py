@@ -1,4 +1,4 @@
-"""Which techniques decide an objective, on trials made so that the answer is known."""
+"""Importance of techniques, on trials made so that the answer is known."""
 
 import dataclasses
 
@@ -40,10 +40,10 @@ def test_what_only_two_techniques_together_decide_is_the_share_of_neither():
     ]
     figure = compute(ladder_view(trials))
     assert sum(figure.objectives[2].shares.values()) < 0.5
-    assert "their interplay" in figure.note
+    assert "the interaction of techniques" in figure.note
 
 
-def test_a_technique_of_one_value_is_not_asked_about(figure):
+def test_a_technique_of_one_value_has_no_share(figure):
     assert set(figure.techniques) == {"checkpointing", "micro_batch_size", "precision", "loss"}
 
 
@@ -63,7 +63,7 @@ def test_an_objective_that_is_the_same_in_all_trials_is_said_to_be():
     assert "All trials have the same perplexity." in figure.note
 
 
-def test_too_few_trials_are_refused_with_how_many_are_needed():
+def test_too_few_trials_are_rejected_with_how_many_are_needed():
     with pytest.raises(
         InvalidInput, match=f"at least {FEWEST_TRIALS} trials with a measured memory"
     ) as caught:
@@ -71,10 +71,10 @@ def test_too_few_trials_are_refused_with_how_many_are_needed():
     assert "autotune search --name study" in caught.value.hint
 
 
-def test_trials_that_differ_in_nothing_are_refused():
+def test_trials_that_differ_in_nothing_are_rejected():
     one = many_trials()[3]
     same = [dataclasses.replace(one, number=number) for number in range(FEWEST_TRIALS)]
-    with pytest.raises(InvalidInput, match="nothing decides them"):
+    with pytest.raises(InvalidInput, match="the same choices or the same results"):
         compute(ladder_view(same))
 
 

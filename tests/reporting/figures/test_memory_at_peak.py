@@ -1,4 +1,4 @@
-"""Who holds the memory at the peak of chosen trials, and where that is known from."""
+"""What holds the memory at the peak of some trials, and where that is known from."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def test_named_trials_are_shown_in_their_order():
     assert [bar.number for bar in compute(ladder_view(), trials=(2, 0)).bars] == [2, 0]
 
 
-def test_a_trial_that_there_is_not_is_refused_with_those_there_are():
+def test_an_unknown_trial_is_rejected_with_the_known_ones():
     with pytest.raises(InvalidInput, match="has no trial 7") as caught:
         compute(ladder_view(), trials=(0, 7))
     assert "0 to 3" in caught.value.hint
@@ -38,7 +38,7 @@ def test_measured_categories_come_before_predicted_ones():
     assert (bar.source, bar.segments) == ("measured", {"parameters": 300.0})
 
 
-def test_predicted_categories_stand_beside_the_measured_peak():
+def test_predicted_categories_are_shown_with_the_measured_peak():
     trial = record(0, memory=120 * MIB, config=BLOCK)
     view = study_view(
         study_result([trial], baseline=0), [(BLOCK, predicted(peak=110 * MIB, parameters=10 * MIB))]
@@ -48,7 +48,7 @@ def test_predicted_categories_stand_beside_the_measured_peak():
     assert bar.measured_peak == 120.0
 
 
-def test_without_a_prediction_what_stays_between_steps_is_measured_and_the_rest_is_nobodys():
+def test_without_a_prediction_what_stays_between_steps_is_measured_and_the_rest_is_unattributed():
     trial = record(
         0, memory=120 * MIB, bytes_by_kind={"parameters": 50 * MIB, "optimizer_state": 20 * MIB}
     )
@@ -65,7 +65,7 @@ def test_what_is_pinned_on_the_host_is_no_part_of_the_devices_peak():
     assert bar.segments == {"parameters": 50.0, OTHER: 70.0}
 
 
-def test_a_peak_of_which_nothing_else_is_known_is_nobodys():
+def test_a_peak_of_which_nothing_else_is_known_is_unattributed():
     (bar,) = compute(study_view(study_result([record(0, memory=120 * MIB)], baseline=0))).bars
     assert bar.segments == {OTHER: 120.0}
 
@@ -104,10 +104,10 @@ def test_the_cap_of_a_gpu_is_no_line_over_these_bytes():
     trial = record(0, config=BASELINE)
     view = study_view(study_result([trial], baseline=0, device="cuda:0"), [(BASELINE, predicted())])
     assert compute(view).cap is None
-    assert "is held against more than these bytes" in compute(view).note
+    assert "applies to more than these bytes" in compute(view).note
 
 
-def test_a_study_of_which_no_peak_is_known_is_refused():
+def test_a_study_of_which_no_peak_is_known_is_rejected():
     failed = study_view(study_result([out_of_memory(0), out_of_memory(1)], baseline=0))
     with pytest.raises(
         InvalidInput,

@@ -1,4 +1,4 @@
-"""The picture of one step's memory, from predictions written by hand."""
+"""The figure of one step's memory, from predictions written by hand."""
 
 from autotune.reporting.figures import memory_timeline
 from autotune.spec.prediction import CATEGORIES, Holder, Prediction, Timeline

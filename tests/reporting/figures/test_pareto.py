@@ -1,4 +1,4 @@
-"""Two objectives of a study's trials against each other, the third as colour."""
+"""Pareto figure: two objectives as axes, the third as colour."""
 
 import json
 
@@ -98,7 +98,7 @@ def test_the_axis_says_which_memory_it_shows(device, words):
     assert compute(view(device=device)).x.title == f"{words}, MiB"
 
 
-def test_on_a_gpu_the_cap_is_no_line_over_peak_memory_and_its_offset_is_told():
+def test_on_a_gpu_the_cap_is_no_line_over_peak_memory_and_its_offset_is_in_the_note():
     trial = record(0, memory=100 * MIB, device_bytes=150 * MIB)
     figure = compute(view_of(trial, device="cuda:0"), x="memory")
     assert figure.cap_axis is None
@@ -121,7 +121,7 @@ def test_any_two_objectives_are_axes_and_the_third_is_the_colour(x, y, shown):
 
 
 @pytest.mark.parametrize(("x", "y"), [("speed", "speed"), ("height", None), (None, "loss")])
-def test_an_axis_there_is_not_or_one_axis_twice_is_refused(x, y):
+def test_an_unknown_axis_or_one_axis_twice_is_rejected(x, y):
     with pytest.raises(InvalidInput):
         compute(view(), x=x, y=y)
 
@@ -158,7 +158,7 @@ def test_the_hover_text_of_a_trial_over_the_cap_says_so():
     assert "over the cap: too large" in mark(0).hover
 
 
-def test_a_study_without_a_trial_is_an_empty_picture():
+def test_a_study_without_a_trial_is_an_empty_figure():
     assert compute(view_of()).marks == ()
     assert draw(compute(view_of())).layout.xaxis.range[1] > 0
 
@@ -217,12 +217,12 @@ def test_what_lies_beyond_the_cap_is_shaded():
     assert (shade.x0, shade.x1) == (256.0, drawing.layout.xaxis.range[1])
 
 
-def test_the_cap_is_inside_the_picture():
+def test_the_cap_is_inside_the_figure():
     drawing = draw(compute(view(cap_bytes=4096 * MIB)))
     assert drawing.layout.xaxis.range[1] > 4
 
 
-def test_the_largest_trial_is_inside_the_picture():
+def test_the_largest_trial_is_inside_the_figure():
     assert draw(compute(view())).layout.xaxis.range[1] > 300
 
 
@@ -256,13 +256,13 @@ def test_where_nothing_is_feasible_there_is_no_key_to_marks_and_colours_that_are
 
 
 @pytest.mark.parametrize(("trials", "is_labelled"), [(LABELLED, True), (LABELLED + 1, False)])
-def test_only_a_small_front_has_numbers_beside_its_marks(trials, is_labelled):
+def test_only_a_small_front_has_numbers_next_to_its_marks(trials, is_labelled):
     records = [record(number, memory=(number + 1) * MIB) for number in range(trials)]
     drawing = draw(compute(view_of(*records, front=range(trials))))
     assert any(trace.mode == "markers+text" for trace in drawing.data) is is_labelled
 
 
-def test_many_trials_are_left_to_the_graphics_card_with_short_texts():
+def test_many_trials_are_drawn_with_webgl_and_short_texts():
     records = [record(number, memory=(number % 97 + 1) * MIB) for number in range(MANY + 1)]
     drawing = draw(compute(view_of(*records, front=(0,))))
     dominated = trace(drawing, "dominated")
@@ -270,12 +270,12 @@ def test_many_trials_are_left_to_the_graphics_card_with_short_texts():
     assert max(len(hover) for hover in dominated.customdata) < 200
 
 
-def test_all_three_objectives_can_be_drawn_in_space():
+def test_all_three_objectives_can_be_drawn_in_3d():
     front = trace(pareto_space.draw(compute(view())), "front")
     assert (front.x, front.y, front.z) == ((100.0, 200.0), (1000.0, 2000.0), (10.0, 10.0))
 
 
-def test_in_space_the_cap_is_a_wall():
+def test_in_3d_the_cap_is_a_plane():
     wall = trace(pareto_space.draw(compute(view())), "cap 256.0 MiB")
     assert set(wall.x) == {256.0}
 

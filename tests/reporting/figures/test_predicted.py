@@ -46,13 +46,13 @@ def test_a_trial_without_a_prediction_is_no_point():
     ]
 
 
-def test_groups_that_err_in_their_own_way_have_their_own_marks():
+def test_groups_with_different_errors_have_different_marks():
     marks = [trace for trace in draw(compute(view())).data if trace.mode == "markers"]
     assert {trace.name for trace in marks} == {"eager fp32", "compiled 16-bit"}
     assert len({trace.marker.symbol for trace in marks}) == 2
 
 
-def test_the_lower_panel_shows_how_far_off():
+def test_the_lower_panel_shows_the_error():
     drawing = draw(compute(view()))
     below = [trace for trace in drawing.data if trace.mode == "markers" and trace.yaxis == "y2"]
     assert sorted(round(trace.y[0], 6) for trace in below) == [1.0, 30.0]
