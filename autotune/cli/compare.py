@@ -10,7 +10,7 @@ import typer
 from autotune.cli import options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
 from autotune.errors import InvalidInput
-from autotune.reporting.trial_text import speed_words
+from autotune.reporting.trial_text import format_speed
 from autotune.units import format_size
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Tab
     from rich.table import Table
     from rich.text import Text
 
-    from autotune.reporting.trial_text import described
+    from autotune.reporting.trial_text import trial_label
 
     found = [match for match in matches if match.found is not None]
     itself = sum(match.found_itself for match in found)
@@ -168,7 +168,7 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Tab
             table.add_column(Text(objective), justify="right", no_wrap=True)
     table.add_column("speed", justify="right", no_wrap=True)
     for match in matches:
-        name = match.trial.name or described(match.trial)
+        name = match.trial.name or trial_label(match.trial)
         cells = [f"#{match.trial.number} {name}", *_objectives(match.trial)]
         if match.found is None:
             cells.append("none")
@@ -196,7 +196,7 @@ def _peak(side: "Side") -> str:
 
 
 def _speed(side: "Side") -> str:
-    return speed_words(side.tokens_per_second, side.tokens_per_second_spread) or "-"
+    return format_speed(side.tokens_per_second, side.tokens_per_second_spread) or "-"
 
 
 def _saved(side: "Side") -> str:

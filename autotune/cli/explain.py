@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 def explain(
     *,
     study: Annotated[
-        str | None, typer.Argument(metavar="STUDY", help="Name of a study ...")
+        str | None, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")
     ] = None,
     trial: Annotated[
-        int | None, typer.Argument(metavar="TRIAL", help="... and the number of its trial.")
+        int | None, typer.Argument(metavar="TRIAL", help="Number of a trial of the study.")
     ] = None,
     device: Annotated[
         str | None,
@@ -43,10 +43,12 @@ def explain(
     ] = None,
     space: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="Use the workload of this search space ..."),
+        typer.Option(
+            metavar="NAME|FILE", help="Explain a configuration of this search space, with --name."
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="ROW", help="... and its named configuration ROW.")
+        str | None, typer.Option(metavar="ROW", help="Name of the configuration, with --space.")
     ] = None,
     scale: options.SpaceScaleOption = None,
     workload: Mapping[str, Any],

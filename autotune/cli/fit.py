@@ -238,7 +238,7 @@ def _cells(row: "FitRow") -> list[str]:
 def _print_confirmation(result: "FitResult", confirmed: "Confirmation", console: "Console") -> None:
     from rich.text import Text
 
-    from autotune.reporting.outcomes import OUTCOME_WORDS
+    from autotune.reporting.outcomes import OUTCOME_LABELS
 
     row, measured = confirmed.row, confirmed.measurement
     assert row.value is not None
@@ -253,7 +253,7 @@ def _print_confirmation(result: "FitResult", confirmed: "Confirmation", console:
             Text.assemble(("Confirmed under the cap: ", "bold green"), what), soft_wrap=True
         )
     else:
-        outcome = OUTCOME_WORDS[measured.outcome]
+        outcome = OUTCOME_LABELS[measured.outcome]
         if measured.message:
             outcome += f", {measured.message}"
         console.print(

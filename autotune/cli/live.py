@@ -15,8 +15,8 @@ from rich.text import Text
 from autotune.analysis.pick import Preferences
 from autotune.cli.progress import Progress
 from autotune.cli.tables import describe, make_console, speed
-from autotune.reporting.outcomes import OUTCOME_WORDS
-from autotune.reporting.trial_text import perplexity_source_words, perplexity_words
+from autotune.reporting.outcomes import OUTCOME_LABELS
+from autotune.reporting.trial_text import format_perplexity, perplexity_source_text
 from autotune.spec.result import TrialRecord
 from autotune.study.events import (
     AttemptLost,
@@ -243,8 +243,8 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 
 def _live_row(record: TrialRecord) -> list[Text | str]:
     size = "-" if record.peak_memory_bytes is None else format_size(record.peak_memory_bytes)
-    perplexity = perplexity_words(record) or "-"
-    outcome = OUTCOME_WORDS[record.outcome]
+    perplexity = format_perplexity(record) or "-"
+    outcome = OUTCOME_LABELS[record.outcome]
     if record.reused_from:
         outcome += f", {record.reused_from}"
     return [str(record.number), describe(record), size, speed(record), perplexity, Text(outcome)]
@@ -257,12 +257,12 @@ def _one_line(record: TrialRecord) -> str:
     if record.tokens_per_second is not None:
         words.append(f"{speed(record)} tokens/s")
     if record.perplexity is not None:
-        source = perplexity_source_words(record)
+        source = perplexity_source_text(record)
         words.append(f"perplexity {record.perplexity:.2f}")
         if source:
             words.append(f"({source})")
     if record.outcome != "ok":
-        words.append(OUTCOME_WORDS[record.outcome])
+        words.append(OUTCOME_LABELS[record.outcome])
         if record.message:
             words.append(f"({record.message})")
     return " ".join(words)

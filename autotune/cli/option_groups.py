@@ -148,18 +148,21 @@ _WITHOUT_TEXT = (
 _CONFIGURATION_OPTIONS: Mapping[str, Any] = {
     **{
         technique: Annotated[
-            str | None, typer.Option(metavar="|".join(values), help=f"[default: {default}]")
+            str | None,
+            typer.Option(
+                metavar="|".join(CHOICES[technique]), help=f"{description} [default: {default}]"
+            ),
         ]
-        for technique, values, default in (
-            ("precision", CHOICES["precision"], "fp32"),
-            ("checkpointing", CHOICES["checkpointing"], "none"),
-            ("compile", CHOICES["compile"], "none"),
-            ("optimizer", CHOICES["optimizer"], "adamw"),
-            ("optimizer_fusion", CHOICES["optimizer_fusion"], "none"),
-            ("allocator", CHOICES["allocator"], "default"),
-            ("attention", CHOICES["attention"], "auto"),
-            ("loss", CHOICES["loss"], "full"),
-            ("activation_offload", CHOICES["activation_offload"], "none"),
+        for technique, default, description in (
+            ("precision", "fp32", "Number formats of weights and computation."),
+            ("checkpointing", "none", "Which activations to recompute in the backward pass."),
+            ("compile", "none", "What to compile with torch.compile."),
+            ("optimizer", "adamw", "Optimizer."),
+            ("optimizer_fusion", "none", "How the optimizer applies its updates."),
+            ("allocator", "default", "Mode of torch's CUDA memory allocator."),
+            ("attention", "auto", "Kernel of the attention."),
+            ("loss", "full", "Compute the loss on all logits at once or in chunks."),
+            ("activation_offload", "none", "Where activations wait for the backward pass."),
         )
     },
     "memory_budget": Annotated[

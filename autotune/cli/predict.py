@@ -44,11 +44,9 @@ def predict(
     ] = None,
     study: Annotated[
         str | None,
-        typer.Option(metavar="STUDY", help="Use the workload and device of this study ..."),
+        typer.Option(metavar="STUDY", help="Predict a trial of this study, for its device."),
     ] = None,
-    trial: Annotated[
-        int | None, typer.Option(help="... and the configuration of this trial.")
-    ] = None,
+    trial: Annotated[int | None, typer.Option(help="Number of the trial, with --study.")] = None,
     space: Annotated[
         str | None,
         typer.Option(

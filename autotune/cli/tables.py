@@ -12,15 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.analysis.pick import closest_miss, needed_bytes
-from autotune.reporting.outcomes import OUTCOME_WORDS
+from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.trial_text import (
     SHARED_MARK_NOTE,
-    described,
+    format_perplexity,
+    format_speed,
     is_shared,
-    no_answer,
-    perplexity_source_words,
-    perplexity_words,
-    speed_words,
+    no_pick_reason,
+    perplexity_source_text,
+    trial_label,
 )
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_size
@@ -74,7 +74,9 @@ def _columns(
     result: StudyResult, records: Sequence[TrialRecord], *, with_predictions: bool
 ) -> Iterator[_Column]:
     yield _Column(title="#", cell=lambda _, record: str(record.number))
-    yield _Column(title="configuration", is_number=False, cell=lambda _, record: described(record))
+    yield _Column(
+        title="configuration", is_number=False, cell=lambda _, record: trial_label(record)
+    )
     yield _Column(title="peak memory", cell=lambda _, record: _size(record.peak_memory_bytes))
     if with_predictions and any(record.predicted_peak_memory_bytes for record in records):
         yield _Column(
@@ -84,7 +86,7 @@ def _columns(
     if result.device.type == "cuda":
         yield _Column(title="on device", cell=lambda _, record: _size(record.device_bytes))
     yield _Column(title="tokens/s", cell=lambda _, record: speed(record))
-    yield _Column(title="perplexity", cell=lambda _, record: perplexity_words(record) or "-")
+    yield _Column(title="perplexity", cell=lambda _, record: format_perplexity(record) or "-")
     yield _Column(title="", is_number=False, cell=_remark)
 
 
@@ -128,11 +130,11 @@ def _aligned(rows: Sequence[Sequence[str]], columns: Sequence[_Column]) -> Itera
 
 def describe(record: TrialRecord) -> Text:
     """Return name and choices, as a Text because names come from files and may look like markup."""
-    return Text(described(record))
+    return Text(trial_label(record))
 
 
 def speed(record: TrialRecord) -> str:
-    return speed_words(record.tokens_per_second, record.tokens_per_second_spread) or "-"
+    return format_speed(record.tokens_per_second, record.tokens_per_second_spread) or "-"
 
 
 def _remark(result: StudyResult, record: TrialRecord) -> str:
@@ -144,14 +146,14 @@ def _remark(result: StudyResult, record: TrialRecord) -> str:
     if record.number == result.baseline and record.name != "baseline":
         marks.append("baseline")
     if record.outcome != "ok":
-        marks.append(OUTCOME_WORDS[record.outcome])
+        marks.append(OUTCOME_LABELS[record.outcome])
     if record.outcome not in ("ok", "over_cap") and record.message:
         marks.append(record.message)
     if record.compile_seconds is not None:
         marks.append(f"compiled in {record.compile_seconds:.0f} s")
     if record.reused_from:
         marks.append(f"from {record.reused_from}")
-    if source := perplexity_source_words(record):
+    if source := perplexity_source_text(record):
         marks.append(f"perplexity: {source}")
     return ", ".join(marks)
 
@@ -188,9 +190,9 @@ def print_pick(result: StudyResult, console: Console) -> None:
 
 def _print_no_pick(result: StudyResult, console: Console) -> None:
     if not any(record.is_finished for record in result.trials):
-        console.print(no_answer(result))
+        console.print(no_pick_reason(result))
         return
-    console.print(Text(no_answer(result), style="bold red"))
+    console.print(Text(no_pick_reason(result), style="bold red"))
     closest = closest_miss(result.trials)
     if closest is not None:
         needed = Text.assemble(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from autotune.spec.result import Outcome, TrialRecord
 
-OUTCOME_WORDS: Mapping[Outcome, str] = {
+OUTCOME_LABELS: Mapping[Outcome, str] = {
     "ok": "ok",
     "dominated": "dominated",
     "out_of_memory": "out of memory",
@@ -23,7 +23,7 @@ def outcome_counts(records: Sequence[TrialRecord]) -> str:
     """Return the number of trials by outcome: `16 trials: 11 ok, 5 over the cap`."""
     counts: Counter[str] = Counter(record.outcome for record in records)
     parts = [
-        f"{counts[outcome]:,} {text}" for outcome, text in OUTCOME_WORDS.items() if counts[outcome]
+        f"{counts[outcome]:,} {text}" for outcome, text in OUTCOME_LABELS.items() if counts[outcome]
     ]
     trials = "1 trial" if len(records) == 1 else f"{len(records):,} trials"
     return f"{trials}: {', '.join(parts)}" if parts else trials

@@ -9,14 +9,14 @@ from typing import Any
 
 from autotune.analysis.published_comparison import ComparedRow
 from autotune.reporting import published_rows
-from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
+from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_counts
 from autotune.reporting.trial_text import (
     SHARED_MARK_NOTE,
+    format_perplexity,
+    format_speed,
     is_shared,
-    no_answer,
-    perplexity_source_words,
-    perplexity_words,
-    speed_words,
+    no_pick_reason,
+    perplexity_source_text,
 )
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import StudyResult, TrialRecord
@@ -114,7 +114,7 @@ def markdown_text(result: StudyResult) -> str:
 
 def _answer(result: StudyResult) -> str:
     if result.pick is None:
-        return no_answer(result)
+        return no_pick_reason(result)
     picked = result.trial(result.pick.number)
     return f"Pick: trial {picked.number}, {_description(picked)}: {_plain(result.pick.reason)}."
 
@@ -146,18 +146,18 @@ def _row(cells: Sequence[str]) -> str:
 def _cells(result: StudyResult, record: TrialRecord, is_cuda: bool) -> list[str]:
     marks = [name for name, is_marked in _marks(result, record).items() if is_marked]
     if record.outcome != "ok":
-        marks.append(OUTCOME_WORDS[record.outcome])
+        marks.append(OUTCOME_LABELS[record.outcome])
     if record.reused_from:
         marks.append(f"from {_plain(record.reused_from)}")
-    if source := perplexity_source_words(record):
+    if source := perplexity_source_text(record):
         marks.append(f"perplexity: {_plain(source)}")
     return [
         str(record.number),
         _description(record),
         _size(record.peak_memory_bytes),
         *([_size(record.device_bytes)] if is_cuda else []),
-        speed_words(record.tokens_per_second, record.tokens_per_second_spread),
-        perplexity_words(record),
+        format_speed(record.tokens_per_second, record.tokens_per_second_spread),
+        format_perplexity(record),
         ", ".join(marks),
         _plain(record.message),
     ]

@@ -2,25 +2,25 @@
 
 from autotune.analysis.pick import savings
 from autotune.reporting import style
-from autotune.reporting.outcomes import OUTCOME_WORDS
+from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_size
 
 
-def described(record: TrialRecord) -> str:
+def trial_label(record: TrialRecord) -> str:
     """Return name and configuration as plain text."""
     description = record.config.describe()
     return f"{record.name}: {description}" if record.name else description
 
 
-def speed_words(tokens_per_second: float | None, spread: float | None) -> str:
+def format_speed(tokens_per_second: float | None, spread: float | None) -> str:
     """Return `8,052 ±6%`, or an empty text if there is no speed."""
     if not tokens_per_second:
         return ""
     return f"{tokens_per_second:,.0f} ±{100 * (spread or 0.0) / tokens_per_second:.0f}%"
 
 
-def perplexity_words(record: TrialRecord) -> str:
+def format_perplexity(record: TrialRecord) -> str:
     """Return `23.91 ±0.05`, with the spread over seeds, or an empty text without a perplexity.
 
     `SHARED_MARK` stands before a perplexity that was measured in another trial.
@@ -37,7 +37,7 @@ def is_shared(record: TrialRecord) -> bool:
     return (record.perplexity_source or "").startswith("shared")
 
 
-def perplexity_source_words(record: TrialRecord) -> str:
+def perplexity_source_text(record: TrialRecord) -> str:
     """Return where the perplexity comes from, for a table.
 
     Empty if the trial measured it itself, on the held-out text.
@@ -61,10 +61,10 @@ def outcome_line(record: TrialRecord) -> str:
     """Return in one line how a trial without a speed ended."""
     size = f" at {format_size(record.device_bytes)}" if record.device_bytes else ""
     reason = "" if record.outcome == "over_cap" or not record.message else f" ({record.message})"
-    return f"#{record.number} {described(record)}: {OUTCOME_WORDS[record.outcome]}{size}{reason}"
+    return f"#{record.number} {trial_label(record)}: {OUTCOME_LABELS[record.outcome]}{size}{reason}"
 
 
-def no_answer(result: StudyResult) -> str:
+def no_pick_reason(result: StudyResult) -> str:
     """Return why there is no pick, or an empty text if there is one."""
     if result.pick is not None:
         return ""
@@ -76,9 +76,9 @@ def no_answer(result: StudyResult) -> str:
 def answer_of(result: StudyResult) -> str:
     """Return the pick and its reason in one sentence."""
     if result.pick is None:
-        return no_answer(result)
+        return no_pick_reason(result)
     picked = result.trial(result.pick.number)
-    return f"Pick: #{picked.number} {described(picked)} - {result.pick.reason}."
+    return f"Pick: #{picked.number} {trial_label(picked)} - {result.pick.reason}."
 
 
 def about(result: StudyResult) -> str:
@@ -107,7 +107,7 @@ def short_hover(record: TrialRecord) -> str:
     """Return number, configuration and measurements, for figures with thousands of marks."""
     return "<br>".join(
         [
-            f"<b>#{record.number}</b> {style.wrapped(described(record), width=_LINE, lines=6)}",
+            f"<b>#{record.number}</b> {style.wrapped(trial_label(record), width=_LINE, lines=6)}",
             *_measured(record),
         ]
     )
@@ -127,7 +127,7 @@ def _measured(record: TrialRecord) -> list[str]:
         lines.append(f"on the device: {format_size(record.device_bytes)}")
     if record.tokens_per_second is not None:
         lines.append(
-            f"tokens/s: {speed_words(record.tokens_per_second, record.tokens_per_second_spread)}"
+            f"tokens/s: {format_speed(record.tokens_per_second, record.tokens_per_second_spread)}"
         )
     if record.perplexity is not None:
         source = record.perplexity_source or ""
@@ -139,7 +139,7 @@ def _measured(record: TrialRecord) -> list[str]:
     if record.reused_from:
         lines.append(style.wrapped(f"measured as {record.reused_from}", width=_LINE, lines=6))
     if record.outcome != "ok":
-        outcome = OUTCOME_WORDS[record.outcome]
+        outcome = OUTCOME_LABELS[record.outcome]
         if record.message:
             outcome += f": {record.message}"
         lines.append(style.wrapped(outcome, width=_LINE, lines=6))

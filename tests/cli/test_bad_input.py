@@ -164,7 +164,7 @@ COMMANDS = commands(get_command(cli.app))
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "autotune")
 def test_every_option_of_a_command_stands_in_a_mistake(command):
     lines = [line for line in mistakes() if tuple(line[: len(command)]) == command]
-    said = {word.partition("=")[0] for line in lines for word in line}
+    listed = {word.partition("=")[0] for line in lines for word in line}
     options = {
         name
         for parameter in COMMANDS[command]
@@ -172,7 +172,7 @@ def test_every_option_of_a_command_stands_in_a_mistake(command):
         if name.startswith("-") and name not in ("-h", "--help")
     }
     assert lines
-    assert options <= said, f"add a line with {options - said} to mistakes.py"
+    assert options <= listed, f"add a line with {options - listed} to mistakes.py"
 
 
 def test_every_key_of_a_search_space_stands_in_a_mistake():

@@ -173,8 +173,8 @@ def test_the_help_of_a_command_names_its_options_on_a_narrow_terminal(command, f
 )
 def test_the_help_of_an_option_names_its_default(command, option, default, folder):
     words = " ".join(output(command, "--help", folder=folder, COLUMNS="240").split())
-    said = words.partition(f" {option} ")[2].partition(" --")[0]
-    assert f"[default: {default}]" in said
+    description = words.partition(f" {option} ")[2].partition(" --")[0]
+    assert f"[default: {default}]" in description
 
 
 def test_the_version_is_that_of_the_package(folder):
@@ -451,9 +451,9 @@ def test_a_reader_that_goes_away_is_no_error(folder):
         stderr=subprocess.PIPE,
     )
     process.stdout.close()
-    said = process.stderr.read().decode()
+    stderr = process.stderr.read().decode()
     process.stderr.close()
-    assert (process.wait(timeout=60), said) == (0, "")
+    assert (process.wait(timeout=60), stderr) == (0, "")
 
 
 @pytest.mark.slow

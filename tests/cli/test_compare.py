@@ -43,8 +43,8 @@ def run(folder, monkeypatch, capsys):
 @pytest.fixture
 def output(run):
     def printed(*arguments):
-        code, out, said = run(*arguments)
-        assert code == 0, said
+        code, out, stderr = run(*arguments)
+        assert code == 0, stderr
         return out
 
     return printed
@@ -88,16 +88,16 @@ def test_the_figure_is_written_to_the_given_file(output, tmp_path):
 
 
 def test_json_is_one_object_with_every_study(output):
-    said = json.loads(output("one", "tighter", "--json"))
-    assert [(side["study"], side["pick"], side["cap_bytes"]) for side in said["studies"]] == [
+    content = json.loads(output("one", "tighter", "--json"))
+    assert [(side["study"], side["pick"], side["cap_bytes"]) for side in content["studies"]] == [
         ("one", 1, CAP_BYTES),
         ("tighter", 1, CAP_BYTES // 2),
     ]
-    assert said["figure"] == "studies/compare-one-tighter.html"
+    assert content["figure"] == "studies/compare-one-tighter.html"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["one"], "at least two different studies"),
         (["one", "one"], "at least two different studies"),
@@ -106,10 +106,10 @@ def test_json_is_one_object_with_every_study(output):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_answered_with_what_there_is(arguments, said, run):
+def test_a_mistake_is_answered_with_what_there_is(arguments, expected, run):
     code, out, complaint = run(*arguments)
     assert (code, out) == (2, "")
-    assert said in complaint
+    assert expected in complaint
 
 
 def test_every_trial_of_the_first_has_one_of_the_second_that_is_no_worse(output):
@@ -127,12 +127,12 @@ def test_what_nothing_matches_is_none(output):
 
 
 @pytest.mark.parametrize(
-    ("studies", "said"),
+    ("studies", "expected"),
     [(("one", "deeper"), "workloads differ"), (("one", "tighter", "failed"), "not 3")],
 )
-def test_studies_that_cannot_be_compared_are_rejected(studies, said, run):
+def test_studies_that_cannot_be_compared_are_rejected(studies, expected, run):
     code, _, told = run(*studies, "--no-worse")
-    assert (code, said in told) == (2, True)
+    assert (code, expected in told) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["one", "peak", "speed"])

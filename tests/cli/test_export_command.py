@@ -182,12 +182,12 @@ def test_text_code_and_tokenizer_are_found_from_the_folder_of_the_export(folder)
         workload=workload(**named),
     )
     run("named", "--to", "pytorch", "-o", "mine")
-    said = json.loads(Path("mine/autotune_config.json").read_text())["workload"]
-    assert (said["dataset"], said["model"]) == (
+    exported = json.loads(Path("mine/autotune_config.json").read_text())["workload"]
+    assert (exported["dataset"], exported["model"]) == (
         str(folder / "text.txt"),
         f"{folder / 'own.py'}:make",
     )
-    assert said["tokenizer"] == "somebody/tokenizer"
+    assert exported["tokenizer"] == "somebody/tokenizer"
 
 
 def workload(**settings):
@@ -230,13 +230,13 @@ def test_a_study_from_before_an_optimizer_was_known_is_exported(folder, target):
 
 
 def test_json_has_all_that_is_printed(folder, poor_target):
-    said = json.loads(run("by-hand", "--to", "poor", "--json"))
-    assert (said["files"], said["command"], said["trial"]) == (
+    content = json.loads(run("by-hand", "--to", "poor", "--json"))
+    assert (content["files"], content["command"], content["trial"]) == (
         ["studies/by-hand-poor-1/poor.txt"],
         "poor poor.txt",
         1,
     )
-    assert [(one["setting"], one["is_technique"]) for one in said["refusals"]] == [
+    assert [(one["setting"], one["is_technique"]) for one in content["refusals"]] == [
         ("micro_batch_size", True),
         ("learning_rate", False),
     ]

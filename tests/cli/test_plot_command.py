@@ -72,13 +72,13 @@ def run(folder, monkeypatch, capsys):
 def complaint(run):
     """Return the error and the hint of a rejected command, which prints nothing else."""
 
-    def said(*arguments):
+    def error_lines(*arguments):
         code, out, lines = run(*arguments)
         assert (code, out) == (2, ""), lines
         assert [line.partition(":")[0] for line in lines.splitlines()] == ["error", "hint"], lines
         return lines
 
-    return said
+    return error_lines
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def drawn(run, tmp_path):
     """The figure that a command writes as JSON."""
 
     def figure(*arguments):
-        code, _, said = run(*arguments, "--out", str(tmp_path / "figure.json"))
-        assert code == 0, said
+        code, _, stderr = run(*arguments, "--out", str(tmp_path / "figure.json"))
+        assert code == 0, stderr
         return json.loads((tmp_path / "figure.json").read_text())
 
     return figure
@@ -104,8 +104,8 @@ def test_every_kind_is_tested_here():
 
 
 def test_a_kind_has_its_own_file_next_to_the_studies(run, folder):
-    code, out, said = run("by-hand", "history")
-    assert (code, out) == (0, "studies/by-hand-history.html\n"), said
+    code, out, stderr = run("by-hand", "history")
+    assert (code, out) == (0, "studies/by-hand-history.html\n"), stderr
     page = (folder / "studies" / "by-hand-history.html").read_text()
     assert page.count("* plotly.js v") == 1
     assert FIGURES["history"].title in page
@@ -147,7 +147,7 @@ def test_a_preference_moves_the_pick(drawn):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["by-hand", "pie"], "use one of pareto, parallel, importance"),
         (["by-hand", "--x", "height"], "memory, device-memory, speed, perplexity"),
@@ -164,8 +164,8 @@ def test_a_preference_moves_the_pick(drawn):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_answered_with_what_there_is(arguments, said, complaint):
-    assert said in complaint(*arguments)
+def test_a_mistake_is_answered_with_what_there_is(arguments, expected, complaint):
+    assert expected in complaint(*arguments)
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -181,8 +181,8 @@ needs_a_browser = pytest.mark.skipif(
 @pytest.mark.parametrize(("suffix", "beginning"), [("png", b"\x89PNG"), ("svg", b"<svg")])
 def test_a_figure_is_written_as_an_image_of_the_requested_size(suffix, beginning, run, folder):
     file = folder / f"picture.{suffix}"
-    code, _, said = run("by-hand", "--out", str(file), "--width", "400", "--height", "300")
-    assert code == 0, said
+    code, _, stderr = run("by-hand", "--out", str(file), "--width", "400", "--height", "300")
+    assert code == 0, stderr
     content = file.read_bytes()
     assert content.startswith(beginning)
     width = (
@@ -195,9 +195,9 @@ def test_a_figure_is_written_as_an_image_of_the_requested_size(suffix, beginning
 
 def test_without_a_browser_there_is_one_sentence_and_html_still_works(complaint, monkeypatch):
     monkeypatch.setenv("BROWSER_PATH", "/nowhere/chromium")
-    said = complaint("by-hand", "--out", "figure.png")
-    assert "apt install chromium" in said
-    assert ".html works without" in said
+    error = complaint("by-hand", "--out", "figure.png")
+    assert "apt install chromium" in error
+    assert ".html works without" in error
 
 
 WITHOUT_A_PACKAGE = """

@@ -25,7 +25,7 @@ def test_limits_that_follow_from_the_whole_are_not_repeated():
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "expected"),
     [
         ({"step_time_limit": "soon"}, "'soon' is not a duration"),
         ({"compile_time_limit": "0s"}, "'0s' is not a possible duration"),
@@ -36,8 +36,8 @@ def test_limits_that_follow_from_the_whole_are_not_repeated():
         ),
     ],
 )
-def test_an_impossible_limit_is_rejected(limits, said):
-    with pytest.raises(InvalidInput, match=said):
+def test_an_impossible_limit_is_rejected(limits, expected):
+    with pytest.raises(InvalidInput, match=expected):
         autotune.search(**limits)
 
 

@@ -44,7 +44,7 @@ def test_every_flat_name_of_the_json_is_a_column():
 
 
 @pytest.mark.parametrize(
-    ("column", "said"),
+    ("column", "expected"),
     [
         ("peak_memory_bytes", str(200 * MIB)),
         ("tokens_per_second", "2000.0"),
@@ -57,8 +57,8 @@ def test_every_flat_name_of_the_json_is_a_column():
         ("name", ""),
     ],
 )
-def test_a_cell_has_the_value_as_it_is(column, said):
-    assert rows()[1][column] == said
+def test_a_cell_has_the_value_as_it_is(column, expected):
+    assert rows()[1][column] == expected
 
 
 @pytest.mark.parametrize("column", ["peak_memory_bytes", "tokens_per_second", "perplexity"])

@@ -61,7 +61,7 @@ def _open(browser, file, width, height):
     shown = context.new_page()
     shown.set_default_timeout(30_000)
     shown.complaints, shown.requests = [], []
-    shown.on("console", lambda said: shown.complaints.append(said.text))
+    shown.on("console", lambda message: shown.complaints.append(message.text))
     shown.on("pageerror", lambda error: shown.complaints.append(str(error)))
     shown.on("request", lambda request: shown.requests.append(request.url))
     shown.goto(file.as_uri())
@@ -311,4 +311,4 @@ def test_ten_thousand_trials_can_be_paged_sorted_and_searched(open_page):
     shown.get_by_label("Find").fill("#9876")
     assert numbers(shown) == [9876]
     # Chromium reports on its own graphics when there is no graphics card.
-    assert [said for said in shown.complaints if "GL Driver Message" not in said] == []
+    assert [message for message in shown.complaints if "GL Driver Message" not in message] == []

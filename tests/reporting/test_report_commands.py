@@ -59,12 +59,12 @@ def rerun(defined, folder, *, config=CONFIG):
 def settings_of(words):
     """The workload settings in a command line, as `autotune search` reads them."""
     search = typer.main.get_command(app).commands["search"]
-    said = search.make_context("search", list(words)).params
+    parameters = search.make_context("search", list(words)).params
     fields = {option.replace("-", "_"): field for field, option in OPTION_NAMES.items()}
     known = set(make_workload("cpu").to_dict())
     settings = {
         fields.get(name, name): value
-        for name, value in said.items()
+        for name, value in parameters.items()
         if fields.get(name, name) in known
     }
     rates = dict(pair.split("=") for pair in settings["learning_rates"] or ())
@@ -141,8 +141,8 @@ def test_code_is_named_on_the_command_line(settings, words, tmp_path):
         more = (
             {"number": 12, "config": CONFIG} if command is commands.rerun_command else {"trials": 5}
         )
-        said = arguments(command(definition(workload=workload), **more), tmp_path)
-        assert said[said.index(words[0]) : said.index(words[0]) + 2] == words
+        given = arguments(command(definition(workload=workload), **more), tmp_path)
+        assert given[given.index(words[0]) : given.index(words[0]) + 2] == words
 
 
 def llama(**settings):
@@ -233,10 +233,10 @@ def test_what_reads_a_study_says_where_it_is_and_how_it_was_picked():
     preferences = Preferences(
         tolerance=Tolerance(speed=0.1), prefer="smallest", max_perplexity_increase=0.05
     )
-    said = commands.reading_command(
+    text = commands.reading_command(
         "report", "tour", storage="sqlite:///my db", preferences=preferences
     )
-    assert said == (
+    assert text == (
         "autotune report tour --storage 'sqlite:///my db' --tolerance speed=0.1 --prefer smallest "
         "--max-perplexity-increase 0.05"
     )

@@ -198,8 +198,8 @@ def test_illegal_combinations_are_counted_and_explained():
 
 
 def test_a_condition_of_the_space_is_a_sentence():
-    said = "the search space says: where compile is block, checkpointing is none"
-    assert said in group(plain_view(), "Cannot be combined").lines
+    sentence = "the search space says: where compile is block, checkpointing is none"
+    assert sentence in group(plain_view(), "Cannot be combined").lines
 
 
 def test_a_space_too_large_to_count_is_not_counted(monkeypatch):
@@ -208,7 +208,7 @@ def test_a_space_too_large_to_count_is_not_counted(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("outcome", "title", "said"),
+    ("outcome", "title", "expected"),
     [
         ("over_cap", "Over the cap", "300.0 MiB"),
         ("out_of_memory", "Out of memory", "the message"),
@@ -220,7 +220,7 @@ def test_a_space_too_large_to_count_is_not_counted(monkeypatch):
         ("interrupted", "Interrupted", "the message"),
     ],
 )
-def test_every_failure_is_counted_with_what_happened(outcome, title, said):
+def test_every_failure_is_counted_with_what_happened(outcome, title, expected):
     failed = record(
         0,
         outcome=outcome,
@@ -230,7 +230,7 @@ def test_every_failure_is_counted_with_what_happened(outcome, title, said):
         parity_message="the gradient is off",
     )
     found = group(view_of((failed,)), title)
-    assert (found.count, found.lines) == (1, (f"#0 fp32, micro-batch 1: {said}",))
+    assert (found.count, found.lines) == (1, (f"#0 fp32, micro-batch 1: {expected}",))
 
 
 def test_what_was_ok_is_not_left_out():
@@ -271,7 +271,7 @@ def test_a_long_list_is_cut_and_says_by_how_much():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("cap", "256.0 MiB"),
         ("versions", "torch 2.11"),
@@ -281,14 +281,14 @@ def test_a_long_list_is_cut_and_says_by_how_much():
         ("its size", "64 combinations, 32 of them legal"),
     ],
 )
-def test_the_settings_of_a_study_are_listed(name, said):
+def test_the_settings_of_a_study_are_listed(name, expected):
     view = replace(plain_view(), begun_at="2026-11-21 10:00", last_result_at="2026-11-21 11:30")
     preferences = Preferences(prefer="smallest", max_perplexity_increase=0.05)
-    assert said in dict(report_of(view, preferences=preferences).settings)[name]
+    assert expected in dict(report_of(view, preferences=preferences).settings)[name]
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("model", "gpt of 6 layers"),
         ("text", "documentation of Python"),
@@ -296,8 +296,8 @@ def test_the_settings_of_a_study_are_listed(name, said):
         ("seed", "0"),
     ],
 )
-def test_the_workload_is_listed(name, said):
-    assert said in dict(report_of(plain_view()).workload)[name]
+def test_the_workload_is_listed(name, expected):
+    assert expected in dict(report_of(plain_view()).workload)[name]
 
 
 def test_of_a_script_only_what_it_does_not_decide_is_listed():

@@ -89,7 +89,10 @@ def test_a_page_is_one_document_in_which_every_element_is_ended(documents, kind)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_fetches_nothing(documents, kind):
     addresses = [
-        v for _, said in documents[kind].elements for n, v in said.items() if n in FETCHING
+        v
+        for _, attributes in documents[kind].elements
+        for n, v in attributes.items()
+        if n in FETCHING
     ]
     assert [address for address in addresses if not address.startswith(("data:", "#"))] == []
 
@@ -115,13 +118,13 @@ def test_headings_leave_no_level_out(documents, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_part_that_is_linked_is_there(documents, kind):
-    ids = {said["id"] for _, said in documents[kind].elements if "id" in said}
-    assert {said["href"][1:] for said in documents[kind].all("a")} <= ids
+    ids = {attributes["id"] for _, attributes in documents[kind].elements if "id" in attributes}
+    assert {attributes["href"][1:] for attributes in documents[kind].all("a")} <= ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_id_is_there_twice(documents, kind):
-    ids = [said["id"] for _, said in documents[kind].elements if "id" in said]
+    ids = [attributes["id"] for _, attributes in documents[kind].elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 
 
@@ -129,8 +132,8 @@ def test_no_id_is_there_twice(documents, kind):
 def test_every_table_has_a_caption_and_every_figure_words(documents, kind):
     document = documents[kind]
     assert len(document.all("caption")) == len(document.all("table"))
-    drawings = [said for said in document.all("div") if "data-figure" in said]
-    assert all(len(said["aria-label"]) > 20 for said in drawings)
+    drawings = [attributes for attributes in document.all("div") if "data-figure" in attributes]
+    assert all(len(attributes["aria-label"]) > 20 for attributes in drawings)
 
 
 def test_hostile_text_adds_no_element(documents):
@@ -166,12 +169,12 @@ def test_the_page_says_what_an_earlier_study_measured():
 
 
 def test_the_page_says_the_answer_first(documents):
-    parts = [said["id"] for said in documents["plain"].all("section")]
+    parts = [attributes["id"] for attributes in documents["plain"].all("section")]
     assert parts == ["answer", "front", "ladder", "memory", "trials", "left-out", "study", "repeat"]
 
 
 def test_a_figure_that_has_nothing_to_show_is_left_out(documents):
-    assert "memory" not in [said["id"] for said in documents["empty"].all("section")]
+    assert "memory" not in [attributes["id"] for attributes in documents["empty"].all("section")]
 
 
 def test_the_page_of_a_study_without_a_pick_says_so(documents):
@@ -184,7 +187,7 @@ def test_the_page_of_a_study_without_a_trial_says_so(documents):
 
 
 def test_targets_of_an_export_can_be_chosen(documents):
-    assert [said["value"] for said in documents["plain"].all("option")] == list(TARGETS)
+    assert [attributes["value"] for attributes in documents["plain"].all("option")] == list(TARGETS)
 
 
 def test_without_a_target_no_export_is_offered():
@@ -194,17 +197,17 @@ def test_without_a_target_no_export_is_offered():
 @pytest.mark.parametrize(("device", "expected"), [("cpu", 0), ("cuda:0", 1)])
 def test_memory_on_the_device_has_a_column_where_it_is_another(device, expected):
     heads = Document(page(report_of(plain_view(device=device)))).all("th")
-    assert sum(said.get("data-key") == "device_bytes" for said in heads) == expected
+    assert sum(head.get("data-key") == "device_bytes" for head in heads) == expected
 
 
 def test_everything_is_in_the_page_without_javascript(documents):
-    for said in (
+    for text in (
         "How to repeat it",
         "autotune search --name a-study-again",
         "256.0 MiB",
         "Cannot be combined",
     ):
-        assert said in documents["plain"].text
+        assert text in documents["plain"].text
 
 
 def test_a_published_table_is_compared_with_the_rows_of_the_study():

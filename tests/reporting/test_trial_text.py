@@ -4,11 +4,11 @@ import pytest
 from building import out_of_memory, record
 
 from autotune.reporting.trial_text import (
+    format_perplexity,
+    format_speed,
     full_hover,
     outcome_line,
-    perplexity_words,
     short_hover,
-    speed_words,
 )
 
 HOVERS = (lambda one: full_hover(one, None), short_hover)
@@ -19,7 +19,7 @@ HOVERS = (lambda one: full_hover(one, None), short_hover)
     [(None, None, ""), (1234.5, None, "1,234 ±0%"), (2000.0, 60.0, "2,000 ±3%")],
 )
 def test_a_speed_stands_with_its_spread(speed, spread, words):
-    assert speed_words(speed, spread) == words
+    assert format_speed(speed, spread) == words
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_speed_stands_with_its_spread(speed, spread, words):
     ],
 )
 def test_a_perplexity_stands_with_its_spread_and_a_mark_where_it_is_that_of_another(fields, words):
-    assert perplexity_words(record(0, **fields)) == words
+    assert format_perplexity(record(0, **fields)) == words
 
 
 @pytest.mark.parametrize("hover", HOVERS)
@@ -43,7 +43,7 @@ def test_quotes_in_a_name_stay_quotes_in_a_hover_text(hover):
 
 @pytest.mark.parametrize("hover", HOVERS)
 def test_a_link_in_a_name_is_none_in_a_hover_text(hover):
-    said = hover(
+    text = hover(
         record(
             0,
             name="<a href='https://example.org'>x</a>",
@@ -51,25 +51,25 @@ def test_a_link_in_a_name_is_none_in_a_hover_text(hover):
             message="<a href='y'>z</a>",
         )
     )
-    assert "<a" not in said
+    assert "<a" not in text
 
 
 @pytest.mark.parametrize("hover", HOVERS)
 def test_no_line_of_a_hover_text_is_wider_than_a_phone(hover):
-    said = hover(record(0, name="long " * 60, outcome="crashed", message="message " * 60))
-    assert max(map(len, said.replace("</b>", "").split("<br>"))) < 60
+    text = hover(record(0, name="long " * 60, outcome="crashed", message="message " * 60))
+    assert max(map(len, text.replace("</b>", "").split("<br>"))) < 60
 
 
 @pytest.mark.parametrize("hover", HOVERS)
 def test_a_hover_text_says_which_study_measured_a_trial_as_text(hover):
-    said = hover(record(0, reused_from="trial 3 of study '<a>'"))
-    assert ("measured as trial 3" in said, "<a>" in said) == (True, False)
+    text = hover(record(0, reused_from="trial 3 of study '<a>'"))
+    assert ("measured as trial 3" in text, "<a>" in text) == (True, False)
 
 
 def test_the_comparison_with_the_baseline_is_no_wider_either():
-    said = full_hover(record(1, perplexity=11.0), record(0, memory=300 * 2**20, speed=900.0))
-    assert "against the baseline" in said
-    assert max(map(len, said.split("<br>"))) < 60
+    text = full_hover(record(1, perplexity=11.0), record(0, memory=300 * 2**20, speed=900.0))
+    assert "against the baseline" in text
+    assert max(map(len, text.split("<br>"))) < 60
 
 
 def test_an_outcome_has_the_same_text_everywhere():

@@ -10,7 +10,7 @@ from autotune.errors import InvalidInput
 from autotune.reporting import style
 from autotune.reporting.figures.axes import capped_axis, make_axis
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import described, full_hover, no_answer, perplexity_words
+from autotune.reporting.trial_text import format_perplexity, full_hover, no_pick_reason, trial_label
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
 
@@ -112,12 +112,12 @@ def _side(view: StudyView, unit: style.Unit) -> Side:
         trials=len(result.trials),
         front=tuple(_point(view, result.trial(number), unit) for number in result.front),
         pick=None if pick is None else pick.number,
-        pick_words=no_answer(result) if pick is None else described(pick),
+        pick_words=no_pick_reason(result) if pick is None else trial_label(pick),
         peak_memory_bytes=peak,
         tokens_per_second=None if pick is None else pick.tokens_per_second,
         tokens_per_second_spread=None if pick is None else pick.tokens_per_second_spread,
         perplexity=None if pick is None else pick.perplexity,
-        perplexity_words="" if pick is None else perplexity_words(pick),
+        perplexity_words="" if pick is None else format_perplexity(pick),
         saved_share=1 - peak / baseline_peak if peak and baseline_peak else None,
         baseline_is_predicted=baseline is not None and baseline.peak_memory_bytes is None,
     )

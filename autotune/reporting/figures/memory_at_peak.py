@@ -8,7 +8,7 @@ from autotune.errors import InvalidInput
 from autotune.reporting import style
 from autotune.reporting.figures.parallel import nothing_to_show
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import described
+from autotune.reporting.trial_text import trial_label
 from autotune.spec.prediction import CATEGORIES
 from autotune.spec.result import PINNED_ON_HOST, TrialRecord
 from autotune.units import format_size
@@ -116,7 +116,7 @@ def _bar(
     roles = (("baseline", view.result.baseline), ("pick", view.pick.number if view.pick else None))
     return Bar(
         number=record.number,
-        words=described(record),
+        words=trial_label(record),
         roles=tuple(role for role, number in roles if number == record.number),
         source=source,
         segments={name: unit.of(size) for name, size in sizes.items() if size},

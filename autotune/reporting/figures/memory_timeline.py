@@ -9,7 +9,7 @@ from autotune.reporting import style
 from autotune.reporting.figures.memory_at_peak import trial_of
 from autotune.reporting.html_page import whole_page
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import described
+from autotune.reporting.trial_text import trial_label
 from autotune.spec.prediction import CATEGORIES, Category, Prediction
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
@@ -89,7 +89,7 @@ def compute_of_trial(
         f", measured {format_size(record.peak_memory_bytes)}" if record.peak_memory_bytes else ""
     )
     note = (
-        f"#{record.number} {described(record)}: predicted peak "
+        f"#{record.number} {trial_label(record)}: predicted peak "
         f"{format_size(prediction.peak_memory_bytes)}, in {prediction.phase}{measured}."
     )
     cap_bytes = view.result.cap_bytes if view.result.device.type != "cuda" else None

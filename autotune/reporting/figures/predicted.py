@@ -10,7 +10,7 @@ from autotune.reporting import style
 from autotune.reporting.figures.parallel import nothing_to_show
 from autotune.reporting.figures.pareto import MANY
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import described
+from autotune.reporting.trial_text import trial_label
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
@@ -72,7 +72,7 @@ def _point(
     hover = f"#{record.number}: measured {error:+.2f} % against predicted"
     if not is_short:
         hover = (
-            f"<b>#{record.number}</b> {style.wrapped(described(record), width=60)}<br>"
+            f"<b>#{record.number}</b> {style.wrapped(trial_label(record), width=60)}<br>"
             f"predicted {format_size(prediction.peak_memory_bytes)}, "
             f"measured {format_size(measured)}: {error:+.2f} %<br>"
             f"expected from {format_size(prediction.lower_bound_bytes)} "

@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 
 from autotune.analysis.pick import closest_miss, needed_bytes, savings
-from autotune.reporting.outcomes import OUTCOME_WORDS
+from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import described, no_answer, perplexity_source_words, speed_words
+from autotune.reporting.trial_text import (
+    format_speed,
+    no_pick_reason,
+    perplexity_source_text,
+    trial_label,
+)
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_size
 
@@ -52,7 +57,7 @@ def _picked(view: StudyView, pick: TrialRecord) -> Answer:
     clauses = [clause for clause in reason.split("; ") if clause != saved]
     return Answer(
         found=True,
-        headline=f"Train with #{pick.number}, {described(pick)}.",
+        headline=f"Train with #{pick.number}, {trial_label(pick)}.",
         sentence=sentence,
         reason=f"It is {'; '.join(clauses)}.",
         tiles=tuple(_tiles(view, pick)),
@@ -72,7 +77,7 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
         ),
         Tile(
             label="tokens per second",
-            value=speed_words(pick.tokens_per_second, pick.tokens_per_second_spread),
+            value=format_speed(pick.tokens_per_second, pick.tokens_per_second_spread),
             change=_joined(_speed_change(pick, baseline), _reuse_note(pick)),
         ),
         Tile(
@@ -125,7 +130,7 @@ def _perplexity_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
 
 def _perplexity_source(pick: TrialRecord) -> str:
     """Return where the perplexity comes from, or an empty text if the trial measured it."""
-    if not perplexity_source_words(pick):
+    if not perplexity_source_text(pick):
         return ""
     return pick.perplexity_source or ""
 
@@ -143,19 +148,19 @@ def _percent(value: float, before: float) -> str:
 
 def _nothing(result: StudyResult) -> Answer:
     if not any(record.is_finished for record in result.trials):
-        return Answer(found=False, headline=no_answer(result), sentence="", reason="")
+        return Answer(found=False, headline=no_pick_reason(result), sentence="", reason="")
     closest = closest_miss(result.trials)
     if closest is None:
         sentence = "No trial got far enough to measure how much memory it needs."
     else:
         needed = format_size(needed_bytes(closest))
-        outcome = OUTCOME_WORDS[closest.outcome]
+        outcome = OUTCOME_LABELS[closest.outcome]
         sentence = (
-            f"The closest miss needs {needed}, {outcome}: #{closest.number} {described(closest)}."
+            f"The closest miss needs {needed}, {outcome}: #{closest.number} {trial_label(closest)}."
         )
     return Answer(
         found=False,
-        headline=no_answer(result),
+        headline=no_pick_reason(result),
         sentence=sentence,
         reason="Try a larger --max-mem, more --trials, a shorter --seq-len, "
         "a smaller --global-batch or a smaller model.",

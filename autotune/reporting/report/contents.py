@@ -7,14 +7,14 @@ from typing import Any
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.exporters import TARGETS
 from autotune.reporting import published_rows
-from autotune.reporting.outcomes import OUTCOME_WORDS, outcome_counts
+from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_counts
 from autotune.reporting.report import commands
 from autotune.reporting.report.answer import Answer, answer_of
 from autotune.reporting.report.excluded import Group, excluded
 from autotune.reporting.report.facts import Facts, study_facts, workload_facts
 from autotune.reporting.report.trials import trial_table
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import is_shared, perplexity_words, speed_words
+from autotune.reporting.trial_text import format_perplexity, format_speed, is_shared
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
 
@@ -154,7 +154,7 @@ def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
     if record.number == view.result.baseline:
         marks.append("baseline")
     if record.outcome != "ok":
-        marks.append(OUTCOME_WORDS[record.outcome])
+        marks.append(OUTCOME_LABELS[record.outcome])
     memory = _size(record.peak_memory_bytes)
     if record.peak_memory_bytes is None and record.predicted_peak_memory_bytes:
         memory = f"{format_size(record.predicted_peak_memory_bytes)} predicted"
@@ -164,8 +164,8 @@ def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
         words=record.config.describe(),
         memory=memory,
         device=_size(record.device_bytes),
-        speed=speed_words(record.tokens_per_second, record.tokens_per_second_spread) or "–",
-        perplexity=perplexity_words(record) or "–",
+        speed=format_speed(record.tokens_per_second, record.tokens_per_second_spread) or "–",
+        perplexity=format_perplexity(record) or "–",
         marks=tuple(marks),
         reused_from=record.reused_from or "",
     )

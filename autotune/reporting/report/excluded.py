@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from autotune.reporting.outcomes import OUTCOME_WORDS
+from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import described
+from autotune.reporting.trial_text import trial_label
 from autotune.spec.config import RULES
 from autotune.spec.result import Outcome, TrialRecord
 from autotune.spec.search_space import Condition, LegalSpace
@@ -174,7 +174,10 @@ def _failed(records: Sequence[TrialRecord]) -> Iterator[Group]:
     ]
     yield _group(
         "Counted without a parity check",
-        [f"#{record.number} {described(record)}: {record.parity_message}" for record in unchecked],
+        [
+            f"#{record.number} {trial_label(record)}: {record.parity_message}"
+            for record in unchecked
+        ],
         why="These are candidates, but their first steps could not be compared with a plain "
         "training.",
     )
@@ -195,11 +198,11 @@ def _with_outcome(
     why: str,
     detail_of: Callable[[TrialRecord], str],
 ) -> Group:
-    title = OUTCOME_WORDS[outcome]
+    title = OUTCOME_LABELS[outcome]
     ended = [record for record in records if record.outcome == outcome]
     lines = []
     for record in ended[:LINES_SHOWN]:
-        line = f"#{record.number} {described(record)}"
+        line = f"#{record.number} {trial_label(record)}"
         detail = detail_of(record)
         lines.append(f"{line}: {detail}" if detail else line)
     return _group(title[0].upper() + title[1:], lines, why=why, count=len(ended))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.reporting.outcomes import OUTCOME_WORDS
+from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.study_view import StudyView
 from autotune.spec.config import FIELD_ORDER
 
@@ -80,7 +80,7 @@ def trial_table(view: StudyView) -> dict[str, Any]:
             for name in FIELD_ORDER
         },
         "words": [record.config.describe() for record in records],
-        "outcomes": dict(OUTCOME_WORDS),
+        "outcomes": dict(OUTCOME_LABELS),
         "front": list(result.front),
         "pick": None if result.pick is None else result.pick.number,
         "baseline": result.baseline,

@@ -53,8 +53,8 @@ def test_a_figure_has_no_background_and_our_template(name, drawings):
 def test_no_colour_of_a_figure_is_lost_on_a_dark_page(name, drawings):
     drawn = drawings[name].to_plotly_json()
     drawn["layout"].pop("template")
-    said = json.dumps(drawn, default=str).lower()
-    assert [color for color in BLACKISH if f'"{color}"' in said] == []
+    text = json.dumps(drawn, default=str).lower()
+    assert [color for color in BLACKISH if f'"{color}"' in text] == []
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -114,9 +114,9 @@ def test_hostile_text_is_no_markup_in_a_figure(name):
     view = ladder_view(trials, study=HOSTILE, front=(1, 3), pick=Pick(number=3, reason=HOSTILE))
     drawn = FIGURES[name].draw(view, OPTIONS).to_plotly_json()
     drawn["layout"].pop("meta")  # plain text, which a page escapes
-    said = json.dumps(drawn, default=str)
-    assert "<script" not in said
-    assert "<img" not in said
+    text = json.dumps(drawn, default=str)
+    assert "<script" not in text
+    assert "<img" not in text
 
 
 def test_an_unknown_figure_is_answered_with_the_known_ones():
