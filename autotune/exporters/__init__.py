@@ -1,7 +1,9 @@
-"""Exports to other trainers: one file each, a pure function from a recipe to the text of files.
+"""Exports of a trial's configuration to other trainers, one module or folder for each trainer.
 
-Every setting of a trial is either expressed in the files or refused by name; a contract suite holds
-every target to that, for every value of every technique (`tests/exporters/`).
+Each target is a pure function from a `Recipe` (configuration and workload of a trial) to an
+`Export` (texts of files, the command that uses them, and notes). Every setting of the trial is
+either expressed in the files or listed by name as not expressed. A contract suite checks this for
+every target and every value of every technique (`tests/exporters/`).
 """
 
 from collections.abc import Mapping
@@ -30,4 +32,4 @@ TARGETS: Mapping[str, Target] = {
     "axolotl": axolotl_yaml.TARGET,
     "forgather": forgather_template.TARGET,
 }
-"""By the name that `--to` takes."""
+"""{name that `--to` takes: target}."""

@@ -1,7 +1,7 @@
-"""Accelerate: `accelerate_config.yaml`, the launcher where one is needed, and what belongs to the user's own script.
+"""Accelerate: `accelerate_config.yaml`, a launcher if needed, and lines for the user's script.
 
-Accelerate prepares a script's own model, optimizer and loader, so that most of a configuration is
-lines of that script; each refusal says the line. Its file decides mixed precision and compilation.
+Accelerate prepares the model, optimizer and loader of a script, so most of a configuration is lines
+of that script; each refusal quotes the line. The file decides mixed precision and compilation.
 Keys: accelerate 1.15.
 """
 
@@ -13,7 +13,7 @@ from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
     BF16_WEIGHTS,
     blocks_line,
-    model_and_data,
+    model_and_data_note,
     optimizer_arguments,
     optimizer_flags,
     optimizer_line,
@@ -24,7 +24,7 @@ from autotune.spec.config import TrainingConfig
 
 FILE = "accelerate_config.yaml"
 ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-"""There is no key for it; the environment counts more than what the script says."""
+"""There is no key for it. The environment variable overrides what the script specifies."""
 
 _MIXED = {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp8": "bf16"}
 
@@ -82,92 +82,96 @@ def _compiles(config: TrainingConfig) -> bool:
 
 
 def _script_compiles_blocks(config: TrainingConfig) -> bool:
-    """Regional compilation wants blocks of one class: where some are wrapped it makes one graph of the whole model.
+    """Return whether the script, not accelerate, must compile the blocks.
 
-    Of a segment it would make one graph, where trials compile the blocks inside it.
+    Regional compilation needs blocks of one class: if some are wrapped, it compiles the whole
+    model as one graph. It would also compile a segment as one graph, where trials compile the
+    blocks inside it.
     """
     return config.compile == "block" and config.checkpointing in ("every-4", "every-2", "sqrt")
 
 
 def _refusals(recipe: Recipe) -> tuple[Refusal, ...]:
     values = recipe.settings()
-    whys = {**_why_not_techniques(recipe), **_why_not_workload(recipe)}
+    reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
     return tuple(
         Refusal(setting=setting, value=values[setting], instead=instead, why=why)
-        for setting, (instead, why) in whys.items()
+        for setting, (instead, why) in reasons.items()
     )
 
 
-def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
-    """{setting: (what the files do instead, why)}"""
+def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
+    """Return {setting: (what the files do instead, why)}."""
     config = recipe.config
     line = blocks_line(config, compiled=_script_compiles_blocks(config))
-    whys: dict[str, tuple[str | None, str]] = {}
-    if reason := _why_not_precision(recipe, line):
-        whys["precision"] = reason
-    whys |= _why_not_optimizer(recipe)
-    whys["micro_batch_size"] = (
+    reasons: dict[str, tuple[str | None, str]] = {}
+    if reason := _unsupported_precision(recipe, line):
+        reasons["precision"] = reason
+    reasons |= _unsupported_optimizer(recipe)
+    reasons["micro_batch_size"] = (
         None,
-        f"the batch is the script's own: write torch.utils.data.DataLoader(..., batch_size={config.micro_batch_size})",
+        "the script sets the batch size: write torch.utils.data.DataLoader(..., "
+        f"batch_size={config.micro_batch_size})",
     )
     if config.checkpointing != "none":
-        whys["checkpointing"] = (
+        reasons["checkpointing"] = (
             None,
             f"accelerate has it for FSDP only: write {line} before accelerator.prepare",
         )
     if _script_compiles_blocks(config):
-        whys["compile"] = (
+        reasons["compile"] = (
             None,
-            "accelerate would make one graph of the whole model, or of each segment, where not all blocks are alike: "
-            f"write {line} before accelerator.prepare",
+            "accelerate would compile the whole model, or each segment, as one graph, because not "
+            f"all blocks are of one class: write {line} before accelerator.prepare",
         )
     if config.loss == "chunked":
-        whys["loss"] = (
+        reasons["loss"] = (
             None,
-            "the loss is the script's own: the pytorch export has one in chunks to copy",
+            "the script computes the loss: copy the loss in chunks from the pytorch export",
         )
     if config.activation_offload != "none":
-        whys["activation_offload"] = (
+        reasons["activation_offload"] = (
             None,
-            "accelerate has it for FSDP only: write with torch.autograd.graph.save_on_cpu(pin_memory=True): around the "
-            "forward pass, which also moves what is small and the weights that products keep",
+            "accelerate has it for FSDP only: write with "
+            "torch.autograd.graph.save_on_cpu(pin_memory=True): around the forward pass, which "
+            "also moves small tensors and the weights that products save",
         )
-    return whys
+    return reasons
 
 
-def _why_not_precision(recipe: Recipe, line: str) -> tuple[str | None, str] | None:
+def _unsupported_precision(recipe: Recipe, line: str) -> tuple[str | None, str] | None:
     config = recipe.config
     if recipe.is_fp16_on_cpu:
-        return "fp32", "accelerate leaves fp16 out on a CPU without a word: use bf16-mixed"
+        return "fp32", "accelerate silently ignores fp16 on a CPU: use bf16-mixed"
     if config.precision == "fp32" and _compiles(config) and recipe.device_type == "cuda":
         return (
             "tf32",
-            "with a compiler and without mixed precision accelerate turns TF32 on: write "
+            "accelerate turns TF32 on when it compiles without mixed precision: write "
             "torch.backends.cuda.matmul.allow_tf32 = False after Accelerator()",
         )
     if config.precision == "bf16-true":
         return (
             None,
-            f"the model's dtype is the script's own: write {BF16_WEIGHTS} before the optimizer",
+            f"the script sets the model's dtype: write {BF16_WEIGHTS} before the optimizer",
         )
     if config.precision == "bf16-stochastic":
         return None, (
-            f"weights and optimizer are the script's own: {BF16_WEIGHTS} gives bf16-true, which rounds updates to "
-            "nearest; the pytorch export rounds them stochastically"
+            f"the script makes weights and optimizer: {BF16_WEIGHTS} gives bf16-true, which rounds "
+            "updates to nearest; the pytorch export rounds them stochastically"
         )
     if config.precision == "fp8":
         return "bf16-mixed", (
-            "accelerate's own fp8 leaves the first linear layer out, which trials convert: "
+            "accelerate's fp8 leaves out the first linear layer, which trials convert: "
             f"write {line} before accelerator.prepare"
         )
     return None
 
 
-def _why_not_optimizer(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
+def _unsupported_optimizer(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
     arguments = optimizer_arguments(recipe)
     flags = ", ".join(f"{name}={value}" for name, value in optimizer_flags(recipe.config).items())
-    whys: dict[str, tuple[str | None, str]] = {
-        "optimizer": (None, f"the optimizer is the script's own: write {optimizer_line(recipe)}"),
+    reasons: dict[str, tuple[str | None, str]] = {
+        "optimizer": (None, f"the script makes the optimizer: write {optimizer_line(recipe)}"),
         "optimizer_fusion": (
             None,
             f"it is part of that line: {flags or 'this optimizer has no flags for it'}",
@@ -176,65 +180,68 @@ def _why_not_optimizer(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
         "weight_decay": (None, "it is part of the optimizer's line"),
     }
     if recipe.config.optimizer_fusion == "backward":
-        whys["optimizer_fusion"] = (
+        reasons["optimizer_fusion"] = (
             None,
             "accelerate steps after backward: call optimizer.step in each parameter's "
             "register_post_accumulate_grad_hook, as the pytorch export does",
         )
-    return whys
+    return reasons
 
 
-def _why_not_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
-    workload, steps = recipe.workload, recipe.accumulation_steps
-    whys: dict[str, tuple[str | None, str]] = {
+def _unsupported_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
+    workload = recipe.workload
+    reasons: dict[str, tuple[str | None, str]] = {
         "steps": (
             None,
-            f"the loop is the script's own: end it after {workload.steps} optimizer steps",
+            f"the script has the loop: end it after {workload.steps} optimizer steps",
         ),
         "global_batch": (
             None,
-            f"the batch is the script's own: {recipe.config.micro_batch_size} sequences in with "
-            f"accelerator.accumulate(model):, of which the command makes {steps} a step",
+            f"the script sets the batch size: use {recipe.config.micro_batch_size} sequences in "
+            "with accelerator.accumulate(model):, and the command makes one step of "
+            f"{recipe.accumulation_steps} of these",
         ),
         "sequence_length": (
             None,
-            f"the data is the script's own: cut it to {workload.sequence_length} tokens",
+            f"the script reads the data: cut it to {workload.sequence_length} tokens",
         ),
         "seed": (
             None,
             f"write accelerate.utils.set_seed({workload.seed}) before the model is made",
         ),
     }
-    schedule = f"the schedule is the script's own: {write_schedule(workload)}"
+    schedule = f"the script makes the schedule: {write_schedule(workload)}"
     if workload.schedule != "constant":
-        whys["schedule"] = (None, schedule)
+        reasons["schedule"] = (None, schedule)
     if workload.learning_rate_warmup_steps > 1:
-        whys["learning_rate_warmup_steps"] = (None, schedule)
+        reasons["learning_rate_warmup_steps"] = (None, schedule)
     if workload.gradient_clipping is not None:
-        whys["gradient_clipping"] = (
+        reasons["gradient_clipping"] = (
             None,
-            "the loop is the script's own: write if accelerator.sync_gradients: accelerator.clip_grad_norm_("
-            f"model.parameters(), {workload.gradient_clipping}) before optimizer.step()",
+            "the script has the loop: write if accelerator.sync_gradients: "
+            f"accelerator.clip_grad_norm_(model.parameters(), {workload.gradient_clipping}) before "
+            "optimizer.step()",
         )
-    return whys
+    return reasons
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:
     config = recipe.config
     notes = [
-        model_and_data(recipe),
-        "train.py is a script of your own that calls accelerator.prepare(model, optimizer, loader) and "
+        model_and_data_note(recipe),
+        "train.py is your script, which calls accelerator.prepare(model, optimizer, loader) and "
         "accelerator.backward(loss).",
     ]
     if recipe.accumulation_steps > 1:
         notes.append(
-            f"{ACCUMULATION} works where the loop runs inside accelerator.accumulate(model); Accelerator("
-            f"gradient_accumulation_steps={recipe.accumulation_steps}) in the script does the same."
+            f"{ACCUMULATION} has an effect if the loop runs inside accelerator.accumulate(model). "
+            f"Accelerator(gradient_accumulation_steps={recipe.accumulation_steps}) in the script "
+            "does the same."
         )
     if config.compile == "block" and _compiles(config):
         notes.append(
-            "Regional compilation compiles each block of a torch.nn.ModuleList, as trials do, and besides every other "
-            "part of the model, such as embedding and head, each on its own."
+            "Regional compilation compiles each block of a torch.nn.ModuleList, as trials do, and "
+            "also every other part of the model, such as embedding and head, separately."
         )
     return tuple(notes)
 

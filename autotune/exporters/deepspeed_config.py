@@ -1,8 +1,9 @@
-"""DeepSpeed: `ds_config.json` for `deepspeed.initialize`, `ds_config_auto.json` for transformers and accelerate.
+"""DeepSpeed: a file for `deepspeed.initialize` and one for transformers and accelerate.
 
-Both at ZeRO stage 0: a trial runs on one device. Mixed precision is `torch_autocast`: DeepSpeed's
-own `bf16` and `fp16` sections keep 16-bit weights and a float32 copy of them, which is another
-training. Keys: deepspeed 0.19.
+`ds_config.json` is the former, `ds_config_auto.json` the latter. Both use ZeRO stage 0, because a
+trial runs on one device. Mixed precision is `torch_autocast`: the `bf16` and `fp16` sections of
+DeepSpeed hold 16-bit weights and a float32 copy of them, which is a different training.
+Keys: deepspeed 0.19.
 """
 
 import json
@@ -13,7 +14,7 @@ from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
     BF16_WEIGHTS,
     blocks_line,
-    model_and_data,
+    model_and_data_note,
     optimizer_arguments,
     optimizer_class,
     optimizer_line,
@@ -26,9 +27,8 @@ FILE = "ds_config.json"
 AUTO_FILE = "ds_config_auto.json"
 
 _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16", "fp8": "bfloat16"}
-_OWN_OPTIMIZERS = ("adamw-8bit", "adafactor-fixed-rate")
-"""DeepSpeed makes those of torch.optim by their names and its own; others are given to
-`initialize`."""
+_SCRIPT_OPTIMIZERS = ("adamw-8bit", "adafactor-fixed-rate")
+"""Optimizers that the script must make: DeepSpeed makes only those of torch.optim and its own."""
 
 
 def write(recipe: Recipe, version: str) -> Export:
@@ -49,12 +49,12 @@ def _text(settings: dict[str, object]) -> str:
 def _command(config: TrainingConfig) -> str:
     if not launch.is_needed(config):
         return f"deepspeed train.py --deepspeed --deepspeed_config {FILE}"
-    # Without the flag its first argument would be the rank, where ours expects a script.
+    # Without the flag the first argument would be the rank, where the launcher expects a script.
     return f"deepspeed --no_local_rank {launch.FILE} train.py --deepspeed --deepspeed_config {FILE}"
 
 
 def _origin(recipe: Recipe) -> dict[str, object]:
-    # DeepSpeed and transformers pass over sections that they do not know.
+    # DeepSpeed and transformers ignore sections that they do not know.
     return {"autotune": {"origin": recipe.origin, "configuration": recipe.config.describe()}}
 
 
@@ -67,7 +67,7 @@ def _numbers(recipe: Recipe) -> dict[str, object]:
         "zero_optimization": {"stage": 0},
         **_autocast(recipe.config),
     }
-    if recipe.config.optimizer not in _OWN_OPTIMIZERS:
+    if recipe.config.optimizer not in _SCRIPT_OPTIMIZERS:
         settings["optimizer"] = _optimizer(recipe)
         if scheduler := _scheduler(recipe):
             settings["scheduler"] = scheduler
@@ -75,7 +75,7 @@ def _numbers(recipe: Recipe) -> dict[str, object]:
 
 
 def _automatic(recipe: Recipe) -> dict[str, object]:
-    """Optimizer and schedule are left to the trainer: DeepSpeed's would take their place."""
+    """Return the settings without optimizer and schedule, which would replace the trainer's."""
     return {
         **_origin(recipe),
         "train_micro_batch_size_per_gpu": "auto",
@@ -95,12 +95,12 @@ def _autocast(config: TrainingConfig) -> dict[str, object]:
 def _optimizer(recipe: Recipe) -> dict[str, object]:
     arguments = optimizer_arguments(recipe)
     if _rises_by_scheduler(recipe):
-        # The scheduler is asked after a step, never before the first: that one has the optimizer's
-        # own rate.
+        # The scheduler sets the rate after each step, so the first step has the optimizer's rate.
         rate = recipe.workload.learning_rate_of(recipe.config.optimizer)
         arguments["lr"] = rate / recipe.workload.learning_rate_warmup_steps
     if recipe.config.optimizer == "adamw":
-        arguments["torch_adam"] = True  # else DeepSpeed's own kernel, compiled at the first step
+        # Otherwise DeepSpeed would use its own kernel, which it compiles at the first step.
+        arguments["torch_adam"] = True
     return {"type": optimizer_class(recipe).rpartition(".")[2], "params": arguments}
 
 
@@ -110,7 +110,10 @@ def _rises_by_scheduler(recipe: Recipe) -> bool:
 
 
 def _scheduler(recipe: Recipe) -> dict[str, object] | None:
-    """WarmupLR so set that step s, from 0, has (s + 1) / warm-up of the rate; by itself it begins with two at zero."""
+    """Return a WarmupLR whose step s, counted from 0, has (s + 1) / warm-up of the rate.
+
+    With its defaults the first two steps would have a rate of zero.
+    """
     if not _rises_by_scheduler(recipe):
         return None
     workload = recipe.workload
@@ -119,7 +122,7 @@ def _scheduler(recipe: Recipe) -> dict[str, object] | None:
     return {
         "type": "WarmupLR",
         "params": {
-            # It rises over two steps at least: with a warm-up of two there is nothing left to rise.
+            # It rises over at least two steps; a warm-up of two has reached the rate by then.
             "warmup_min_lr": rate if warmup == 2 else rate / warmup,
             "warmup_max_lr": rate,
             "warmup_num_steps": max(2, warmup - 1),
@@ -131,60 +134,62 @@ def _scheduler(recipe: Recipe) -> dict[str, object] | None:
 
 def _refusals(recipe: Recipe) -> tuple[Refusal, ...]:
     values = recipe.settings()
-    whys = {**_why_not_techniques(recipe), **_why_not_workload(recipe)}
+    reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
     return tuple(
         Refusal(setting=setting, value=values[setting], instead=instead, why=why)
-        for setting, (instead, why) in whys.items()
+        for setting, (instead, why) in reasons.items()
     )
 
 
-def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[object, str]]:
-    """{setting: (what the files do instead, why)}"""
+def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[object, str]]:
+    """Return {setting: (what the files do instead, why)}."""
     config = recipe.config
     line = blocks_line(config, compiled=config.compile == "block")
-    whys: dict[str, tuple[object, str]] = {}
-    if reason := _why_not_precision(config, line):
-        whys["precision"] = reason
+    reasons: dict[str, tuple[object, str]] = {}
+    if reason := _unsupported_precision(config, line):
+        reasons["precision"] = reason
     if config.checkpointing != "none":
-        whys["checkpointing"] = (
+        reasons["checkpointing"] = (
             None,
-            "the section activation_checkpointing sets what a model's own calls of deepspeed.checkpointing do and "
-            f"turns nothing on: write {line} before deepspeed.initialize",
+            "the section activation_checkpointing affects only models that call "
+            f"deepspeed.checkpointing: write {line} before deepspeed.initialize",
         )
     if config.compile == "block":
-        whys["compile"] = (
+        reasons["compile"] = (
             None,
             f"there is no key for it: write {line} before deepspeed.initialize",
         )
     if config.compile == "model":
-        whys["compile"] = (
+        reasons["compile"] = (
             None,
             'there is no key for it: write engine.compile(compile_kwargs={"dynamic": False}) after '
             "deepspeed.initialize",
         )
     if config.loss == "chunked":
-        whys["loss"] = (
+        reasons["loss"] = (
             None,
-            "the loss is the script's own: the pytorch export has one in chunks to copy",
+            "the script computes the loss: copy the loss in chunks from the pytorch export",
         )
     if config.activation_offload != "none":
-        whys["activation_offload"] = (
+        reasons["activation_offload"] = (
             None,
-            "there is no key for it: write with torch.autograd.graph.save_on_cpu(pin_memory=True): around the forward "
-            "pass, which also moves what is small and the weights that products keep",
+            "there is no key for it: write with "
+            "torch.autograd.graph.save_on_cpu(pin_memory=True): around the forward pass, which "
+            "also moves small tensors and the weights that products save",
         )
-    return whys | _why_not_optimizer(recipe)
+    return reasons | _unsupported_optimizer(recipe)
 
 
-def _why_not_precision(config: TrainingConfig, line: str) -> tuple[object, str] | None:
-    own = (
-        f"DeepSpeed's bf16 section keeps a float32 copy of the weights: write {BF16_WEIGHTS} before"
+def _unsupported_precision(config: TrainingConfig, line: str) -> tuple[object, str] | None:
+    cast = (
+        f"DeepSpeed's bf16 section holds a float32 copy of the weights: write {BF16_WEIGHTS} "
+        "before deepspeed.initialize"
     )
     if config.precision == "bf16-true":
-        return None, f"{own} deepspeed.initialize"
+        return None, cast
     if config.precision == "bf16-stochastic":
         return None, (
-            f"{own} deepspeed.initialize, which gives bf16-true and rounds updates to nearest; the pytorch export "
+            f"{cast}, which gives bf16-true and rounds updates to nearest; the pytorch export "
             "rounds them stochastically"
         )
     if config.precision == "fp8":
@@ -192,58 +197,69 @@ def _why_not_precision(config: TrainingConfig, line: str) -> tuple[object, str] 
     return None
 
 
-def _why_not_optimizer(recipe: Recipe) -> dict[str, tuple[object, str]]:
-    config, whys = recipe.config, dict[str, tuple[object, str]]()
-    if config.optimizer in _OWN_OPTIMIZERS:
-        why = f"DeepSpeed cannot make it: write optimizer={optimizer_line(recipe)} in deepspeed.initialize"
-        whys |= dict.fromkeys(("optimizer", "learning_rate", "weight_decay"), (None, why))
+def _unsupported_optimizer(recipe: Recipe) -> dict[str, tuple[object, str]]:
+    config = recipe.config
+    reasons: dict[str, tuple[object, str]] = {}
+    if config.optimizer in _SCRIPT_OPTIMIZERS:
+        why = (
+            f"DeepSpeed cannot make it: write optimizer={optimizer_line(recipe)} in "
+            "deepspeed.initialize"
+        )
+        reasons |= dict.fromkeys(("optimizer", "learning_rate", "weight_decay"), (None, why))
     if config.optimizer_fusion == "backward":
-        whys["optimizer_fusion"] = (
+        reasons["optimizer_fusion"] = (
             "none",
             "DeepSpeed's engine steps after backward: use the pytorch export",
         )
-    return whys
+    return reasons
 
 
-def _why_not_workload(recipe: Recipe) -> dict[str, tuple[object, str]]:
+def _unsupported_workload(recipe: Recipe) -> dict[str, tuple[object, str]]:
     workload = recipe.workload
-    whys: dict[str, tuple[object, str]] = {
+    reasons: dict[str, tuple[object, str]] = {
         "steps": (
             None,
-            f"the loop is the script's own: end it when engine.global_steps is {workload.steps}",
+            f"the script has the loop: end it when engine.global_steps is {workload.steps}",
         ),
         "sequence_length": (
             None,
-            f"the data is the script's own: cut it to {workload.sequence_length} tokens",
+            f"the script reads the data: cut it to {workload.sequence_length} tokens",
         ),
         "seed": (None, f"write torch.manual_seed({workload.seed}) before the model is made"),
     }
-    say = f"{write_schedule(workload, before='lr_scheduler=lambda optimizer: ')} in deepspeed.initialize"
+    instruction = write_schedule(workload, before="lr_scheduler=lambda optimizer: ")
+    instruction += " in deepspeed.initialize"
     if workload.schedule == "cosine":
-        whys["schedule"] = (
+        reasons["schedule"] = (
             "constant",
-            f"WarmupCosineLR has a rate of 0 in the first step and another phase: {say}",
+            f"WarmupCosineLR has a rate of 0 in the first step and another phase: {instruction}",
         )
-    if workload.learning_rate_warmup_steps > 1 and not (
-        _rises_by_scheduler(recipe) and recipe.config.optimizer not in _OWN_OPTIMIZERS
-    ):
-        whys["learning_rate_warmup_steps"] = (1, f"it is part of the schedule: {say}")
-    return whys
+    if workload.learning_rate_warmup_steps > 1 and not _has_scheduler(recipe):
+        reasons["learning_rate_warmup_steps"] = (1, f"it is part of the schedule: {instruction}")
+    return reasons
+
+
+def _has_scheduler(recipe: Recipe) -> bool:
+    """Return whether the file contains a scheduler."""
+    return recipe.config.optimizer not in _SCRIPT_OPTIMIZERS and _rises_by_scheduler(recipe)
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:
     notes = [
-        model_and_data(recipe),
-        "train.py is a script of your own that calls deepspeed.initialize, engine.backward(loss) and engine.step().",
-        "Before each update DeepSpeed copies all gradients into one buffer to reduce them, also on one device, where "
-        "engine.enable_backward_allreduce = False after deepspeed.initialize saves that memory.",
-        f"{AUTO_FILE} is for transformers (TrainingArguments.deepspeed) and accelerate (deepspeed_config_file), which "
-        "fill in its auto values; leave their own bf16 and fp16 off, which would turn DeepSpeed's on.",
+        model_and_data_note(recipe),
+        "train.py is your script, which calls deepspeed.initialize, engine.backward(loss) and "
+        "engine.step().",
+        "Before each update DeepSpeed copies all gradients into one buffer to reduce them, even on "
+        "one device. There engine.enable_backward_allreduce = False after deepspeed.initialize "
+        "saves that memory.",
+        f"{AUTO_FILE} is for transformers (TrainingArguments.deepspeed) and accelerate "
+        "(deepspeed_config_file), which fill in its auto values. Leave bf16 and fp16 of "
+        "transformers or accelerate off: they would turn those of DeepSpeed on.",
     ]
-    if _rises_by_scheduler(recipe) and recipe.config.optimizer not in _OWN_OPTIMIZERS:
+    if _has_scheduler(recipe):
         notes.append(
-            "The optimizer's lr is that of the first step alone; the rate to change is warmup_max_lr, with lr and "
-            "warmup_min_lr in proportion."
+            "The optimizer's lr is that of the first step only. To change the rate, change "
+            "warmup_max_lr, with lr and warmup_min_lr in proportion."
         )
     return tuple(notes)
 

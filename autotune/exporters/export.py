@@ -1,4 +1,4 @@
-"""What an exporter gives: files, how they are used, and what they do not express."""
+"""Result of an export: the files, the command that uses them, and what they do not express."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,32 +12,37 @@ from autotune.spec.config import FIELD_ORDER
 class Refusal:
     """A setting that the exported files do not express.
 
-    Never silent: it is printed, and `--strict` refuses it.
+    It is always printed, and `--strict` makes it an error.
     """
 
     setting: str
     """One of `SETTINGS`."""
     value: Any
-    """What the trial used; None where only a script of the user's own knows."""
+    """What the trial used; None where only the user's script knows it."""
     instead: Any
-    """What the files do by themselves; None where the user's own code decides."""
+    """What the exported files do; None where the user's code decides it."""
     why: str
-    """One sentence, and the way out where there is one: no capital letter, no full stop."""
+    """One sentence with the reason, and what to do about it where something can be done.
+
+    Begins with a small letter and has no full stop.
+    """
 
     @property
     def is_technique(self) -> bool:
+        """Whether the setting belongs to the configuration, not to the workload."""
         return self.setting in FIELD_ORDER
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """A configuration in the words of one trainer."""
+    """A configuration as the files of one trainer."""
 
     files: Mapping[str, str]
-    """{file name: text}, in the order in which they are worth reading."""
+    """{file name: text}, in the order in which a user should read them."""
     command: str
-    """What uses them, as one would type it in their folder."""
+    """Command line that uses the files, to be typed in their folder."""
     refusals: tuple[Refusal, ...] = ()
+    """Settings that the files do not express."""
     notes: tuple[str, ...] = ()
     """What a user must know, one sentence each: versions, extra packages, what to fill in."""
 
@@ -47,10 +52,11 @@ class Target:
     """A trainer that a configuration can be exported to."""
 
     title: str
-    """What people call it."""
+    """The trainer's usual name."""
     versions: tuple[str, ...]
-    """Values of `--target-version`, the usual one first; what they mean is the target's own."""
+    """Accepted values of `--target-version`, the default first. Each target defines what they
+    mean."""
     checked_with: str
     """Package and version that the keys were verified against."""
     write: Callable[[Recipe, str], Export]
-    """(recipe, version) -> export. Pure: reads nothing, writes nothing."""
+    """(recipe, version) -> export. A pure function: reads and writes no files."""

@@ -1,8 +1,8 @@
-"""forgather: a template for an experiment of a project, as text in its form of Jinja over YAML.
+"""forgather: a template for an experiment of a project, in its format of Jinja over YAML.
 
-The template goes on from the project's own `project.yaml`; blocks in brackets replace those of the
-same name. Every key that decides something is said, also at its default: the project's own blocks
-may have set it.
+The template extends the project's `project.yaml`; blocks in brackets replace those of the same
+name. Every key that has an effect is written, also at its default, because the blocks of the
+project may have set it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,45 +11,45 @@ from typing import Any
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.named_schedule import named_schedule, warmup_refusal
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
-from autotune.exporters.script_lines import own_script_note
+from autotune.exporters.script_lines import user_script_note
 
 FILE = "autotune.yaml"
+_COLLATOR = "DataCollatorForCausalLM"
 
 
 def write(recipe: Recipe, version: str) -> Export:
     refusals = tuple(_refusals(recipe, version))
-    done = {**recipe.settings(), **{refusal.setting: refusal.instead for refusal in refusals}}
+    effective = {**recipe.settings(), **{refusal.setting: refusal.instead for refusal in refusals}}
     command = f"cp {FILE} YOUR-PROJECT/templates/experiments/ && cd YOUR-PROJECT && "
-    if done["allocator"] == "expandable":
+    if effective["allocator"] == "expandable":
         command += "PYTORCH_ALLOC_CONF=expandable_segments:True "
     return Export(
-        files={FILE: _text(recipe, done, version)},
+        files={FILE: _text(recipe, effective, version)},
         command=f"{command}forgather -t {FILE} train",
         refusals=refusals,
-        notes=tuple(_notes(recipe, done)),
+        notes=tuple(_notes(recipe, effective)),
     )
 
 
 def _refusals(recipe: Recipe, version: str) -> Iterator[Refusal]:
     config = recipe.config
-    found = {
+    unsupported = {
         "precision": _PRECISIONS[version].get(config.precision),
         "checkpointing": _CHECKPOINTING.get(config.checkpointing),
         "compile": _BY_BLOCK if config.compile == "block" else None,
         "memory_budget": _ZERO if config.memory_budget == 0.0 else None,
         "loss": _FULL if config.loss == "chunked" else None,
     }
-    for setting, refused in found.items():
-        if refused is not None:
-            yield Refusal(
-                setting=setting, value=getattr(config, setting), instead=refused[0], why=refused[1]
-            )
+    for setting, replacement in unsupported.items():
+        if replacement is not None:
+            instead, why = replacement
+            yield Refusal(setting=setting, value=getattr(config, setting), instead=instead, why=why)
     yield from warmup_refusal(recipe)
 
 
 _STOCHASTIC = (
     "bf16-true",
-    "torch's optimizers, which the file names, round updates of bfloat16 weights to nearest",
+    "the file uses torch's optimizers, which round updates of bfloat16 weights to nearest",
 )
 _PRECISIONS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
     "2026-02": {
@@ -65,11 +65,11 @@ _PRECISIONS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
         "bf16-stochastic": _STOCHASTIC,
         "fp8": (
             "fp8, the head as well",
-            "forgather converts every linear layer, a trial those of the blocks",
+            "forgather converts every linear layer; the trial converted those of the blocks",
         ),
     },
 }
-"""By version: {precision that it does not do: (what the file does instead, why)}."""
+"""{version: {precision that it does not support: (what the file does instead, why)}}."""
 
 _WHOLE_BLOCKS = (
     "forgather checkpoints every block; other choices are code (enable_activation_checkpoint_fn)"
@@ -82,16 +82,16 @@ _BY_BLOCK = (
     "model",
     "forgather compiles the model as a whole; a step in backward then frees fewer gradients early",
 )
-_ZERO = (0.01, "forgather takes a budget of 0.0 for none and would keep everything")
+_ZERO = (0.01, "forgather treats a budget of 0.0 as no budget and would save every activation")
 _FULL = (
     "full",
-    "forgather's loss over hidden states is code (fused_loss_factory), for models that return those",
+    "forgather's loss on hidden states is code (fused_loss_factory), for models that return them",
 )
 
 
-def _text(recipe: Recipe, done: Mapping[str, Any], version: str) -> str:
+def _text(recipe: Recipe, effective: Mapping[str, Any], version: str) -> str:
     arguments = "".join(
-        f"    {name}: {_yaml(value)}\n" for name, value in _arguments(done, version).items()
+        f"    {name}: {_yaml(value)}\n" for name, value in _arguments(effective, version).items()
     )
     return f"""## {recipe.origin}
 -- extends 'project.yaml'
@@ -101,15 +101,15 @@ def _text(recipe: Recipe, done: Mapping[str, Any], version: str) -> str:
     -- set ns.config_name = "autotune"
 
 [datacollator]
-data_collator: &data_collator !singleton:forgather.ml.data_collator:DataCollatorForCausalLM@DataCollatorForCausalLM
+data_collator: &data_collator !singleton:forgather.ml.data_collator:{_COLLATOR}@{_COLLATOR}
     tokenizer: *tokenizer
     return_tensors: pt
     padding: "max_length"
     truncation: True
-    max_length: {done["sequence_length"]}
+    max_length: {effective["sequence_length"]}
 
 [optimizer]
-{_optimizer(done)}
+{_optimizer(effective)}
 [lr_scheduler]
 lr_scheduler: &lr_scheduler ~
 
@@ -133,12 +133,12 @@ _CLASSES = {
 }
 
 
-def _optimizer(done: Mapping[str, Any]) -> str:
-    name, fusion = done["optimizer"], done["optimizer_fusion"]
+def _optimizer(effective: Mapping[str, Any]) -> str:
+    name, fusion = effective["optimizer"], effective["optimizer_fusion"]
     settings = {
-        "lr": done["learning_rate"],
+        "lr": effective["learning_rate"],
         **OPTIMIZER_SETTINGS[name],
-        "weight_decay": done["weight_decay"],
+        "weight_decay": effective["weight_decay"],
     }
     if name in ("adamw", "adafactor", "sgd"):
         settings["foreach"] = fusion == "foreach"
@@ -148,31 +148,36 @@ def _optimizer(done: Mapping[str, Any]) -> str:
     return f"optimizer: &optimizer !lambda:{_CLASSES[name]}\n{lines}"
 
 
-def _arguments(done: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """A schedule by name counts where there is no scheduler: `_text` empties the block that makes one."""
-    precision, schedule = done["precision"], named_schedule(done)
+def _arguments(effective: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Return the arguments of the trainer.
+
+    lr_scheduler_type has an effect only without a scheduler, so `_text` empties the block that
+    makes one.
+    """
+    precision = effective["precision"]
+    schedule = named_schedule(effective)
     return {
-        "per_device_train_batch_size": done["micro_batch_size"],
-        "gradient_accumulation_steps": done["global_batch"] // done["micro_batch_size"],
-        "max_steps": done["steps"],
-        "seed": done["seed"],
-        "max_grad_norm": done["gradient_clipping"],
+        "per_device_train_batch_size": effective["micro_batch_size"],
+        "gradient_accumulation_steps": effective["global_batch"] // effective["micro_batch_size"],
+        "max_steps": effective["steps"],
+        "seed": effective["seed"],
+        "max_grad_norm": effective["gradient_clipping"],
         "lr_scheduler_type": schedule.name,
         "lr_scheduler_kwargs": dict(schedule.keywords),
         "warmup_steps": schedule.warmup_steps,
         "default_dtype": "bfloat16" if precision == "bf16-true" else "float32",
         "float32_matmul_precision": "high" if precision == "tf32" else "highest",
         **(_mixed_precision(precision) if version == "later" else {}),
-        "gradient_checkpointing": done["checkpointing"] == "block",
-        "enable_activation_offloading": done["activation_offload"] == "cpu",
-        "torch_compile": done["compile"] == "model",
+        "gradient_checkpointing": effective["checkpointing"] == "block",
+        "enable_activation_offloading": effective["activation_offload"] == "cpu",
+        "torch_compile": effective["compile"] == "model",
         "torch_compile_backend": "inductor",
         "torch_compile_mode": "default",
         "torch_compile_dynamic": False,
         "torch_compile_full_graph": False,
-        "activation_memory_budget": done["memory_budget"],
-        "fuse_optim_with_backward": done["optimizer_fusion"] == "backward",
-        "sdpa_backend": None if done["attention"] == "auto" else done["attention"],
+        "activation_memory_budget": effective["memory_budget"],
+        "fuse_optim_with_backward": effective["optimizer_fusion"] == "backward",
+        "sdpa_backend": None if effective["attention"] == "auto" else effective["attention"],
         "resume_from_checkpoint": False,
     }
 
@@ -187,7 +192,7 @@ def _mixed_precision(precision: str) -> dict[str, Any]:
 
 
 def _yaml(value: Any) -> str:
-    """A value as YAML 1.1 reads it, where 1e-08 is a text and 1.0e-08 a number."""
+    """Return `value` in YAML 1.1, in which 1e-08 is a string and 1.0e-08 a number."""
     match value:
         case None:
             return "~"
@@ -195,29 +200,39 @@ def _yaml(value: Any) -> str:
             return str(value)
         case float():
             digits, e, exponent = str(value).partition("e")
-            return f"{digits if '.' in digits else f'{digits}.0'}{e}{exponent}"
+            if "." not in digits:
+                digits += ".0"
+            return f"{digits}{e}{exponent}"
         case tuple() | list():
             return f"[{', '.join(map(_yaml, value))}]"
         case dict():
-            return f"{{{', '.join(f'{name}: {_yaml(one)}' for name, one in value.items())}}}"
+            entries = [f"{name}: {_yaml(entry)}" for name, entry in value.items()]
+            return f"{{{', '.join(entries)}}}"
         case _:
             return f'"{value}"'
 
 
-def _notes(recipe: Recipe, done: Mapping[str, Any]) -> Iterator[str]:
-    yield from own_script_note(recipe.workload)
-    yield "the template goes on from project.yaml and project.trainer_config of your project: its model and its text"
+def _notes(recipe: Recipe, effective: Mapping[str, Any]) -> Iterator[str]:
+    yield from user_script_note(recipe.workload)
+    yield (
+        "the template extends project.yaml and project.trainer_config of your project, which "
+        "define model and text"
+    )
     if recipe.accumulation_steps > 1:
         yield "gradient accumulation needs compute_loss_func in the project's trainer"
-    if done["activation_offload"] == "cpu":
-        yield "forgather moves small tensors to the host as well, a trial only those of more than 1 MiB"
-    if done["optimizer"] == "adamw-8bit" or recipe.config.precision == "fp8":
+    if effective["activation_offload"] == "cpu":
+        yield (
+            "forgather moves small tensors to the host as well; the trial moved those of more than "
+            "1 MiB"
+        )
+    if effective["optimizer"] == "adamw-8bit" or recipe.config.precision == "fp8":
         yield "torchao must be installed: pip install torchao"
 
 
 TARGET = Target(
     title="forgather",
     versions=("2026-02", "later"),
-    checked_with="forgather f92f8b8 (2026-02-20), and the reference of its arguments since it has mixed_precision",
+    checked_with="forgather f92f8b8 (2026-02-20), and the reference of its arguments since it has "
+    "mixed_precision",
     write=write,
 )

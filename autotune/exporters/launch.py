@@ -1,8 +1,8 @@
-"""`autotune_launch.py`: sets what only code can set, then runs a training script of the user's own.
+"""`autotune_launch.py`: makes settings that only code can make, then runs the user's script.
 
-torch's activation memory budget has no environment variable and few trainers a key for it; which
-attention kernel answers, whether products use TF32 and how the allocator grows are settings of the
-process as well.
+torch's activation memory budget has no environment variable, and few trainers have a key for it.
+The choice of attention kernels, TF32 in matrix products and the growth of the allocator are
+settings of the process as well.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,8 @@ from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.spec.config import Attention, TrainingConfig
 
 FILE = "autotune_launch.py"
-SETTINGS_IT_MAKES = ("memory_budget", "attention", "allocator")
-"""Techniques that are nothing but a setting of the process. TF32 is one too, as a value of
-`precision`."""
+PROCESS_SETTINGS = ("memory_budget", "attention", "allocator")
+"""Techniques that are only a setting of the process. So is TF32, a value of `precision`."""
 
 _SWITCHES: Mapping[Attention, str] = {
     "flash": "enable_flash_sdp",
@@ -24,23 +23,28 @@ _SWITCHES: Mapping[Attention, str] = {
 
 
 def is_needed(config: TrainingConfig) -> bool:
-    plain = TrainingConfig()
-    own = any(getattr(config, name) != getattr(plain, name) for name in SETTINGS_IT_MAKES)
-    return own or config.precision == "tf32"
+    """Return whether `config` has settings of the process that differ from the defaults."""
+    if config.precision == "tf32":
+        return True
+    default = TrainingConfig()
+    return any(getattr(config, name) != getattr(default, name) for name in PROCESS_SETTINGS)
 
 
 def before_torch(config: TrainingConfig) -> list[str]:
-    """Lines that must run before torch first allocates; they need `os`."""
+    """Return lines that must run before torch first allocates memory; they need `os`."""
     if config.allocator == "default":
         return []
     return ['os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"']
 
 
 def with_torch(config: TrainingConfig) -> list[str]:
-    """Lines that must run before the first graph is compiled; they need `torch` and `torch._functorch.config`."""
+    """Return lines that must run before the first graph is compiled.
+
+    They need `torch` and `torch._functorch.config`.
+    """
     lines = []
     if config.precision == "tf32":
-        lines.append('torch.set_float32_matmul_precision("high")  # products of float32 in TF32')
+        lines.append('torch.set_float32_matmul_precision("high")  # float32 products use TF32')
     if config.memory_budget != 1.0:
         lines.append(f"torch._functorch.config.activation_memory_budget = {config.memory_budget}")
     if config.attention != "auto":
@@ -52,20 +56,21 @@ def with_torch(config: TrainingConfig) -> list[str]:
 
 
 def launcher(recipe: Recipe) -> str:
-    """The text of the file. Needs torch and nothing else."""
+    """Return the text of the file, which needs torch and nothing else."""
     config = recipe.config
     lines = before_torch(config)
-    if settings := with_torch(config):
-        lines += [
-            "import torch",
-            *(["import torch._functorch.config"] if config.memory_budget != 1.0 else []),
-            "",
-        ]
-    body = (
-        "\n".join([*lines, *settings]) or "# Nothing to set: this configuration needs no launcher."
-    )
+    settings = with_torch(config)
+    if settings:
+        lines.append("import torch")
+        if config.memory_budget != 1.0:
+            lines.append("import torch._functorch.config")
+        lines.append("")
+        lines += settings
+    if not lines:
+        lines.append("# Nothing to set: this configuration needs no launcher.")
+    body = "\n".join(lines)
     origin = in_docstring(recipe.origin)
-    return f'''"""Runs a training script with the settings of its process that {origin} was measured with.
+    return f'''"""Run a training script with the process settings of {origin}.
 
     python {FILE} train.py --its --arguments
     accelerate launch {FILE} train.py --its --arguments

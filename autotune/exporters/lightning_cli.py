@@ -1,14 +1,18 @@
 """Lightning: `lightning.yaml` for LightningCLI, and a callback for what its Trainer has no key for.
 
-Model and data are classes of the user's own, which the script gives to LightningCLI; `optimizer` in
-the file takes the place of their `configure_optimizers`. Keys: lightning 2.6.
+Model and data are the user's classes, which the script passes to LightningCLI; `optimizer` in the
+file replaces their `configure_optimizers`. Keys: lightning 2.6.
 """
 
 import yaml
 
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
-from autotune.exporters.script_lines import model_and_data, optimizer_arguments, optimizer_class
+from autotune.exporters.script_lines import (
+    model_and_data_note,
+    optimizer_arguments,
+    optimizer_class,
+)
 from autotune.exporters.shipped import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
 
 FILE = "lightning.yaml"
@@ -42,7 +46,7 @@ def _heading(recipe: Recipe) -> str:
 
 
 def _command(recipe: Recipe) -> str:
-    # The allocator reads it once, before a callback could set it.
+    # The allocator reads the variable once, before a callback could set it.
     expandable = recipe.config.allocator == "expandable"
     environment = "PYTORCH_ALLOC_CONF=expandable_segments:True " if expandable else ""
     return f"{environment}python main.py fit -c {FILE}"
@@ -76,7 +80,11 @@ def _precision(recipe: Recipe) -> str:
 
 
 def _clips_in_callback(recipe: Recipe) -> bool:
-    """Lightning refuses to clip for a fused optimizer in mixed precision, whether it has a scaler or not."""
+    """Return whether the callback must clip the gradients.
+
+    Lightning raises an error for clipping with a fused optimizer in mixed precision, whether there
+    is a scaler or not.
+    """
     return recipe.config.optimizer_fusion == "kernel" and _precision(recipe).endswith("-mixed")
 
 
@@ -100,78 +108,85 @@ def _callback(recipe: Recipe) -> dict[str, object]:
 
 def _refusals(recipe: Recipe) -> tuple[Refusal, ...]:
     values = recipe.settings()
-    whys = {**_why_not_techniques(recipe), **_why_not_workload(recipe)}
+    reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
     return tuple(
         Refusal(setting=setting, value=values[setting], instead=instead, why=why)
-        for setting, (instead, why) in whys.items()
+        for setting, (instead, why) in reasons.items()
     )
 
 
-def _why_not_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
-    """{setting: (what the files do instead, why)}"""
+def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
+    """Return {setting: (what the files do instead, why)}."""
     config = recipe.config
-    whys: dict[str, tuple[str | None, str]] = {}
+    reasons: dict[str, tuple[str | None, str]] = {}
     if recipe.is_fp16_on_cpu:
-        whys["precision"] = (
+        reasons["precision"] = (
             "fp32",
-            "Lightning makes bfloat16 of 16-mixed on a CPU: use bf16-mixed",
+            "Lightning turns 16-mixed into bfloat16 on a CPU: use bf16-mixed",
         )
     if config.precision == "bf16-stochastic":
-        whys["precision"] = (
+        reasons["precision"] = (
             "bf16-true",
-            "an update is rounded to nearest: the pytorch export rounds it stochastically",
+            "updates are rounded to nearest: the pytorch export rounds them stochastically",
         )
-    whys["micro_batch_size"] = (
+    reasons["micro_batch_size"] = (
         None,
-        "the batch is your LightningDataModule's: write torch.utils.data.DataLoader(..., "
+        "your LightningDataModule sets the batch size: write torch.utils.data.DataLoader(..., "
         f"batch_size={config.micro_batch_size})",
     )
     if config.optimizer_fusion == "backward":
-        whys["optimizer_fusion"] = (
+        reasons["optimizer_fusion"] = (
             "none",
             "Lightning steps after backward: use the pytorch export",
         )
     if config.loss == "chunked":
-        whys["loss"] = (
+        reasons["loss"] = (
             None,
-            "the loss is your training_step's: the pytorch export has one in chunks to copy",
+            "your training_step computes the loss: copy the loss in chunks from the pytorch export",
         )
     if config.activation_offload != "none":
-        whys["activation_offload"] = (
+        reasons["activation_offload"] = (
             None,
-            "Lightning has no key for it: write with torch.autograd.graph.save_on_cpu(pin_memory=True): in "
-            "training_step, which also moves what is small and the weights that products keep",
+            "Lightning has no key for it: write with "
+            "torch.autograd.graph.save_on_cpu(pin_memory=True): in training_step, which also moves "
+            "small tensors and the weights that products save",
         )
-    return whys
+    return reasons
 
 
-def _why_not_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
+def _unsupported_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
     workload = recipe.workload
     return {
         "global_batch": (
             None,
-            f"a step is {recipe.accumulation_steps} of your LightningDataModule's batches: with "
-            f"{recipe.config.micro_batch_size} sequences in each it is {workload.global_batch}",
+            f"a step uses {recipe.accumulation_steps} batches of your LightningDataModule: with "
+            f"{recipe.config.micro_batch_size} sequences in each, the global batch is "
+            f"{workload.global_batch}",
         ),
         "sequence_length": (
             None,
-            f"the data is your LightningDataModule's: cut it to {workload.sequence_length} tokens",
+            f"your LightningDataModule reads the data: cut it to {workload.sequence_length} tokens",
         ),
     }
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:
-    casts = "bf16-true casts buffers as well, such as frequencies of positions, which a trial leaves in float32."
-    return (
-        model_and_data(recipe),
-        *([casts] if _precision(recipe) == "bf16-true" else []),
-        "main.py is a script of your own: lightning.pytorch.cli.LightningCLI(YourModule, YourDataModule).",
-        f"Needs lightning and jsonargparse[signatures]; keep the Python files beside main.py with {FILE}.",
-        "The optimizer in the file takes the place of your module's configure_optimizers, and the callback sets its "
-        "rate: leave schedulers out.",
-        f"max_steps and total_steps are those of the trial: set both for a longer training ({recipe.workload.steps} "
-        "steps were run).",
-    )
+    notes = [model_and_data_note(recipe)]
+    if _precision(recipe) == "bf16-true":
+        notes.append(
+            "bf16-true also casts buffers, such as the frequencies of positions, which a trial "
+            "leaves in float32."
+        )
+    notes += [
+        "main.py is your script: lightning.pytorch.cli.LightningCLI(YourModule, YourDataModule).",
+        f"Needs lightning and jsonargparse[signatures]. Put the Python files and {FILE} next to "
+        "main.py.",
+        "The optimizer in the file replaces configure_optimizers of your module, and the callback "
+        "sets its learning rate: use no scheduler.",
+        "max_steps and total_steps are those of the trial "
+        f"({recipe.workload.steps} steps): set both for a longer training.",
+    ]
+    return tuple(notes)
 
 
 TARGET = Target(title="Lightning", versions=("2",), checked_with="lightning 2.6.6", write=write)

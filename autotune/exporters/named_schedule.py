@@ -1,8 +1,9 @@
-"""Learning rates by the schedules that transformers knows by name (`transformers.optimization`).
+"""Learning rate schedules that transformers knows by name (`transformers.optimization`).
 
-Its warm-ups begin at a rate of 0, a trial's one step further. Only `warmup_stable_decay` can begin
-above 0, and has one floor for warm-up and decay: every constant rate can be written with it, a
-cosine down to a tenth where the warm-up begins at a tenth as well.
+Its warm-ups begin at a rate of 0; the warm-up of a trial begins one step further. Only
+`warmup_stable_decay` can begin above 0. It has a single floor for warm-up and decay, so it can
+express every constant rate, but a cosine down to a tenth only where the warm-up begins at a tenth
+as well.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ _FROM_ZERO = "{steps}, from a rate of 0"
 
 @dataclass(frozen=True, kw_only=True)
 class NamedSchedule:
-    """A value of `lr_scheduler_type`, and what it is called with."""
+    """A value of `lr_scheduler_type` and its arguments."""
 
     name: str
     warmup_steps: int
@@ -25,28 +26,37 @@ class NamedSchedule:
 
 
 def warmup_refusal(recipe: Recipe, *, least: int = 1) -> Iterator[Refusal]:
-    """For a warm-up that no schedule has.
+    """Yield a refusal if no named schedule has the warm-up of the trial.
 
-    `least`: the shortest warm-up that the trainer takes, besides none.
+    `least` is the shortest warm-up, other than none, that the trainer accepts.
     """
     steps = recipe.workload.learning_rate_warmup_steps
     begins_right = recipe.workload.schedule == "constant" or steps in (1, round(1 / SMALLEST_RATE))
     if not begins_right or 0 < steps - 1 < least:
-        why = "a warm-up of transformers begins at a rate of 0, a trial's one step further"
+        why = (
+            "a warm-up of transformers begins at a rate of 0; that of the trial begins one step "
+            "further"
+        )
         instead = _FROM_ZERO.format(steps=steps)
         yield Refusal(setting="learning_rate_warmup_steps", value=steps, instead=instead, why=why)
 
 
-def named_schedule(done: Mapping[str, Any]) -> NamedSchedule:
-    """`done`: the settings of a recipe, with what stands in for those that were refused."""
-    warmup, is_constant = done["learning_rate_warmup_steps"], done["schedule"] == "constant"
+def named_schedule(effective: Mapping[str, Any]) -> NamedSchedule:
+    """Return the schedule that has the learning rates of `effective`.
+
+    `effective` holds the settings of a recipe as the files will have them: those that cannot be
+    expressed are replaced by what the files do instead.
+    """
+    warmup = effective["learning_rate_warmup_steps"]
+    is_constant = effective["schedule"] == "constant"
     if isinstance(warmup, int):
-        keywords = {
-            "num_decay_steps": 0 if is_constant else max(0, done["steps"] - warmup),
-            "min_lr_ratio": 1 / warmup if is_constant else SMALLEST_RATE,
-        }
+        if is_constant:
+            keywords = {"num_decay_steps": 0, "min_lr_ratio": 1 / warmup}
+        else:
+            decay_steps = max(0, effective["steps"] - warmup)
+            keywords = {"num_decay_steps": decay_steps, "min_lr_ratio": SMALLEST_RATE}
         return NamedSchedule(name="warmup_stable_decay", warmup_steps=warmup - 1, keywords=keywords)
-    steps = int(warmup.partition(",")[0])
+    steps = int(warmup.partition(",")[0])  # the text of `_FROM_ZERO`
     if is_constant:
         return NamedSchedule(name="constant_with_warmup", warmup_steps=steps, keywords={})
     return NamedSchedule(

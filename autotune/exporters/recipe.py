@@ -1,4 +1,4 @@
-"""What an exporter is given: a configuration, the workload it was measured on, and what was measured."""
+"""Input of an exporter: a configuration, the workload that it ran on, and what was measured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +15,13 @@ OPTIMIZER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"weight_decay": 0.0, "momentum": 0.9},
     "adafactor-fixed-rate": {"weight_decay": 0.01},
 }
-"""What trials train with besides the learning rate (`autotune/techniques/optimizer.py`)."""
+"""{optimizer: its arguments in trials, without the learning rate}.
+
+As in `autotune/techniques/optimizer.py`.
+"""
 
 SMALLEST_RATE = 0.1
-"""Share of the learning rate that a cosine schedule ends at (`autotune/training/step.py`)."""
+"""Fraction of the learning rate at which a cosine schedule ends (`autotune/training/step.py`)."""
 
 WORKLOAD_SETTINGS = (
     "learning_rate",
@@ -31,11 +34,10 @@ WORKLOAD_SETTINGS = (
     "gradient_clipping",
     "seed",
 )
-"""What of a workload decides the numbers that are computed, and a trainer may or may not have a key
-for."""
+"""Settings of a workload that change the computed numbers. A trainer may have no key for some."""
 
 SETTINGS = (*FIELD_ORDER, *WORKLOAD_SETTINGS)
-"""Everything an export must either express or refuse."""
+"""Every setting that an export must either express or list as not expressed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +47,11 @@ class Recipe:
     config: TrainingConfig
     workload: Workload
     device_type: Literal["cpu", "cuda"]
-    """What the trial ran on."""
+    """Type of the device that the trial ran on."""
     origin: str
-    """Where it comes from, such as `study tour, trial 12`: in one line, whatever a study is called.
+    """Study and trial that it comes from, such as `study tour, trial 12`.
+
+    Always a single line, whatever the name of the study contains.
     """
     peak_memory_bytes: int | None = None
     device_bytes: int | None = None
@@ -55,17 +59,18 @@ class Recipe:
     perplexity: float | None = None
 
     def __post_init__(self) -> None:
-        # It stands in comments, which a line break would end and a control character would spoil.
+        # The text goes into comments: a line break would end the comment, and control characters
+        # would make the file unreadable.
         object.__setattr__(self, "origin", in_one_line(self.origin))
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro batches whose gradients add up to one optimizer step."""
+        """Number of micro batches whose gradients are summed for one optimizer step."""
         return self.workload.global_batch // self.config.micro_batch_size
 
     @property
     def is_fp16_on_cpu(self) -> bool:
-        """Trainers leave it out there, or make bfloat16 of it, without a word."""
+        """Whether the trial used fp16 on a CPU, where trainers silently drop it or use bfloat16."""
         return self.device_type == "cpu" and self.config.precision == "fp16-mixed"
 
     @property
@@ -73,7 +78,7 @@ class Recipe:
         return OPTIMIZER_SETTINGS[self.config.optimizer]
 
     def settings(self) -> dict[str, Any]:
-        """Every one of `SETTINGS` with its value."""
+        """Return {name: value} of all `SETTINGS`."""
         workload = self.workload
         return {
             **{field: getattr(self.config, field) for field in FIELD_ORDER},
@@ -84,16 +89,17 @@ class Recipe:
 
 
 def in_one_line(text: str) -> str:
-    """Without line breaks and without what cannot be printed, for comments."""
+    """Return `text` on one line, without unprintable characters, for use in a comment."""
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
 
 
 def in_docstring(text: str) -> str:
-    """Somebody's text, such as a path or a name, between three quotes: it neither ends them nor escapes anything."""
+    """Return `text` (such as a user's path) on one line, escaped for use inside a docstring."""
     return in_one_line(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def recipe_of(result: StudyResult, record: TrialRecord) -> Recipe:
+    """Return the recipe of one trial of a study."""
     return Recipe(
         config=record.config,
         workload=result.workload,

@@ -1,6 +1,6 @@
-"""Lines of Python for a training script of the user's own: what belongs there and in no trainer's file.
+"""Lines of Python for the user's training script, for what no file of a trainer can express.
 
-Each is one line as it would be typed, with the names `model` and `optimizer`; the reasons of
+Each is one line as it would be typed, with the names `model` and `optimizer`. The reasons of
 refusals quote them.
 """
 
@@ -17,19 +17,22 @@ _CLASSES = {
     "adafactor-fixed-rate": "adafactor_fixed_rate.AdafactorFixedRate",
 }
 WITHOUT_FLAGS = ("adamw-8bit", "adafactor-fixed-rate")
-"""Optimizers that take neither `foreach` nor `fused`, nor other settings than the rate from us."""
+"""Optimizers that take neither `foreach` nor `fused`."""
 
 BF16_WEIGHTS = "for weight in model.parameters(): weight.data = weight.data.to(torch.bfloat16)"
-"""Without the buffers, such as frequencies of positions, which trials leave as they are."""
+"""Leaves buffers, such as the frequencies of positions, in their dtype, as trials do."""
 
 
 def optimizer_class(recipe: Recipe) -> str:
-    """Full name of the class."""
+    """Return the full name of the optimizer's class."""
     return _CLASSES[recipe.config.optimizer]
 
 
 def optimizer_arguments(recipe: Recipe) -> dict[str, object]:
-    """Everything that the trial's optimizer was made with, in JSON's types; a step in backward is no argument."""
+    """Return all arguments of the trial's optimizer, as types that JSON has.
+
+    An optimizer step in the backward pass is not an argument of the optimizer.
+    """
     config = recipe.config
     rate = recipe.workload.learning_rate_of(config.optimizer)
     if config.optimizer == "adafactor-fixed-rate":
@@ -42,17 +45,20 @@ def optimizer_arguments(recipe: Recipe) -> dict[str, object]:
 
 
 def optimizer_flags(config: TrainingConfig) -> dict[str, bool]:
-    """torch's own choice of them differs between devices, so both are always said."""
+    """Return `foreach` and `fused`, as far as the optimizer takes them.
+
+    Both are always specified, because torch's defaults differ between devices.
+    """
     if config.optimizer in WITHOUT_FLAGS:
         return {}
-    flags = {
-        "foreach": config.optimizer_fusion == "foreach",
-        "fused": config.optimizer_fusion == "kernel",
-    }
-    return {"foreach": flags["foreach"]} if config.optimizer == "adafactor" else flags
+    flags = {"foreach": config.optimizer_fusion == "foreach"}
+    if config.optimizer != "adafactor":
+        flags["fused"] = config.optimizer_fusion == "kernel"
+    return flags
 
 
 def optimizer_line(recipe: Recipe) -> str:
+    """Return the expression that makes the trial's optimizer."""
     settings = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in optimizer_arguments(recipe).items()
@@ -62,7 +68,10 @@ def optimizer_line(recipe: Recipe) -> str:
 
 
 def blocks_line(config: TrainingConfig, *, compiled: bool = False) -> str:
-    """The call of `autotune_blocks.py` that does what `config` asks of blocks; compiling only where it is asked."""
+    """Return the call of `autotune_blocks.py` that applies the techniques of `config` to blocks.
+
+    The call compiles the blocks only if `compiled` is true.
+    """
     arguments = []
     if config.checkpointing != "none":
         arguments.append(f'checkpointing="{config.checkpointing}"')
@@ -73,69 +82,86 @@ def blocks_line(config: TrainingConfig, *, compiled: bool = False) -> str:
     return f"{BLOCKS.removesuffix('.py')}.prepare_blocks({', '.join(['model', *arguments])})"
 
 
-def rate_share(workload: Workload) -> str:
-    """The share of the learning rate at `step`, counted from 0, as an expression of Python that may need `math`."""
+def learning_rate_factor_expression(workload: Workload) -> str:
+    """Return the factor of the learning rate at `step` (counted from 0) as a Python expression.
+
+    The expression needs `math` if the schedule is a cosine.
+    """
     warmup = workload.learning_rate_warmup_steps
-    rising = "1.0" if warmup == 1 else f"min(1.0, (step + 1) / {warmup})"
     if workload.schedule == "constant":
-        return rising
+        return "1.0" if warmup == 1 else f"min(1.0, (step + 1) / {warmup})"
     amplitude = (1 - SMALLEST_RATE) / 2
-    done = f"max(0, step - {warmup}) / {max(1, workload.steps - warmup)}"
-    falling = f"{SMALLEST_RATE} + {amplitude} * (1 + math.cos(math.pi * {done}))"
-    return falling if warmup == 1 else f"min((step + 1) / {warmup}, {falling})"
+    progress = f"max(0, step - {warmup}) / {max(1, workload.steps - warmup)}"
+    decay = f"{SMALLEST_RATE} + {amplitude} * (1 + math.cos(math.pi * {progress}))"
+    return decay if warmup == 1 else f"min((step + 1) / {warmup}, {decay})"
 
 
 def write_schedule(workload: Workload, *, before: str = "") -> str:
-    """What to do in words; `before` stands in front of the call, in the same line."""
-    line = (
-        f"{before}torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: {rate_share(workload)})"
-    )
+    """Return the instruction to write the schedule's line; `before` precedes the call in it."""
+    factor = learning_rate_factor_expression(workload)
+    line = f"{before}torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: {factor})"
     return f"import math and write {line}" if "math." in line else f"write {line}"
 
 
-def own_script_note(workload: Workload) -> list[str]:
-    """Of a study of somebody's own script, whose numbers autotune never saw; nothing for another."""
+def user_script_note(workload: Workload) -> list[str]:
+    """Return a note for a study of the user's script, whose settings autotune does not know.
+
+    The list is empty for other studies.
+    """
     if workload.script is None:
         return []
-    ran = workload.describe_model()
     return [
-        f"the trial ran {ran}, whose model, optimizer, rate, loss and data are its own: they belong in place of ours"
+        f"the trial ran {workload.describe_model()}, which defines model, optimizer, learning "
+        "rate, loss and data itself: put them in place of those in these files"
     ]
 
 
 def text_notes(workload: Workload, *, says_tokenizer: bool = False) -> list[str]:
-    """For a trainer that reads the text itself, by the tokenizer of its model unless the files say another."""
-    notes, is_own = [], workload.tokenizer in (workload.model_source, "model")
-    if workload.script is None and not is_own and not says_tokenizer:
+    """Return notes for a trainer that reads the text itself.
+
+    Such a trainer uses the tokenizer of its model unless the files name another
+    (`says_tokenizer`).
+    """
+    notes = []
+    uses_model_tokenizer = workload.tokenizer in (workload.model_source, "model")
+    if workload.script is None and not uses_model_tokenizer and not says_tokenizer:
         names = {
             "bytes": "bytes",
             "bpe": f"those of a BPE of {workload.vocab_size} trained on its text",
         }
-        made = names.get(workload.tokenizer, f"those of {workload.tokenizer}")
+        tokens = names.get(workload.tokenizer, f"those of {workload.tokenizer}")
         notes.append(
-            f"the trial's tokens were {made}; the files leave the choice to the model, which has its own"
+            f"the trial's tokens were {tokens}; these files use the tokenizer of the model instead"
         )
     if workload.streaming:
         notes.append(
-            "the study streamed its text and read no more than its steps use; the files read all of it"
+            "the study streamed its text and read no more than its steps use; these files read all "
+            "of it"
         )
     return notes
 
 
-def model_and_data(recipe: Recipe) -> str:
-    """What was trained: the names that are a script's to fill in."""
+def model_and_data_note(recipe: Recipe) -> str:
+    """Return a sentence on what was trained, which the user's script must provide."""
     workload = recipe.workload
     if workload.script is not None:
-        [note] = own_script_note(workload)
+        [note] = user_script_note(workload)
         return f"{note[0].upper()}{note[1:]}."
-    said = f"The trial trained {workload.describe_model()} on {workload.dataset}; model and data are your script's"
+    note = (
+        f"The trial trained {workload.describe_model()} on {workload.dataset}; your script "
+        "provides model and data"
+    )
     if workload.packing == "padded":
-        said += ", each sequence the beginning of a text and padding without labels (-100)"
-        if (steps := recipe.accumulation_steps) > 1:
-            said += f", its loss the sum of a micro batch / the labels of all {steps} of a step, not a mean of means"
+        note += ", each sequence the beginning of a text and padding without labels (-100)"
+        steps = recipe.accumulation_steps
+        if steps > 1:
+            note += (
+                f", its loss the sum over a micro batch divided by the labels of all {steps} of a "
+                "step, not a mean of means"
+            )
     if not workload.pretrained:
-        return f"{said}."
-    # Since version 5 the weights keep the dtype that they were saved in.
+        return f"{note}."
+    # Since transformers 5 the weights stay in the dtype that they were saved in.
     dtype = "bfloat16" if recipe.config.precision in ("bf16-true", "bf16-stochastic") else "float32"
-    name = f"{workload.model_source!r}, dtype=torch.{dtype}"
-    return f"{said}: write model = transformers.AutoModelForCausalLM.from_pretrained({name})."
+    arguments = f"{workload.model_source!r}, dtype=torch.{dtype}"
+    return f"{note}: write model = transformers.AutoModelForCausalLM.from_pretrained({arguments})."

@@ -1,6 +1,7 @@
-"""Text of our own modules, for exported files that need no autotune: the very code that the trials ran.
+"""Source text of autotune's modules, for exported files that run without autotune.
 
-Reads the modules as text. Importing them would load torch.
+Exported files contain the code that the trials ran. The modules are read as text, because importing
+them would load torch.
 """
 
 import ast
@@ -17,54 +18,62 @@ STOCHASTIC_ROUNDING = (
     "_widened",
     "_is_rounded",
 )
-"""What a file that rounds stochastically needs of `techniques.stochastic_rounding`."""
+"""Definitions of `techniques.stochastic_rounding` that a file with stochastic rounding needs."""
 STEP_IN_BACKWARD = ("SteppedInBackward", "step_in_backward")
-"""What a file that updates in the backward pass needs of `techniques.step_in_backward`."""
+"""Definitions of `techniques.step_in_backward` that a file with updates in backward needs."""
 
 
 def excerpt(module: str, *names: str) -> str:
-    """The top-level definitions `names` of `module`, such as "techniques.fp8", in the order in which they stand there.
+    """Return the source of the top-level definitions `names` of `module`, in the module's order.
 
-    With their decorators and docstrings, and the text below a constant that says what it is.
+    `module` is a name such as "techniques.fp8". Includes decorators and docstrings, also the
+    docstring below a constant. Raises AssertionError for a name that the module does not define.
     """
-    found = _definitions(module)
-    assert not (missing := set(names) - set(found)), f"{module} does not define {missing}"
-    return spaced(text for name, text in found.items() if name in names)
+    definitions = _definitions(module)
+    missing = set(names) - set(definitions)
+    assert not missing, f"{module} does not define {missing}"
+    return spaced(text for name, text in definitions.items() if name in names)
 
 
 def spaced(texts: Iterable[str]) -> str:
-    """Constants under each other, and two empty lines round everything longer."""
-    joined, before = "", ""
+    """Join `texts`: one line break between two constants, two empty lines around anything else."""
+    joined = ""
+    previous = ""
     for text in texts:
-        gap = "\n" if _is_short(before) and _is_short(text) else "\n\n\n"
-        joined += (gap if before else "") + text
-        before = text
+        if previous:
+            joined += "\n" if _is_constant(previous) and _is_constant(text) else "\n\n\n"
+        joined += text
+        previous = text
     return joined
 
 
 @cache
 def source(module: str) -> str:
-    """The whole text of `module` of this package."""
-    return (
-        files("autotune")
-        .joinpath(*module.split(".")[:-1], f"{module.rpartition('.')[2]}.py")
-        .read_text("utf-8")
-    )
+    """Return the whole text of `module` of this package."""
+    *folders, name = module.split(".")
+    return files("autotune").joinpath(*folders, f"{name}.py").read_text("utf-8")
 
 
 @cache
 def _definitions(module: str) -> dict[str, str]:
-    lines, body = source(module).splitlines(), ast.parse(source(module)).body
-    found = {}
+    """Return {name: source} of the top-level functions, classes and constants of `module`."""
+    text = source(module)
+    lines = text.splitlines()
+    body = ast.parse(text).body
+    definitions = {}
     for statement, following in zip(body, [*body[1:], None], strict=True):
-        if (name := _name_of(statement)) is not None:
-            is_explained = isinstance(statement, ast.Assign | ast.AnnAssign) and _is_text(following)
-            last = following if is_explained and following is not None else statement
-            found[name] = "\n".join(lines[_first_line(statement) - 1 : last.end_lineno])
-    return found
+        name = _defined_name(statement)
+        if name is None:
+            continue
+        last: ast.stmt = statement
+        is_constant = isinstance(statement, ast.Assign | ast.AnnAssign)
+        if is_constant and following is not None and _is_string(following):
+            last = following  # the docstring of the constant
+        definitions[name] = "\n".join(lines[_first_line(statement) - 1 : last.end_lineno])
+    return definitions
 
 
-def _name_of(statement: ast.stmt) -> str | None:
+def _defined_name(statement: ast.stmt) -> str | None:
     match statement:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return name
@@ -78,12 +87,12 @@ def _first_line(statement: ast.stmt) -> int:
     return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
 
 
-def _is_text(statement: ast.stmt | None) -> bool:
+def _is_string(statement: ast.stmt) -> bool:
     match statement:
         case ast.Expr(value=ast.Constant(value=str())):
             return True
     return False
 
 
-def _is_short(text: str) -> bool:
+def _is_constant(text: str) -> bool:
     return not any(line.startswith(("def ", "class ", "@", "# --")) for line in text.splitlines())

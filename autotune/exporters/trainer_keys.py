@@ -1,8 +1,8 @@
-"""Keys of transformers' TrainingArguments, which trl and others share, and what of a configuration they can say.
+"""Keys of transformers' TrainingArguments, which trl and others share, for a configuration.
 
-A key that loads need not be one that acts: transformers before 5.16 takes `every_n_layers` and
-checkpoints every layer. So what the keys really do is worked out first, by `nearest`, and the keys
-are written from that.
+A key that is accepted may have no effect: transformers before 5.16 takes `every_n_layers` and
+checkpoints every layer. So `closest_config` first works out what the keys can really do, and the
+keys are written from its result.
 """
 
 import dataclasses
@@ -15,25 +15,30 @@ from autotune.spec.config import Checkpointing, OptimizerFusion, TrainingConfig
 
 _EVERY: Mapping[Checkpointing, int] = {"block": 1, "every-2": 2, "every-4": 4}
 LONGEST_ADAFACTOR_STEPS = 5623
-"""Until then transformers' Adafactor, which has no largest beta2, is adafactor-fixed-rate: 1 - 5623
-** -0.8 < 0.999."""
+"""Last step at which transformers' Adafactor equals adafactor-fixed-rate.
+
+The former has no largest beta2; 1 - 5623 ** -0.8 < 0.999, the largest beta2 of the latter.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What the keys do in the place of what the trial did."""
+    """A setting that the keys cannot express, and what they do instead."""
 
     setting: str
     instead: Any
+    """What the keys do."""
     why: str
+    """The reason, as in `Refusal.why`."""
 
 
-def nearest(
+def closest_config(
     recipe: Recipe, *, has_every_n_layers: bool = True
 ) -> tuple[TrainingConfig, list[Change]]:
-    """The configuration that TrainingArguments and a model's `dtype` can say, and where it is another.
+    """Return the closest configuration that TrainingArguments and a model's `dtype` can express.
 
-    The settings of a process (`launch.py`) are left as they are.
+    The second value lists where it differs from the trial's. The settings of a process
+    (`launch.py`) are not changed.
     """
     config = recipe.config
     changes = [
@@ -43,13 +48,11 @@ def nearest(
         *_optimizer(recipe),
     ]
     changes += _fusion(config, _changed(config, changes), recipe.device_type)
-    said = _changed(config, changes)
-    return said, [*changes, *_learning_rate(recipe, said)]
+    closest = _changed(config, changes)
+    return closest, [*changes, *_learning_rate(recipe, closest)]
 
 
-FP16_ON_CPU = (
-    "accelerate, which it trains by, leaves fp16 out on a CPU without a word: use bf16-mixed"
-)
+FP16_ON_CPU = "accelerate, which it trains with, silently ignores fp16 on a CPU: use bf16-mixed"
 
 
 def _changed(config: TrainingConfig, changes: list[Change]) -> TrainingConfig:
@@ -61,10 +64,13 @@ def _precision(recipe: Recipe) -> list[Change]:
     if recipe.is_fp16_on_cpu:
         return [Change(setting="precision", instead="fp32", why=FP16_ON_CPU)]
     if config.precision == "fp8":
-        why = "it has no key: convert the blocks' linear layers by torchao.float8, or use accelerate's fp8"
+        why = (
+            "it has no key: convert the linear layers of the blocks with torchao.float8, or use "
+            "accelerate's fp8"
+        )
         return [Change(setting="precision", instead="bf16-mixed", why=why)]
     if config.precision == "bf16-stochastic":
-        why = "no optimizer of its list rounds weights and state stochastically"
+        why = "none of its optimizers rounds weights and state stochastically"
         return [Change(setting="precision", instead="bf16-true", why=why)]
     return []
 
@@ -73,11 +79,12 @@ def _checkpointing(config: TrainingConfig, *, has_every_n_layers: bool) -> list[
     value = config.checkpointing
     if value in ("none", "block") or (value in _EVERY and has_every_n_layers):
         return []
-    why = {
+    reasons = {
         "attention": "it checkpoints whole blocks only",
-        "selective": "a policy of what to keep is a function, which no file can hold",
+        "selective": "a policy of what to save is a function, which no file can hold",
         "sqrt": "it checkpoints single blocks only",
-    }.get(value, "`every_n_layers` came with transformers 5.16 and is silently ignored before")
+    }
+    why = reasons.get(value, "transformers before 5.16 silently ignores `every_n_layers`")
     return [Change(setting="checkpointing", instead="block", why=why)]
 
 
@@ -93,56 +100,61 @@ def _optimizer(recipe: Recipe) -> list[Change]:
     config = recipe.config
     if config.optimizer != "adafactor":
         return []
-    why = "its adafactor is another algorithm than torch.optim.Adafactor: its rate is not relative to the weight's size"
+    why = (
+        "its adafactor is not the algorithm of torch.optim.Adafactor: its learning rate is not "
+        "relative to the size of the weight"
+    )
     return [Change(setting="optimizer", instead="adafactor-fixed-rate", why=why)]
 
 
-def _fusion(config: TrainingConfig, said: TrainingConfig, device_type: str) -> list[Change]:
-    by_torch: OptimizerFusion = "foreach" if device_type == "cuda" else "none"
+def _fusion(config: TrainingConfig, closest: TrainingConfig, device_type: str) -> list[Change]:
+    torch_default: OptimizerFusion = "foreach" if device_type == "cuda" else "none"
     possible: Mapping[str, tuple[OptimizerFusion, ...]] = {
-        "adamw": (by_torch, "kernel"),
-        "sgd": (by_torch,),
+        "adamw": (torch_default, "kernel"),
+        "sgd": (torch_default,),
     }
-    options = possible.get(said.optimizer, ("none",))
+    options = possible.get(closest.optimizer, ("none",))
     if config.optimizer_fusion in options:
         return []
-    why = {
-        "backward": "it steps after the backward pass",
-        "kernel": f"{said.optimizer} has no key for fused=True",
-    }.get(
-        config.optimizer_fusion,
-        f"torch chooses for itself where nothing is said, on {device_type} {by_torch}",
-    )
+    if config.optimizer_fusion == "backward":
+        why = "it steps after the backward pass"
+    elif config.optimizer_fusion == "kernel":
+        why = f"{closest.optimizer} has no key for fused=True"
+    else:
+        why = f"it has no key for this; the default of torch on {device_type} is {torch_default}"
     return [Change(setting="optimizer_fusion", instead=options[-1], why=why)]
 
 
-def _learning_rate(recipe: Recipe, said: TrainingConfig) -> list[Change]:
-    was, now = (
-        recipe.workload.learning_rate_of(config.optimizer) for config in (recipe.config, said)
-    )
-    why = f"it is the workload's rate for {said.optimizer}"
-    return [Change(setting="learning_rate", instead=now, why=why)] if now != was else []
+def _learning_rate(recipe: Recipe, closest: TrainingConfig) -> list[Change]:
+    used = recipe.workload.learning_rate_of(recipe.config.optimizer)
+    instead = recipe.workload.learning_rate_of(closest.optimizer)
+    if instead == used:
+        return []
+    why = f"it is the workload's rate for {closest.optimizer}"
+    return [Change(setting="learning_rate", instead=instead, why=why)]
 
 
 def training_keys(
-    recipe: Recipe, said: TrainingConfig, *, new_names: bool = False
+    recipe: Recipe, closest: TrainingConfig, *, new_names: bool = False
 ) -> dict[str, Any]:
-    """{key: value} that do what `said`, of `nearest`, says.
+    """Return {key: value} that do what `closest`, the result of `closest_config`, specifies.
 
-    `new_names`: activation_checkpointing, of 5.23.
+    `new_names` selects activation_checkpointing, the name since 5.23, for gradient_checkpointing.
     """
-    return {
+    keys = {
         **_batch_keys(recipe),
-        **optimizer_keys(recipe, said),
+        **optimizer_keys(recipe, closest),
         **schedule_keys(recipe),
-        "bf16": said.precision == "bf16-mixed",
-        "fp16": said.precision == "fp16-mixed",
-        **(
-            {"use_cpu": True} if recipe.device_type == "cpu" else {}
-        ),  # it refuses bf16 there where nothing is said
-        "tf32": said.precision == "tf32",
-        **checkpointing_keys(said.checkpointing, new_names=new_names),
-        **_compile_keys(said),
+        "bf16": closest.precision == "bf16-mixed",
+        "fp16": closest.precision == "fp16-mixed",
+    }
+    if recipe.device_type == "cpu":
+        keys["use_cpu"] = True  # without it bf16 is rejected on a CPU
+    return {
+        **keys,
+        "tf32": closest.precision == "tf32",
+        **checkpointing_keys(closest.checkpointing, new_names=new_names),
+        **_compile_keys(closest),
         "seed": recipe.workload.seed,
         "data_seed": recipe.workload.seed,
     }
@@ -156,29 +168,30 @@ def _batch_keys(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def optimizer_keys(recipe: Recipe, said: TrainingConfig) -> dict[str, Any]:
+def optimizer_keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
+    """Return the keys of the optimizer, its learning rate and gradient clipping."""
     settings = recipe.optimizer_settings
     names = {"adamw": "adamw_torch", "adamw-8bit": "adamw_torch_8bit", "sgd": "sgd"}
-    name = names.get(said.optimizer, "adafactor")
-    betas = settings.get("betas")
+    name = names.get(closest.optimizer, "adafactor")
+    if name == "adamw_torch" and closest.optimizer_fusion == "kernel":
+        name = "adamw_torch_fused"
+    keys: dict[str, Any] = {"optim": name}
+    if name == "sgd":
+        keys["optim_args"] = f"momentum={settings['momentum']}"
+    if "betas" in settings:
+        keys["adam_beta1"], keys["adam_beta2"] = settings["betas"]
+        keys["adam_epsilon"] = settings["eps"]
     return {
-        "optim": "adamw_torch_fused"
-        if (name, said.optimizer_fusion) == ("adamw_torch", "kernel")
-        else name,
-        **({"optim_args": f"momentum={settings['momentum']}"} if name == "sgd" else {}),
-        **(
-            {"adam_beta1": betas[0], "adam_beta2": betas[1], "adam_epsilon": settings["eps"]}
-            if betas
-            else {}
-        ),
-        "learning_rate": recipe.workload.learning_rate_of(said.optimizer),
+        **keys,
+        "learning_rate": recipe.workload.learning_rate_of(closest.optimizer),
         "weight_decay": settings["weight_decay"],
-        "max_grad_norm": recipe.workload.gradient_clipping
-        or 0.0,  # 0 is no limit; without a word it is 1
+        # 0 is no limit; the default is 1.
+        "max_grad_norm": recipe.workload.gradient_clipping or 0.0,
     }
 
 
 def schedule_keys(recipe: Recipe) -> dict[str, Any]:
+    """Return the keys of the learning rate schedule."""
     workload = recipe.workload
     if workload.schedule == "constant":
         kind: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup"}
@@ -191,21 +204,18 @@ def schedule_keys(recipe: Recipe) -> dict[str, Any]:
 
 
 def checkpointing_keys(checkpointing: Checkpointing, *, new_names: bool = False) -> dict[str, Any]:
+    """Return the keys of activation checkpointing: off where no key can express it."""
     name = "activation_checkpointing" if new_names else "gradient_checkpointing"
     if checkpointing not in _EVERY:
         return {name: False}
-    every = _EVERY[checkpointing]
-    return {
-        name: True,
-        f"{name}_kwargs": {
-            "use_reentrant": False,
-            **({"every_n_layers": every} if every > 1 else {}),
-        },
-    }
+    arguments: dict[str, Any] = {"use_reentrant": False}
+    if _EVERY[checkpointing] > 1:
+        arguments["every_n_layers"] = _EVERY[checkpointing]
+    return {name: True, f"{name}_kwargs": arguments}
 
 
-def _compile_keys(said: TrainingConfig) -> dict[str, Any]:
-    if said.compile == "none":
+def _compile_keys(closest: TrainingConfig) -> dict[str, Any]:
+    if closest.compile == "none":
         return {"torch_compile": False}
     return {
         "torch_compile": True,
@@ -215,16 +225,17 @@ def _compile_keys(said: TrainingConfig) -> dict[str, Any]:
 
 
 def weights_dtype(config: TrainingConfig) -> str:
+    """Return the name of the torch dtype of the weights."""
     return "bfloat16" if config.precision in ("bf16-true", "bf16-stochastic") else "float32"
 
 
 def model_keys(config: TrainingConfig) -> dict[str, Any]:
-    """Arguments of `from_pretrained`. Without a dtype it would keep that of the files."""
+    """Return arguments of `from_pretrained`, which would use the dtype of the files by default."""
     return {"dtype": weights_dtype(config), "attn_implementation": "sdpa"}
 
 
 KEY_NOTES = (
-    "weight_decay leaves out norms and biases, where the trial had none of them left out",
+    "weight_decay excludes norms and biases, which the trial included",
     "the learning rate rises one step later than in the trial, from 0",
 )
-"""Where the same key means a little less in transformers' own optimizers and schedules."""
+"""Differences of transformers' optimizers and schedules that no key can remove."""

@@ -1,7 +1,7 @@
-"""trl's supervised fine-tuning: `sft.yaml` for `trl sft --config`, and the launcher where the process has settings.
+"""trl's supervised fine-tuning: `sft.yaml` for `trl sft --config`, and a launcher if one is needed.
 
-trl's defaults are others than transformers': bf16 and checkpointing are on where nothing is said,
-so both are said. Names: https://huggingface.co/docs/trl/sft_trainer
+trl's defaults differ from those of transformers: bf16 and checkpointing are on. So the file always
+specifies both. Names: https://huggingface.co/docs/trl/sft_trainer
 """
 
 import dataclasses
@@ -13,8 +13,14 @@ import yaml
 from autotune.exporters import launch
 from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.recipe import Recipe
-from autotune.exporters.script_lines import own_script_note, text_notes
-from autotune.exporters.trainer_keys import KEY_NOTES, Change, model_keys, nearest, training_keys
+from autotune.exporters.script_lines import text_notes, user_script_note
+from autotune.exporters.trainer_keys import (
+    KEY_NOTES,
+    Change,
+    closest_config,
+    model_keys,
+    training_keys,
+)
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
@@ -23,78 +29,70 @@ FILE = "sft.yaml"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    said, changes = nearest(recipe)
-    changes += _of_trl(recipe.config, said)
-    said = (
-        dataclasses.replace(said, attention="auto")
-        if _masks_reach_the_kernel(recipe.config, said)
-        else said
-    )
-    text = yaml.safe_dump(_keys(recipe, said), sort_keys=False, allow_unicode=True)
-    # Of what is launched only the settings of the process matter, and of those `attention` may have
-    # been refused.
-    launched = dataclasses.replace(
-        recipe, config=dataclasses.replace(recipe.config, attention=said.attention)
-    )
-    has_launcher = launch.is_needed(launched.config)
+    closest, changes = closest_config(recipe)
+    trl_changes = _trl_changes(recipe.config, closest)
+    changes += trl_changes
+    if any(change.setting == "attention" for change in trl_changes):
+        closest = dataclasses.replace(closest, attention="auto")
+    text = yaml.safe_dump(_keys(recipe, closest), sort_keys=False, allow_unicode=True)
+    files = {FILE: _head(recipe) + text}
+    command = f"trl sft --config {FILE}"
+    # The launcher makes the settings of the process; `attention` may not be one of them any more.
+    launcher_config = dataclasses.replace(recipe.config, attention=closest.attention)
+    has_launcher = launch.is_needed(launcher_config)
+    if has_launcher:
+        launcher_recipe = dataclasses.replace(recipe, config=launcher_config)
+        files[launch.FILE] = launch.launcher(launcher_recipe)
+        command = f"python {launch.FILE} -m trl.scripts.sft --config {FILE}"
     return Export(
-        files={
-            FILE: _head(recipe) + text,
-            **({launch.FILE: launch.launcher(launched)} if has_launcher else {}),
-        },
-        command=f"python {launch.FILE} -m trl.scripts.sft --config {FILE}"
-        if has_launcher
-        else f"trl sft --config {FILE}",
+        files=files,
+        command=command,
         refusals=tuple(_refusal(recipe, change) for change in changes),
         notes=tuple(_notes(recipe, has_launcher=has_launcher)),
     )
 
 
-def _of_trl(config: TrainingConfig, said: TrainingConfig) -> list[Change]:
+def _trl_changes(config: TrainingConfig, closest: TrainingConfig) -> list[Change]:
+    """Return what trl does differently, in addition to what transformers does."""
     changes = []
     if config.loss == "full":
-        why = "it always makes the loss from chunks of the logits, which takes less memory"
+        why = "it always computes the loss from chunks of the logits, which takes less memory"
         changes.append(Change(setting="loss", instead="chunked", why=why))
-    if _masks_reach_the_kernel(config, said):
-        why = "its batches have an attention_mask, of which compiled code makes a mask, and this kernel takes none"
+    if config.attention in ("flash", "cudnn") and closest.compile != "none":
+        why = (
+            "its batches have an attention_mask, which compiled code turns into a mask, and this "
+            "kernel takes none"
+        )
         changes.append(Change(setting="attention", instead="auto", why=why))
     return changes
-
-
-def _masks_reach_the_kernel(config: TrainingConfig, said: TrainingConfig) -> bool:
-    return config.attention in ("flash", "cudnn") and said.compile != "none"
 
 
 def _refusal(recipe: Recipe, change: Change) -> Refusal:
     value = recipe.settings()[change.setting]
     why = change.why
     if change.setting == "checkpointing" and value == "selective":
-        why = (
-            "its `selective: true` keeps attention only, where the trial kept every matrix product"
-        )
+        why = "its `selective: true` saves attention only; the trial saved every matrix product"
     return Refusal(setting=change.setting, value=value, instead=change.instead, why=why)
 
 
-def _keys(recipe: Recipe, said: TrainingConfig) -> dict[str, Any]:
+def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
     return {
         **_model(recipe.workload),
         **_dataset(recipe.workload),
         "output_dir": "trainer_output",
-        **training_keys(recipe, said),
-        "activation_offloading": said.activation_offload == "cpu",
+        **training_keys(recipe, closest),
+        "activation_offloading": closest.activation_offload == "cpu",
         "max_length": recipe.workload.sequence_length,
         **_packing(recipe.workload),
-        "model_init_kwargs": model_keys(said),
+        "model_init_kwargs": model_keys(closest),
     }
 
 
 def _packing(workload: Workload) -> dict[str, Any]:
-    """`wrapped` cuts one stream of all texts, as the trial's packing does."""
-    return (
-        {"packing": True, "packing_strategy": "wrapped"}
-        if workload.packing == "packed"
-        else {"packing": False}
-    )
+    if workload.packing != "packed":
+        return {"packing": False}
+    # `wrapped` cuts one stream of all texts, as the trial's packing does.
+    return {"packing": True, "packing_strategy": "wrapped"}
 
 
 def _model(workload: Workload) -> dict[str, Any]:
@@ -102,10 +100,12 @@ def _model(workload: Workload) -> dict[str, Any]:
 
 
 def _dataset(workload: Workload) -> dict[str, Any]:
-    name, column = workload.dataset, {"dataset_text_field": workload.text_column or "text"}
+    name = workload.dataset
+    column = {"dataset_text_field": workload.text_column or "text"}
     if name == STANDARD_LIBRARY_TEXT:
         return {"dataset_name": "<DATASET>", **column}
-    if loader := LOADERS.get(PurePath(name).suffix.lower()):
+    loader = LOADERS.get(PurePath(name).suffix.lower())
+    if loader is not None:
         return {
             "datasets": [{"path": loader, "data_files": name, "split": workload.dataset_split}],
             **column,
@@ -116,29 +116,33 @@ def _dataset(workload: Workload) -> dict[str, Any]:
 
 def _head(recipe: Recipe) -> str:
     return f"""# {recipe.origin}: {recipe.config.describe()}
-# Fill in what is in capitals between <>. Measured on one device: on N of them the global batch is N times as large,
-# unless gradient_accumulation_steps is divided by N.
+# Replace each <NAME> in capitals. Measured on one device: on N devices the global batch is N times
+# as large, unless gradient_accumulation_steps is divided by N.
 """
 
 
 def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
-    workload, notes = recipe.workload, [*KEY_NOTES, *own_script_note(recipe.workload)]
-    notes += text_notes(workload)
+    workload = recipe.workload
+    notes = [*KEY_NOTES, *user_script_note(workload), *text_notes(workload)]
     if has_launcher:
         notes.append(
-            f"on several devices: accelerate launch {launch.FILE} -m trl.scripts.sft --config {FILE}"
+            f"on several devices: accelerate launch {launch.FILE} -m trl.scripts.sft "
+            f"--config {FILE}"
         )
     if not workload.pretrained and workload.script is None:
         notes.append(
-            f"the trial's model was {workload.describe_model()} from random weights: trl wants one with weights"
+            f"the trial's model was {workload.describe_model()} from random weights: trl needs a "
+            "model with saved weights"
         )
     if recipe.config.checkpointing in ("every-2", "every-4"):
         notes.append(
-            "every_n_layers needs transformers 5.16 or newer: older ones checkpoint every layer without a word"
+            "every_n_layers needs transformers 5.16 or newer: older versions silently checkpoint "
+            "every layer"
         )
     if recipe.config.activation_offload == "cpu":
         notes.append(
-            "activation_offloading moves what is larger than 1 KiB, beside the computation; the trial 1 MiB, in it"
+            "activation_offloading moves tensors of more than 1 KiB, in parallel with the "
+            "computation; the trial moved those of more than 1 MiB, as a part of it"
         )
     if recipe.config.optimizer == "adamw-8bit":
         notes.append("needs torchao: pip install torchao")

@@ -1,4 +1,4 @@
-"""Run by a test in a process of its own: trains by DeepSpeed with an export's numbers, and as a trial does.
+"""Trains with DeepSpeed and an export's numbers, and as a trial does; a test runs it as a process.
 
 Prints a JSON object: {case: what DeepSpeed's engine did}.
 """
@@ -76,7 +76,7 @@ def run(config, settings):
 
 
 def control():
-    """How far apart two precisions are: what equal weights are worth."""
+    """Return the distance between two precisions, to judge how close equal weights are."""
     plain, mixed = (
         recipe(TrainingConfig(micro_batch_size=8, precision=p), **WORKLOAD)
         for p in ("fp32", "bf16-mixed")

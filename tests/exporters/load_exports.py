@@ -1,4 +1,6 @@
-"""Loads what `write_exports.py` has written with the trainer itself: `python load_exports.py FOLDER torchtitan-0.3`.
+"""Loads the files of `write_exports.py` with the trainer itself.
+
+    python load_exports.py FOLDER torchtitan-0.3
 
 Runs where the trainer is installed (autotune need not be). Every value must come out of the
 trainer's own parser as it was written, and where the trainer can be taken apart on a CPU, do what
@@ -36,7 +38,7 @@ FUSIONS = {
 
 
 class Model(nn.Module):
-    """As torchtitan wants one: blocks by name in `layers`."""
+    """A model as torchtitan needs it, with blocks by name in `layers`."""
 
     def __init__(self):
         super().__init__()
@@ -203,7 +205,7 @@ def axolotl_0_19(folder, asked):
 
 
 def is_as_written(value, read):
-    """Whether all that was written has been read; axolotl adds its defaults."""
+    """Return whether every written key was read; axolotl adds its defaults."""
     if isinstance(value, list):
         return len(value) == len(read) and all(map(is_as_written, value, read))
     if isinstance(value, dict):
@@ -224,7 +226,7 @@ NAMED = {
 
 
 def check_named_optimizer(config, done):
-    """axolotl leaves the names of optimizers to transformers."""
+    """Check the name with transformers, to which axolotl passes the names of optimizers."""
     from transformers import Trainer, TrainingArguments
 
     arguments = {
@@ -253,7 +255,7 @@ def check_named_optimizer(config, done):
 
 
 def check_selective(options):
-    """axolotl keeps by parts of names: these operators, and none of the blocks' others."""
+    """Check that axolotl saves exactly these operators, which it selects by parts of names."""
     from axolotl.monkeypatch.selective_checkpointing import SacPolicyState, build_sac_policy
     from torch.utils.checkpoint import CheckpointPolicy
 
@@ -304,7 +306,8 @@ def main(folder, trainer):
         finally:
             sys.path.remove(str(case))
     print(
-        f"{package} {version(package)}, torch {torch.__version__}: {len(cases) - failed} of {len(cases)} as asked"
+        f"{package} {version(package)}, torch {torch.__version__}: "
+        f"{len(cases) - failed} of {len(cases)} as requested"
     )
     return failed > 0
 

@@ -1,4 +1,4 @@
-"""A few steps of a small model as a trial takes them, to compare what another trainer makes of an export with."""
+"""A few steps of a small model as in a trial, to compare them with another trainer's steps."""
 
 import torch
 
@@ -24,12 +24,12 @@ def global_batches(workload, steps):
 
 
 def mean_loss(model, tokens):
-    """What a script of one's own gives to backward: the mean over its micro batch."""
+    """Return the loss of a user's script: the mean over its micro batch."""
     return model(tokens, tokens) / tokens.numel()
 
 
 def trained(recipe, *, steps):
-    """The model after `steps` of the trial's own update, clipping, autocast and learning rates."""
+    """Return the model after `steps` with the trial's update, clipping, autocast and rates."""
     config, workload = recipe.config, recipe.workload
     model = small_model(workload, config.precision)
     rule = UpdateRule(
@@ -53,7 +53,7 @@ def trained(recipe, *, steps):
 
 
 def distance(model, other, start):
-    """How far two models are apart, as a share of how far training has moved them."""
+    """Return the distance of two models, relative to how far training has moved them."""
 
     def apart(one, two):
         pairs = zip(one.parameters(), two.parameters(), strict=True)

@@ -1,4 +1,4 @@
-"""Recipes for the contract of all exporters: every value of every technique, in a configuration where it is legal."""
+"""Recipes for the contract of all exporters: every technique value in a legal configuration."""
 
 from autotune.exporters.recipe import Recipe
 from autotune.spec.config import CHOICES, Circumstances, TrainingConfig, broken_rules
@@ -10,11 +10,11 @@ NEEDED = {
     "memory_budget": {"compile": "block"},
     "attention": {"precision": "bf16-mixed"},
 }
-"""What else a configuration needs for a technique to be legal in it."""
+"""{technique: other settings that it needs in a legal configuration}."""
 
 
 def recipe(config=None, *, device_type="cuda", **workload):
-    """Of the built-in model, unless `workload` says otherwise."""
+    """Return a recipe for the built-in model unless `workload` names another."""
     settled = make_workload("cpu", {"steps": 20, **workload})
     config = config or TrainingConfig(micro_batch_size=settled.global_batch)
     return Recipe(
@@ -30,7 +30,7 @@ def recipe(config=None, *, device_type="cuda", **workload):
 
 
 def configurations(global_batch=8):
-    """{`technique=value`: a legal configuration that has it and is else as plain as can be}."""
+    """Return {`technique=value`: a legal configuration that has it, otherwise with defaults}."""
     values = {
         **CHOICES,
         "memory_budget": (1.0, 0.5, 0.0),

@@ -1,4 +1,4 @@
-"""An exported configuration trains by `accelerate launch`: what the file, the launcher and the command really did."""
+"""An exported configuration trains with `accelerate launch`: effects of file, launcher, command."""
 
 import json
 import os
@@ -28,7 +28,8 @@ from own_training import distance, global_batches, mean_loss, small_model, train
 from recipes import recipe
 from autotune.spec.config import TrainingConfig
 
-asked = recipe(TrainingConfig(**json.loads(sys.argv[2])), device_type="cpu", **json.loads(sys.argv[3]))
+config = TrainingConfig(**json.loads(sys.argv[2]))
+asked = recipe(config, device_type="cpu", **json.loads(sys.argv[3]))
 workload, config = asked.workload, asked.config
 accelerator = Accelerator()
 model = small_model(workload)
@@ -49,8 +50,9 @@ with torch.compiler.set_stance("force_eager"):  # marked as compiled, and run as
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-compiled = [name for name, module in model.named_modules() if type(module).__name__ == "OptimizedModule"]
-recomputed = [name for name, module in model.named_modules() if type(module).__name__ == "CheckpointWrapper"]
+classes = {name: type(module).__name__ for name, module in model.named_modules()}
+compiled = [name for name, kind in classes.items() if kind == "OptimizedModule"]
+recomputed = [name for name, kind in classes.items() if kind == "CheckpointWrapper"]
 print(json.dumps({
     "mixed_precision": accelerator.mixed_precision,
     "autocast": accelerator.native_amp,

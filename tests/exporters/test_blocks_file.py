@@ -1,4 +1,4 @@
-"""`autotune_blocks.py`, which exports carry: it does to a model what the technique of a trial does."""
+"""`autotune_blocks.py` of the exports does the same to a model as the techniques of a trial."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from techniques.operators import OperatorCount
 
-from autotune.exporters.shipped.autotune_blocks import KEPT, find_blocks, prepare_blocks
+from autotune.exporters.shipped.autotune_blocks import SAVED_OPERATORS, find_blocks, prepare_blocks
 from autotune.memory.cpu import CpuMeter
 from autotune.models.gpt import build, find_parts
 from autotune.models.structure import find_blocks as find_own
@@ -32,7 +32,7 @@ def plain_peak(model):
 
 
 def a_step(model):
-    """Operators that ran, gradients by the order of parameters, and the peak of live bytes."""
+    """Return operators that ran, gradients in order of parameters, and the peak of live bytes."""
     tokens = torch.arange(64).view(2, 32)
     meter = CpuMeter()
     with meter.measuring(model.parameters), OperatorCount() as counted:
@@ -58,8 +58,8 @@ def test_blocks_are_recomputed_as_in_a_trial(model, plain_peak, granularity):
     assert (peak < 0.95 * plain_peak) == (granularity != "none")
 
 
-def test_selective_keeps_the_outputs_that_a_trial_keeps():
-    assert KEPT == technique._KEPT_OPERATORS
+def test_selective_saves_the_outputs_that_a_trial_saves():
+    assert SAVED_OPERATORS == technique._KEPT_OPERATORS
 
 
 @pytest.mark.parametrize("granularity", [one for one in CHECKPOINTING if one != "sqrt"])
@@ -107,6 +107,8 @@ def test_blocks_are_found_where_trials_find_them(model):
     assert owner.get_submodule(find_blocks(owner)) is find_own(owner).blocks
 
 
-def test_a_model_without_blocks_is_refused_with_the_way_out():
-    with pytest.raises(ValueError, match=r"Linear has no list of alike blocks: name it with path="):
+def test_a_model_without_blocks_is_rejected_with_a_hint():
+    with pytest.raises(
+        ValueError, match=r"Linear has no list of blocks of one class: name it with path="
+    ):
         prepare_blocks(torch.nn.Linear(2, 2), checkpointing="block")

@@ -1,4 +1,4 @@
-"""What is particular to the exports that no trainer is installed for here: torchtitan, axolotl and forgather."""
+"""torchtitan, axolotl and forgather: exports whose trainers are not installed for the tests."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ TRAINERS = [
 @pytest.mark.parametrize("warmup", [1, 2, 10])
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 @pytest.mark.parametrize(("name", "version"), TRAINERS)
-def test_every_step_has_the_rate_of_the_trial_or_the_warm_up_is_refused(
+def test_every_step_has_the_rate_of_the_trial_or_the_warm_up_is_not_expressed(
     name, version, schedule, warmup
 ):
     check(name, version, recipe(schedule=schedule, learning_rate_warmup_steps=warmup))
@@ -97,7 +97,7 @@ def test_axolotl_names_the_model_and_the_text_that_the_study_had():
     assert not any("name your" in note for note in export.notes)
 
 
-def test_axolotl_reads_a_text_of_ones_own_by_the_kind_of_its_file():
+def test_axolotl_reads_a_users_text_by_the_kind_of_its_file():
     said = yaml.safe_load(
         TARGETS["axolotl"].write(recipe(dataset="stories.jsonl"), "0.19").files["axolotl.yaml"]
     )

@@ -1,4 +1,4 @@
-"""DeepSpeed without training: `ds_config_auto.json` as transformers fills it in, and the scheduler of the numbers."""
+"""DeepSpeed without training: `ds_config_auto.json` in transformers, and the scheduler."""
 
 import json
 import os
@@ -20,7 +20,7 @@ CONFIG = TrainingConfig(micro_batch_size=2, precision="bf16-mixed")
 
 @pytest.fixture(autouse=True)
 def _state_of_the_process():
-    """TrainingArguments say to the whole process that DeepSpeed is used."""
+    """Undo that TrainingArguments tell the whole process that DeepSpeed is used."""
     before = dict(os.environ)
     yield
     from accelerate.state import AcceleratorState
@@ -42,7 +42,7 @@ def exported():
 
 
 def filled(tmp_path, **settings):
-    """The file after TrainingArguments has put its own values in the place of `auto`."""
+    """Return the file after TrainingArguments has replaced `auto` by its values."""
     (tmp_path / AUTO_FILE).write_text(exported()[AUTO_FILE])
     return transformers.TrainingArguments(
         output_dir=str(tmp_path),
@@ -73,7 +73,7 @@ def test_transformers_fills_in_the_numbers_of_the_other_file(tmp_path):
 
 
 def test_bf16_of_the_trainer_would_turn_on_deepspeeds_own(tmp_path):
-    """Why a note of the export says to leave it off."""
+    """This is why a note of the export tells users to leave it off."""
     switched_on = {}
     for bf16 in (False, True):
         plugin = filled(tmp_path, bf16=bf16).deepspeed_plugin
@@ -90,7 +90,7 @@ def test_the_scheduler_gives_the_rates_of_the_trial(warmup):
 
 
 def test_a_cosine_of_deepspeed_is_another_schedule():
-    """Why it is refused."""
+    """This is why it is not expressed."""
     text = (
         TARGETS["deepspeed"].write(recipe(CONFIG, learning_rate_warmup_steps=1), "0.19").files[FILE]
     )

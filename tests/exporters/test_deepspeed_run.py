@@ -1,4 +1,4 @@
-"""An exported configuration trains by DeepSpeed as the trial did: dtypes, flags, rates and the weights themselves."""
+"""An exported configuration trains with DeepSpeed as in the trial."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ CASES = ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed", "sgd", "adafactor")
 
 @pytest.fixture(scope="module")
 def runs():
-    """One process for all cases: DeepSpeed's groups of processes are global and its import takes seconds."""
+    """Run all cases in one process: DeepSpeed's process groups are global, its import is slow."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -44,7 +44,7 @@ def test_another_precision_would_have_been_seen(runs):
     assert runs["control"] > 1e-3
 
 
-def test_mixed_precision_keeps_weights_and_state_in_float32(runs):
+def test_mixed_precision_has_weights_and_state_in_float32(runs):
     assert (runs["bf16-mixed"]["weights"], runs["bf16-mixed"]["state"]) == (
         "torch.float32",
         ["torch.float32"],

@@ -1,4 +1,4 @@
-"""Every target, with every value of every technique: expressed in its files, or refused by name.
+"""Every target, with every value of every technique: in its files, or listed as not expressed.
 
 A target's reader takes an export and says what a trainer that loads its files does: {setting:
 value} in our words for all that is not left to the user's own code. It parses the files by the
@@ -45,13 +45,15 @@ def check(name, version, asked):
 
 @pytest.mark.parametrize("config", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 @pytest.mark.parametrize(("name", "version"), versions())
-def test_a_value_of_a_technique_is_in_the_files_or_refused_by_name(name, version, config):
+def test_a_value_of_a_technique_is_in_the_files_or_listed_as_not_expressed(name, version, config):
     check(name, version, recipe(config))
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 @pytest.mark.parametrize(("name", "version"), versions())
-def test_a_setting_of_the_workload_is_in_the_files_or_refused_by_name(name, version, workload):
+def test_a_setting_of_the_workload_is_in_the_files_or_listed_as_not_expressed(
+    name, version, workload
+):
     check(name, version, recipe(**workload))
 
 

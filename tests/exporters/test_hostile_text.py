@@ -1,4 +1,4 @@
-"""Names and paths that somebody chose, however odd, stay text in every file of every target."""
+"""Users' names and paths, however odd, stay text in every file of every target."""
 
 import ast
 import dataclasses

@@ -1,4 +1,4 @@
-"""The launcher sets what only code can set, then runs somebody's script as if it had been started by itself."""
+"""The launcher sets what only code can set, then runs the user's script unchanged."""
 
 import subprocess
 import sys
@@ -60,7 +60,7 @@ def test_a_script_runs_as_by_itself(tmp_path, command):
     assert "'--layers', '3'] train.py beside False" in rest
 
 
-def test_without_a_script_it_says_how_it_is_used(tmp_path):
+def test_without_a_script_it_prints_its_usage(tmp_path):
     (tmp_path / FILE).write_text(launcher(recipe(TrainingConfig(allocator="expandable"))))
     ran = subprocess.run(
         [sys.executable, FILE], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""An exported configuration trains by LightningCLI: what the file and the callback really did to a small model."""
+"""An exported configuration trains with LightningCLI: effects of the file and the callback."""
 
 import os
 
@@ -28,7 +28,7 @@ WORKLOAD = {
 
 @pytest.fixture(autouse=True)
 def _settings_of_the_process():
-    """What the callback sets for a whole process belongs to one test here."""
+    """Undo after each test what the callback sets for the whole process."""
     yield
     torch._functorch.config.activation_memory_budget = 1.0
     torch.set_float32_matmul_precision("highest")
@@ -37,7 +37,7 @@ def _settings_of_the_process():
 
 
 def fit(asked, folder, **trainer):
-    """`LightningCLI(...)` with the written file, as `python main.py fit -c lightning.yaml` would have it."""
+    """Run `LightningCLI(...)` with the file, as `python main.py fit -c lightning.yaml` would."""
     from lightning.pytorch.cli import LightningCLI
 
     provide_shipped()

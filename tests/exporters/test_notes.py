@@ -1,4 +1,4 @@
-"""What a user must know of a workload that a trainer's files cannot say."""
+"""Notes on what a trainer's files cannot express of a workload."""
 
 import shlex
 
@@ -9,7 +9,7 @@ from autotune.exporters import TARGETS
 from autotune.spec.config import TrainingConfig
 
 READ_BY_THE_TRAINER = ("trl", "axolotl", "transformers")
-LOOPS_OF_ONES_OWN = ("accelerate", "deepspeed", "lightning")
+USER_LOOPS = ("accelerate", "deepspeed", "lightning")
 
 
 def said(target, **workload):
@@ -33,11 +33,11 @@ def script(tmp_path):
 
 
 @pytest.mark.parametrize("target", sorted(set(TARGETS) - {"pytorch"}))
-def test_a_script_of_ones_own_has_its_own_optimizer_and_data(target, script):
-    assert "own.py, whose model, optimizer, rate, loss and data are its own" in said(
+def test_a_users_script_has_its_optimizer_and_data(target, script):
+    assert "own.py, which defines model, optimizer, learning rate, loss and data itself" in said(
         target, **script
     )
-    assert "whose model, optimizer" not in said(target)
+    assert "which defines model, optimizer" not in said(target)
 
 
 def test_what_only_a_script_knows_has_no_value(script):
@@ -63,7 +63,7 @@ def test_a_script_is_launched_with_its_allocator_which_apply_could_not_set(
     assert set(launcher) <= set(export.files)
 
 
-@pytest.mark.parametrize("target", LOOPS_OF_ONES_OWN)
+@pytest.mark.parametrize("target", USER_LOOPS)
 def test_the_loss_of_padded_texts_is_no_mean_of_means(target):
     assert "labels of all 2 of a step" in said(target, packing="padded")
     assert "mean of means" not in said(target)
@@ -75,7 +75,7 @@ def test_a_tokenizer_that_the_files_do_not_have_is_named(target):
 
 
 @pytest.mark.parametrize("target", READ_BY_THE_TRAINER)
-def test_a_text_that_was_streamed_is_said_to_be_read_whole(target):
+def test_a_note_tells_that_a_streamed_text_is_read_whole(target):
     assert "streamed its text" in said(target, dataset="somebody/text", streaming=True)
     assert "streamed" not in said(target, dataset="somebody/text")
 

@@ -1,4 +1,4 @@
-"""The exported script trains as the trial did: the same losses, the same peak memory, the same tokens."""
+"""The exported script trains as the trial did: same losses, same peak memory, same tokens."""
 
 import dataclasses
 import time
@@ -118,7 +118,7 @@ def test_losses_and_peak_memory_are_those_of_the_compiled_trial(
 
 
 def peak_on_gpu(step):
-    """Losses, and the most bytes of tensors alive in the last two steps; the memory of before is given back."""
+    """Return losses and the peak bytes of the last two steps, without memory from before."""
     torch.cuda.synchronize()
     losses = [step(number) for number in range(STEPS - 2)]
     torch.cuda.reset_peak_memory_stats()
@@ -165,7 +165,7 @@ def test_gradients_are_clipped_as_in_the_trial(make_trainer_of, workload):
 
 @pytest.fixture
 def make_trainer_of(tmp_path):
-    """make_trainer_of(workload) is what makes its trainers, and its prepared folder."""
+    """make_trainer_of(workload) returns a function that makes trainers, and the prepared folder."""
     from autotune.spec.training_request import TrainingRequest
     from autotune.training.trainer import Trainer
 
@@ -210,7 +210,9 @@ from torch import nn
 class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.up, self.down, self.dropout = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(0.1)
 
     def forward(self, x):
         return x + self.dropout(self.down(self.up(x).relu()))
@@ -288,7 +290,7 @@ OF_THE_KIND_OF_NANOGPT = OWN.replace(
     [(OWN, "chunked"), (OF_THE_KIND_OF_NANOGPT, "full")],
     ids=["logits", "labels as an option"],
 )
-def test_a_model_of_ones_own_is_called_as_in_the_trial(
+def test_a_users_model_is_called_as_in_the_trial(
     make_trainer_of, workload, source, loss, packing, tmp_path
 ):
     # A name that another module has as well.

@@ -1,4 +1,4 @@
-"""The exported script reads the text of the study: the same parts and tokens, of every kind of set."""
+"""The exported script reads the parts and tokens of the study from every kind of data set."""
 
 import numpy
 import pytest

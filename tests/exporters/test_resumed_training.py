@@ -1,4 +1,4 @@
-"""An exported Trainer that steps in the backward pass goes on from a checkpoint as if it had not stopped."""
+"""An exported Trainer with steps in the backward pass resumes from a checkpoint exactly."""
 
 import pytest
 import torch
@@ -12,7 +12,10 @@ STEPS, SAVED_AT = 6, 3
 
 
 def trained(folder, *, fusion, resume=False):
-    """The weights after `STEPS` steps with a falling learning rate; `resume`: from the checkpoint in `folder`."""
+    """Return the weights after `STEPS` steps with a falling learning rate.
+
+    `resume`: start from the checkpoint in `folder`.
+    """
     config = TrainingConfig(micro_batch_size=8, optimizer_fusion=fusion)
     export = transformers.TARGET.write(
         recipe(config, schedule="cosine", gradient_clipping=None), "5.23"
@@ -46,12 +49,12 @@ def test_a_resumed_training_ends_with_the_weights_of_a_plain_one(tmp_path):
     assert torch.equal(trained(tmp_path / "plain", fusion="backward", resume=True), plain)
 
 
-def test_clipping_that_would_find_no_gradients_is_refused(tmp_path):
+def test_clipping_that_would_find_no_gradients_is_rejected(tmp_path):
     config = TrainingConfig(micro_batch_size=8, optimizer_fusion="backward")
     export = transformers.TARGET.write(recipe(config), "5.23")
     with imported(export.files["autotune_trainer.py"]) as module:
         args = module.training_arguments(
             str(tmp_path), use_cpu=True, report_to="none", max_grad_norm=1.0
         )
-        with pytest.raises(AssertionError, match="no clipping"):
+        with pytest.raises(AssertionError, match="gradients cannot be clipped"):
             module.AutotuneTrainer(model=tiny_llama(), args=args).create_optimizer()

@@ -1,4 +1,4 @@
-"""The exported script as a file: it is whole by itself, and as a program it trains to the perplexity of the trial."""
+"""The exported script as a program: it is self-contained and reaches the trial's perplexity."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""The lines that exports ask a script of one's own for: they are what the trial did."""
+"""The lines that exports give for the user's script do what the trial did."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from readers.rates import trial_rates
 from recipes import recipe
 
 from autotune.exporters import TARGETS
-from autotune.exporters.script_lines import model_and_data, optimizer_line, write_schedule
+from autotune.exporters.script_lines import model_and_data_note, optimizer_line, write_schedule
 from autotune.spec.config import Circumstances, TrainingConfig, broken_rules
 from autotune.spec.workload import make_workload
 
@@ -72,7 +72,7 @@ def test_a_line_that_needs_a_file_comes_with_it(target):
 
 
 @pytest.mark.parametrize("target", ["accelerate", "lightning"])
-def test_fp16_is_refused_on_a_cpu_where_the_trainer_would_compute_something_else(target):
+def test_fp16_is_not_expressed_on_a_cpu_where_the_trainer_computes_something_else(target):
     config = TrainingConfig(micro_batch_size=8, precision="fp16-mixed")
     export = TARGETS[target].write(recipe(config, device_type="cpu"), TARGETS[target].versions[0])
     assert [refusal.instead for refusal in export.refusals if refusal.setting == "precision"] == [
@@ -80,8 +80,8 @@ def test_fp16_is_refused_on_a_cpu_where_the_trainer_would_compute_something_else
     ]
 
 
-def test_what_was_trained_is_said():
-    assert model_and_data(recipe()).startswith(
+def test_a_note_names_what_was_trained():
+    assert model_and_data_note(recipe()).startswith(
         "The trial trained gpt of 6 layers, width 128 on python-docs"
     )
 

@@ -1,4 +1,4 @@
-"""`training_args.json` by itself: what it lacks of the configuration is named in a note of the export."""
+"""`training_args.json` alone: a note of the export names what it lacks of the configuration."""
 
 import json
 
@@ -93,7 +93,7 @@ def optimizer_by_json(args, model):
     }  # torch's own choice on CUDA
 
 
-def test_transformers_adafactor_is_ours_of_a_fixed_rate():
+def test_transformers_adafactor_is_adafactor_fixed_rate():
     ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4)) for _ in range(2))
     optimizers = [
         AdafactorFixedRate([ours], lr=0.01),

@@ -1,4 +1,4 @@
-"""A trial on a CPU, exported to transformers and to trl, which refuse or drop precisions there by themselves."""
+"""A trial on a CPU, exported to transformers and trl, which reject or drop precisions there."""
 
 import pytest
 import yaml
@@ -35,7 +35,7 @@ def test_the_files_alone_are_taken_with_nothing_added(target, file):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_fp16_which_a_cpu_trains_without_is_refused(target):
+def test_fp16_which_is_dropped_on_a_cpu_is_not_expressed(target):
     refusals = {one.setting: one.instead for one in exported(target, "fp16-mixed").refusals}
     assert refusals["precision"] == "fp32"
 

@@ -1,4 +1,4 @@
-"""`train.py` of the transformers export: names that the workload knows are filled in, and stay text."""
+"""`train.py` of the transformers export: names of the workload are filled in and stay text."""
 
 import ast
 import types
@@ -133,18 +133,19 @@ def test_hostile_names_stay_text(setting, name):
     assert "print" not in {call.func.id for call in calls if isinstance(call.func, ast.Name)}
 
 
-def test_the_name_of_a_script_of_ones_own_stays_a_comment(tmp_path):
+def test_the_name_of_a_users_script_stays_a_comment(tmp_path):
     file = tmp_path / "my\nprint(1)\n.py"
     file.write_text("import autotune\n")
     text = script(model="script", script=str(file))
     assert "\nprint(1)" not in text
 
 
-def test_what_a_script_of_ones_own_decided_is_left_to_the_user_in_a_note(tmp_path):
+def test_a_note_leaves_to_the_user_what_a_users_script_decided(tmp_path):
     file = tmp_path / "own.py"
     file.write_text("import autotune\n")
     asked = recipe(model="script", script=str(file))
     for target in (transformers.TARGET, trl.TARGET):
         assert any(
-            "own.py, whose model" in note for note in target.write(asked, target.versions[0]).notes
+            "own.py, which defines model" in note
+            for note in target.write(asked, target.versions[0]).notes
         )

@@ -1,4 +1,4 @@
-"""`autotune_trainer.py` in use: a model of four layers takes real steps of a real Trainer, its effects are counted."""
+"""`autotune_trainer.py` in use: effects on real steps of a real Trainer with four layers."""
 
 import contextlib
 import subprocess
@@ -89,7 +89,7 @@ def test_a_technique_that_changes_no_numbers_trains_as_without_it(settings, plai
 
 
 def test_a_step_is_that_of_a_loop_by_hand(plain, tmp_path):
-    """All parameters decayed, the mean over the labels of the global batch, the rate of the first step not zero."""
+    """All parameters decay, the loss is a mean over the batch, the first rate is not zero."""
     model = tiny_llama()
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, foreach=False)
     with trainer_of(exported(), tmp_path) as (_, trainer):
@@ -116,7 +116,7 @@ def test_the_rate_of_every_step_is_that_of_the_trial(workload, tmp_path):
     )
     with imported(write(asked, "5").files["autotune_trainer.py"]) as module:
         for index in range(asked.workload.steps):
-            share = module.share_of_rate(
+            share = module.learning_rate_factor(
                 index,
                 steps=asked.workload.steps,
                 warmup_steps=asked.workload.learning_rate_warmup_steps,
@@ -212,7 +212,7 @@ def test_what_is_saved_has_the_usual_names(settings, tmp_path):
         assert list(trainer.model.state_dict()) == list(tiny_llama().state_dict())
 
 
-def test_changes_of_ones_own_are_obeyed(tmp_path):
+def test_changes_of_the_user_have_an_effect(tmp_path):
     with trainer_of(
         exported(), tmp_path, optim="sgd", lr_scheduler_type="linear", learning_rate=0.5
     ) as (_, trainer):

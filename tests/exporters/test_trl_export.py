@@ -1,4 +1,4 @@
-"""`sft.yaml` in use: a model of four layers takes real steps of a real SFTTrainer, and the effects are counted."""
+"""`sft.yaml` in use: effects on real steps of a real SFTTrainer with four layers."""
 
 import subprocess
 import sys
@@ -105,7 +105,7 @@ def test_the_optimizer_is_torchs_own_with_the_workloads_settings(sft_trainer):
 
 
 @pytest.mark.parametrize("attention", ["flash", "cudnn"])
-def test_a_kernel_that_takes_no_mask_is_refused_where_compiled_code_makes_one(attention):
+def test_a_kernel_that_takes_no_mask_is_not_expressed_where_compiled_code_makes_one(attention):
     export = exported(precision="bf16-mixed", compile="model", attention=attention)
     assert [(r.instead) for r in export.refusals if r.setting == "attention"] == ["auto"]
     assert "autotune_launch.py" not in export.files

@@ -1,8 +1,11 @@
-"""Writes every export of the contract's configurations into a folder: `python write_exports.py FOLDER`.
+"""Writes the exports of the contract's configurations to a folder.
 
-Runs where autotune is installed; `load_exports.py` goes on where a trainer is. Each export gets a
-folder FOLDER/TARGET-VERSION/CASE with its files and `asked.json`: the command, what the files are
-to do (the recipe, with what stands in for refused settings) and the rate of every step.
+    python write_exports.py FOLDER
+
+Runs where autotune is installed; `load_exports.py` continues where a trainer is. Each export gets a
+folder FOLDER/TARGET-VERSION/CASE with its files and `asked.json`: the command, the settings that
+the files should have (those of the recipe, replaced where they cannot be expressed) and the
+learning rate of every step.
 """
 
 import json

@@ -1,8 +1,7 @@
-"""PyTorch by itself: a script that trains with the configuration and needs no autotune.
+"""PyTorch without a trainer: a script that trains with the configuration and needs no autotune.
 
-With it come the configuration as a file for people's own loops, and a launcher for scripts that
-stay as they are. A study of somebody's own script has a script already: it gets the file and the
-launcher.
+The export also has the configuration as a file, for the user's training loop, and a launcher for
+scripts that are not changed. A study of the user's script gets only the file and the launcher.
 """
 
 import json
@@ -24,7 +23,7 @@ CONFIG_FILE = "autotune_config.json"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    """Expresses everything, but what a script of one's own decides."""
+    """Return the export, which expresses all settings except those that a user's script decides."""
     if recipe.workload.script is not None:
         return _for_a_script(recipe)
     files = {
@@ -34,13 +33,13 @@ def write(recipe: Recipe, version: str) -> Export:
     }
     if recipe.workload.model_config is not None:
         settings = with_layers(recipe.workload.model_config, recipe.workload.layers)
-        settings.pop("auto_map", None)  # names code outside transformers, which is not run
+        settings.pop("auto_map", None)  # it names code outside transformers, which is not run
         files[MODEL_CONFIG_FILE] = json.dumps(settings, indent=2) + "\n"
     return Export(files=files, command=f"python {script.FILE}", notes=tuple(_notes(recipe)))
 
 
 def config_text(recipe: Recipe) -> str:
-    """What `autotune.load_config` reads: the configuration, and where it comes from."""
+    """Return the file that `autotune.load_config` reads: the configuration and its origin."""
     content: dict[str, Any] = {
         "origin": recipe.origin,
         "config": recipe.config.to_dict(),
@@ -61,72 +60,71 @@ def _launcher(recipe: Recipe) -> dict[str, str]:
 
 
 def _for_a_script(recipe: Recipe) -> Export:
-    own = recipe.workload.script
-    assert own is not None
-    # autotune.apply comes too late for the allocator, which reads its setting once.
-    launched = f"{launch.FILE} " if recipe.config.allocator != "default" else ""
+    user_script = recipe.workload.script
+    assert user_script is not None
+    # The allocator reads its setting once, before autotune.apply could make it.
+    launcher = f"{launch.FILE} " if recipe.config.allocator != "default" else ""
     return Export(
         files={CONFIG_FILE: config_text(recipe), **_launcher(recipe)},
-        command=f"AUTOTUNE_CONFIG={CONFIG_FILE} python {launched}{shlex.quote(own)}",
-        refusals=tuple(_left_to_the_script(recipe)),
+        command=f"AUTOTUNE_CONFIG={CONFIG_FILE} python {launcher}{shlex.quote(user_script)}",
+        refusals=tuple(_decided_by_script(recipe)),
         notes=(
-            f"{own} calls autotune.apply, which applies {CONFIG_FILE} where that variable names it; where the script "
-            "reads files of its own, start it in the folder it was searched in and name these files by their paths",
+            f"{user_script} calls autotune.apply, which applies the {CONFIG_FILE} that the "
+            "variable names; if the script reads other files, start it in the folder of the search "
+            "and give these files by their paths",
         ),
     )
 
 
-def _left_to_the_script(recipe: Recipe) -> list[Refusal]:
-    """What the search has not seen has no value; the rest it has said to the script, which may heed it."""
-    own = (
+def _decided_by_script(recipe: Recipe) -> list[Refusal]:
+    """Return the settings that the user's script decides.
+
+    The search knows values only of those that it passed to the script, which may use them.
+    """
+    unknown = (
         "learning_rate",
         "weight_decay",
         "schedule",
         "learning_rate_warmup_steps",
         "sequence_length",
+        "gradient_clipping",
     )
     known = {name: recipe.settings()[name] for name in ("steps", "seed", "global_batch")}
+    why = f"{recipe.workload.script} decides it"
     return [
-        Refusal(
-            setting=name,
-            value=known.get(name),
-            instead=None,
-            why=f"{recipe.workload.script} decides it",
-        )
-        for name in (*own, "gradient_clipping", *known)
+        Refusal(setting=name, value=known.get(name), instead=None, why=why)
+        for name in (*unknown, *known)
     ]
 
 
 def _notes(recipe: Recipe) -> list[str]:
     config, workload = recipe.config, recipe.workload
-    notes = []
-    packages = [
-        name
-        for name, is_used in (
-            ("transformers", workload.model_config is not None),
-            ("torchao", config.precision == "fp8" or config.optimizer == "adamw-8bit"),
-            ("datasets", not _is_plain_text(workload)),
-            ("tokenizers", workload.tokenizer != "bytes"),
-        )
-        if is_used
-    ]
-    needed = ", ".join(["torch", "numpy", *packages])
-    notes.append(f"{script.FILE} needs {needed}, and no autotune")
+    packages = ["torch", "numpy"]
+    if workload.model_config is not None:
+        packages.append("transformers")
+    if config.precision == "fp8" or config.optimizer == "adamw-8bit":
+        packages.append("torchao")
+    if not _is_plain_text(workload):
+        packages.append("datasets")
+    if workload.tokenizer != "bytes":
+        packages.append("tokenizers")
+    notes = [f"{script.FILE} needs {', '.join(packages)}, and no autotune"]
     if recipe.device_bytes is not None and recipe.device_type == "cuda":
-        notes.append(f"the device must have {format_size(recipe.device_bytes)}, as measured")
+        notes.append(f"it needs {format_size(recipe.device_bytes)} of device memory, as measured")
     if workload.streaming:
         notes.append(
             f"{script.FILE} reads no more text than {workload.steps} steps use, as the study did"
         )
     if is_function_reference(workload.model) and not PurePath(workload.model).is_absolute():
-        notes.append(f"run it where {workload.model} is found, as the search was")
+        notes.append(f"run it in the folder of the search, where {workload.model} is found")
     load = f"autotune.load_config('{CONFIG_FILE}')"
     notes.append(
-        f"your own loop: model, optimizer = autotune.apply(model, optimizer, config={load})"
+        f"in your training loop: model, optimizer = autotune.apply(model, optimizer, config={load})"
     )
     if launch.is_needed(config):
         notes.append(
-            f"your own script as it is: python {launch.FILE} your_script.py, for what only code can set"
+            f"with your script unchanged: python {launch.FILE} your_script.py, which makes the "
+            "settings of the process"
         )
     return notes
 

@@ -1,4 +1,4 @@
-"""Text to batches in an exported script: the same passages, tokens, held-out part and order as a study's."""
+"""Batches in an exported script, with the passages, tokens, held-out part and order of a study."""
 
 from autotune.exporters.pytorch.documents import document_pieces
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
@@ -12,7 +12,10 @@ _ITERATOR = "from collections.abc import Iterator"
 
 
 def data_pieces(workload: Workload) -> list[Piece]:
-    """`read_text(folder, text)` gives the training and the held-out part, each of which makes batches."""
+    """Return the definition of `read_text(folder, text)`.
+
+    It returns the training and the held-out part, each of which makes batches.
+    """
     batches = _PACKED if workload.packing == "packed" else _PADDED
     return [
         *document_pieces(workload),
@@ -37,27 +40,32 @@ def data_pieces(workload: Workload) -> list[Piece]:
 
 
 def _units(workload: Workload) -> Piece:
-    """What belongs to one part as a whole: passages, or documents, or samples of tokens."""
-    is_packed = workload.packing == "packed"
-    names = (
-        ("PASSAGE_CHARACTERS", "passages") if is_packed else ("CHARACTERS_PER_TOKEN", "beginnings")
-    )
+    """Return the definition of `units_of`.
+
+    A unit belongs to one part as a whole: a passage, a document, or a sample of tokens.
+    """
+    if workload.packing == "packed":
+        names = ("PASSAGE_CHARACTERS", "passages")
+        cut = "passages([document])"
+    else:
+        names = ("CHARACTERS_PER_TOKEN", "beginnings")
+        cut = "beginnings([document], sequence_length=SEQUENCE_LENGTH)"
     source = own_source("data.tokens", *names, "HELD_OUT_ONE_IN", "is_held_out", "_assigned")
-    cut = (
-        "passages([document])"
-        if is_packed
-        else "beginnings([document], sequence_length=SEQUENCE_LENGTH)"
-    )
     held_out = "None"
     if workload.held_out_split is not None:
         held_out = f"_cut(documents(name, split={workload.held_out_split!r}))"
-    made = f'''
+    text = f'''
 TRAIN, HELD_OUT = False, True
 
 
 def units_of(name: str, is_full: Callable[[bool], bool]) -> Iterator[tuple[bool, Any]]:
-    """Each text as UTF-8, or each sample of tokens, with whether it is held out, until the parts are full."""
-    return _assigned(_cut(documents(name, split={workload.dataset_split!r})), {held_out}, is_full=is_full)
+    """Yields (is held out, unit) until both parts are full.
+
+    A unit is a text in UTF-8 or a sample of tokens.
+    """
+    train = _cut(documents(name, split={workload.dataset_split!r}))
+    held_out = {held_out}
+    return _assigned(train, held_out, is_full=is_full)
 
 
 def _cut(documents: Iterable[Any]) -> Iterator[Any]:
@@ -68,7 +76,7 @@ def _cut(documents: Iterable[Any]) -> Iterator[Any]:
             yield document
 '''
     imports = ("import hashlib", _ANY, _CALLABLE, _ITERABLE, _ITERATOR)
-    return piece(source.text + "\n\n\n" + made.strip("\n"), *imports)
+    return piece(source.text + "\n\n\n" + text.strip("\n"), *imports)
 
 
 # -- tokens ----------------------------------------------------------------------------------------
@@ -113,26 +121,22 @@ def _tokenizer(workload: Workload) -> list[Piece]:
             "data.tokenizer", *_SUBWORDS, *trained, imports=imports if trained else imports[:-1]
         )
     )
-    return [*pieces, *(_trained_bpe(workload) if trained else [_from_file(workload)])]
+    if trained:
+        return [*pieces, *_trained_bpe(workload)]
+    return [*pieces, _from_file(workload)]
 
 
 def _trained_bpe(workload: Workload) -> list[Piece]:
-    texts = (
-        "(unit for part, unit in units_of(text, lambda part: part == HELD_OUT) if part == TRAIN)"
-    )
     if not workload.streaming:
-        return [
-            piece(
-                _BPE.format(vocab_size=workload.vocab_size, texts=texts), "from pathlib import Path"
-            )
-        ]
-    limit = "TRAINED_ON_BYTES_PER_TOKEN * STEPS * GLOBAL_BATCH * SEQUENCE_LENGTH"
-    made = _BPE.format(vocab_size=workload.vocab_size, texts=f"_up_to({limit}, {texts})")
+        text = _BPE.format(vocab_size=workload.vocab_size, limit="")
+        return [piece(text, "from pathlib import Path")]
+    limit = _BPE_LIMIT.format(tokens="STEPS * GLOBAL_BATCH * SEQUENCE_LENGTH")
+    text = _BPE.format(vocab_size=workload.vocab_size, limit=limit)
     return [
         own_source(
             "data.tokens", "TRAINED_ON_BYTES_PER_TOKEN", "_up_to", imports=(_ITERABLE, _ITERATOR)
         ),
-        piece(made, "from pathlib import Path"),
+        piece(text, "from pathlib import Path"),
     ]
 
 
@@ -153,54 +157,72 @@ def make_tokenizer(text: str) -> ByteTokenizer:
 """
 _BPE = '''
 def make_tokenizer(text: str) -> SubwordTokenizer:
-    """Trained on the training part, and kept beside this file."""
-    texts = {texts}
-    return train_bpe(texts, vocab_size={vocab_size}, file=Path(__file__).with_name("tokenizer.json"))
+    """Trains a tokenizer on the training part and stores it in tokenizer.json next to this file."""
+    units = units_of(text, lambda part: part == HELD_OUT)
+    texts = (unit for part, unit in units if part == TRAIN)
+{limit}    file = Path(__file__).with_name("tokenizer.json")
+    return train_bpe(texts, vocab_size={vocab_size}, file=file)
 '''
+_BPE_LIMIT = "    texts = _up_to(TRAINED_ON_BYTES_PER_TOKEN * {tokens}, texts)\n"
 _FROM_FILE = '''
 def make_tokenizer(text: str) -> SubwordTokenizer:
-    """Of a tokenizer.json, a folder with one, or a name on the hub, with its settings where they are beside it."""
+    """Loads a tokenizer.json from a file, a folder or the hub, with its settings if it has any."""
     path = Path({name}).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         try:
             hf_hub_download({name}, "tokenizer_config.json")
         except EntryNotFoundError:
-            pass  # the usual names of special tokens are known
+            pass  # SubwordTokenizer knows the usual names of special tokens
         file = Path(hf_hub_download({name}, "tokenizer.json"))
-    settings = file.with_name("tokenizer_config.json")
-    said = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {{}}
-    return SubwordTokenizer(Tokenizer.from_str(file.read_text(encoding="utf-8")), settings=said)
+    settings = {{}}
+    settings_file = file.with_name("tokenizer_config.json")
+    if settings_file.exists():
+        settings = json.loads(settings_file.read_text(encoding="utf-8"))
+    return SubwordTokenizer(Tokenizer.from_str(file.read_text(encoding="utf-8")), settings=settings)
 '''
 
 _LIMIT = {
     False: '''
 def is_full(part: bool, length: int, length_of: Callable[[int], int]) -> bool:
-    """Never: the whole text is read."""
+    """Returns False: the whole text is read."""
     return False
 ''',
     True: '''
 def is_full(part: bool, length: int, length_of: Callable[[int], int]) -> bool:
-    """No more is read than STEPS and the held-out sequences can use; a longer training repeats it."""
+    """Whether a part has all the text that STEPS or the held-out sequences use.
+
+    A longer training repeats the text.
+    """
     return length >= length_of(EVALUATION_SEQUENCES if part == HELD_OUT else STEPS * GLOBAL_BATCH)
 ''',
 }
 
 _READ_TEXT = '''
 def read_text(folder: str | None, text: str) -> tuple[Sequences, Sequences]:
-    """Training and held-out part: of a study's folder with train.npy and held_out.npy, or made of `text`."""
+    """Returns the training and the held-out part.
+
+    They are read from `folder`, a study's folder with train.npy and held_out.npy, or made of
+    `text` if `folder` is None.
+    """
     if folder is None:
         parts, pad_token = tokens_of(text)
         return Sequences(parts[TRAIN], pad_token), Sequences(parts[HELD_OUT], pad_token)
+    pad_token = 0
     file = Path(folder) / "text.json"
-    facts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    train, held_out = (numpy.load(Path(folder) / f"{part}.npy", mmap_mode="r") for part in ("train", "held_out"))
-    return Sequences(train, facts.get("pad_token", 0)), Sequences(held_out, facts.get("pad_token", 0))
+    if file.exists():
+        pad_token = json.loads(file.read_text(encoding="utf-8")).get("pad_token", 0)
+    train = numpy.load(Path(folder) / "train.npy", mmap_mode="r")
+    held_out = numpy.load(Path(folder) / "held_out.npy", mmap_mode="r")
+    return Sequences(train, pad_token), Sequences(held_out, pad_token)
 '''
 
 _PACKED = '''
 def tokens_of(text: str) -> tuple[list[Any], int]:
-    """Each part as one stream of tokens [any], the tokenizer's separator between texts; and the token that pads."""
+    """Returns both parts and the padding token.
+
+    A part is one stream of tokens, int32 [tokens], with the tokenizer's separator between texts.
+    """
     tokenizer: Any = None
     parts: tuple[list[Any], list[Any]] = ([], [])
     lengths = [0, 0]
@@ -223,7 +245,7 @@ def tokens_of(text: str) -> tuple[list[Any], int]:
 
 
 class Sequences:
-    """Batches of a stream of tokens."""
+    """Sequences of a stream of tokens, in batches."""
 
     def __init__(self, tokens: Any, pad_token: int) -> None:
         self.tokens = tokens
@@ -232,7 +254,7 @@ class Sequences:
         return max(0, len(self.tokens) - 1) // SEQUENCE_LENGTH
 
     def batch(self, indices: Any) -> tuple[Tensor, Tensor]:
-        """Tokens and labels, int64 [sequences, length] each; a label is the token that follows."""
+        """Returns tokens and labels, int64 [sequences, length] each; a label is the next token."""
         starts = [int(index) * SEQUENCE_LENGTH for index in indices]
         rows = numpy.stack([self.tokens[start : start + SEQUENCE_LENGTH + 1] for start in starts])
         both = torch.from_numpy(rows.astype(numpy.int64))
@@ -241,7 +263,10 @@ class Sequences:
 
 _PADDED = '''
 def tokens_of(text: str) -> tuple[list[Any], int]:
-    """Each part as samples, int32 [samples, SEQUENCE_LENGTH + 1]: a text is a sample, and -1 is padding."""
+    """Returns both parts and the padding token.
+
+    A part is int32 [samples, SEQUENCE_LENGTH + 1]; each text is a sample, padded with -1.
+    """
     tokenizer: Any = None
     parts: tuple[list[Any], list[Any]] = ([], [])
 
@@ -251,28 +276,39 @@ def tokens_of(text: str) -> tuple[list[Any], int]:
     for part, unit in units_of(text, has_all):
         sample = unit
         if isinstance(unit, bytes):
-            tokenizer = tokenizer or make_tokenizer(text)
-            tokens = tokenizer.encode([unit], longest=SEQUENCE_LENGTH - len(tokenizer.beginning))[0][0]
+            if tokenizer is None:
+                tokenizer = make_tokenizer(text)
+            longest = SEQUENCE_LENGTH - len(tokenizer.beginning)
+            tokens = tokenizer.encode([unit], longest=longest)[0][0]
             sample = numpy.concatenate([tokenizer.beginning, tokens])
         sample = sample.astype(numpy.int32)[:SEQUENCE_LENGTH]
-        if (sample[1:] >= 0).any() and not has_all(part):  # without a label it teaches nothing
-            parts[part].append(numpy.pad(sample, (0, SEQUENCE_LENGTH + 1 - len(sample)), constant_values=-1))
+        has_label = (sample[1:] >= 0).any()
+        if has_label and not has_all(part):
+            padding = (0, SEQUENCE_LENGTH + 1 - len(sample))
+            parts[part].append(numpy.pad(sample, padding, constant_values=-1))
     nothing = numpy.zeros((0, SEQUENCE_LENGTH + 1), dtype=numpy.int32)
     samples = [numpy.stack(part) if part else nothing for part in parts]
     return samples, 0 if tokenizer is None else tokenizer.pad_token
 
 
 class Sequences:
-    """Batches of padded samples: -1 is padding, and what is less is a token, -2 - token, that is no label."""
+    """Padded samples, in batches.
+
+    -1 is padding. A smaller value, -2 - token, stands for a token that is not a label.
+    """
 
     def __init__(self, tokens: Any, pad_token: int) -> None:
-        self.tokens, self.pad_token = tokens, pad_token
+        self.tokens = tokens
+        self.pad_token = pad_token
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def batch(self, indices: Any) -> tuple[Tensor, Tensor]:
-        """Tokens and labels, int64 [sequences, length] each; a label is the token that follows, or -100."""
+        """Returns tokens and labels, int64 [sequences, length] each.
+
+        A label is the next token, or -100.
+        """
         rows = torch.from_numpy(numpy.asarray(self.tokens[list(indices)], dtype=numpy.int64))
         tokens = torch.where(rows < -1, -2 - rows, rows).masked_fill(rows == -1, self.pad_token)
         labels = rows.masked_fill(rows < 0, IGNORED_LABEL)

@@ -1,7 +1,7 @@
-"""Where an exported script has its text from: `documents(name, split=...)`, as `autotune/data/sources.py` reads it.
+"""Reads text in an exported script: `documents(name, split=...)`, as `autotune/data/sources.py`.
 
-Which files belong to a split, and which columns count, is only seen where the data is: the script
-decides it as a study does.
+Which files belong to a split, and which columns have the text, depends on the data, so the script
+decides it by the same rules as a study.
 """
 
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
@@ -14,14 +14,15 @@ _PATH = "from pathlib import Path"
 
 
 def document_pieces(workload: Workload) -> list[Piece]:
-    """`documents(name, split=...)` gives texts, or the tokens of a set that is tokenized."""
+    """Return the definition of `documents(name, split=...)`.
+
+    It yields texts, or the tokens of a data set that is tokenized.
+    """
     is_default = workload.dataset == STANDARD_LIBRARY_TEXT
     wants_splits = workload.held_out_split is not None or workload.dataset_split != "train"
-    python_docs = (
-        f"    if name == {STANDARD_LIBRARY_TEXT!r}:\n        return python_docs()\n"
-        if is_default
-        else ""
-    )
+    python_docs = ""
+    if is_default:
+        python_docs = f"    if name == {STANDARD_LIBRARY_TEXT!r}:\n        return python_docs()\n"
     text = _DOCUMENTS.format(
         python_docs=python_docs,
         config=workload.dataset_config,
@@ -64,64 +65,92 @@ WANTS_SPLITS = {wants_splits}
 
 
 def documents(name: str, *, split: str) -> Iterable[Any]:
-    """Local text, jsonl, csv or parquet files, a folder of them or of `save_to_disk`, or a name on the hub."""
+    """Reads text, jsonl, csv or parquet files, a folder of them, or a data set.
+
+    A data set is a folder written by `save_to_disk` or a name on the hub.
+    """
 {python_docs}    path = Path(name).expanduser()
     is_saved = any((path / file).exists() for file in ("state.json", "dataset_dict.json"))
     if path.is_file() or (path.is_dir() and not is_saved and DATASET_CONFIG is None):
-        return _of_files(path, split=split)
+        return _read_files(path, split=split)
     import datasets
 
     if not is_saved:
-        where = str(path) if path.is_dir() else name
-        return of_rows(datasets.load_dataset(where, DATASET_CONFIG, split=split, streaming=STREAMING))
+        source = str(path) if path.is_dir() else name
+        rows = datasets.load_dataset(source, DATASET_CONFIG, split=split, streaming=STREAMING)
+        return texts_of_rows(rows)
     rows = datasets.load_from_disk(str(path))
-    return of_rows(rows[split] if isinstance(rows, datasets.DatasetDict) else rows)
+    return texts_of_rows(rows[split] if isinstance(rows, datasets.DatasetDict) else rows)
 
 
-def _of_files(path: Path, *, split: str) -> Iterable[Any]:
-    everything = [path] if path.is_file() else _files_in(path)
-    kinds = {{READERS.get(file.suffix.lower()) for file in everything}}
+def _read_files(path: Path, *, split: str) -> Iterable[Any]:
+    all_files = [path] if path.is_file() else _files_in(path)
+    kinds = {{READERS.get(file.suffix.lower()) for file in all_files}}
     if len(kinds) != 1 or kinds == {{None}}:
-        raise SystemExit(f"{{path}} holds no files of one kind that can be read: {{', '.join(READERS)}}")
-    splits = {{}} if path.is_file() else _files_named_by_split(path, everything)
-    is_laid_out = _ALL in splits and {{file for files in splits.values() for file in files}} == set(everything)
-    files = splits if splits and (WANTS_SPLITS or is_laid_out) else {{_ALL: everything}}
+        known = ", ".join(READERS)
+        raise SystemExit(f"{{path}} must contain files of one kind, one of: {{known}}")
+    splits = {{}} if path.is_file() else _files_named_by_split(path, all_files)
+    in_splits = {{file for files in splits.values() for file in files}}
+    is_laid_out = _ALL in splits and in_splits == set(all_files)
+    files = splits if splits and (WANTS_SPLITS or is_laid_out) else {{_ALL: all_files}}
     [kind] = kinds
     if kind == "text":
         if split not in files:
-            raise SystemExit(f"{{path}} has no split {{split!r}}, but {{', '.join(files)}}")
+            known = ", ".join(files)
+            raise SystemExit(f"{{path}} has no split {{split!r}}. Choose one of: {{known}}")
         return (file.read_text(encoding="utf-8") for file in files[split])
     import datasets
 
-    names = {{part: [glob.escape(str(file)) for file in of_part] for part, of_part in files.items()}}
-    return of_rows(datasets.load_dataset(kind, data_files=names, split=split, streaming=STREAMING))
+    names = {{}}
+    for name, paths in files.items():
+        names[name] = [glob.escape(str(file)) for file in paths]
+    rows = datasets.load_dataset(kind, data_files=names, split=split, streaming=STREAMING)
+    return texts_of_rows(rows)
 '''
 
 _ROWS = '''
-def of_rows(rows: Any) -> Iterator[Any]:
-    """The column that is named, else the tokens, else the column called text, else the only one of strings."""
+def texts_of_rows(rows: Any) -> Iterator[Any]:
+    """Yields the texts of TEXT_COLUMN; without it the tokens or the texts that the rows have.
+
+    Without TEXT_COLUMN and tokens, the column is the one called text or the first one of strings.
+    """
     rows = rows.with_format(None)
-    features = {name: getattr(feature, "dtype", "") for name, feature in (rows.features or {}).items()}
-    texts = [name for name, kind in features.items() if kind in ("string", "large_string", "string_view")]
-    if rows.features is None:  # streamed
-        seen = [(name, value) for row in rows.take(64) for name, value in row.items()]
-        texts = [name for name in dict(seen) if any(isinstance(value, str) for other, value in seen if other == name)]
-        features = dict(seen)
-    if TEXT_COLUMN is None and "input_ids" in features and "input_ids" not in texts:
-        yield from _samples(rows, [name for name in ("input_ids", "labels", "attention_mask") if name in features])
+    string_types = ("string", "large_string", "string_view")
+    has_strings = {}
+    if rows.features is None:  # streamed: the types are unknown, so look at some values
+        for row in rows.take(64):
+            for name, value in row.items():
+                has_strings[name] = has_strings.get(name, False) or isinstance(value, str)
+    else:
+        for name, feature in rows.features.items():
+            has_strings[name] = getattr(feature, "dtype", "") in string_types
+    columns = list(has_strings)
+    text_columns = [name for name in columns if has_strings[name]]
+    if TEXT_COLUMN is None and "input_ids" in columns and "input_ids" not in text_columns:
+        names = ("input_ids", "labels", "attention_mask")
+        yield from _samples(rows, [name for name in names if name in columns])
         return
-    column = TEXT_COLUMN or ("text" if "text" in texts or not texts else texts[0])
-    yield from (row[column] for row in rows.select_columns([column]) if row[column])
+    column = TEXT_COLUMN
+    if column is None:
+        column = "text" if "text" in text_columns or not text_columns else text_columns[0]
+    for row in rows.select_columns([column]):
+        if row[column]:
+            yield row[column]
 
 
 def _samples(rows: Any, columns: list[str]) -> Iterator[Any]:
-    """Tokens; -2 - token where it is no label. What is under a mask of 0, or behind the last label, is left out."""
+    """Yields the tokens of each row, with -2 - token where a token is not a label.
+
+    Tokens under a mask of 0 and tokens after the last label are dropped.
+    """
     for row in rows.select_columns(columns):
         tokens = numpy.asarray(row["input_ids"] or [], dtype=numpy.int64)
-        labels = tokens if row.get("labels") is None else numpy.asarray(row["labels"], dtype=numpy.int64)
+        labels = tokens
+        if row.get("labels") is not None:
+            labels = numpy.asarray(row["labels"], dtype=numpy.int64)
         if row.get("attention_mask") is not None:
-            kept = numpy.asarray(row["attention_mask"]) != 0
-            tokens, labels = tokens[kept], labels[kept]
+            is_visible = numpy.asarray(row["attention_mask"]) != 0
+            tokens, labels = tokens[is_visible], labels[is_visible]
         trained_on = labels != IGNORED_LABEL
         end = int(trained_on.nonzero()[0].max(initial=-1)) + 1
         yield numpy.where(trained_on, tokens, -2 - tokens)[:end]

@@ -1,4 +1,4 @@
-"""The model in an exported script: autotune's own models as they are, Hugging Face's by its config, or a function."""
+"""The model in an exported script: one of autotune, of Hugging Face, or of the user's function."""
 
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
 from autotune.exporters.recipe import Recipe
@@ -12,7 +12,7 @@ _ANY = "from typing import Any"
 
 
 def loss_piece() -> Piece:
-    """How every model makes its loss of logits."""
+    """Return the definitions by which every model computes its loss from logits."""
     return own_source(
         "models.parts",
         "IGNORED_LABEL",
@@ -28,12 +28,15 @@ def loss_piece() -> Piece:
 
 
 def model_pieces(recipe: Recipe) -> list[Piece]:
-    """`make_model()`, which draws the initial weights; where the model is not ours, also `find_blocks(model)`."""
+    """Return the definition of `make_model()`, which draws the initial weights.
+
+    For a model that is not built in, also that of `find_blocks(model)`.
+    """
     workload = recipe.workload
     if workload.model_config is not None:
         return [*_hugging_face(workload), *_found_blocks()]
     if is_function_reference(workload.model):
-        return [*_own(workload), *_found_blocks()]
+        return [*_user_function(workload), *_found_blocks()]
     return _built_in(workload)
 
 
@@ -41,12 +44,16 @@ def model_pieces(recipe: Recipe) -> list[Piece]:
 
 
 def _built_in(workload: Workload) -> list[Piece]:
-    said = {name: getattr(workload, name) for name in ("layers", "width", "heads", "vocab_size")}
-    said["inner"] = workload.feed_forward_width or f"default_feed_forward_width({workload.width})"
+    arguments = {
+        name: getattr(workload, name) for name in ("layers", "width", "heads", "vocab_size")
+    }
+    arguments["inner"] = (
+        workload.feed_forward_width or f"default_feed_forward_width({workload.width})"
+    )
     if workload.model == "gpt":
         names = ["ROTARY_BASE", "INITIAL_DEVIATION", "rotary_table", "rotate"]
         model, file = "GPT", "models.gpt"
-        said["sequence_length"] = "SEQUENCE_LENGTH"
+        arguments["sequence_length"] = "SEQUENCE_LENGTH"
     else:
         names = [
             "RESIDUAL_FACTOR",
@@ -57,21 +64,21 @@ def _built_in(workload: Workload) -> list[Piece]:
         ]
         model, file = "DeepOne", "models.deep_one"
     parts = ("default_feed_forward_width", "Attention", "FeedForward", "Block", model, "initialize")
-    arguments = "".join(f"        {name}={value},\n" for name, value in said.items())
-    made = f"""
+    lines = "".join(f"        {name}={value},\n" for name, value in arguments.items())
+    text = f"""
 def make_model() -> nn.Module:
     model = {model}(
-{arguments}    )
+{lines}    )
     initialize(model)
     return model
 """
     return [
-        piece(made, *_TORCH),
+        piece(text, *_TORCH),
         own_source(file, *names, *parts, imports=(*_TORCH, "import torch.nn.functional as F")),
     ]
 
 
-# -- by structure ----------------------------------------------------------------------------------
+# -- blocks of a model that is not built in --------------------------------------------------------
 
 
 def _found_blocks() -> list[Piece]:
@@ -98,20 +105,21 @@ def _hugging_face(workload: Workload) -> list[Piece]:
         load = f"from_pretrained({workload.model_source!r}, config=config, **options)"
     else:
         load = "from_config(config, **options)"
-    made = f'''
+    text = f'''
 def make_model() -> nn.Module:
-    """As {MODEL_CONFIG_FILE}, beside this file, says."""
+    """Makes the model that {MODEL_CONFIG_FILE}, next to this file, describes."""
     AttentionMaskInterface.register("sdpa", _causal_mask)
     try:
         return HuggingFaceModel(_network("sdpa"))
-    except ValueError as error:  # a family whose attention no kernel computes
+    except ValueError as error:  # the attention of this model has no kernel
         if "scaled_dot_product_attention" not in str(error):
             raise
         return HuggingFaceModel(_network("eager"))
 
 
 def _network(attention: str) -> Any:
-    settings = json.loads(Path(__file__).with_name("{MODEL_CONFIG_FILE}").read_text(encoding="utf-8"))
+    file = Path(__file__).with_name("{MODEL_CONFIG_FILE}")
+    settings = json.loads(file.read_text(encoding="utf-8"))
     config = CONFIG_MAPPING[settings.pop("model_type")].from_dict(settings)
     options: Any = {{"dtype": torch.float32, "attn_implementation": attention}}
     return AutoModelForCausalLM.{load}
@@ -125,7 +133,7 @@ def _network(attention: str) -> Any:
             model.imports,
         ),
         piece(
-            made,
+            text,
             _ANY,
             "import json",
             "from pathlib import Path",
@@ -135,7 +143,7 @@ def _network(attention: str) -> Any:
     ]
 
 
-# -- somebody's function ---------------------------------------------------------------------------
+# -- the user's function ---------------------------------------------------------------------------
 
 _SIZES = ("layers", "width", "heads", "feed_forward_width", "vocab_size", "sequence_length")
 _OBSERVATION = (
@@ -155,16 +163,16 @@ _OBSERVATION = (
     "_is_all_of",
     "_CrossEntropies",
 )
-"""How a module is to be called, and which of its outputs counts, is found by the trials' own look
-at it."""
+"""Definitions by which trials find out how to call a module and which of its outputs has the
+logits."""
 
 
-def _own(workload: Workload) -> list[Piece]:
+def _user_function(workload: Workload) -> list[Piece]:
     reference = read_reference(workload.model)
     sizes = {name: size for name in _SIZES if (size := getattr(workload, name)) is not None}
     text = f'''
 MODEL = {reference.place!r}
-"""Where the model's function is; a path is looked for from the folder this is started in."""
+"""Module or file of the model's function; a path is relative to the current folder."""
 SIZES = {sizes!r}
 """The function is called with those of them that it takes."""
 
@@ -183,12 +191,14 @@ class InvalidInput(Exception):
 @torch.no_grad()
 def make_model() -> nn.Module:
     function = getattr(_module(), {reference.function!r})
-    taken = inspect.signature(function).parameters.values()
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken)
-    names = {{parameter.name for parameter in taken}}
+    parameters = inspect.signature(function).parameters.values()
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    names = {{parameter.name for parameter in parameters}}
+    sizes = {{name: size for name, size in SIZES.items() if takes_all or name in names}}
     with torch.enable_grad():
-        network = function(**{{name: size for name, size in SIZES.items() if takes_all or name in names}})
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):  # those of a CPU, whatever was left on
+        network = function(**sizes)
+    # The attention kernels of a CPU, because the configuration may have turned them off.
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
         return _user_model(network, Workload(model=MODEL, **SIZES))
 
 

@@ -1,9 +1,8 @@
-"""A script is put together of pieces: some text and what it imports.
+"""Pieces of an exported script: text and the imports that it needs.
 
-Much of the text is autotune's own source.
-
-What a technique does is written once, in `autotune/techniques/`: an exported script carries those
-very definitions, so that it cannot drift from the trials.
+Much of the text is the source of autotune: what a technique does is written once, in
+`autotune/techniques/`, and an exported script contains those definitions, so that it does the same
+as the trials.
 """
 
 from collections import defaultdict
@@ -15,7 +14,7 @@ from autotune.exporters.source import excerpt, spaced
 
 @dataclass(frozen=True)
 class Piece:
-    """`text` of top-level statements, and the import statements that it needs."""
+    """Text of top-level statements and the import statements that it needs."""
 
     text: str
     imports: frozenset[str] = frozenset()
@@ -26,36 +25,42 @@ def piece(text: str, *imports: str) -> Piece:
 
 
 def own_source(module: str, *names: str, imports: Iterable[str] = ()) -> Piece:
-    """The definitions of `names` in `module` of this package, such as "techniques.fp8"."""
+    """Return the definitions of `names` in `module` of this package, such as "techniques.fp8"."""
     return Piece(excerpt(module, *names), frozenset(imports))
 
 
 def banner(title: str) -> Piece:
-    """A line that says what follows."""
-    return Piece(f"# -- {title} ".ljust(119, "-"))
+    """Return a comment line with the title of a section."""
+    return Piece(f"# -- {title} ".ljust(100, "-"))
 
 
-def together(pieces: Iterable[Piece]) -> str:
-    """The pieces as one text below the imports of all of them."""
-    kept = list(pieces)
-    imports = _merged({statement for one in kept for statement in one.imports})
+def join_pieces(pieces: Iterable[Piece]) -> str:
+    """Return the text of all pieces below their imports."""
+    pieces = list(pieces)
+    statements: set[str] = set()
+    for part in pieces:
+        statements |= part.imports
+    imports = _merged(statements)
     standard = [statement for statement in imports if not _is_third_party(statement)]
     others = [statement for statement in imports if _is_third_party(statement)]
     blocks = ["\n".join(lines) for lines in (standard, others) if lines]
-    return "\n\n".join(blocks) + "\n\n" + spaced(one.text for one in kept if one.text) + "\n"
+    blocks.append(spaced(part.text for part in pieces if part.text))
+    return "\n\n".join(blocks) + "\n"
 
 
 def _merged(statements: Iterable[str]) -> list[str]:
-    """In the usual order, and what comes from one module in one statement."""
+    """Return the imports in the usual order, with one statement per module."""
     plain: list[str] = []
     names: dict[str, set[str]] = defaultdict(set)
     for statement in statements:
         if statement.startswith("import "):
             plain.append(statement)
             continue
-        module, _, said = statement.removeprefix("from ").partition(" import ")
-        names[module] |= set(said.split(", "))
-    merged = [f"from {module} import {', '.join(sorted(said))}" for module, said in names.items()]
+        module, _, imported = statement.removeprefix("from ").partition(" import ")
+        names[module] |= set(imported.split(", "))
+    merged = [
+        f"from {module} import {', '.join(sorted(imported))}" for module, imported in names.items()
+    ]
     return [*sorted(plain), *sorted(merged)]
 
 

@@ -1,8 +1,8 @@
-"""The script as a whole: settings, model, techniques, data, and a training loop that is the trials' own.
+"""The exported script as a whole: settings, techniques, training loop, model and data.
 
-torch, numpy and what reads the text are all it needs. The loop is that of
-`autotune/training/step.py` and `autotune/training/trainer.py` without their measuring, with the
-branches that the configuration does not take left out.
+It needs only torch, numpy and the packages that read the text. The loop is that of
+`autotune/training/step.py` and `autotune/training/trainer.py`, without measurements and without the
+branches that the configuration does not take.
 """
 
 import textwrap
@@ -10,7 +10,7 @@ import textwrap
 from autotune.exporters import launch
 from autotune.exporters.pytorch.data import data_pieces
 from autotune.exporters.pytorch.models import loss_piece, model_pieces
-from autotune.exporters.pytorch.pieces import Piece, banner, piece, together
+from autotune.exporters.pytorch.pieces import Piece, banner, join_pieces, piece
 from autotune.exporters.pytorch.techniques import autocast_dtype, technique_pieces, weights_dtype
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe, in_docstring
 from autotune.units import format_size
@@ -19,7 +19,7 @@ FILE = "train.py"
 
 
 def script(recipe: Recipe) -> str:
-    """The text of the file."""
+    """Return the text of the script."""
     pieces = [
         _settings(recipe),
         banner("techniques"),
@@ -35,30 +35,32 @@ def script(recipe: Recipe) -> str:
         banner("program"),
         piece(_MAIN, "import argparse", "import math", "import time", "import torch"),
     ]
-    return _header(recipe) + together(pieces)
+    return _header(recipe) + join_pieces(pieces)
 
 
 def _header(recipe: Recipe) -> str:
     config, workload = recipe.config, recipe.workload
-    early = launch.before_torch(config)
     measured = ""
     if recipe.peak_memory_bytes is not None:
-        speed = (
-            ""
-            if recipe.tokens_per_second is None
-            else f", {recipe.tokens_per_second:,.0f} tokens/s"
-        )
-        perplexity = "" if recipe.perplexity is None else f", perplexity {recipe.perplexity:.4g}"
-        measured = f"\nMeasured there: peak memory {format_size(recipe.peak_memory_bytes)}{speed}{perplexity}.\n"
-    environment = "\n".join(["import os", "", *early, "", ""]) if early else ""
+        measured = f"\nMeasured: peak memory {format_size(recipe.peak_memory_bytes)}"
+        if recipe.tokens_per_second is not None:
+            measured += f", {recipe.tokens_per_second:,.0f} tokens/s"
+        if recipe.perplexity is not None:
+            measured += f", perplexity {recipe.perplexity:.4g}"
+        measured += ".\n"
+    environment = ""
+    before_torch = launch.before_torch(config)
+    if before_torch:
+        environment = "\n".join(["import os", "", *before_torch, "", ""])
     about = f"{workload.describe()}, trained as in {recipe.origin}: {config.describe()}."
-    return f'''"""{textwrap.fill(in_docstring(about), width=115, break_long_words=False)}
+    return f'''"""{textwrap.fill(in_docstring(about), width=97, break_long_words=False)}
 {measured}
-    python {FILE}                         # on the workload's own text
-    python {FILE} --text my.txt           # on a text, jsonl, csv or parquet file, a folder, or a name on the hub
+    python {FILE}                     # on the text of the workload
+    python {FILE} --text my.txt       # on a text, jsonl, csv or parquet file, a folder,
+                                        # or a name on the hub
     python {FILE} --steps 2000 --save model.pt
 
-Written by autotune, which it does not need. What makes up the configuration is in `apply_techniques`, `Updater`,
+Written by autotune, which it does not need. The configuration is in `apply_techniques`, `Updater`,
 `train_step` and the settings below.
 """
 
@@ -69,12 +71,11 @@ from __future__ import annotations
 
 def _settings(recipe: Recipe) -> Piece:
     config, workload = recipe.config, recipe.workload
-    made = launch.with_torch(config)
-    imports = [
-        "import torch",
-        *(["import torch._functorch.config"] if config.memory_budget != 1.0 else []),
-    ]
-    numbers = f"""
+    process_settings = launch.with_torch(config)
+    imports = ["import torch"]
+    if config.memory_budget != 1.0:
+        imports.append("import torch._functorch.config")
+    constants = f"""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TEXT = {workload.dataset!r}
 SEQUENCE_LENGTH = {workload.sequence_length}
@@ -89,80 +90,83 @@ LEARNING_RATE_WARMUP_STEPS = {workload.learning_rate_warmup_steps}
 SEED = {workload.seed}
 WEIGHTS_DTYPE = {weights_dtype(config)}
 """
-    return piece("\n".join([*made, numbers.strip("\n")]), *imports)
+    return piece("\n".join([*process_settings, constants.strip("\n")]), *imports)
 
 
 def _learning_rate(recipe: Recipe) -> Piece:
+    imports = ["import torch"]
     if recipe.workload.schedule == "constant":
-        after, about = "    return LEARNING_RATE", "Linear rise, then constant."
-        imports = []
+        about = "a constant rate"
+        after_warmup = "    return LEARNING_RATE"
     else:
-        rest = 1 - SMALLEST_RATE
-        after = (
-            "    done = (step - LEARNING_RATE_WARMUP_STEPS) / max(1, steps - LEARNING_RATE_WARMUP_STEPS)\n"
-            f"    return LEARNING_RATE * ({SMALLEST_RATE} + {rest / 2} * (1 + math.cos(math.pi * done)))"
-        )
-        about, imports = "Linear rise, then a cosine down to a tenth.", ["import math"]
+        about = "a cosine down to a tenth"
+        amplitude = (1 - SMALLEST_RATE) / 2
+        after_warmup = f"""\
+    decay_steps = max(1, steps - LEARNING_RATE_WARMUP_STEPS)
+    progress = (step - LEARNING_RATE_WARMUP_STEPS) / decay_steps
+    return LEARNING_RATE * ({SMALLEST_RATE} + {amplitude} * (1 + math.cos(math.pi * progress)))"""
+        imports.append("import math")
     return piece(
         f'''
 def learning_rate(step: int, *, steps: int) -> float:
-    """{about}"""
+    """Returns the rate at `step`, counted from 0: a linear warm-up, then {about}."""
     if step < LEARNING_RATE_WARMUP_STEPS:
         return LEARNING_RATE * (step + 1) / LEARNING_RATE_WARMUP_STEPS
-{after}
+{after_warmup}
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):  # compiled code must not see a new number every step
+        if isinstance(group["lr"], torch.Tensor):  # a new number would make torch compile again
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
 ''',
-        "import torch",
         *imports,
     )
 
 
 def _training(recipe: Recipe) -> Piece:
-    config, imports = (
-        recipe.config,
-        ["import torch", "from torch import Tensor, nn", "from typing import Any"],
-    )
+    config = recipe.config
     contexts = []
-    if (dtype := autocast_dtype(config)) is not None:
+    dtype = autocast_dtype(config)
+    if dtype is not None:
         contexts.append(f"torch.autocast(DEVICE, dtype={dtype})")
     if config.activation_offload == "cpu":
         contexts.append('offloaded("cpu", model=model)')
     call = "loss: Tensor = model(tokens, labels)"
     forward = f"    with {', '.join(contexts)}:\n        {call}" if contexts else f"    {call}"
-    warm = ""
+    warm_up = ""
     if config.compile != "none":
-        warm = "    summed_loss(model, held_out, 0)  # compiles the graph without gradients\n"
+        warm_up = "    summed_loss(model, held_out, 0)  # compiles the graph without gradients\n"
     return piece(
-        _TRAINING.replace("FORWARD", forward).replace("WARM", warm), *imports, "import numpy"
+        _TRAINING.replace("FORWARD", forward).replace("WARM_UP", warm_up),
+        "import numpy",
+        "import torch",
+        "from torch import Tensor, nn",
+        "from typing import Any",
     )
 
 
 _TRAINING = '''
 class Training:
-    """The model with its techniques, and what updates it."""
+    """The model with its techniques, and its updater."""
 
     def __init__(self) -> None:
         torch.manual_seed(SEED)
         self.model: Any = make_model()
         self.model.train()
-        torch.manual_seed(SEED)  # dropout begins as it does with weights from a file
+        torch.manual_seed(SEED)  # dropout is the same as with weights from a file
         move_to_device(self.model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        """By the names they have before techniques wrap the model's parts."""
+        """By their names before techniques wrap parts of the model."""
         apply_techniques(self.model)
         self.updater = Updater(list(self.parameters.values()))
 
 
 @torch.no_grad()
 def move_to_device(model: nn.Module) -> None:
-    """Parameters are cast on the host, one by one; buffers keep their dtype."""
+    """Casts parameters on the host, one by one; buffers stay in their dtype."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(WEIGHTS_DTYPE).to(DEVICE)
     for module in model.modules():
@@ -171,15 +175,16 @@ def move_to_device(model: nn.Module) -> None:
 
 
 def forward(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Summed token loss of a micro batch."""
+    """Returns the summed token loss of a micro batch."""
 FORWARD
     return loss
 
 
 def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float) -> float:
-    """One optimizer step over the global batch; returns the mean token loss before it.
+    """Makes one optimizer step on the global batch; returns the mean token loss before it.
 
-    Losses are divided by the labels of the global batch, so that gradients add up to its own whatever the micro batch.
+    Losses are divided by the number of labels in the global batch, so that the gradients do not
+    depend on the size of the micro batches.
     """
     training.updater.set_learning_rate(rate)
     valid_labels = max(1, int((batch[1] != IGNORED_LABEL).sum()))
@@ -195,15 +200,23 @@ def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float)
 
 @torch.no_grad()
 def evaluate(model: Any, held_out: Sequences) -> float:
-    """Mean token loss on the held-out sequences, in the micro batches of the training."""
+    """Returns the mean token loss on the held-out sequences, in micro batches as in training."""
     model.eval()
-WARM    parts = [summed_loss(model, held_out, start) for start in range(0, EVALUATION_SEQUENCES, MICRO_BATCH)]
+WARM_UP    total_loss = 0.0
+    total_labels = 0
+    for start in range(0, EVALUATION_SEQUENCES, MICRO_BATCH):
+        loss, valid_labels = summed_loss(model, held_out, start)
+        total_loss += loss
+        total_labels += valid_labels
     model.train()
-    return sum(loss for loss, _ in parts) / max(1, sum(count for _, count in parts))
+    return total_loss / max(1, total_labels)
 
 
 def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int]:
-    """Of a whole micro batch; rows beyond the held-out sequences are there for the shape only, without labels."""
+    """Returns the summed loss and the number of labels of the micro batch that begins at `start`.
+
+    The micro batch is always full; rows beyond the held-out sequences have no labels.
+    """
     indices = numpy.arange(start, start + MICRO_BATCH)
     beyond = indices >= EVALUATION_SEQUENCES
     tokens, labels = held_out.batch(numpy.where(beyond, 0, indices))
@@ -214,32 +227,47 @@ def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int
 
 _MAIN = """
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", default=TEXT)
-    parser.add_argument("--tokens", metavar="FOLDER", help="train.npy and held_out.npy of a study, in place of a text")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--save", metavar="FILE", help="where the trained weights go")
-    asked = parser.parse_args()
-    train, held_out = read_text(asked.tokens, asked.text)
-    for part, sequences, needed in (("training", train, GLOBAL_BATCH), ("held-out", held_out, EVALUATION_SEQUENCES)):
-        if len(sequences) < needed:
-            raise SystemExit(f"the {part} text has {len(sequences)} sequences and {needed} are needed: use more text")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--text", default=TEXT, help="file, folder or name on the hub")
+    parser.add_argument(
+        "--tokens", metavar="FOLDER", help="train.npy and held_out.npy of a study, not a text"
+    )
+    parser.add_argument("--steps", type=int, default=STEPS, help="number of optimizer steps")
+    parser.add_argument("--save", metavar="FILE", help="file for the trained weights")
+    arguments = parser.parse_args()
+    steps = arguments.steps
+    train, held_out = read_text(arguments.tokens, arguments.text)
+    check_length("training", train, GLOBAL_BATCH)
+    check_length("held-out", held_out, EVALUATION_SEQUENCES)
     training = Training()
     batches = training_order(sequences=len(train), global_batch=GLOBAL_BATCH, seed=SEED)
-    started, timed_from = time.perf_counter(), min(5, asked.steps - 1)
-    for step in range(asked.steps):
+    timed_from = min(5, steps - 1)
+    started = time.perf_counter()
+    for step in range(steps):
         if step == timed_from:
             started = time.perf_counter()
-        loss = train_step(training, train.batch(next(batches)), rate=learning_rate(step, steps=asked.steps))
-        if step % 10 == 9 or step == asked.steps - 1:
+        batch = train.batch(next(batches))
+        loss = train_step(training, batch, rate=learning_rate(step, steps=steps))
+        if step % 10 == 9 or step == steps - 1:
             print(f"step {step + 1}: loss {loss:.4f}", flush=True)
-    seconds = (time.perf_counter() - started) / max(1, asked.steps - timed_from)
-    print(f"{GLOBAL_BATCH * SEQUENCE_LENGTH / seconds:,.0f} tokens/s after the first {timed_from} steps")
+    seconds = (time.perf_counter() - started) / max(1, steps - timed_from)
+    tokens_per_second = GLOBAL_BATCH * SEQUENCE_LENGTH / seconds
+    print(f"{tokens_per_second:,.0f} tokens/s after the first {timed_from} steps")
     print(f"perplexity {math.exp(evaluate(training.model, held_out)):.4f}")
     if DEVICE == "cuda":
         print(f"peak memory {torch.cuda.max_memory_allocated() / 2**20:,.2f} MiB")
-    if asked.save:
-        torch.save({name: parameter.detach().cpu() for name, parameter in training.parameters.items()}, asked.save)
+    if arguments.save:
+        weights = {name: weight.detach().cpu() for name, weight in training.parameters.items()}
+        torch.save(weights, arguments.save)
+
+
+def check_length(part: str, sequences: Sequences, needed: int) -> None:
+    if len(sequences) < needed:
+        raise SystemExit(
+            f"the {part} text has {len(sequences)} sequences and {needed} are needed: use more text"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Every technique in an exported script: autotune's own definitions, and the lines that apply them.
+"""Techniques in an exported script: definitions of autotune and the lines that apply them.
 
-The order is that of `autotune/techniques/__init__.py`. What a configuration does not use is not
-there.
+The order is that of `autotune/techniques/__init__.py`. Techniques that the configuration does not
+use are omitted.
 """
 
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
@@ -15,23 +15,23 @@ _TORCH = ("import torch", "from torch import Tensor, nn")
 _ANY = "from typing import Any"
 _CALLABLE = "from collections.abc import Callable, Iterable"
 _AUTOCAST = {"bf16-mixed": "torch.bfloat16", "fp8": "torch.bfloat16", "fp16-mixed": "torch.float16"}
-_EVERY = {"block": 1, "every-2": 2, "every-4": 4}
+_EVERY = {"every-2": 2, "every-4": 4}
 
 
 def weights_dtype(config: TrainingConfig) -> str:
-    return (
-        "torch.bfloat16"
-        if config.precision in ("bf16-true", "bf16-stochastic")
-        else "torch.float32"
-    )
+    """Return the dtype of the weights as an expression."""
+    if config.precision in ("bf16-true", "bf16-stochastic"):
+        return "torch.bfloat16"
+    return "torch.float32"
 
 
 def autocast_dtype(config: TrainingConfig) -> str | None:
+    """Return the dtype of autocast as an expression; None without autocast."""
     return _AUTOCAST.get(config.precision)
 
 
 def technique_pieces(recipe: Recipe) -> list[Piece]:
-    """`apply_techniques(model)` with what it is made of, and `Updater(parameters)`."""
+    """Return the definitions of `apply_techniques(model)` and `Updater(parameters)`."""
     config = recipe.config
     return [_application(recipe), *_definitions(config), *_optimizer(recipe)]
 
@@ -99,17 +99,14 @@ def _application(recipe: Recipe) -> Piece:
         *_block_lines(config, is_ours=recipe.workload.model in MODEL_NAMES),
     ]
     if config.compile == "model":
-        lines.append(
-            "model.compile(dynamic=False)  # last: all of the above is inside its one graph"
-        )
-    body = (
-        "\n".join(f"    {line}" if line else "" for line in lines)
-        or "    # Nothing: this configuration has none."
-    )
+        lines.append("model.compile(dynamic=False)  # last: the graph contains all of the above")
+    if not lines:
+        lines.append("# This configuration has no technique inside the model.")
+    body = "\n".join(f"    {line}" for line in lines)
     return piece(
         f'''
 def apply_techniques(model: Any) -> None:
-    """Everything that stands inside the model, in this order."""
+    """Applies the techniques inside the model, in the order in which they work together."""
 {body}
 ''',
         _ANY,
@@ -121,58 +118,69 @@ def _loss_lines(config: TrainingConfig) -> list[str]:
 
 
 def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
+    """Return the lines that change the blocks; `is_ours` for a model that is built in."""
     lines = []
     if config.precision == "fp8":
         lines += [
-            "# Before anything wraps a block, so that what recomputes or compiles it meets these layers."
+            "# First, so that checkpointing and compilation see the converted layers.",
+            "for block in blocks:",
+            "    convert(block)",
         ]
-        lines += ["for block in blocks:", "    convert(block)"]
     kind = config.checkpointing
-    if kind == "attention":
-        lines += ["for block in blocks:"]
+    if kind == "attention" and is_ours:
         lines += [
-            "    block.attention = Checkpointed(block.attention)"
-            if is_ours
-            else "    setattr(block, found.attention_name, Checkpointed(getattr(block, found.attention_name)))"
+            "for block in blocks:",
+            "    block.attention = Checkpointed(block.attention)",
+        ]
+    elif kind == "attention":
+        lines += [
+            "for block in blocks:",
+            "    attention = getattr(block, found.attention_name)",
+            "    setattr(block, found.attention_name, Checkpointed(attention))",
         ]
     elif kind == "selective":
-        lines += [
+        lines.append(
             "blocks = [Checkpointed(block, context_fn=_selective_contexts) for block in blocks]"
-        ]
-    elif _EVERY.get(kind) == 1:
-        lines += ["blocks = [Checkpointed(block) for block in blocks]"]
+        )
+    elif kind == "block":
+        lines.append("blocks = [Checkpointed(block) for block in blocks]")
     elif kind in _EVERY:
-        condition = f"index % {_EVERY[kind]} == 0"
         lines += [
-            f"blocks = [Checkpointed(block) if {condition} else block for index, block in enumerate(blocks)]"
+            f"for index in range(0, len(blocks), {_EVERY[kind]}):",
+            "    blocks[index] = Checkpointed(blocks[index])",
         ]
     if config.compile == "block":
         lines += [
             "for block in blocks:",
-            "    block.compile(dynamic=False)  # with what it recomputes",
+            "    block.compile(dynamic=False)  # includes the recomputation",
         ]
     if kind == "sqrt":
         lines += [
-            "segments = round(math.sqrt(len(blocks)))",
-            "bounds = [round(index * len(blocks) / segments) for index in range(segments + 1)]",
-            "blocks = [Checkpointed(Segment(blocks[start:end])) for start, end in itertools.pairwise(bounds)]",
+            "number = round(math.sqrt(len(blocks)))",
+            "bounds = [round(index * len(blocks) / number) for index in range(number + 1)]",
+            "segments = [Segment(blocks[start:end]) for start, end in itertools.pairwise(bounds)]",
+            "blocks = [Checkpointed(segment) for segment in segments]",
         ]
     if not lines:
         return []
-    replaces = kind not in ("none", "attention")
+    replaces_blocks = kind not in ("none", "attention")
     if is_ours:
-        return [
-            "blocks = list(model.blocks)",
-            *lines,
-            *(["model.blocks = nn.ModuleList(blocks)"] if replaces else []),
+        lines.insert(0, "blocks = list(model.blocks)")
+        if replaces_blocks:
+            lines.append("model.blocks = nn.ModuleList(blocks)")
+        return lines
+    if replaces_blocks:
+        lines += [
+            "container = type(found.blocks)",
+            "is_list = isinstance(found.blocks, nn.ModuleList)",
+            "replaced = container(blocks) if is_list else container(*blocks)",
+            "setattr(found.owner, found.name, replaced)",
         ]
-    held = "type(found.blocks)(blocks) if isinstance(found.blocks, nn.ModuleList) else type(found.blocks)(*blocks)"
     return [
         "found = find_blocks(model)",
-        'assert found is not None, "no list of alike blocks was found in the model"',
+        'assert found is not None, "the model has no list of blocks of one class"',
         "blocks = list(found.blocks)",
         *lines,
-        *([f"held = {held}", "setattr(found.owner, found.name, held)"] if replaces else []),
     ]
 
 
@@ -180,7 +188,8 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
 
 
 def _optimizer(recipe: Recipe) -> list[Piece]:
-    config, pieces = recipe.config, []
+    config = recipe.config
+    pieces = []
     if config.optimizer == "adafactor-fixed-rate":
         pieces.append(_fixed_rate())
     if config.precision == "bf16-stochastic":
@@ -216,10 +225,12 @@ def _fixed_rate() -> Piece:
 
 def _make_optimizer(recipe: Recipe) -> Piece:
     config = recipe.config
-    said = {} if config.optimizer == "adafactor-fixed-rate" else dict(recipe.optimizer_settings)
-    said = {"lr": "LEARNING_RATE", **said, **optimizer_flags(config)}
+    settings = {"lr": "LEARNING_RATE"}
+    if config.optimizer != "adafactor-fixed-rate":
+        settings |= recipe.optimizer_settings
+    settings |= optimizer_flags(config)
     name = _CLASSES[config.optimizer]
-    arguments = "".join(f"        {setting}={value},\n" for setting, value in said.items())
+    arguments = "".join(f"        {setting}={value},\n" for setting, value in settings.items())
     imports = ["from torchao.optim import AdamW8bit"] if config.optimizer == "adamw-8bit" else []
     return piece(
         "def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:\n"
@@ -239,17 +250,14 @@ _CLASSES = {
 
 
 def _update(recipe: Recipe) -> Piece:
-    rounded = recipe.config.precision == "bf16-stochastic"
-    everything = (
-        f"StochasticallyRounded(parameters, {_ROUNDING})"
-        if rounded
-        else "make_optimizer(parameters)"
-    )
+    optimizer = "make_optimizer(parameters)"
+    if recipe.config.precision == "bf16-stochastic":
+        optimizer = f"StochasticallyRounded(parameters, {_ROUNDING})"
     if recipe.config.optimizer_fusion == "backward":
-        return piece(_IN_BACKWARD.replace("EVERYTHING", everything), *_TORCH)
-    scaler = "torch.amp.GradScaler(DEVICE)" if recipe.config.precision == "fp16-mixed" else ""
+        return piece(_IN_BACKWARD.replace("OPTIMIZER", optimizer), *_TORCH)
+    scales = recipe.config.precision == "fp16-mixed"
     clipping = recipe.workload.gradient_clipping
-    return piece(_after_backward(everything, scaler=scaler, clipping=clipping), *_TORCH)
+    return piece(_after_backward(optimizer, scales=scales, clipping=clipping), *_TORCH)
 
 
 _ROUNDING = "make_optimizer, learning_rate=LEARNING_RATE, seed=SEED"
@@ -258,7 +266,7 @@ class Updater:
     """Updates each parameter during the backward pass, as soon as its gradient is complete."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.optimizer = step_in_backward(EVERYTHING)
+        self.optimizer = step_in_backward(OPTIMIZER)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         set_learning_rate(self.optimizer, learning_rate)
@@ -271,40 +279,40 @@ class Updater:
 '''
 
 
-def _after_backward(everything: str, *, scaler: str, clipping: float | None) -> str:
-    clip = []
+def _after_backward(optimizer: str, *, scales: bool, clipping: float | None) -> str:
+    """Return the definition of `Updater`.
+
+    `scales`: whether a scaler multiplies the loss, as float16 needs.
+    """
+    attributes = [f"self.optimizer = {optimizer}"]
+    update = []
+    if scales:
+        attributes.append("self.scaler = torch.amp.GradScaler(DEVICE)")
     if clipping is not None:
-        clip += ["self.scaler.unscale_(self.optimizer)"] if scaler else []
-        clip += [f"nn.utils.clip_grad_norm_(self.parameters, {clipping}, foreach=False)"]
-    step = (
-        ["self.scaler.step(self.optimizer)", "self.scaler.update()"]
-        if scaler
-        else ["self.optimizer.step()"]
-    )
-    body = "\n".join(
-        f"        {line}" for line in [*clip, *step, "self.optimizer.zero_grad(set_to_none=True)"]
-    )
-    made = "\n".join(
-        f"        {line}"
-        for line in [
-            f"self.optimizer = {everything}",
-            *([f"self.scaler = {scaler}"] if scaler else []),
-            *(["self.parameters = parameters"] if clipping is not None else []),
-        ]
-    )
+        attributes.append("self.parameters = parameters")
+        if scales:
+            update.append("self.scaler.unscale_(self.optimizer)")
+        update.append(f"nn.utils.clip_grad_norm_(self.parameters, {clipping}, foreach=False)")
+    if scales:
+        update += ["self.scaler.step(self.optimizer)", "self.scaler.update()"]
+    else:
+        update.append("self.optimizer.step()")
+    update.append("self.optimizer.zero_grad(set_to_none=True)")
+    init_body = "\n".join(f"        {line}" for line in attributes)
+    step_body = "\n".join(f"        {line}" for line in update)
     return f'''
 class Updater:
     """Updates all parameters once the gradients of a global batch are complete."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-{made}
+{init_body}
 
     def set_learning_rate(self, learning_rate: float) -> None:
         set_learning_rate(self.optimizer, learning_rate)
 
     def scale(self, loss: Tensor) -> Tensor:
-        return {"self.scaler.scale(loss)" if scaler else "loss"}
+        return {"self.scaler.scale(loss)" if scales else "loss"}
 
     def step(self) -> None:
-{body}
+{step_body}
 '''

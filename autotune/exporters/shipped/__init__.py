@@ -1,28 +1,29 @@
-"""Files that exports carry as they are: real modules of this package that need torch and nothing of autotune."""
+"""Files that exports contain unchanged: modules of this package that need torch, not autotune."""
 
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 
 BLOCKS = "autotune_blocks.py"
-"""Recomputes, compiles or converts the blocks of a model; one line in the user's own script."""
+"""Checkpoints, compiles or converts the blocks of a model by one line in the user's script."""
 CALLBACK = "autotune_callback.py"
-"""A callback of Lightning."""
+"""A callback for Lightning."""
 ADAFACTOR = "adafactor_fixed_rate.py"
-"""The one optimizer of ours, a technique's own file."""
+"""The optimizer that neither torch nor torchao has: the module of that technique."""
 
 _FOLDERS = {BLOCKS: "exporters/shipped", CALLBACK: "exporters/shipped", ADAFACTOR: "techniques"}
 
 
 @cache
 def shipped_text(name: str) -> str:
-    # From the package above: importing autotune.techniques would load torch.
+    """Return the text of one of these files."""
+    # Read as data of the top package: importing autotune.techniques would load torch.
     return files("autotune").joinpath(_FOLDERS[name], name).read_text(encoding="utf-8")
 
 
-def shipped_files(words: Iterable[str]) -> dict[str, str]:
-    """{name: text} of those whose module is named in `words`, such as lines that are to be written."""
-    said = " ".join(words)
+def shipped_files(lines: Iterable[str]) -> dict[str, str]:
+    """Return {name: text} of the files whose module is named in `lines`."""
+    text = " ".join(lines)
     return {
-        name: shipped_text(name) for name in (BLOCKS, ADAFACTOR) if name.removesuffix(".py") in said
+        name: shipped_text(name) for name in (BLOCKS, ADAFACTOR) if name.removesuffix(".py") in text
     }

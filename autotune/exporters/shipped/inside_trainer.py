@@ -1,9 +1,7 @@
-"""Code that goes into `autotune_trainer.py`, definition by definition.
+"""Definitions that exports copy into `autotune_trainer.py`. Nothing here runs inside autotune.
 
-Nothing here runs inside autotune.
-
-Techniques that stand inside the model change classes and methods, not modules: a checkpoint that is
-saved has the names that it has without them.
+The techniques change classes and methods of the model, not its modules, so that a saved checkpoint
+has the same names as without them.
 """
 
 import functools
@@ -22,7 +20,7 @@ IGNORED_LABEL = -100
 
 
 def set_weights_dtype(model: nn.Module, dtype: torch.dtype) -> None:
-    """Of floating-point parameters; buffers, such as the frequencies of positions, stay as they are."""
+    """Casts the floating-point parameters, not buffers such as the frequencies of positions."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
@@ -32,7 +30,7 @@ def set_weights_dtype(model: nn.Module, dtype: torch.dtype) -> None:
 def checkpointed_class(
     kind: type[nn.Module], context_fn: Callable[[], Any] | None = None
 ) -> type[nn.Module]:
-    """`kind`, with its forward recomputed in the backward pass."""
+    """Returns a subclass of `kind` whose forward is recomputed in the backward pass."""
     options: dict[str, Any] = {} if context_fn is None else {"context_fn": context_fn}
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -44,25 +42,31 @@ def checkpointed_class(
 
 
 def checkpoint_segments(blocks: Sequence[nn.Module], *, compiled: bool) -> None:
-    """Recomputes consecutive blocks in about sqrt(blocks) segments: the first of each runs them all.
+    """Recomputes the blocks in about sqrt(blocks) segments; the first block of each runs them all.
 
-    The blocks must be called alike, and return their output or a tuple with their output first.
+    All blocks must take the same arguments, and return their output or a tuple with their output
+    first.
     """
-    kind, segments = type(blocks[0]), round(math.sqrt(len(blocks)))
+    kind = type(blocks[0])
     run = torch.compile(kind.forward, dynamic=False) if compiled else kind.forward
+    segments = round(math.sqrt(len(blocks)))
     bounds = [round(index * len(blocks) / segments) for index in range(segments + 1)]
     leading, following = _segment_classes(kind, run)
     for start, end in itertools.pairwise(bounds):
         for block in blocks[start:end]:
             block.__class__ = following
         blocks[start].__class__ = leading
-        blocks[start].segment = tuple(blocks[start:end])  # type: ignore[assignment]  # a tuple registers no modules
+        # A tuple, because a list of modules would register them a second time.
+        blocks[start].segment = tuple(blocks[start:end])  # type: ignore[assignment]
 
 
 def _segment_classes(
     kind: type[nn.Module], run: Callable[..., Any]
 ) -> tuple[type[nn.Module], type[nn.Module]]:
-    """Of the first block of a segment, which runs them all, and of the others, which hand on what they are given."""
+    """Returns the class of the first block of a segment and the class of the others.
+
+    The first runs all blocks of the segment; the others return their input.
+    """
 
     def run_segment(self: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         output: Any = hidden
@@ -73,11 +77,11 @@ def _segment_classes(
     def lead(self: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         output = checkpoint(run_segment, self, hidden, *args, use_reentrant=False, **kwargs)
         for block in self.segment:
-            block.hands_on_a_tuple = isinstance(output, tuple)
+            block.returns_tuple = isinstance(output, tuple)
         return output
 
     def follow(self: Any, hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
-        return (hidden,) if self.hands_on_a_tuple else hidden
+        return (hidden,) if self.returns_tuple else hidden
 
     return (
         type(kind.__name__, (kind,), {"forward": functools.wraps(kind.forward)(lead)}),
@@ -85,8 +89,11 @@ def _segment_classes(
     )
 
 
-def lose_in_chunks(model: Any, token_loss: Callable[[Tensor, nn.Linear, Tensor], Tensor]) -> None:
-    """`model(..., labels=...)` makes its loss by `token_loss`, and no logits; without labels it is what it was."""
+def use_chunked_loss(model: Any, token_loss: Callable[[Tensor, nn.Linear, Tensor], Tensor]) -> None:
+    """Makes `model(..., labels=...)` compute its loss by `token_loss` and return no logits.
+
+    Without labels the model behaves as before. `token_loss` returns the summed loss of the tokens.
+    """
     inner = model.forward
 
     @functools.wraps(inner)
@@ -108,23 +115,29 @@ def lose_in_chunks(model: Any, token_loss: Callable[[Tensor, nn.Linear, Tensor],
     model.forward = forward
 
 
-def share_of_rate(step: int, *, steps: int, warmup_steps: int, schedule: str) -> float:
-    """Of the learning rate at a step, counted from 0: a linear rise, then constant or a cosine down to a tenth."""
+def learning_rate_factor(step: int, *, steps: int, warmup_steps: int, schedule: str) -> float:
+    """Returns the factor of the learning rate at a step, counted from 0.
+
+    A linear warm-up is followed by a constant rate or by a cosine down to a tenth.
+    """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if schedule == "constant":
         return 1.0
-    done = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
 
 
 def packed_sequences(
     texts: Iterable[str], encode: Callable[[str], Sequence[int]], length: int
 ) -> list[dict[str, Any]]:
-    """Sequences of `length` tokens, cut from one stream of all texts; the beginning of one more is left out."""
+    """Returns sequences of `length` tokens, cut from one stream of all texts.
+
+    Tokens at the end of the stream that do not fill a sequence are dropped.
+    """
     stream = torch.tensor([token for text in texts for token in encode(text)])
     rows = stream[: len(stream) // length * length].view(-1, length)
-    # What stands first follows nothing: some versions would count it in the mean.
+    # The first token is not predicted; some versions would count its label in the mean.
     return [
         {"input_ids": row, "labels": F.pad(row[1:], (1, 0), value=IGNORED_LABEL)} for row in rows
     ]
@@ -133,7 +146,7 @@ def packed_sequences(
 def padded_sequences(
     texts: Iterable[str], encode: Callable[[str], Sequence[int]], length: int
 ) -> list[dict[str, Any]]:
-    """The beginning of each text, `length` tokens at most; what is behind a text's end is no label."""
+    """Returns the first `length` tokens of each text, padded; padding has no labels."""
     rows = [torch.tensor(encode(text)[:length]) for text in texts]
     return [
         {
@@ -141,12 +154,15 @@ def padded_sequences(
             "labels": F.pad(row[1:], (1, length - len(row)), value=IGNORED_LABEL),
         }
         for row in rows
-        if len(row) > 1  # without a label it teaches nothing
+        if len(row) > 1  # a single token has no label
     ]
 
 
 def keep_causal_flag() -> None:
-    """Compiled, transformers makes a mask of what a kernel's causal flag says, and flash attention takes no mask."""
+    """Makes transformers use the causal flag of the attention kernels in compiled code as well.
+
+    It would make a mask there instead, and flash attention takes no mask.
+    """
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def mask(

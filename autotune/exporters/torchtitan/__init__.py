@@ -1,8 +1,8 @@
-"""torchtitan: which settings its versions have, and what their files do instead of the others.
+"""torchtitan: the settings that its versions support, and what the files do instead of the others.
 
-torchtitan trains models of its own; the files carry the techniques and the numbers, not the model.
-0.3 takes a Python module, 0.2 a TOML file (`files.py`). 0.3 mixes precision by FSDP2 on a single
-device too, 0.2 by autocast. Both compile block by block.
+torchtitan trains its own models, so the files contain techniques and numbers, not the model. 0.3
+takes a Python module, 0.2 a TOML file (`files.py`). 0.3 mixes precision with FSDP2, on a single
+device as well; 0.2 uses autocast. Both compile block by block.
 """
 
 import dataclasses
@@ -13,32 +13,38 @@ from autotune.exporters.export import Export, Refusal, Target
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
-from autotune.exporters.script_lines import own_script_note
+from autotune.exporters.script_lines import user_script_note
 from autotune.exporters.torchtitan.files import ATTENTION_MODULE, attention_module, module, toml
 
 
 def write(recipe: Recipe, version: str) -> Export:
     refusals = tuple(_refusals(recipe, version))
-    done = {**recipe.settings(), **{refusal.setting: refusal.instead for refusal in refusals}}
+    effective = {**recipe.settings(), **{refusal.setting: refusal.instead for refusal in refusals}}
     if version == "0.3":
-        files = {"autotune_export.py": module(recipe, done)}
+        files = {"autotune_export.py": module(recipe, effective)}
         arguments = "--module autotune_export --config autotune"
     else:
-        files = {"autotune.toml": toml(recipe, done), ATTENTION_MODULE: attention_module(recipe)}
+        files = {
+            "autotune.toml": toml(recipe, effective),
+            ATTENTION_MODULE: attention_module(recipe),
+        }
         arguments = "--job.config_file autotune.toml"
     start = "-m torchtitan.train"
-    of_the_process = _left_to_the_launcher(recipe)
-    if is_needed(of_the_process.config):
-        files[LAUNCHER] = launcher(of_the_process)
+    launcher_recipe = _recipe_for_launcher(recipe)
+    if is_needed(launcher_recipe.config):
+        files[LAUNCHER] = launcher(launcher_recipe)
         start = f"{LAUNCHER} {start}"
     command = f"torchrun --nproc_per_node=1 {start} {arguments}"
     return Export(
-        files=files, command=command, refusals=refusals, notes=tuple(_notes(recipe, version, done))
+        files=files,
+        command=command,
+        refusals=refusals,
+        notes=tuple(_notes(recipe, version, effective)),
     )
 
 
-def _left_to_the_launcher(recipe: Recipe) -> Recipe:
-    """The recipe with what torchtitan sets by itself at its default."""
+def _recipe_for_launcher(recipe: Recipe) -> Recipe:
+    """Return the recipe with the settings that torchtitan makes itself at their defaults."""
     config = dataclasses.replace(recipe.config, memory_budget=1.0, attention="auto")
     return dataclasses.replace(recipe, config=config)
 
@@ -46,27 +52,27 @@ def _left_to_the_launcher(recipe: Recipe) -> Recipe:
 def _refusals(recipe: Recipe, version: str) -> Iterator[Refusal]:
     config = recipe.config
     yield from _optimizer_refusals(recipe)
-    found = {
+    unsupported = {
         "precision": _PRECISIONS[version].get(config.precision),
         "checkpointing": _checkpointing(config.checkpointing, version),
         "compile": _WHOLE_MODEL if config.compile == "model" else None,
         "activation_offload": _OFFLOAD if config.activation_offload == "cpu" else None,
     }
     if version == "0.3":
-        found["optimizer_fusion"] = _BACKWARD if config.optimizer_fusion == "backward" else None
-        found["attention"] = _FLEX if config.attention != "flash" else None
+        in_backward = config.optimizer_fusion == "backward"
+        unsupported["optimizer_fusion"] = _BACKWARD if in_backward else None
+        unsupported["attention"] = _FLEX if config.attention != "flash" else None
     else:
-        found["loss"] = _FULL if config.loss == "chunked" else None
-    for setting, refused in found.items():
-        if refused is not None:
-            yield Refusal(
-                setting=setting, value=getattr(config, setting), instead=refused[0], why=refused[1]
-            )
+        unsupported["loss"] = _FULL if config.loss == "chunked" else None
+    for setting, replacement in unsupported.items():
+        if replacement is not None:
+            instead, why = replacement
+            yield Refusal(setting=setting, value=getattr(config, setting), instead=instead, why=why)
 
 
-_FSDP2 = "it mixes precision by FSDP2, which takes the residual stream and every norm to bfloat16 as well"
+_FSDP2 = "it uses FSDP2, which computes the residual stream and every norm in bfloat16 as well"
 _AUTOCAST = (
-    "on one device it has autocast around every forward pass: norms and softmax compute in float32"
+    "on one device it runs every forward pass under autocast: norms and softmax compute in float32"
 )
 _PRECISIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "0.3": {
@@ -81,14 +87,14 @@ _PRECISIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "fp8": (
             "fp8 by rows",
-            f"torchtitan 0.3 has no scale a tensor, only one a row, and no autocast: {_FSDP2}",
+            f"torchtitan 0.3 has one scale per row, not one per tensor, and no autocast: {_FSDP2}",
         ),
     },
     "0.2": {
         "fp16-mixed": ("bf16-mixed", "torchtitan has no float16 and no loss scaling"),
         "bf16-true": (
             "bf16-true under autocast",
-            f"torchtitan 0.2 keeps weights in bfloat16, but {_AUTOCAST}",
+            f"torchtitan 0.2 stores weights in bfloat16, but {_AUTOCAST}",
         ),
         "bf16-stochastic": (
             "bf16-true under autocast",
@@ -96,27 +102,30 @@ _PRECISIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
     },
 }
-"""By version: {precision that it does not do: (what the files do instead, why)}."""
+"""{version: {precision that it does not support: (what the files do instead, why)}}."""
 
 _WHOLE_MODEL = (
     "block",
-    "torchtitan compiles each block on its own; what is before and after them stays eager",
+    "torchtitan compiles each block separately; the layers before and after them stay eager",
 )
 _OFFLOAD = (
     "none",
-    "torchtitan moves parameters, gradients and optimizer state to the host (training.enable_cpu_offload), but no "
-    "activations",
+    "torchtitan can move parameters, gradients and optimizer state to the host "
+    "(training.enable_cpu_offload), but not activations",
 )
 _BACKWARD = (
     "kernel",
-    "torchtitan 0.3 has no optimizer step in backward any more; target version 0.2 has it",
+    "torchtitan 0.3 no longer has an optimizer step in backward; target version 0.2 has it",
 )
 _FLEX = (
     "flex",
-    "torchtitan 0.3 has no scaled_dot_product_attention for language models, but FlexAttention and a flash kernel; "
-    "target version 0.2 has it",
+    "torchtitan 0.3 has FlexAttention and a flash kernel for language models, but no "
+    "scaled_dot_product_attention; target version 0.2 has it",
 )
-_FULL = ("full", "torchtitan 0.2 makes all logits at once; target version 0.3 has a loss in chunks")
+_FULL = (
+    "full",
+    "torchtitan 0.2 computes all logits at once; target version 0.3 has a loss in chunks",
+)
 
 
 def _optimizer_refusals(recipe: Recipe) -> Iterator[Refusal]:
@@ -126,56 +135,67 @@ def _optimizer_refusals(recipe: Recipe) -> Iterator[Refusal]:
     yield Refusal(
         setting="optimizer", value=name, instead="adamw", why="torchtitan has only Adam and AdamW"
     )
-    theirs = {
+    replacements = {
         "learning_rate": recipe.workload.learning_rate_of("adamw"),
         "weight_decay": OPTIMIZER_SETTINGS["adamw"]["weight_decay"],
     }
-    for setting, instead in theirs.items():
-        if (value := recipe.settings()[setting]) != instead:
-            why = f"it belongs to {name}; the files have what trials of adamw train with"
+    for setting, instead in replacements.items():
+        value = recipe.settings()[setting]
+        if value != instead:
+            why = f"it belongs to {name}; the files have that of adamw in trials"
             yield Refusal(setting=setting, value=value, instead=instead, why=why)
 
 
 def _checkpointing(value: str, version: str) -> tuple[str, str] | None:
-    """(What the files do instead, why); None where torchtitan does just this."""
+    """Return (what the files do instead, why), or None if torchtitan supports `value`."""
     if value in ("none", "block"):
         return None
     if value == "selective":
-        why = "torchtitan recomputes every second matrix product, a trial keeps them all: less memory, more time"
+        why = (
+            "torchtitan recomputes every second matrix product, the trial none: less memory, more "
+            "time"
+        )
         return ("selective, every second product", why)
     if value in _EVERY and version == "0.2":
         every = _EVERY[value]
         why = (
-            f"torchtitan checkpoints blocks {every - 1}, {2 * every - 1}, ..., a trial 0, {every}, ...: as many where "
-            f"their number is divisible by {every}, else one fewer"
+            f"torchtitan checkpoints blocks {every - 1}, {2 * every - 1}, ..., the trial 0, "
+            f"{every}, ...: the same number if the blocks are divisible by {every}, else one fewer"
         )
         return (f"{value} from block {every - 1} on", why)
-    return (
-        "block",
-        f"torchtitan {version} cannot checkpoint {_IN_WORDS[value]}; the files checkpoint every block",
-    )
+    why = f"torchtitan {version} cannot checkpoint {_DESCRIPTIONS[value]}; the files checkpoint all"
+    return ("block", f"{why} blocks")
 
 
 _EVERY = {"every-2": 2, "every-4": 4}
-_IN_WORDS = {
-    "every-2": "every second block alone",
-    "every-4": "every fourth block alone",
-    "attention": "the attention parts alone",
+_DESCRIPTIONS = {
+    "every-2": "only every second block",
+    "every-4": "only every fourth block",
+    "attention": "only the attention parts",
     "sqrt": "segments of several blocks",
 }
 
 
-def _notes(recipe: Recipe, version: str, done: Mapping[str, Any]) -> Iterator[str]:
-    yield from own_script_note(recipe.workload)
-    place = "the first lines of autotune()" if version == "0.3" else "[model] and [training]"
-    yield f"model, tokenizer and text are torchtitan's own for trying out: put yours into {place}"
+def _notes(recipe: Recipe, version: str, effective: Mapping[str, Any]) -> Iterator[str]:
+    yield from user_script_note(recipe.workload)
+    where = "the first lines of autotune()" if version == "0.3" else "[model] and [training]"
+    yield f"model, tokenizer and text are torchtitan's debug ones: put yours into {where}"
     yield "torchtitan needs triton and does not install it: pip install triton"
     if version == "0.3":
-        yield "torchtitan 0.3 runs FSDP2 on one device as well, which copies the weights of a block while it computes"
-    if done["attention"] == "flash" and version == "0.3":
-        yield "flash attention is that for sequences of different lengths, with a mask between documents"
+        yield (
+            "torchtitan 0.3 uses FSDP2 on one device as well, which copies the weights of a block "
+            "while it computes"
+        )
+    if effective["attention"] == "flash" and version == "0.3":
+        yield (
+            "flash attention is the variant for sequences of different lengths, with a mask "
+            "between documents"
+        )
     if version == "0.2" and recipe.config.attention == "auto":
-        yield "attention kernels are tried in the order flash, efficient, math, cudnn; torch itself may prefer cudnn"
+        yield (
+            "attention kernels are tried in the order flash, efficient, math, cudnn; torch itself "
+            "may prefer cudnn"
+        )
     if recipe.config.precision == "fp8":
         yield "fp8 needs torchao and a device of compute capability 8.9 or newer"
 

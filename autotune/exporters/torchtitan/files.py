@@ -1,7 +1,7 @@
-"""The texts of the torchtitan target: a Python module for 0.3; a TOML file and a module that it imports for 0.2.
+"""Texts of the torchtitan target: a Python module for 0.3, a TOML file and a module for 0.2.
 
-`done` is what the files are to do: the settings of a recipe, with what stands in for those that
-were refused.
+`effective` holds the settings of a recipe as the files will have them: those that cannot be
+expressed are replaced by what the files do instead.
 """
 
 import json
@@ -25,25 +25,30 @@ _KERNELS = {
     "math": "MATH",
     "cudnn": "CUDNN_ATTENTION",
 }
-"""In the order in which torch tries them."""
+"""{value of `attention`: name in torch}, in the order in which torch tries them."""
 
 
-def module(recipe: Recipe, done: Mapping[str, Any]) -> str:
-    """0.3: a function that returns the whole configuration."""
+def module(recipe: Recipe, effective: Mapping[str, Any]) -> str:
+    """Return the module for 0.3: a function that returns the whole configuration."""
     adamw = {
         **OPTIMIZER_SETTINGS["adamw"],
-        "lr": done["learning_rate"],
-        "weight_decay": done["weight_decay"],
+        "lr": effective["learning_rate"],
+        "weight_decay": effective["weight_decay"],
     }
-    checkpoint, loss = _activation_checkpoint(done), _loss(done, recipe)
-    values = {**_training(done), **_schedule(done), **_compile(done), "debug.seed": done["seed"]}
-    values["training.disable_cuda_graphs"] = True
-    values["optimizer.implementation"] = _IMPLEMENTATIONS[done["optimizer_fusion"]]
+    adamw_arguments = ", ".join(f"{name}={value!r}" for name, value in sorted(adamw.items()))
+    values = {
+        **_training(effective),
+        **_schedule(effective),
+        **_compile(effective),
+        "debug.seed": effective["seed"],
+        "training.disable_cuda_graphs": True,
+        "optimizer.implementation": _IMPLEMENTATIONS[effective["optimizer_fusion"]],
+    }
     lines = [
-        f"c.model_spec = model_registry({_model(done)})",
-        f"c.loss = {loss}",
-        f"c.optimizer = default_adamw({', '.join(f'{name}={value!r}' for name, value in sorted(adamw.items()))})",
-        f"c.activation_checkpoint = {checkpoint}",
+        f"c.model_spec = model_registry({_model(effective)})",
+        f"c.loss = {_loss(effective, recipe)}",
+        f"c.optimizer = default_adamw({adamw_arguments})",
+        f"c.activation_checkpoint = {_activation_checkpoint(effective)}",
         *(f"c.{key} = {_python(value)}" for key, value in values.items()),
     ]
     body = "\n    ".join(lines)
@@ -59,7 +64,7 @@ def autotune():
 '''
 
 
-_PLACES = {
+_MODULES = {
     "torchtitan.components.loss": ("ChunkedLossWrapper", "CrossEntropyLoss"),
     "torchtitan.components.optimizer": ("default_adamw",),
     "torchtitan.components.quantization.float8": ("Float8LinearConverter",),
@@ -70,131 +75,141 @@ _PLACES = {
 
 
 def _imports(body: str) -> str:
+    """Return the imports of the names that `body` uses."""
     lines = []
-    for place, names in _PLACES.items():
-        if used := [name for name in names if f"{name}(" in body or f"{name}." in body]:
-            lines.append(f"from {place} import {', '.join(used)}\n")
-    return "".join(
-        [*lines, "from torchtitan.models.llama3.config_registry import llama3_debugmodel\n"]
-    )
+    for module_name, names in _MODULES.items():
+        used = [name for name in names if f"{name}(" in body or f"{name}." in body]
+        if used:
+            lines.append(f"from {module_name} import {', '.join(used)}\n")
+    lines.append("from torchtitan.models.llama3.config_registry import llama3_debugmodel\n")
+    return "".join(lines)
 
 
-def _model(done: Mapping[str, Any]) -> str:
-    backend = {"flash": "varlen", "flex": "flex"}[done["attention"]]
-    words = ['"debugmodel"', f'attn_backend="{backend}"']
-    if done["precision"] == "fp8 by rows":
-        compiled = done["compile"] != "none"
+def _model(effective: Mapping[str, Any]) -> str:
+    backend = {"flash": "varlen", "flex": "flex"}[effective["attention"]]
+    arguments = ['"debugmodel"', f'attn_backend="{backend}"']
+    if effective["precision"] == "fp8 by rows":
+        compiled = effective["compile"] != "none"
         options = (
             f'recipe_name="rowwise", filter_fqns=["lm_head"], model_compile_enabled={compiled}'
         )
-        words.append(f"converters=[Float8LinearConverter.Config({options})]")
-    return ", ".join(words)
+        arguments.append(f"converters=[Float8LinearConverter.Config({options})]")
+    return ", ".join(arguments)
 
 
-def _loss(done: Mapping[str, Any], recipe: Recipe) -> str:
+def _loss(effective: Mapping[str, Any], recipe: Recipe) -> str:
     full = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(c.model_spec))"
-    if done["loss"] == "full":
+    if effective["loss"] == "full":
         return full
     return f"ChunkedLossWrapper.Config(num_chunks={chunks(recipe)}, loss_fn={full})"
 
 
 def chunks(recipe: Recipe) -> int:
-    """At least as many as in a trial (`autotune/techniques/loss.py`); torchtitan cuts the sequences, evenly."""
+    """Return the number of chunks of the loss: at least that of a trial.
+
+    The number of a trial is in `autotune/techniques/loss.py`. torchtitan cuts sequences evenly, so
+    the number must divide the sequence length.
+    """
     workload = recipe.workload
-    tokens = recipe.config.micro_batch_size * workload.sequence_length
-    in_one = max(64, -(-tokens * workload.width // workload.vocab_size))
-    wanted = min(max(8, -(-tokens // in_one)), workload.sequence_length)
-    return next(
-        n for n in range(wanted, workload.sequence_length + 1) if workload.sequence_length % n == 0
-    )
+    length = workload.sequence_length
+    tokens = recipe.config.micro_batch_size * length
+    tokens_per_chunk = max(64, -(-tokens * workload.width // workload.vocab_size))
+    least = min(max(8, -(-tokens // tokens_per_chunk)), length)
+    return next(number for number in range(least, length + 1) if length % number == 0)
 
 
-def _activation_checkpoint(done: Mapping[str, Any]) -> str:
-    if done["memory_budget"] != 1.0:
-        return f"MemoryBudgetAC.Config(memory_budget={done['memory_budget']})"
+def _activation_checkpoint(effective: Mapping[str, Any]) -> str:
+    if effective["memory_budget"] != 1.0:
+        return f"MemoryBudgetAC.Config(memory_budget={effective['memory_budget']})"
     kinds = {
         "none": "None",
         "block": "FullAC.Config()",
         "selective, every second product": "SelectiveAC.Config()",
     }
-    return kinds[done["checkpointing"]]
+    return kinds[effective["checkpointing"]]
 
 
-def _training(done: Mapping[str, Any]) -> dict[str, Any]:
-    clipping = done["gradient_clipping"]
+def _training(effective: Mapping[str, Any]) -> dict[str, Any]:
+    clipping = effective["gradient_clipping"]
+    is_float32 = effective["precision"] in ("fp32", "tf32")
     return {
-        "training.local_batch_size": done["micro_batch_size"],
-        "training.global_batch_size": done["global_batch"],
-        "training.seq_len": done["sequence_length"],
-        "training.steps": done["steps"],
+        "training.local_batch_size": effective["micro_batch_size"],
+        "training.global_batch_size": effective["global_batch"],
+        "training.seq_len": effective["sequence_length"],
+        "training.steps": effective["steps"],
         "training.max_norm": math.inf if clipping is None else clipping,
-        "training.dtype": "bfloat16" if done["precision"].startswith("bf16-true") else "float32",
-        "training.mixed_precision_param": "float32"
-        if done["precision"] in ("fp32", "tf32")
-        else "bfloat16",
+        "training.dtype": "bfloat16"
+        if effective["precision"].startswith("bf16-true")
+        else "float32",
+        "training.mixed_precision_param": "float32" if is_float32 else "bfloat16",
     }
 
 
-def _schedule(done: Mapping[str, Any]) -> dict[str, Any]:
-    """Steps at a decay ratio of 0 never decay; torchtitan would cut a warm-up that is longer than the training."""
-    is_constant = done["schedule"] == "constant"
+def _schedule(effective: Mapping[str, Any]) -> dict[str, Any]:
+    is_constant = effective["schedule"] == "constant"
+    # With a decay ratio of 0 the rate never decays. torchtitan would cut a warm-up that is longer
+    # than total_steps.
     return {
-        "lr_scheduler.warmup_steps": done["learning_rate_warmup_steps"],
-        "lr_scheduler.total_steps": max(done["steps"], done["learning_rate_warmup_steps"]),
+        "lr_scheduler.warmup_steps": effective["learning_rate_warmup_steps"],
+        "lr_scheduler.total_steps": max(
+            effective["steps"], effective["learning_rate_warmup_steps"]
+        ),
         "lr_scheduler.decay_ratio": 0.0 if is_constant else None,
         "lr_scheduler.decay_type": "linear" if is_constant else "cosine",
         "lr_scheduler.min_lr_factor": 0.0 if is_constant else SMALLEST_RATE,
     }
 
 
-def _compile(done: Mapping[str, Any]) -> dict[str, Any]:
-    return {"compile.enable": done["compile"] != "none", "compile.components": ["model"]}
+def _compile(effective: Mapping[str, Any]) -> dict[str, Any]:
+    return {"compile.enable": effective["compile"] != "none", "compile.components": ["model"]}
 
 
 def _python(value: Any) -> str:
-    return 'float("inf")  # no clipping' if value == math.inf else repr(value).replace("'", '"')
+    if value == math.inf:
+        return 'float("inf")  # no clipping'
+    return repr(value).replace("'", '"')
 
 
-def toml(recipe: Recipe, done: Mapping[str, Any]) -> str:
-    """0.2: a job configuration.
+def toml(recipe: Recipe, effective: Mapping[str, Any]) -> str:
+    """Return the job configuration for 0.2.
 
-    A key without a value is left out: TOML has no None, and None is its default.
+    Keys with the value None are omitted: TOML has no None, and it is their default.
     """
     adamw = OPTIMIZER_SETTINGS["adamw"]
     values = {
         "model.name": "llama3",
         "model.flavor": "debugmodel",
-        "model.converters": ["float8"] if done["precision"] == "fp8" else [],
+        "model.converters": ["float8"] if effective["precision"] == "fp8" else [],
         "experimental.custom_import": ATTENTION_MODULE.removesuffix(".py"),
         "optimizer.name": "AdamW",
-        "optimizer.lr": done["learning_rate"],
+        "optimizer.lr": effective["learning_rate"],
         "optimizer.beta1": adamw["betas"][0],
         "optimizer.beta2": adamw["betas"][1],
         "optimizer.eps": adamw["eps"],
-        "optimizer.weight_decay": done["weight_decay"],
-        "optimizer.implementation": _IMPLEMENTATIONS[done["optimizer_fusion"]],
-        "optimizer.early_step_in_backward": done["optimizer_fusion"] == "backward",
-        **_training(done),
-        **_schedule(done),
-        **_activation_checkpoint_toml(done),
-        **_compile(done),
-        "debug.seed": done["seed"],
+        "optimizer.weight_decay": effective["weight_decay"],
+        "optimizer.implementation": _IMPLEMENTATIONS[effective["optimizer_fusion"]],
+        "optimizer.early_step_in_backward": effective["optimizer_fusion"] == "backward",
+        **_training(effective),
+        **_schedule(effective),
+        **_activation_checkpoint_toml(effective),
+        **_compile(effective),
+        "debug.seed": effective["seed"],
     }
-    if done["precision"] == "fp8":
+    if effective["precision"] == "fp8":
         values["quantize.linear.float8.filter_fqns"] = ["output"]
     return f"# {recipe.origin}\n# For torchtitan 0.2.\n{_sections(values)}"
 
 
-def _activation_checkpoint_toml(done: Mapping[str, Any]) -> dict[str, Any]:
-    kind = done["checkpointing"]
-    words: dict[str, Any] = {"mode": {"none": "none", "block": "full"}.get(kind, "selective")}
+def _activation_checkpoint_toml(effective: Mapping[str, Any]) -> dict[str, Any]:
+    kind = effective["checkpointing"]
+    keys: dict[str, Any] = {"mode": {"none": "none", "block": "full"}.get(kind, "selective")}
     if kind.startswith("every-"):
-        words["selective_ac_option"] = kind.removeprefix("every-").partition(" ")[0]
+        keys["selective_ac_option"] = kind.removeprefix("every-").partition(" ")[0]
     elif kind.startswith("selective"):
-        words["selective_ac_option"] = "op"
-    elif done["memory_budget"] != 1.0:
-        words = {"mode": "memory_budget", "memory_budget": done["memory_budget"]}
-    return {f"activation_checkpoint.{name}": value for name, value in words.items()}
+        keys["selective_ac_option"] = "op"
+    elif effective["memory_budget"] != 1.0:
+        keys = {"mode": "memory_budget", "memory_budget": effective["memory_budget"]}
+    return {f"activation_checkpoint.{name}": value for name, value in keys.items()}
 
 
 def _sections(values: Mapping[str, Any]) -> str:
@@ -208,14 +223,19 @@ def _sections(values: Mapping[str, Any]) -> str:
 
 
 def attention_module(recipe: Recipe) -> str:
-    """0.2: torchtitan names the kernels around every call, so that no setting of the process reaches it."""
+    """Return the module for 0.2 that chooses the attention kernels.
+
+    torchtitan selects the kernels at every call, so settings of the process have no effect on it.
+    """
     attention = recipe.config.attention
     kernels = [kernel for name, kernel in _KERNELS.items() if attention in ("auto", name)]
+    lines = "".join(f"    SDPBackend.{kernel},\n" for kernel in kernels)
     return f'''# {recipe.origin}
 """The attention kernels that torchtitan 0.2 may choose from."""
 
 from torch.nn.attention import SDPBackend
 from torchtitan.models.attention import ScaledDotProductAttentionWrapper
 
-ScaledDotProductAttentionWrapper.sdpa_backends = [{", ".join(f"SDPBackend.{kernel}" for kernel in kernels)}]
+ScaledDotProductAttentionWrapper.sdpa_backends = [
+{lines}]
 '''

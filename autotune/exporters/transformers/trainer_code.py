@@ -1,7 +1,7 @@
-"""The text of `autotune_trainer.py`: a Trainer that does what the trial did, in one file that needs no autotune.
+"""Writes `autotune_trainer.py`: a Trainer that does what the trial did, in a file without autotune.
 
-Put together from definitions of the trials' own code and of `inside_trainer.py`, as far as the
-configuration uses them.
+The file consists of definitions from the code of the trials and from `inside_trainer.py`, as far as
+the configuration uses them.
 """
 
 import re
@@ -40,61 +40,64 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import Trainer, TrainingArguments
 from transformers.modeling_outputs import CausalLMOutputWithPast
 """
 
 
 def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> str:
-    """`keys`: of TrainingArguments. What they do not do, the code does."""
+    """Return the text of the file.
+
+    `keys` are those of TrainingArguments; the code makes the settings that they do not make.
+    """
     config = recipe.config
-    in_blocks_by_keys = (
-        "gradient_checkpointing_kwargs" in keys or "activation_checkpointing_kwargs" in keys
-    )
+    by_keys = "gradient_checkpointing_kwargs" in keys or "activation_checkpointing_kwargs" in keys
     before_torch = "".join(f"{line}\n" for line in launch.before_torch(config))
-    imports = _IMPORTS.format(before_torch=before_torch and f"{before_torch}\n")
+    imports = _IMPORTS.format(before_torch=f"{before_torch}\n" if before_torch else "")
     body = "\n\n\n".join(
         [
-            *definitions(recipe, by_keys=in_blocks_by_keys, version=version),
+            *definitions(recipe, by_keys=by_keys, version=version),
             _sequences(recipe),
             _arguments(),
-            _prepare_model(config, by_keys=in_blocks_by_keys, version=version),
+            _prepare_model(config, by_keys=by_keys, version=version),
             _make_optimizer(recipe),
             _trainer(recipe),
         ]
     )
     process = _process(config)
-    needed = _needed(imports, f"{before_torch}{process}{body}")
-    return f"{_docstring(recipe)}\n\n{needed}{process}{_constants(recipe, keys)}\n\n{body}\n"
+    imports = _without_unused_imports(imports, f"{before_torch}{process}{body}")
+    return f"{_docstring(recipe)}\n\n{imports}{process}{_constants(recipe, keys)}\n\n{body}\n"
 
 
 def _docstring(recipe: Recipe) -> str:
+    length = recipe.workload.sequence_length
     return f'''"""A Trainer with every technique of {in_docstring(recipe.origin)}.
 
     {recipe.config.describe()}
 
-In a training script of your own, before anything else, since importing this makes settings of the process:
+Import it first in your training script, because the import makes settings of the process:
 
     from autotune_trainer import AutotuneTrainer, model_kwargs, sequences, training_arguments
 
     model = AutoModelForCausalLM.from_pretrained("...", **model_kwargs())
-    data = sequences(texts, encode)  # or a dataset of your own; {recipe.workload.sequence_length} tokens a sequence
-    AutotuneTrainer(model=model, args=training_arguments("trainer_output"), train_dataset=data).train()
+    data = sequences(texts, encode)  # {length} tokens each; or your dataset
+    arguments = training_arguments("trainer_output")
+    AutotuneTrainer(model=model, args=arguments, train_dataset=data).train()
 
-`train.py` beside it is such a script. Measured on one device; on N of them the global batch is N times as large, unless
-gradient_accumulation_steps is divided by N.
+`train.py` next to it is such a script. Measured on one device. On N devices the global batch is N
+times as large, unless gradient_accumulation_steps is divided by N.
 """'''
 
 
-def _needed(imports: str, body: str) -> str:
-    """Without the imports that nothing below uses."""
-    lines = (_used(line, body) for line in imports.splitlines())
+def _without_unused_imports(imports: str, body: str) -> str:
+    lines = (_used_import(line, body) for line in imports.splitlines())
     return "\n".join(line for line in lines if line is not None) + "\n"
 
 
-def _used(line: str, body: str) -> str | None:
-    """The import with the names that are used; None where none is."""
+def _used_import(line: str, body: str) -> str | None:
+    """Return the import with the names that `body` uses; None if it uses none."""
     match line.replace(",", " ").split():
         case ["from", module, "import", *names] if module != "__future__":
             used = [name for name in names if re.search(rf"\b{name}\b", body)]
@@ -107,9 +110,12 @@ def _used(line: str, body: str) -> str | None:
 
 
 def _process(config: TrainingConfig) -> str:
+    """Return the settings of the process as text; empty if there are none."""
     lines = launch.with_torch(config)
-    imported = ["import torch._functorch.config", ""] if config.memory_budget != 1.0 else []
-    return "\n".join(["", *imported, "# Settings of the process.", *lines, ""]) if lines else ""
+    if not lines:
+        return ""
+    imports = ["import torch._functorch.config", ""] if config.memory_budget != 1.0 else []
+    return "\n".join(["", *imports, "# Settings of the process.", *lines, ""])
 
 
 def _constants(recipe: Recipe, keys: Mapping[str, Any]) -> str:
@@ -130,7 +136,7 @@ def _literal(value: Any) -> str:
     return repr(value).replace("'", '"')
 
 
-# -- what is put together for this configuration ---------------------------------------------------
+# -- definitions written for this configuration ----------------------------------------------------
 
 
 def _sequences(recipe: Recipe) -> str:
@@ -139,44 +145,48 @@ def _sequences(recipe: Recipe) -> str:
 
 
 def sequences(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> list[dict[str, Any]]:
-    """A training set for Trainer; `encode` makes a text's tokens."""
+    """Returns a training set for Trainer; `encode` returns the tokens of a text."""
     return {kind}(texts, encode, SEQUENCE_LENGTH)'''
 
 
 def _arguments() -> str:
     return '''def model_kwargs() -> dict[str, Any]:
-    """For `from_pretrained` and `from_config`."""
+    """Returns arguments for `from_pretrained` and `from_config`."""
     return {"dtype": WEIGHTS_DTYPE, "attn_implementation": "sdpa"}
 
 
 def training_arguments(output_dir: str, **changes: Any) -> TrainingArguments:
-    """These settings and, or instead of some of them, your own."""
+    """Returns these settings with your `changes`."""
     return TrainingArguments(output_dir=output_dir, **{**SETTINGS, **changes})'''
 
 
 def _prepare_model(config: TrainingConfig, *, by_keys: bool, version: str) -> str:
     lines = ["set_weights_dtype(model, WEIGHTS_DTYPE)"]
     if version == "4.57":  # later ones do so by themselves
-        lines.append("model.config.use_cache = False  # recomputing would fill it twice")
+        lines.append("model.config.use_cache = False  # recomputation would fill it twice")
     if needs_causal_flag(config, version):
         lines.append("keep_causal_flag()")
     if config.loss == "chunked":
-        lines.append("lose_in_chunks(model, chunked_token_loss)")
+        lines.append("use_chunked_loss(model, chunked_token_loss)")
     if needs_blocks(config, by_keys=by_keys):
         lines += [
             "found = find_blocks(model)",
-            'assert found is not None, "the model has no list of alike blocks"',
+            'assert found is not None, "the model has no list of blocks of one class"',
         ]
     if config.precision == "fp8":
         lines += ["for block in found.blocks:", "    convert(block)"]
-    lines += [] if by_keys else _checkpointing_lines(config)
+    if not by_keys:
+        lines += _checkpointing_lines(config)
     if config.compile == "block" and (by_keys or config.checkpointing != "sqrt"):
         lines += ["for block in found.blocks:", "    block.compile(dynamic=False)"]
     if config.compile == "model":
         lines.append("model.compile(dynamic=False)")
     body = "\n".join(f"    {line}" for line in [*lines, "return model"])
     return f'''def prepare_model(model: Any) -> Any:
-    """Applies in place what TrainingArguments have no key for, in the order of the trial. AutotuneTrainer calls it."""
+    """Applies in place, in the order of the trial, what TrainingArguments have no key for.
+
+    AutotuneTrainer calls it.
+    """
 {body}'''
 
 
@@ -186,7 +196,7 @@ def _checkpointing_lines(config: TrainingConfig) -> list[str]:
             return []
         case "attention":
             return [
-                'assert found.attention_name is not None, "no attention was found in the blocks"',
+                'assert found.attention_name is not None, "the blocks have no attention module"',
                 "for block in found.blocks:",
                 "    attention = getattr(block, found.attention_name)",
                 "    attention.__class__ = checkpointed_class(type(attention))",
@@ -199,7 +209,7 @@ def _checkpointing_lines(config: TrainingConfig) -> list[str]:
         case "sqrt":
             return [
                 'kinds = set(getattr(model.config, "layer_types", None) or ())',
-                'assert len(kinds) <= 1, "the blocks take different arguments and cannot be run as one"',
+                'assert len(kinds) <= 1, "blocks with different arguments cannot share a segment"',
                 f"checkpoint_segments(list(found.blocks), compiled={config.compile == 'block'})",
             ]
     every = {"block": 1, "every-2": 2, "every-4": 4}[config.checkpointing]
@@ -214,58 +224,65 @@ def _make_optimizer(recipe: Recipe) -> str:
     imports = (
         "    from torchao.optim import AdamW8bit\n\n" if config.optimizer == "adamw-8bit" else ""
     )
-    returned = f"    return {_call(*_optimizer_arguments(recipe))}"
+    body = f"    return {_call(*_optimizer_arguments(recipe))}"
     if config.precision == "bf16-stochastic":
-        exact = returned.replace("\n", "\n    ")
+        make_exact = body.replace("\n", "\n    ")
         arguments = (
             "parameters",
-            "exact",
+            "make_exact",
             "learning_rate=learning_rate",
             f"seed={recipe.workload.seed}",
         )
         rounded = _call("StochasticallyRounded", *arguments)
-        returned = f"""
-    def exact(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    {exact}
+        body = f"""
+    def make_exact(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    {make_exact}
 
     return {rounded}"""
     return f'''def make_optimizer(
     parameters: Sequence[nn.Parameter], *, learning_rate: float, weight_decay: float
 ) -> torch.optim.Optimizer:
     """Makes the trial's optimizer."""
-{imports}{returned}'''
+{imports}{body}'''
 
 
 def _call(function: str, *arguments: str) -> str:
-    return (
-        "\n        ".join([f"{function}(", *(f"{argument}," for argument in arguments)]) + "\n    )"
-    )
+    """Return a call with one argument per line, for the body of a function."""
+    lines = "".join(f"        {argument},\n" for argument in arguments)
+    return f"{function}(\n{lines}    )"
 
 
 def _optimizer_arguments(recipe: Recipe) -> tuple[str, ...]:
-    """Class and arguments, as `autotune/techniques/optimizer.py` gives them."""
-    settings, fusion = recipe.optimizer_settings, recipe.config.optimizer_fusion
+    """Return class and arguments as in `autotune/techniques/optimizer.py`."""
+    settings = recipe.optimizer_settings
+    fusion = recipe.config.optimizer_fusion
     others = [f"{name}={value}" for name, value in settings.items() if name != "weight_decay"]
-    plain = ("parameters", "lr=learning_rate", "weight_decay=weight_decay", *others)
-    foreach, fused = f"foreach={fusion == 'foreach'}", f"fused={fusion == 'kernel'}"
+    common = ("parameters", "lr=learning_rate", "weight_decay=weight_decay", *others)
+    foreach = f"foreach={fusion == 'foreach'}"
+    fused = f"fused={fusion == 'kernel'}"
     match recipe.config.optimizer:
         case "adamw":
-            return ("torch.optim.AdamW", *plain, foreach, fused)
+            return ("torch.optim.AdamW", *common, foreach, fused)
         case "adamw-8bit":
-            return ("AdamW8bit", *plain)
+            return ("AdamW8bit", *common)
         case "sgd":
-            return ("torch.optim.SGD", *plain, foreach, fused)
+            return ("torch.optim.SGD", *common, foreach, fused)
         case "adafactor":
-            return ("torch.optim.Adafactor", *plain, foreach)
+            return ("torch.optim.Adafactor", *common, foreach)
         case "adafactor-fixed-rate":
             return ("AdafactorFixedRate", "parameters", "lr=learning_rate")
 
 
 _TRAINER = '''class AutotuneTrainer(Trainer):
-    """Trainer with the trial's model, optimizer and schedule. Settings that you change keep their usual meaning."""
+    """Trainer with the trial's techniques, optimizer and schedule.
+
+    An optimizer or schedule that you choose in the arguments is made by Trainer as usual.
+    """
 
     def __init__(self, model: Any, args: TrainingArguments | None = None, **others: Any) -> None:
-        super().__init__(prepare_model(model), args or training_arguments("trainer_output"), **others)
+        if args is None:
+            args = training_arguments("trainer_output")
+        super().__init__(prepare_model(model), args, **others)
 
     def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
         if self.optimizer is not None or self.args.optim != SETTINGS["optim"]:
@@ -275,13 +292,18 @@ _TRAINER = '''class AutotuneTrainer(Trainer):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        if self.lr_scheduler is not None or self.args.lr_scheduler_type != SETTINGS["lr_scheduler_type"]:
+        is_changed = self.args.lr_scheduler_type != SETTINGS["lr_scheduler_type"]
+        if self.lr_scheduler is not None or is_changed:
             return super().create_scheduler(num_training_steps, optimizer)
         warmup_steps = self.args.get_warmup_steps(num_training_steps)
-        share = functools.partial(
-            share_of_rate, steps=num_training_steps, warmup_steps=warmup_steps, schedule=SCHEDULE
-        )
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, lambda step: share(step))
+
+        def factor(step: int) -> float:
+            return learning_rate_factor(
+                step, steps=num_training_steps, warmup_steps=warmup_steps, schedule=SCHEDULE
+            )
+
+        optimizer = optimizer or self.optimizer
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         self._created_lr_scheduler = True
         return self.lr_scheduler'''
 
@@ -297,8 +319,10 @@ _MAKE = """self.optimizer = make_optimizer(
             parameters, learning_rate=self.args.learning_rate, weight_decay=self.args.weight_decay
         )"""
 _MAKE_IN_BACKWARD = f"""\
-assert self.args.world_size * self.args.gradient_accumulation_steps == 1, "one device, no accumulation"
-        assert not self.args.max_grad_norm, "no clipping: each gradient is used before the norm of all is known"
+micro_batches = self.args.world_size * self.args.gradient_accumulation_steps
+        assert micro_batches == 1, "use one device and no gradient accumulation"
+        # Each gradient is used before the norm of all gradients is known.
+        assert not self.args.max_grad_norm, "gradients cannot be clipped: set max_grad_norm to 0"
         {_MAKE}
         step_in_backward(self.optimizer)"""
 
@@ -306,4 +330,6 @@ assert self.args.world_size * self.args.gradient_accumulation_steps == 1, "one d
 def _trainer(recipe: Recipe) -> str:
     in_backward = recipe.config.optimizer_fusion == "backward"
     text = _TRAINER.replace("{optimizer}", _MAKE_IN_BACKWARD if in_backward else _MAKE)
-    return text + (_OFFLOAD if recipe.config.activation_offload == "cpu" else "")
+    if recipe.config.activation_offload == "cpu":
+        text += _OFFLOAD
+    return text

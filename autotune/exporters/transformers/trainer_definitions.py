@@ -1,4 +1,7 @@
-"""Which definitions `autotune_trainer.py` needs: of the trials' own code, and of `inside_trainer.py`."""
+"""Selects the definitions that `autotune_trainer.py` needs.
+
+They come from the code of the trials and from `inside_trainer.py`.
+"""
 
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.source import STEP_IN_BACKWARD, STOCHASTIC_ROUNDING, excerpt
@@ -9,18 +12,23 @@ _CHECKPOINTING = "techniques.checkpointing"
 
 
 def needs_blocks(config: TrainingConfig, *, by_keys: bool) -> bool:
-    own_checkpointing = config.checkpointing != "none" and not by_keys
-    return own_checkpointing or config.compile == "block" or config.precision == "fp8"
+    """Return whether the code must find the blocks of the model.
+
+    `by_keys`: the keys of TrainingArguments do the checkpointing.
+    """
+    checkpoints_in_code = config.checkpointing != "none" and not by_keys
+    return checkpoints_in_code or config.compile == "block" or config.precision == "fp8"
 
 
 def needs_causal_flag(config: TrainingConfig, version: str) -> bool:
-    return (
-        config.compile != "none" and version != "4.57"
-    )  # whose masks are made by another interface
+    """Return whether `keep_causal_flag` is needed; 4.57 makes masks by another interface."""
+    return config.compile != "none" and version != "4.57"
 
 
 def definitions(recipe: Recipe, *, by_keys: bool, version: str) -> list[str]:
-    config, found = recipe.config, [excerpt(HERE, "set_weights_dtype")]
+    """Return the source of the definitions, in the order in which they go into the file."""
+    config = recipe.config
+    found = [excerpt(HERE, "set_weights_dtype")]
     if needs_blocks(config, by_keys=by_keys):
         names = ("BlockList", "find_blocks", "_block_lists", "_is_of_blocks")
         found += [excerpt("models.parts", "Blocks"), excerpt("models.structure", *names)]
@@ -39,7 +47,7 @@ def definitions(recipe: Recipe, *, by_keys: bool, version: str) -> list[str]:
             excerpt("spec.config", "ActivationOffload"),
             excerpt("techniques.activation_offload", *functions),
         ]
-    return [*found, *_optimizer_definitions(config), excerpt(HERE, "share_of_rate")]
+    return [*found, *_optimizer_definitions(config), excerpt(HERE, "learning_rate_factor")]
 
 
 def _loss_definitions(recipe: Recipe) -> list[str]:
@@ -50,7 +58,7 @@ def _loss_definitions(recipe: Recipe) -> list[str]:
                 "models.parts", "IGNORED_LABEL", "TokenLoss", "next_token_loss", "full_token_loss"
             ),
             excerpt("techniques.loss", "LEAST_CHUNKS", "LEAST_TOKENS", *functions),
-            excerpt(HERE, "lose_in_chunks"),
+            excerpt(HERE, "use_chunked_loss"),
         ]
     return [excerpt(HERE, "IGNORED_LABEL")]
 

@@ -1,4 +1,7 @@
-"""`train.py` beside `autotune_trainer.py`: a script that trains, with the names that the workload knows filled in."""
+"""Writes `train.py`, the script that trains with `autotune_trainer.py`.
+
+The names of model, tokenizer and data are filled in as far as the workload has them.
+"""
 
 import json
 from pathlib import PurePath
@@ -15,13 +18,13 @@ LOADERS = {
     ".csv": "csv",
     ".parquet": "parquet",
 }
-"""What `datasets` calls the reader of each kind of file, as in `autotune/data/sources.py`."""
+"""{suffix: name of the reader in `datasets`}, as in `autotune/data/sources.py`."""
 
 
 def training_script(recipe: Recipe) -> dict[str, str]:
-    """{file name: text}, with the model's config.json where it was trained from random weights."""
+    """Return {file name: text}, with the model's config if it was trained from random weights."""
     workload = recipe.workload
-    text = f'''"""Trains with autotune_trainer.py. Fill in what is in capitals between <>, then: python {FILE}"""
+    text = f'''"""Trains with autotune_trainer.py. Replace each <NAME>, then: python {FILE}"""
 
 from autotune_trainer import AutotuneTrainer, model_kwargs, sequences, training_arguments  # first
 
@@ -50,43 +53,52 @@ trainer.save_model()
 
 
 def names_model(workload: Workload) -> bool:
-    """Whether the workload's model is one that transformers can make."""
+    """Return whether transformers can make the workload's model."""
     return workload.model_config is not None
 
 
 def says_tokenizer(workload: Workload) -> bool:
-    """Whether the script has the tokens of the trial, and not those of a model that is to be filled in."""
-    return workload.tokenizer != "bpe" and (workload.tokenizer != "bytes" or names_model(workload))
+    """Return whether the script has the trial's tokenizer, not that of a model to be filled in."""
+    if workload.tokenizer == "bytes":
+        return names_model(workload)
+    return workload.tokenizer != "bpe"
 
 
 def _classes(workload: Workload) -> str:
-    tokenizer = (
-        []
-        if workload.tokenizer == "bytes" and names_model(workload)
-        else [_tokenizer_class(workload)]
-    )
-    config = ["AutoConfig"] if names_model(workload) and not workload.pretrained else []
-    return ", ".join([*config, "AutoModelForCausalLM", *tokenizer])
-
-
-def _tokenizer_class(workload: Workload) -> str:
-    return "PreTrainedTokenizerFast" if workload.tokenizer.endswith(".json") else "AutoTokenizer"
+    """Return the classes that the script imports from transformers."""
+    classes = ["AutoModelForCausalLM"]
+    if names_model(workload) and not workload.pretrained:
+        classes.insert(0, "AutoConfig")
+    if workload.tokenizer.endswith(".json"):
+        classes.append("PreTrainedTokenizerFast")
+    elif workload.tokenizer != "bytes" or not names_model(workload):
+        classes.append("AutoTokenizer")
+    return ", ".join(classes)
 
 
 def _tokenizer(workload: Workload) -> str:
+    """Return the definition of `encode(text)`."""
     if workload.tokenizer == "bytes" and names_model(workload):
-        return "\n\ndef encode(text):\n    return list(text.encode())  # the trial's tokens were bytes\n\n"
+        return """
+
+def encode(text):
+    return list(text.encode())  # the trial's tokens were bytes
+
+"""
     if workload.tokenizer.endswith(".json"):
         made = f"PreTrainedTokenizerFast(tokenizer_file={workload.tokenizer!r})"
     elif not says_tokenizer(workload):
         made = 'AutoTokenizer.from_pretrained("<MODEL>")'
     else:
         made = f"AutoTokenizer.from_pretrained({workload.tokenizer!r})"
-    # As in a study: what ends a text stands between packed texts, what begins one before a padded
-    # one.
-    role, tokens = "eos", 'tokenizer(text, add_special_tokens=False)["input_ids"] + special'
+    # As in a study: packed texts are separated by the end token, a padded text begins with the
+    # beginning token.
     if workload.packing == "padded":
-        role, tokens = "bos", 'special + tokenizer(text, add_special_tokens=False)["input_ids"]'
+        role = "bos"
+        tokens = 'special + tokenizer(text, add_special_tokens=False)["input_ids"]'
+    else:
+        role = "eos"
+        tokens = 'tokenizer(text, add_special_tokens=False)["input_ids"] + special'
     return f"""tokenizer = {made}
 special = [] if tokenizer.{role}_token_id is None else [tokenizer.{role}_token_id]
 
@@ -100,22 +112,28 @@ def encode(text):
 def _model(workload: Workload) -> str:
     if not names_model(workload):
         about = in_one_line(workload.describe_model())
-        return f'model = AutoModelForCausalLM.from_pretrained("<MODEL>", **model_kwargs())  # the trial\'s was {about}'
+        return (
+            f"# The trial's model was {about}.\n"
+            'model = AutoModelForCausalLM.from_pretrained("<MODEL>", **model_kwargs())'
+        )
     if workload.pretrained:
-        return f"model = AutoModelForCausalLM.from_pretrained({workload.model_source!r}, **model_kwargs())"
+        arguments = f"{workload.model_source!r}, **model_kwargs()"
+        return f"model = AutoModelForCausalLM.from_pretrained({arguments})"
     config = f'AutoConfig.from_pretrained("{MODEL_CONFIG_FILE}")'
     return f"model = AutoModelForCausalLM.from_config({config}, **model_kwargs())"
 
 
 def _texts(workload: Workload) -> str:
+    """Return the lines that read the dataset and define `texts`."""
     column = repr(workload.text_column or "text")
     lines = [f"rows = {_dataset(workload)}"]
     if workload.text_column is None and workload.dataset != STANDARD_LIBRARY_TEXT:
         column = "column"
         lines += [
             'if "input_ids" in rows.column_names:',
-            '    raise SystemExit("this dataset is tokenized: give it to AutotuneTrainer as its train_dataset")',
-            'strings = [name for name, kind in rows.features.items() if "string" in getattr(kind, "dtype", "")]',
+            '    raise SystemExit("The dataset is tokenized: use it as train_dataset.")',
+            'dtypes = {name: getattr(kind, "dtype", "") for name, kind in rows.features.items()}',
+            'strings = [name for name, dtype in dtypes.items() if "string" in dtype]',
             'column = "text" if "text" in strings else strings[0]',
         ]
     return "\n".join([*lines, f"texts = [text for text in rows[{column}] if text]"])

@@ -1,4 +1,4 @@
-"""Writes the key tables of the exports that no test can load by the trainer itself: `python make.py TARGET`.
+"""Writes key tables of exports that no test can load with the trainer: `python make.py TARGET`.
 
 Run it with the Python of an environment that has the trainer; it needs nothing of autotune. A table
 has, for every key that an export may write, the types and the values it can have, and its default,
@@ -182,12 +182,14 @@ def torchtitan_0_2():
 
 # fmt: off
 AXOLOTL = [
-    "base_model", "reinit_weights", "attn_implementation", "datasets", "val_set_size", "sequence_len",
-    "sample_packing", "eval_sample_packing", "multipack_real_batches", "pad_to_sequence_len", "micro_batch_size",
-    "gradient_accumulation_steps", "max_steps", "seed", "optimizer", "learning_rate", "weight_decay", "adam_beta1",
-    "adam_beta2", "adam_epsilon", "lr_scheduler", "lr_scheduler_kwargs", "cosine_min_lr_ratio", "warmup_steps",
-    "max_grad_norm", "bf16", "fp16", "tf32", "fp8", "fp8_config", "gradient_checkpointing",
-    "gradient_checkpointing_kwargs", "selective_checkpointing", "torch_compile", "torch_compile_backend",
+    "base_model", "reinit_weights", "attn_implementation", "datasets", "val_set_size",
+    "sequence_len", "sample_packing", "eval_sample_packing", "multipack_real_batches",
+    "pad_to_sequence_len", "micro_batch_size", "gradient_accumulation_steps", "max_steps", "seed",
+    "optimizer", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "lr_scheduler", "lr_scheduler_kwargs", "cosine_min_lr_ratio", "warmup_steps", "max_grad_norm",
+    "bf16", "fp16", "tf32", "fp8", "fp8_config", "gradient_checkpointing",
+    "gradient_checkpointing_kwargs", "selective_checkpointing", "torch_compile",
+    "torch_compile_backend",
 ]
 # fmt: on
 

@@ -1,4 +1,7 @@
-"""What a trainer that loads an export's files does, in our words: one file a target, by the names of `TARGETS`."""
+"""Readers: return what a trainer does with an export's files, as settings of autotune.
+
+One module per target, with the names of `TARGETS`.
+"""
 
 from readers import (
     accelerate_reader,

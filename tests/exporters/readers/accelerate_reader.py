@@ -1,4 +1,4 @@
-"""Accelerate: the environment that `accelerate launch` gives to a script, and what its own classes make of it."""
+"""Accelerate: the environment that `accelerate launch` sets, as its own classes read it."""
 
 import functools
 import os
@@ -21,7 +21,7 @@ def read(export, version):
     environment, script, dynamo = launched(export.command, export.files[FILE])
     process = process_settings(export) if script == launch.FILE else process_settings_of_nothing()
     return {
-        **{name: process[name] for name in launch.SETTINGS_IT_MAKES},
+        **{name: process[name] for name in launch.PROCESS_SETTINGS},
         "precision": precision(environment, process, dynamo),
         "compile": scope(dynamo),
         "checkpointing": "none",

@@ -1,4 +1,4 @@
-"""DeepSpeed: what `DeepSpeedConfig` makes of the numbers, and the rates that its own scheduler then sets."""
+"""DeepSpeed: the numbers as `DeepSpeedConfig` reads them, and the rates that its scheduler sets."""
 
 import copy
 import functools
@@ -27,7 +27,7 @@ def read(export, version):
         else process_settings_of_nothing()
     )
     return {
-        **{name: process[name] for name in launch.SETTINGS_IT_MAKES},
+        **{name: process[name] for name in launch.PROCESS_SETTINGS},
         "precision": precision(config, process),
         "micro_batch_size": config.train_micro_batch_size_per_gpu,
         "global_batch": config.train_batch_size,

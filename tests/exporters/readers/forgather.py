@@ -1,4 +1,4 @@
-"""What forgather does with its template: the blocks one by one, strictly, each as the YAML that it makes."""
+"""forgather: the blocks of the template, read strictly, each as the YAML that it makes."""
 
 import shlex
 import textwrap
@@ -28,7 +28,10 @@ HEADING = "#-------------------- experiment.trainer_config --------------------"
 
 
 class Template(yaml.SafeLoader):
-    """YAML with forgather's tags: `!lambda:module:name` and `!singleton:module:name@id` become `{"made by": ...}`."""
+    """Load YAML with forgather's tags.
+
+    `!lambda:module:name` and `!singleton:module:name@id` become `{"made by": ...}`.
+    """
 
 
 def _made(loader, suffix, node):
@@ -70,7 +73,7 @@ def read(export, version):
 
 
 def _blocks(text):
-    """{name of a block: what its YAML says}; every other line must be a known directive or a comment."""
+    """Return {name of a block: its YAML}; other lines must be known directives or comments."""
     found, name = {}, None
     for line in text.splitlines():
         words = line.strip()

@@ -1,4 +1,4 @@
-"""What transformers' Trainer and trl's SFTTrainer do with an export: the files are loaded by them, then watched.
+"""transformers' Trainer and trl's SFTTrainer: they load the files and are watched while they train.
 
 Settings are taken from the parsed arguments, the trainer that was made and one pass through a model
 of four layers.
@@ -136,7 +136,7 @@ def autocast_by_arguments(args, weights):
 
 @contextlib.contextmanager
 def counted_checkpoints(*modules):
-    """Every call of torch's checkpoint through the name that these modules have for it, as its options."""
+    """Record the options of every call of torch's checkpoint that these modules make."""
     calls, originals = [], [module.checkpoint for module in modules]
 
     def counted(original):
@@ -157,7 +157,7 @@ def counted_checkpoints(*modules):
 
 
 def checkpointing_of(model, modules, begin):
-    """By what runs again in the backward pass: attention and feed-forward of which layers, in how many calls."""
+    """Name the checkpointing by the parts of layers that run again in backward, and the calls."""
     runs = {}
     handles = [
         part.register_forward_hook(

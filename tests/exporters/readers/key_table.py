@@ -1,4 +1,4 @@
-"""What a trainer's own package says of its keys (`tests/exporters/keys/`): types, values and defaults."""
+"""Types, values and defaults of keys, taken from a trainer's package (`tests/exporters/keys/`)."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ def load(name):
 
 
 def check(key, value, known):
-    """Fails for a key that the trainer does not have, and for a value that it would not take, or silently drop."""
+    """Fail for a key that the trainer lacks and for a value that it would reject or drop."""
     assert key in known, f"there is no key {key}"
     types = known[key]["types"]
     assert "Any" in types or type(value).__name__ in types, f"{key} = {value!r} is none of {types}"

@@ -1,4 +1,4 @@
-"""What a process has set once `autotune_launch.py` has begun, found by running the lines before the script here."""
+"""Settings that `autotune_launch.py` makes, found by running its lines in this process."""
 
 import os
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ ALLOCATOR = "PYTORCH_ALLOC_CONF"
 
 @contextmanager
 def settings_undone():
-    """Afterwards this process has the matmul precision, budget, kernels and allocator that it had before."""
+    """Restore matmul precision, budget, kernels and allocator of this process afterwards."""
     precision, budget = (
         torch.get_float32_matmul_precision(),
         torch._functorch.config.activation_memory_budget,
@@ -45,7 +45,7 @@ def settings_of_this_process():
 
 
 def process_settings(export):
-    """The same of the process in which the launcher runs; torch's own where there is no launcher."""
+    """Return the settings of the launcher's process; torch's defaults without a launcher."""
     with settings_undone():
         exec(compile(export.files.get(FILE, ""), FILE, "exec"), {"__name__": "launcher"})
         return settings_of_this_process()

@@ -99,7 +99,7 @@ def made_optimizer(init):
 
 
 def parse(text):
-    """{seed, trainer, callback, optimizer} as LightningCLI's own parser types them; the callback is made."""
+    """Return {seed, trainer, callback, optimizer} as LightningCLI parses them."""
     parser = made_parser()
     config = parser.parse_string(text)
     made = parser.instantiate_classes(config)

@@ -1,4 +1,4 @@
-"""What the exported script does, found by running its own functions in this process, and nothing read from its text."""
+"""The exported script: settings found by running its functions, not by reading its text."""
 
 import sys
 import tempfile
@@ -137,7 +137,7 @@ def _schedule(script):
 
 
 def _warmup(script):
-    """How many steps have a rate below the one after them, at the beginning: all but the last of the warm-up."""
+    """Count the first steps whose rate is below the next one: all but the last of the warm-up."""
     rates = [script.learning_rate(step, steps=script.STEPS) for step in range(script.STEPS)]
     return next(step for step in range(len(rates)) if rates[step] == max(rates)) + 1
 

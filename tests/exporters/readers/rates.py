@@ -1,4 +1,4 @@
-"""Which schedule of ours a row of learning rates is, compared with what trials themselves compute."""
+"""Recognizes the schedule of autotune in a list of learning rates."""
 
 import functools
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def schedule_of(rates):
-    """{schedule, learning_rate, learning_rate_warmup_steps} of the rate at each step, the first as step 0."""
+    """Return {schedule, learning_rate, learning_rate_warmup_steps} for the rates of all steps."""
     return dict(_schedule_of(tuple(rates)))
 
 

@@ -1,4 +1,4 @@
-"""What torchtitan does with the files: the module by its syntax tree, the TOML file as it is; both by key tables."""
+"""torchtitan: the module by its syntax tree and the TOML file as it is, both by key tables."""
 
 import ast
 import math
@@ -59,7 +59,10 @@ def _read_module(export, tokens):
 
 
 def _assignments(text, table):
-    """({key: value}, {key: (name of what is called, {argument: value})}) of `autotune()`; nothing else may be there."""
+    """Return ({key: value}, {key: (name of the call, {argument: value})}) of `autotune()`.
+
+    Fails if the function contains anything else.
+    """
     tree = ast.parse(text)
     imported = {
         name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names

@@ -131,7 +131,7 @@ def loss_of(model):
 def checkpointing_by_trainer(trainer, module):
     """As Trainer.train begins."""
     args, model = trainer.args, trainer.model
-    if hasattr(module, "lose_in_chunks"):
+    if hasattr(module, "use_chunked_loss"):
         del model.forward  # its chunks are checkpoints too, of no layer
 
     def begin():

@@ -24,7 +24,10 @@ from readers.launcher import process_settings
 
 
 def parse(text, **changes):
-    """(script arguments, SFTConfig, ModelConfig, datasets) on a CPU, which refuses tf32; fails on unknown keys."""
+    """Return (script arguments, SFTConfig, ModelConfig, datasets); fails on unknown keys.
+
+    Runs on a CPU, which rejects tf32.
+    """
     content = {
         **yaml.safe_load(text),
         "use_cpu": True,
