@@ -1,10 +1,10 @@
-"""Trains with the exported scripts of a study's front, and puts their peak memory and perplexity beside the trials'.
+"""Trains with the exported scripts of a study's front and compares them with the trials.
 
     python studies/exports/measure.py STUDY [--storage URL]
 
-Each script runs in a process of its own, its functions driven by the few lines of `TRAIN` below: as
-many steps as the trial took, the peak over two of them measured as a trial does
-(`autotune/memory/`), those after timed.
+Prints a table of peak memory, perplexity and speed. Each script runs in a separate process, in
+which `TRAIN` below calls its functions: as many steps as the trial took, of which two are measured
+as in a trial (`autotune/memory/`) and the later ones timed.
 """
 
 import argparse
@@ -33,12 +33,15 @@ meter = make_meter(torch.device(train.DEVICE), uuid=None, cap_bytes=None)
 
 def step(number):
     started = time.perf_counter()
-    loss = train.train_step(training, text.batch(next(order)), rate=train.learning_rate(number, steps=train.STEPS))
+    rate = train.learning_rate(number, steps=train.STEPS)
+    loss = train.train_step(training, text.batch(next(order)), rate=rate)
     return loss, time.perf_counter() - started
 
 def resident():
-    states = [value for state in training.updater.optimizer.state.values() for value in state.values()]
-    return [t for t in [*training.model.parameters(), *training.model.buffers(), *states] if torch.is_tensor(t)]
+    values = [*training.model.parameters(), *training.model.buffers()]
+    for state in training.updater.optimizer.state.values():
+        values += state.values()
+    return [value for value in values if torch.is_tensor(value)]
 
 WARMUP, MEASURED = 4, 2
 for number in range(WARMUP):
@@ -63,25 +66,29 @@ def main() -> None:
     )
     parser.add_argument("study")
     parser.add_argument("--storage", default="sqlite:///studies/autotune.db")
-    asked = parser.parse_args()
-    result = autotune.show(asked.study, storage=asked.storage)
+    arguments = parser.parse_args()
+    result = autotune.show(arguments.study, storage=arguments.storage)
     print(
-        "| trial | configuration | peak, trial | peak, script | perplexity, trial | perplexity, script | speed ratio |"
+        "| trial | configuration | peak, trial | peak, script | perplexity, trial "
+        "| perplexity, script | speed ratio |"
     )
     print("|---|---|---|---|---|---|---|")
     for number in result.front:
         record = result.trial(number)
-        measured = trained(result, record)
+        measured = train_with_export(result, record)
+        source = str(record.perplexity_source)
+        speed_ratio = measured["tokens_per_second"] / record.tokens_per_second
         print(
             f"| {number} | {record.config.describe()} | {record.peak_memory_bytes:,} B "
             f"| {measured['peak_memory_bytes']:,} B | {record.perplexity:.4f}"
-            f"{'' if record.perplexity_source == 'measured' else ' (' + str(record.perplexity_source) + ')'} "
-            f"| {measured['perplexity']:.4f} | {measured['tokens_per_second'] / record.tokens_per_second:.2f} |",
+            f"{'' if source == 'measured' else f' ({source})'} "
+            f"| {measured['perplexity']:.4f} | {speed_ratio:.2f} |",
             flush=True,
         )
 
 
-def trained(result: StudyResult, record: TrialRecord) -> dict[str, float]:
+def train_with_export(result: StudyResult, record: TrialRecord) -> dict[str, float]:
+    """Return the measurements that `TRAIN` prints for the script of one trial."""
     export = TARGETS["pytorch"].write(recipe_of(result, record), "2")
     with tempfile.TemporaryDirectory() as folder:
         for name, text in export.files.items():

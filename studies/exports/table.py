@@ -1,4 +1,4 @@
-"""What each trainer can express: every value of every technique, through every target, as a table.
+"""Writes a table of what each trainer can express: every technique value for every target.
 
     python studies/exports/table.py
 
@@ -25,7 +25,7 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
     "memory_budget": {"compile": "block"},
     "attention": {"precision": "bf16-mixed"},
 }
-"""What else a configuration needs for a technique to be legal in it."""
+"""{technique: other settings that it needs in a legal configuration}."""
 SETTINGS = (
     "learning_rate",
     "weight_decay",
@@ -44,10 +44,11 @@ def page() -> str:
 def _opening() -> Iterator[str]:
     yield "# What each trainer can express"
     yield ""
-    yield "Made by `python studies/exports/table.py`; a test holds it to the code. Every value alone, on the built-in"
-    yield "model for CUDA. **yes**: in the exported files. **yours**: in a line of your own script, which the export"
-    yield "prints. Anything else is what the files do instead, and the export says why. A column is a target and, where"
-    yield "it has several, a `--target-version`."
+    yield "Written by `python studies/exports/table.py`; a test checks that it is current. Each"
+    yield "value is exported alone, with the built-in model, for CUDA. **yes**: in the exported"
+    yield "files. **yours**: in a line of your script, which the export prints. Any other entry is"
+    yield "what the files do instead; the export gives the reason. A column is a target, with a"
+    yield "`--target-version` if it has several."
     yield ""
 
 

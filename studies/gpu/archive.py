@@ -1,4 +1,4 @@
-"""One archive of what is worth bringing home: results, databases and the ends of logs; never weights or caches."""
+"""Archive of results, databases and the ends of logs, without weights and caches."""
 
 import gzip
 import io
@@ -13,7 +13,7 @@ from pathlib import Path
 
 MOST_BYTES = 16 * 1024**2
 LOG_BYTES = 32 * 1024
-"""Of each log, its end."""
+"""Size of the end of each log that is stored."""
 
 TEXTS = frozenset({".json", ".jsonl", ".md", ".toml", ".py", ".yaml"})
 LOGS = frozenset({".log", ".txt"})
@@ -33,9 +33,9 @@ class Member:
 
 
 def write_archive(out: Path, file: Path, *, most_bytes: int = MOST_BYTES) -> list[str]:
-    """Writes `file` anew, at most `most_bytes` long, whole or not at all; returns the names of what was left out.
+    """Replaces `file` atomically by an archive of at most `most_bytes`.
 
-    Where all is too much, the largest are left out, and named in the archive.
+    Returns the names of the files that did not fit: the largest ones, also named in the archive.
     """
     members = sorted(_members(out), key=Member.compressed_bytes)
     excluded: list[str] = []
@@ -51,7 +51,7 @@ def write_archive(out: Path, file: Path, *, most_bytes: int = MOST_BYTES) -> lis
 
 
 def unpack_archive(file: Path, out: Path) -> None:
-    """Makes `out` what it was when the archive was written, but for what is not in it."""
+    """Restores the files of the archive in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file) as archive:
         archive.extractall(out, filter="data")

@@ -1,7 +1,7 @@
-"""A part of the run is a list of items; each has a result file of its own, so that a later call goes on with the rest.
+"""Items of a part of the run, each with a result file, so that a later call does only the rest.
 
-An item is the smallest thing that is not done again: one measurement, or one search, which
-continues where it stopped.
+An item is the smallest unit that is not repeated: one measurement, or one search, which continues
+where it stopped.
 """
 
 import json
@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 MOST_CUTS = 3
-"""Calls in a row that may run out of time within one item and get no further: then it counts as
-failed."""
+"""An item fails after so many calls in a row that ran out of time without progress."""
 LAST_LINES = 12
-"""Of an unexpected error, kept and shown."""
+"""Number of lines of an unexpected error that are stored and shown."""
 
 
-class TimeIsUp(Exception):  # not an error: the next call goes on
-    """The part's time ended before the item did. `result` is what there is so far."""
+class TimeIsUp(Exception):  # not an error: the next call continues
+    """The time of the part ended before the item did. `result` is the partial result."""
 
     def __init__(self, result: Mapping[str, Any] | None = None) -> None:
         super().__init__("the time was up")
@@ -30,11 +29,11 @@ class TimeIsUp(Exception):  # not an error: the next call goes on
 
 
 class Missing(Exception):
-    """The item cannot be done here; the message says what is missing. Counts as finished."""
+    """The item cannot run here; the message names what is missing. Counts as finished."""
 
 
 class Clock:
-    """The wall-clock time that is left."""
+    """A wall-clock budget."""
 
     def __init__(self, seconds: float, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -46,13 +45,13 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all parts of one call share."""
+    """Settings of one call, the same for all parts."""
 
     out: Path
     device: str
     """torch's name: `cuda:0`, or `cpu` in a rehearsal."""
     rehearse: bool = False
-    """Whether sizes are tiny: every part is run through, and no number means anything."""
+    """Whether sizes are tiny, to test every part; the numbers mean nothing."""
     source: str = ""
     """Hash of the code that runs."""
 
@@ -63,15 +62,15 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What an item works with."""
+    """Arguments of an item's work."""
 
     settings: Settings
     folder: Path
-    """The part's own."""
+    """Folder of the part."""
     clock: Clock
 
     def needs_cuda(self) -> None:
-        """Raises Missing where there is no CUDA device."""
+        """Raises Missing without a CUDA device."""
         if not self.settings.is_cuda:
             raise Missing("needs a CUDA device")
 
@@ -82,28 +81,28 @@ class Item:
     work: Callable[[Place], Mapping[str, Any]]
     """Returns the result, JSON-ready. Raises TimeIsUp, Missing, or anything else for a failure."""
     least_seconds: float = 10.0
-    """With less time left it is not begun."""
+    """The item does not start with less time left."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
     name: str
     minutes: float
-    """Its wall-clock budget, at most nine."""
+    """Wall-clock budget, at most nine minutes."""
     about: str
     items: Callable[[Settings], list[Item]]
     summary: Callable[[Mapping[str, Mapping[str, Any]]], Iterable[str]]
-    """Lines for {item: its result}, of the items that have one."""
+    """Returns lines of text for {item: result} of the items that have a result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """The results of one part, each in a file."""
+    """Results of one part, one file each."""
 
     folder: Path
 
     def read(self, item: str) -> dict[str, Any] | None:
-        """None where there is none, or half of one."""
+        """Returns the result of `item`; None if there is none or the file is incomplete."""
         try:
             kept = json.loads(self._file(item).read_text())
         except (OSError, ValueError):
@@ -115,7 +114,7 @@ class Kept:
         return kept is not None and kept["state"] != "cut"
 
     def write(self, item: str, kept: Mapping[str, Any]) -> None:
-        """Whole or not at all, however the process ends."""
+        """Writes the file atomically."""
         file = self._file(item)
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(".unfinished")
@@ -123,7 +122,7 @@ class Kept:
         os.replace(unfinished, file)
 
     def forget_failures(self) -> None:
-        """What failed, and what was missing, is open again."""
+        """Deletes the results of items that failed or were missing, so that they run again."""
         for file in self.folder.glob("*.json"):
             kept = self.read(file.stem)
             if kept is not None and kept["state"] in ("failed", "missing"):
@@ -138,24 +137,32 @@ def kept_of(part: Part, out: Path) -> Kept:
 
 
 def run_item(item: Item, *, place: Place, kept: Kept) -> str:
-    """Runs one item and keeps what came of it; returns its state: done, cut, missing or failed."""
+    """Runs one item and stores its result; returns its state: done, cut, missing or failed."""
     before = kept.read(item.name) or {}
-    started, result, error = time.monotonic(), dict[str, Any](), ""
+    started = time.monotonic()
+    result: dict[str, Any] = {}
+    error = ""
     try:
-        result, state = dict(item.work(place)), "done"
+        result = dict(item.work(place))
+        state = "done"
     except TimeIsUp as cut:
-        result, state = cut.result, "cut"
+        result = cut.result
+        state = "cut"
     except Missing as missing:
-        state, error = "missing", str(missing)
+        state = "missing"
+        error = str(missing)
     except Exception as unexpected:
         state = "failed"
         error = "\n".join(
             "".join(traceback.format_exception(unexpected)).splitlines()[-LAST_LINES:]
         )
-    has_got_further = result != before.get("result", {})
-    cuts = 0 if state != "cut" else 1 if has_got_further else before.get("cuts", 0) + 1
-    if cuts >= MOST_CUTS and state == "cut":
-        state, error = "failed", f"got no further in {cuts} calls"
+    cuts = 0
+    if state == "cut":
+        made_progress = result != before.get("result", {})
+        cuts = 1 if made_progress else before.get("cuts", 0) + 1
+        if cuts >= MOST_CUTS:
+            state = "failed"
+            error = f"got no further in {cuts} calls"
     kept.write(
         item.name,
         {
@@ -175,9 +182,10 @@ def run_item(item: Item, *, place: Place, kept: Kept) -> str:
 def run_part(
     part: Part, *, settings: Settings, clock: Clock, say: Callable[[str], None]
 ) -> list[str]:
-    """Runs what is open of a part, as far as time allows; returns what is left open.
+    """Runs the open items of a part while there is time; returns the names of those left open.
 
-    Raises nothing: a part that cannot even list its items has that as its one failed item, `items`.
+    Raises nothing: if a part cannot list its items, this error is stored as the failed item
+    `items`.
     """
     kept = kept_of(part, settings.out)
     folder = settings.out / part.name

@@ -1,15 +1,15 @@
-"""What is kept of tests: a file with one JSON object a line, `begun` before each test and its outcome after."""
+"""Results of tests: a file of JSON lines, `begun` before each test and its outcome after it."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 MOST_BEGINNINGS = 2
-"""A test that was begun so often and has no outcome ends the process, or never ends itself."""
+"""A test that began so often without an outcome kills the process or hangs."""
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
-    """All that is kept; half a line, of a process that was killed, is none."""
+    """Returns all entries, without incomplete lines of a process that was killed."""
     found = []
     for line in file.read_text().splitlines() if file.exists() else ():
         try:
@@ -20,7 +20,7 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
 
 
 def finished(file: Path) -> dict[str, dict[str, Any]]:
-    """{test: its result}; one that was begun twice and has none is `lost`."""
+    """Returns {test: result}; a test that began twice without a result is `lost`."""
     results: dict[str, dict[str, Any]] = {}
     begun: dict[str, int] = {}
     for line in lines_of(file):

@@ -243,7 +243,7 @@ def search(name: str, *words: str, place: Place) -> dict[str, Any]:
 
 
 def _so_far(name: str, place: Place) -> dict[str, Any]:
-    """A study that was stopped, as `autotune show --json` prints it; empty where there is none yet."""
+    """Returns a stopped study as `autotune show --json` prints it; empty if there is none yet."""
     words = ["show", name, "--json", "--storage", STORAGE]
     shown = run(
         [sys.executable, "-m", "autotune", *words],

@@ -1,17 +1,17 @@
-"""The first hour on a GPU: everything that only a real one can tell, in one command that goes on where it stopped.
+"""The first hour on a GPU: all measurements that need a real one, in one resumable command.
 
     python studies/gpu/run.py                        # all parts, most informative first
     python studies/gpu/run.py device tests           # these only, or by number: 1 2
-    python studies/gpu/run.py --minutes 9            # begin nothing that does not end by then; the same command goes on
-    python studies/gpu/run.py --list                 # what is done and what is open
+    python studies/gpu/run.py --minutes 9            # stop in time; the same command continues
+    python studies/gpu/run.py --list                 # show what is done and what is open
 
-Every part keeps a wall-clock budget of its own, at most nine minutes, and says what it left open.
-Results are JSON files in `--out`, one an item; what is there is not measured again. After every
-part everything worth keeping is written to one archive of at most 16 MiB. Where `--out` is empty
-and the archive is there, it is unpacked first, so that another machine of the same kind goes on.
-Needs the repository and its dependencies, no network.
+Every part has a wall-clock budget of at most nine minutes and reports what it left open. Results
+are JSON files in `--out`, one per item; existing results are not measured again. After every part
+the results are written to one archive of at most 16 MiB. If `--out` is empty and the archive
+exists, it is unpacked first, so that another machine of the same kind can continue. Needs the
+repository and its dependencies, no network.
 
-Ends with 0 when all is done, 75 when something is left open, 1 when something failed.
+Exits with 0 when all is done, 75 when something is left open, 1 when something failed.
 """
 
 import argparse
@@ -58,25 +58,24 @@ TO_BE_CONTINUED = 75
 FAILED = 1
 REHEARSAL_MINUTES = 4.0
 MACHINE_SECONDS = 120.0
-"""For torch to be imported and the device to be looked at."""
+"""Time limit for importing torch and examining the device."""
 
 
 def main() -> None:
-    signal.signal(
-        signal.SIGTERM, lambda number, _frame: sys.exit(128 + number)
-    )  # ends what runs, too
+    # SystemExit also ends the processes that run.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     arguments = parsed()
     try:
         chosen = [part_named(name) for name in arguments.parts] or list(PARTS)
     except KeyError as unknown:
         sys.exit(
-            f"there is no part {unknown}: the parts are {', '.join(part.name for part in PARTS)}"
+            f"Invalid part: {unknown}. Choose one of {', '.join(part.name for part in PARTS)}."
         )
     out = arguments.out.resolve()
     archive = (arguments.archive or out.with_name(f"{out.name}.tar.gz")).resolve()
     began = time.monotonic()
     if archive.exists() and not (out.exists() and any(out.iterdir())):
-        say(f"going on from {archive}")
+        say(f"continuing from {archive}")
         unpack_archive(archive, out)
     if arguments.list:
         say(*standing(chosen, out))
@@ -127,18 +126,24 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=ROOT / "studies" / "gpu" / "out", help="folder for the results"
     )
-    parser.add_argument("--archive", type=Path, help="[default: beside --out, OUT.tar.gz]")
-    parser.add_argument("--minutes", type=float, help="of this call, all parts together")
+    parser.add_argument("--archive", type=Path, help="[default: OUT.tar.gz, next to --out]")
     parser.add_argument(
-        "--part-minutes", type=float, help="of each part, in the place of its own budget"
+        "--minutes", type=float, help="time limit of this call, for all parts together"
+    )
+    parser.add_argument(
+        "--part-minutes", type=float, help="time limit of each part, instead of its budget"
     )
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument(
-        "--rehearse", action="store_true", help="tiny sizes, on whatever device; no number counts"
+        "--rehearse",
+        action="store_true",
+        help="tiny sizes on any device, as a test; the numbers mean nothing",
     )
-    parser.add_argument("--again", action="store_true", help="run again what failed or was missing")
     parser.add_argument(
-        "--list", action="store_true", help="say what is done and what is open, and run nothing"
+        "--again", action="store_true", help="repeat items that failed or were missing"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="show what is done and what is open, and run nothing"
     )
     return parser.parse_args()
 
@@ -149,7 +154,7 @@ def say(*lines: str) -> None:
 
 
 def part_named(name: str) -> Part:
-    """By its name or its number. Raises KeyError."""
+    """Returns the part with this name or number. Raises KeyError."""
     for part in PARTS:
         if name in (part.name, str(number_of(part))):
             return part
@@ -160,7 +165,7 @@ def number_of(part: Part) -> int:
     return PARTS.index(part) + 1
 
 
-# -- what is there ---------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 def results_of(part: Part, out: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -185,13 +190,13 @@ def standing(parts: Sequence[Part], out: Path) -> Iterator[str]:
 
 
 def summary(part: Part, out: Path) -> list[str]:
-    """What the part says of its results, and why items failed or were not possible here."""
+    """Returns the part's summary, and why items failed or were not possible; also stores it."""
     kept = dict(results_of(part, out))
     try:
         lines = list(
             part.summary({item: found["result"] for item, found in kept.items() if found["result"]})
         )
-    except Exception as error:  # of results that are half there
+    except Exception as error:  # results may be incomplete
         lines = [f"no summary: {type(error).__name__}: {error}"]
     for item, found in kept.items():
         if found["state"] == "missing":
@@ -206,7 +211,10 @@ def summary(part: Part, out: Path) -> list[str]:
 
 
 def check_machine(settings: Settings) -> str:
-    """Notes what it runs on, or compares that with what the results in `--out` are from; one line on it."""
+    """Stores the machine in `--out`, or checks that existing results are from the same kind.
+
+    Returns one line on the machine. Exits if it cannot run the study.
+    """
     place = Place(settings=settings, folder=settings.out / "machine", clock=Clock(MACHINE_SECONDS))
     try:
         machine = program("facts.py", "machine", settings.device, place=place, log_name="machine")
@@ -214,9 +222,9 @@ def check_machine(settings: Settings) -> str:
         sys.exit(f"{error}")
     if settings.is_cuda and not machine["device"]["name"]:
         why = machine["device"]["why"]
-        sys.exit(f"there is no device {settings.device} ({why}): --rehearse --device cpu runs here")
+        sys.exit(f"no device {settings.device} ({why}). Choose --rehearse --device cpu to test.")
     if not settings.is_cuda and not settings.rehearse:
-        sys.exit(f"{settings.device} is no GPU: --rehearse runs every part at tiny sizes")
+        sys.exit(f"{settings.device} is not a GPU. Choose --rehearse to test with tiny sizes.")
     identity = {
         "device": machine["device"]["name"],
         "torch": machine["versions"]["torch"],
@@ -228,7 +236,8 @@ def check_machine(settings: Settings) -> str:
         before = json.loads(file.read_text())
         if before["identity"] != identity:
             sys.exit(
-                f"{settings.out} has results of {before['identity']}, this is {identity}: give another --out"
+                f"{settings.out} has results of {before['identity']}, but this is {identity}. "
+                "Choose another --out."
             )
         calls = before["calls"]
     else:
@@ -245,7 +254,7 @@ def check_machine(settings: Settings) -> str:
 
 
 def source_hash() -> str:
-    """Twelve hexadecimal digits of the code that is measured and that measures."""
+    """Returns a hash of autotune and of this study, twelve hexadecimal digits."""
     digest = hashlib.sha256()
     folders = (ROOT / "autotune", ROOT / "search_spaces", Path(__file__).parent)
     for file in sorted(

@@ -1,11 +1,14 @@
-"""What NVML says of the memory of the device that torch means: of all processes together, without a context."""
+"""Memory of a torch device as NVML reports it: of all processes, without making a context."""
 
 import os
 from typing import Any
 
 
 def nvml_handle(device: str) -> Any:
-    """NVML's handle of torch's `cuda:1`, which counts only the devices in CUDA_VISIBLE_DEVICES. Raises NVMLError."""
+    """Returns NVML's handle of a torch device such as `cuda:1`. Raises NVMLError.
+
+    torch counts only the devices in CUDA_VISIBLE_DEVICES.
+    """
     import pynvml
 
     pynvml.nvmlInit()
@@ -24,7 +27,7 @@ def nvml_handle(device: str) -> Any:
 
 
 def used_bytes(device: str) -> int | None:
-    """None where there is no NVML."""
+    """Returns the used bytes of the device; None without NVML."""
     import pynvml
 
     try:

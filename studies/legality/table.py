@@ -1,4 +1,4 @@
-"""What goes together, and what each model family can take: drawn from the rules and from the models themselves.
+"""Writes which values can be combined and which each model family supports, from rules and models.
 
     python studies/legality/table.py
 
@@ -57,19 +57,19 @@ def page() -> str:
 def _opening() -> Iterator[str]:
     yield "# What is legal where"
     yield ""
-    yield "Made by `python studies/legality/table.py`; a test holds it to the code. Three things decide: rules that"
-    yield "hold everywhere (`autotune/spec/config.py`), what a model has and how it attends"
-    yield "(`autotune/techniques/requirements.py`), and what the device does when it is tried (`find_unavailable` in"
-    yield "`autotune/techniques/`)."
+    yield "Written by `python studies/legality/table.py`; a test checks that it is current. Three"
+    yield "things decide: rules that always hold (`autotune/spec/config.py`), the parts and the"
+    yield "attention of a model (`autotune/techniques/requirements.py`), and what the device can do"
+    yield "when it is tried (`find_unavailable` in `autotune/techniques/`)."
     yield ""
 
 
 def _rules() -> Iterator[str]:
     yield "## Rules that hold everywhere"
     yield ""
-    yield "Global batch 8, a micro batch of 4 where there is accumulation. *Why* is what autotune says."
+    yield "Global batch 8, micro batch 4 with accumulation. The reasons are autotune's messages."
     yield ""
-    yield "| together | why not, and what to change |"
+    yield "| combination | why not, and what to change |"
     yield "|---|---|"
     for rule in RULES:
         sentence, words = _broken_by(rule)
@@ -77,14 +77,14 @@ def _rules() -> Iterator[str]:
 
 
 def _broken_by(rule: Rule) -> tuple[str, str]:
-    """The rule's sentence for the first choices that break it, and all that do in words."""
+    """Returns the rule's sentence for the first choices that break it, and a list of all."""
     plain = {**TrainingConfig(micro_batch_size=8).to_dict()}
     values: dict[str, Any] = {**CHOICES, "micro_batch_size": (8, 4, 3), "memory_budget": (1.0, 0.5)}
     found: list[dict[str, Any]] = []
-    for at, said in CIRCUMSTANCES:
+    for at, described in CIRCUMSTANCES:
         for chosen in _products({field: values[field] for field in rule.fields}):
             if rule.broken({**plain, **chosen}, at):
-                found.append({**chosen, **said})
+                found.append({**chosen, **described})
         if found:
             break
     each = {field: list(dict.fromkeys(str(one[field]) for one in found)) for field in found[0]}
@@ -106,7 +106,8 @@ def _families() -> Iterator[str]:
     families = {name: _missing(parts) for name, parts in _models()}
     yield "## Models"
     yield ""
-    yield "On a CPU. Values that are not listed can be had by every model; - can be had, a letter says why not."
+    yield "On a CPU. Every model supports the values that are not listed. A `-` means supported, a"
+    yield "letter gives the reason why not."
     yield ""
     yield f"| value | {' | '.join(families)} |"
     yield f"|---|{'---|' * len(families)}"
@@ -146,7 +147,7 @@ def _models() -> Iterator[tuple[str, ModelParts]]:
 
 
 def _device() -> Iterator[str]:
-    """Without compiling anything: whether torch.compile works belongs to a machine, not to this page."""
+    """Tries nothing that compiles: whether torch.compile works depends on the machine."""
     tried = {
         f: v for f, v in CHOICES.items() if f not in ("compile", "optimizer", "optimizer_fusion")
     }

@@ -1,9 +1,11 @@
-"""How far configurations of one numerics class are apart in their first steps: `python studies/parity/measure.py`.
+"""Measures differences of first steps between configurations of one numerics class.
 
-Every configuration is held against the plain training of its precision and optimizer, by the losses
-of three steps and the gradient of each block at the first, as the parity gate of a search does it.
-Writes `results.json` beside itself, or where `--out` says, and goes on where it stopped. About
-twenty minutes on two CPU cores.
+    python studies/parity/measure.py
+
+Every configuration is compared with the plain training of its precision and optimizer, by the
+losses of three steps and the gradient of each block at the first, as the parity check of a search
+does it. Writes `results.json` next to this file, or to `--out`, and resumes where it stopped. Takes
+about twenty minutes on two CPU cores.
 """
 
 import argparse
@@ -178,7 +180,8 @@ def print_summary(results: dict[str, Any]) -> None:
         if known:
             loss, gradient = (max(pair[what] for pair in known) for what in ("loss", "gradient"))
             print(
-                f"{model:18s} {precision:11s} {kind:11s} {len(known):3d}  loss {loss:.1e}  gradient {gradient:.1e}"
+                f"{model:18s} {precision:11s} {kind:11s} {len(known):3d}  loss {loss:.1e}  "
+                f"gradient {gradient:.1e}"
             )
 
 

@@ -1,14 +1,13 @@
-"""What of the published table's trainer and model is not ours, put in place one difference after the other.
+"""Adds the differences between the published table's trainer and autotune one after the other.
 
     python studies/peak_memory/as_published.py
 
-Predicts the six eager rows with every entry of `CHANGES` added to those before it, the first being
-what tensors ask for, without the pieces that the caching allocator makes of it. Writes
-`as_published.json` and prints the table. Everything is in this process: no GPU and no data are
-needed.
+Predicts the six eager rows with every entry of `CHANGES` added to those before it. The first entry
+is the bytes that tensors request, without the rounding of the caching allocator. Writes
+`as_published.json` and prints the table. Runs in one process and needs neither GPU nor data.
 
 Facts about the trainer are from https://github.com/jdinalt/forgather, in versions near the table's,
-written anew here.
+reimplemented here.
 """
 
 import json
@@ -43,7 +42,7 @@ GIB = 1024**3
 
 
 def shifted_token_loss(hidden: Tensor, head: nn.Linear, labels: Tensor) -> Tensor:
-    """Cross entropy of all positions but the last, over a contiguous copy of the logits in their own dtype."""
+    """Cross entropy of all positions but the last, on a contiguous copy of the logits."""
     kept = head(hidden)[:, :-1].contiguous()
     wanted = labels[:, :-1].contiguous()
     return F.cross_entropy(
@@ -57,7 +56,7 @@ def shifted_token_loss(hidden: Tensor, head: nn.Linear, labels: Tensor) -> Tenso
 def attention_with_own_positions(
     self: deep_one.Attention, x: Tensor, _offsets: Tensor, _causal: Tensor
 ) -> Tensor:
-    """Every layer makes its offsets and its mask anew, in the dtype of the query, and autograd keeps both."""
+    """Every layer makes new offsets and a mask in the dtype of the query; autograd saves both."""
     query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
     length = x.shape[1]
     positions = torch.arange(length, device=x.device, dtype=query.dtype)
@@ -78,7 +77,7 @@ def no_positions(_length: int, *, device: torch.device) -> tuple[Tensor, Tensor]
 
 
 def update_out_of_place(parameter: Tensor, state: dict[str, Any], *, learning_rate: float) -> None:
-    """The same rule with a new tensor for each intermediate of the parameter's size, each alive as long as there."""
+    """The same rule with a new tensor for each intermediate, alive as long as there."""
     if not state:
         state.update(adafactor._initial_state(parameter))
     state["step"] += 1
@@ -191,7 +190,8 @@ def write(results: list[dict[str, Any]], *, predicted_as_torch: str | None) -> N
     written = {
         "command": "python studies/peak_memory/as_published.py",
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {version('torch')}",
+        "machine": f"{platform.machine()}, Python {platform.python_version()}, "
+        f"torch {version('torch')}",
         "predicted_as_torch": predicted_as_torch,
         "rows": results,
     }

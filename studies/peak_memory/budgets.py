@@ -1,9 +1,9 @@
-"""Peak memory over the activation memory budget, predicted at the full size of the table, without a GPU.
+"""Predicts peak memory by activation memory budget, at the table's full size, without a GPU.
 
     python studies/peak_memory/budgets.py
 
 Whole model and block by block, with and without the step in backward, and a part of it in bf16.
-Writes `budgets.json` after every prediction and goes on from there; then draws `budgets.png`
+Writes `budgets.json` after every prediction and resumes from there; then draws `budgets.png`
 (`--draw`: only that). A whole-model compilation takes about a minute.
 """
 
@@ -95,7 +95,8 @@ def _write(curves: Curves) -> None:
     written = {
         "command": "python studies/peak_memory/budgets.py",
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {version('torch')}",
+        "machine": f"{platform.machine()}, Python {platform.python_version()}, "
+        f"torch {version('torch')}",
         "curves": curves,
     }
     FILE.write_text(json.dumps(written, indent=1) + "\n")

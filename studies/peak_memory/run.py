@@ -1,13 +1,14 @@
-"""The reference study at one size: the eleven rows, a search without and searches under caps, and what they say.
+"""The reference study at one size: the eleven rows, searches with and without caps, comparisons.
 
     python studies/peak_memory/run.py --scale tiny --dataset python-docs    # 2 CPU cores
     python studies/peak_memory/run.py --scale small                         # a GPU of 8 GB
-    python studies/peak_memory/run.py --scale full                          # a GPU that holds 21.2 GiB, the control
+    python studies/peak_memory/run.py --scale full                          # a GPU with 21.2 GiB
 
-Everything goes to `studies/peak_memory/SCALE/`: the database `results.db`, `rows.json`, and
-`rows.md` and `beside.json` beside the published table; for every search a JSON, a comparison with
-the rows and a report; and `environment.json`. With `--minutes 9` it stops in time, and the same
-command goes on from there; it ends with 75 then.
+The control, the first of the rows, needs the 21.2 GiB. Everything is written to
+`studies/peak_memory/SCALE/`: the database `results.db`; `rows.json`; `rows.md` and `beside.json`,
+the comparison with the published table; for every search a JSON, a comparison with the rows and a
+report; and `environment.json`. With `--minutes 9` it stops in time with exit code 75, and the same
+command continues from there.
 """
 
 import argparse
@@ -64,7 +65,7 @@ class Run:
         return done
 
     def _search(self, name: str, *options: str) -> bool:
-        """Begins or continues a study; False where the time was up when it ended: trials may be missing."""
+        """Starts or continues a study; returns False if time ran out and trials may be missing."""
         words = ["search", "--scale", self._scale, "--name", name, "--fresh", *options]
         words += ["--dataset", self._dataset] if self._dataset else []
         self._commands.append(shlex.join(["autotune", *words]))
@@ -98,7 +99,8 @@ class Run:
         environment = {
             "commands": self._commands,
             "date": datetime.now(UTC).isoformat(timespec="minutes"),
-            "machine": f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}",
+            "machine": f"{platform.machine()}, {os.cpu_count()} processors, "
+            f"Python {platform.python_version()}",
             "device": json.loads((self._folder / f"{ROWS}.json").read_text())["device"],
             "versions": {
                 package: version(package)

@@ -1,4 +1,4 @@
-"""The table's model with dropout 0.1 behind each feed-forward part: does a memory budget still train it?
+"""The table's model with dropout 0.1 after each feed-forward part, to test memory budgets with it.
 
 autotune search --space peak_memory --scale tiny --model studies/peak_memory/with_dropout.py:make
 """

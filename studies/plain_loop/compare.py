@@ -1,7 +1,8 @@
 """One configuration, trained by autotune and by a hand-written PyTorch loop, in turn, in one run.
 
     python studies/plain_loop/compare.py [--pairs 5] > studies/plain_loop/results.json
-    python studies/plain_loop/compare.py --device cuda [--pairs 3] > studies/plain_loop/results-cuda.json
+    python studies/plain_loop/compare.py --device cuda [--pairs 3] \\
+        > studies/plain_loop/results-cuda.json
 
 The loop below is what a person writes who knows PyTorch: no line of autotune's trainer, memory or
 technique code. Only the model's definition and the files with tokens and initial weights are
@@ -65,7 +66,7 @@ WORKLOADS = {
 def make_step(
     settings: dict, choices: dict, folder: Path, *, device: str
 ) -> tuple[Callable, Callable]:
-    """A training by hand: the function of one optimizer step, and one for all tensors that stay between steps.
+    """Returns the functions of a hand-written training: one optimizer step, and resident tensors.
 
     The step takes its number and returns the mean loss: on CUDA as a tensor, which the device need
     not have computed.
@@ -208,7 +209,7 @@ def autotune_trial(settings: dict, choices: dict, folder: Path, server, device) 
 
 
 def compare(settings: dict, choices: dict, folder: Path, server, device, *, pairs: int) -> dict:  # noqa: ANN001
-    """Trains `pairs` times by hand and by autotune; returns all repeats and the median ratio of their speeds.
+    """Trains `pairs` times by hand and by autotune; returns all repeats and the median speed ratio.
 
     `folder`: the prepared workload; `server`: a TrialServer; `device`: a DeviceInfo as a
     dictionary.

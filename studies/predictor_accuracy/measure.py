@@ -1,12 +1,12 @@
-"""Predicted against measured peak memory: the same workload and configuration, on fake tensors and as a real training.
+"""Compares predicted and measured peak memory of the same workloads and configurations.
 
-    python studies/predictor_accuracy/measure.py [--quick] [--device cpu|cuda:0] [--out results.json]
+    python studies/predictor_accuracy/measure.py [--quick] [--device cpu|cuda:0] [--out FILE]
     python studies/predictor_accuracy/measure.py --read studies/predictor_accuracy/results.json
 
-A pair is one prediction and one short real training, each in a process of its own, by the same
-route as a search. Writes machine, versions, date and every pair to `--out`, and goes on where such
-a file ends; prints a summary and the bounds it would propose for `autotune/predictor/accuracy.py`.
-`--read` does that from results that are there.
+A pair is one prediction on fake tensors and one short real training, each in a separate process and
+by the same code as in a search. Writes machine, versions, date and every pair to `--out`, and
+resumes where such a file ends. Prints a summary and the proposed bounds for
+`autotune/predictor/accuracy.py`; with `--read`, from existing results.
 """
 
 import argparse
@@ -124,7 +124,7 @@ def half_of(model: str, config: TrainingConfig) -> str:
 
 
 def configurations(model: str, legal: LegalSpace, *, quick: bool) -> list[TrainingConfig]:
-    """Every value of every technique alone, then a sample of each group of combinations, drawn by the model's name."""
+    """Returns every value alone, then a sample of each group, drawn by the model's name."""
     alone = list(one_technique_each(legal))
     if quick:
         return alone[:: len(alone) // 8]
@@ -346,7 +346,10 @@ def own_seconds(
 
 
 def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| group | pairs | ratio: least | median | greatest | worst difference, MiB | predicted too little |"
+    yield (
+        "| group | pairs | ratio: least | median | greatest | worst difference, MiB "
+        "| predicted too little |"
+    )
     yield "|---|---|---|---|---|---|---|"
     for group in [*SAMPLED, "all"]:
         of_group = [row for row in compared(rows) if group in (row["group"], "all")]
@@ -357,16 +360,17 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
             ]
             worst = max(abs(difference(row)) for row in of_group) / MIB
             too_little = sum(difference(row) > 0 for row in of_group)
-            yield f"| {group} | {len(of_group)} | {' | '.join(cells)} | {worst:.4f} | {too_little} |"
+            values = " | ".join(cells)
+            yield f"| {group} | {len(of_group)} | {values} | {worst:.4f} | {too_little} |"
 
 
 def difference(row: dict[str, Any]) -> int:
-    """Bytes measured beyond the prediction."""
+    """Returns measured minus predicted bytes."""
     return int(row["measured_bytes"] - row["predicted_bytes"])
 
 
 def proposed_bounds(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Twice the worst difference of the calibration half, as a share of the prediction and in bytes, rounded up.
+    """Twice the worst difference of the calibration half, relative and in bytes, rounded up.
 
     Both are added: bytes for small models, where a kernel's scratch is a large part; the share for
     large ones, whose scratch was not seen. Also how many of the held-out half would lie outside.

@@ -1,11 +1,11 @@
-"""Runs every mistake of the table (`tests/cli/mistakes.py`) as a command of its own, and says how long each took.
+"""Runs every mistake of the table (`tests/cli/mistakes.py`) as a command and measures its time.
 
     python studies/reliability/bad_input.py > studies/reliability/bad_input.jsonl
 
-One JSON line a mistake: arguments, exit code, seconds, error and hint; `kind` says which limit it
-has: an argument 1 second, what reads data 3, what only torch can tell none. The last line is the
-summary, which also names every mistake that was not refused as it should be: exit code 2, one
-error, one hint, nothing else, nothing left behind.
+Prints one JSON line per mistake: arguments, exit code, seconds, error and hint. `kind` decides its
+time limit: 1 second for an argument, 3 where data is read, none where torch is needed. The last
+line is the summary, which also names every mistake that was not rejected properly: with exit code
+2, one error, one hint, nothing else and no files left.
 """
 
 import json

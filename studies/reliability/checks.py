@@ -22,7 +22,7 @@ MARK = "AUTOTUNE_PROOF"
 
 
 def violations(storage: str, study: str, *, trials: int | None = None) -> list[str]:
-    """What is not as promised of the study, a sentence each; `trials`: how many results there must be."""
+    """Returns violations of the study's promises, a sentence each; `trials`: expected results."""
     return [
         *_of_trials(storage, study, trials=trials),
         *_of_attempts(storage, study),

@@ -1,11 +1,11 @@
-"""The clock is moved by an hour, forward and back, in the middle of a search of three workers on one SQLite file.
+"""Moves the clock by an hour, forward and back, during a search of three workers on SQLite.
 
     python studies/reliability/clock.py > studies/reliability/clock.json
 
-It is the workers' own view of the clock that moves (`moved_clock.c`, preloaded into them and all
-that they start), not the machine's: of a SQLite database that is the database's clock too. One
-worker is at a trial of minutes all the while. In the end it is killed, and its lock file removed,
-so that only its lease tells that it is dead, as on another machine.
+Only the workers see the moved clock (`moved_clock.c`, preloaded into them and all that they start),
+not the machine; for SQLite it is the clock of the database as well. One worker runs a trial of
+minutes meanwhile. In the end it is killed and its lock file removed, so that only its lease shows
+that it is dead, as on another machine.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""A search is killed at every durable step, by name, and continued: `autotune/failpoints.py` has the names.
+"""Kills a search at every durable step and continues it; `autotune/failpoints.py` names the steps.
 
     python studies/reliability/crash_points.py > studies/reliability/crash_points.json
 
-Every point on SQLite and on PostgreSQL, at its first visits where a search comes there often. The
-search must die there by SIGKILL (a point that is not reached is a failure), the next one must end,
-and what `watch.py` asks must hold: before, between and after; and no more attempts may be made
-again than those the kills have cost. Prints a JSON object whose `violations` must be empty.
+Covers every point on SQLite and on PostgreSQL, at its first visits if a search visits it often. The
+search must die there by SIGKILL (a point that is not reached is a failure), the next search must
+end, and the checks of `watch.py` must hold before, between and after. No more attempts may be
+repeated than the kills have cost. Prints a JSON object whose `violations` must be empty.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def _seldom(name: str) -> Point:
 
 
 def found_at(point: Point, *, url: str, folder: Path) -> list[str]:
-    """What does not hold when a search is killed there and continued, in `folder` and in the database `url`."""
+    """Returns the violations when a search is killed there and continued, in `folder` and `url`."""
     if point.old_schema:
         _begin_with_schema_1(url, folder)
     watch, found = Watch(), []

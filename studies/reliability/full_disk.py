@@ -1,8 +1,9 @@
-"""The disk with the studies folder fills up during a search, and some of it is freed again.
+"""Fills the disk with the studies folder during a search and frees some of it again.
 
-    python studies/reliability/full_disk.py > studies/reliability/full_disk.json    # as root: it mounts a tmpfs
+    python studies/reliability/full_disk.py > studies/reliability/full_disk.json
 
-Once before the workers' patience is over, once after it.
+Needs root, because it mounts a tmpfs. The space is freed once before the workers stop retrying and
+once after.
 """
 
 import errno

@@ -1,9 +1,9 @@
 """Ten ways in which a trial can hang, each run as a trial: `python studies/reliability/hangs.py`.
 
-Each is a training script of somebody's own that hangs in a way of its own, run by the executor that
-searches use. Prints a JSON line for each: which limit it is to meet, when it was ended, its outcome
-and message, and how many of the processes that it started are left. About a minute; `--step-seconds
-120` waits as long as a search does by default.
+Each is a user's training script that hangs in a different way, run by the executor of searches.
+Prints a JSON line for each: the limit that should end it, when it ended, its outcome and message,
+and how many of its processes are left. Takes about a minute; `--step-seconds 120` waits as long as
+a search does by default.
 """
 
 import argparse
@@ -90,7 +90,7 @@ HANGS: Sequence[Hang] = (
         code="""
             if os.fork() == 0:
                 os.setsid()
-                if os.fork() == 0:  # its parent ends: nobody's child, with the result's pipe in its hands
+                if os.fork() == 0:  # an orphan that holds the pipe of the result
                     signal.signal(signal.SIGTERM, signal.SIG_IGN)
                     while True:
                         time.sleep(0.1)
@@ -103,12 +103,13 @@ HANGS: Sequence[Hang] = (
         kind="deadlocks two threads",
         code="""
             first, second, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
-            def take(one, other):
-                with one:
+            def take(mine, other):
+                with mine:
                     both.wait()
                     with other:
                         pass
-            threads = [threading.Thread(target=take, args=pair) for pair in ((first, second), (second, first))]
+            orders = ((first, second), (second, first))
+            threads = [threading.Thread(target=take, args=order) for order in orders]
             for thread in threads:
                 thread.start()
             for thread in threads:

@@ -1,11 +1,11 @@
-"""SIGKILL at random moments: workers, their trial servers and their trials, until the kills are done; then a count.
+"""Kills workers, trial servers and trials at random moments, then counts the results.
 
-    python studies/reliability/kills.py --kills 500 --workers 4 --storage sqlite --seed 0 > sqlite.json
+    python studies/reliability/kills.py --kills 500 --workers 4 --storage sqlite > sqlite.json
 
-Every killed worker is replaced by a new one, which takes over what the dead one left and is killed
-meanwhile just as likely; so is one whose trial server was killed, where that ends it. The database
-is read all along (`watch.py`). Prints a JSON object whose `violations` must be empty. `--storage`
-is sqlite, postgresql (a server of its own, with every commit synced) or a URL.
+Every worker that ends is replaced by a new one, which recovers the work of the dead one and may be
+killed meanwhile as well. The database is checked all the time (`watch.py`). Prints a JSON object
+whose `violations` must be empty. `--storage` is sqlite, postgresql (a new server, with every commit
+synced) or a URL.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Run:
     looked_at: float = 0.0
 
     def keep_going(self) -> None:
-        """Takes note of workers that ended and starts others in their place; looks at the database now and then."""
+        """Replaces workers that ended, and checks the database from time to time."""
         self._reap()
         while len(self.started) < self.workers:
             self._start()
@@ -191,9 +191,10 @@ def storage_of(kind: str, folder: Path) -> Iterator[str]:
 
 
 def about_this_machine() -> dict[str, Any]:
+    arguments = " ".join(sys.argv[1:])
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "command": f"python studies/reliability/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".strip(),
+        "command": f"python studies/reliability/{Path(sys.argv[0]).name} {arguments}".strip(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": {
             "python": platform.python_version(),

@@ -1,9 +1,9 @@
-"""A study of thousands of trials that nobody ran: the default search space, measurements from a formula.
+"""Makes a synthetic study of thousands of trials: the default search space, computed measurements.
 
-For what depends on how many trials a study has and not on what they measured. Sizes and speeds have
-the shape of real ones: each technique multiplies memory and speed, some pairs do more, and every
-tenth of a percent is noise of the configuration's own fingerprint, so that no two trials are equal
-and the same trials come out each time.
+For measurements that depend on the number of trials only. Sizes and speeds have the shape of real
+ones: each technique multiplies memory and speed, some pairs do more, and noise below a percent
+comes from the fingerprint of the configuration, so that no two trials are equal and the trials are
+the same each time.
 """
 
 import math
@@ -33,7 +33,7 @@ _SPEED_OF_PRECISION = {
     "fp8": 2.7,
     "bf16-true": 2.6,
 }
-_KEPT_BY_CHECKPOINTING = {
+_SAVED_BY_CHECKPOINTING = {
     "attention": 0.8,
     "selective": 0.55,
     "every-4": 0.8,
@@ -58,7 +58,7 @@ _PERPLEXITY_OF_PRECISION = {
 
 
 def definition(name: str, *, sampler: str = "ehvi") -> StudyDefinition:
-    """The default search space on a device that has all it asks for: 21,648 legal configurations."""
+    """Returns a study of the default search space: 21,648 legal configurations."""
     versions = {
         "python": "3.11",
         "torch": "2.13.0",
@@ -151,7 +151,8 @@ def measure(config: TrainingConfig, *, trained_for: int | None = None) -> Measur
         "peak_phase": "backward",
         "bytes_by_kind": {"parameters": peak // 8, "buffers": 32768, "optimizer_state": peak // 4},
         "parity": "same",
-        "parity_message": f"at most, the gradient of rest is {10 * noise:.2f} % off at step 1 and 3 % allowed",
+        "parity_message": f"at most, the gradient of rest is {10 * noise:.2f} % off at step 1 "
+        "and 3 % allowed",
         "compile_seconds": None if config.compile == "none" else 20 + 100 * noise,
         "compile_cache": None if config.compile == "none" else "miss",
         "startup_seconds": 3.0 + noise,
@@ -192,14 +193,14 @@ def peak_bytes(config: TrainingConfig) -> int:
     weights = 0.5 * GIB * (0.5 if half else 1.0)
     gradients = weights * (0.1 if config.optimizer_fusion == "backward" else 1.0)
     temporaries = weights if config.optimizer_fusion == "foreach" else 0.1 * weights
-    kept = _KEPT_BY_CHECKPOINTING.get(
+    saved = _SAVED_BY_CHECKPOINTING.get(
         config.checkpointing, 1.0 if config.checkpointing == "none" else 0.3
     )
-    kept *= 0.45 if config.precision not in ("fp32", "tf32") else 1.0
-    kept *= (0.85 if config.compile == "block" else 0.8) if config.compile != "none" else 1.0
-    kept *= 0.3 + 0.7 * config.memory_budget
-    kept *= 0.5 if config.activation_offload == "cpu" else 1.0
-    activations = 1.6 * GIB * config.micro_batch_size * kept
+    saved *= 0.45 if config.precision not in ("fp32", "tf32") else 1.0
+    saved *= {"none": 1.0, "block": 0.85}.get(config.compile, 0.8)
+    saved *= 0.3 + 0.7 * config.memory_budget
+    saved *= 0.5 if config.activation_offload == "cpu" else 1.0
+    activations = 1.6 * GIB * config.micro_batch_size * saved
     logits = 0.15 * GIB * config.micro_batch_size * (0.2 if config.loss == "chunked" else 1.0)
     return int(
         (3 * weights + gradients + max(temporaries, activations + logits))

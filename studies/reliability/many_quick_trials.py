@@ -1,6 +1,7 @@
-"""10,000 quick trials by one worker: memory, open files and the time between two trials stay as they are.
+"""Runs 10,000 quick trials with one worker: memory, open files and time per trial must not grow.
 
-    python studies/reliability/many_quick_trials.py --sampler random > studies/reliability/many_quick_trials.random.json
+    python studies/reliability/many_quick_trials.py --sampler random \\
+        > studies/reliability/many_quick_trials.random.json
 
 Every 500 trials: resident memory and open files of the search and of its trial server, the time
 from the end of a trial to the beginning of the next (which holds the `ask`), and seconds a trial.
@@ -67,7 +68,7 @@ def main() -> int:
 
 
 def _fill(study: QuickStudy, options: tuple[str, ...], *, count: int) -> None:
-    """A study of so many results, each as its trial would have given it; it begins with a single trial."""
+    """Fills the study with `count` results, each as its trial would give it; one trial is run."""
     few = QuickStudy(study.folder, trials=1)
     assert few.start(*options).exit_code() == 0
     with closing(StudyStore(study.storage)) as store:

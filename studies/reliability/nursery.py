@@ -87,7 +87,7 @@ def _write_to(log_file: Path) -> None:
 
 
 class _ForkedServer:
-    """What the trial server's client needs of `subprocess.Popen`, with a fork in place of a new Python."""
+    """The part of `subprocess.Popen` that the trial server's client uses, with a fork."""
 
     def __init__(self, command: Sequence[str], *, stderr: Any, **_: object) -> None:
         requests, replies = os.pipe(), os.pipe()

@@ -1,9 +1,9 @@
-"""PostgreSQL goes away for 5, 30 and 120 s while four workers run quick trials, and once for longer than they wait.
+"""Stops PostgreSQL for 5, 30 and 120 s during a search of four workers, once for too long.
 
     python studies/reliability/outages.py > studies/reliability/outages.json
 
-Also what becomes of a worker that is at a long trial while the database is away for longer than a
-lease.
+Too long means longer than the workers retry. Also covers a worker with a long trial while the
+database is unreachable for longer than a lease.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def _longer_than_the_wait(server: PostgresServer, found: list[str]) -> dict[str,
 
 
 def _longer_than_a_lease(server: PostgresServer, found: list[str]) -> dict[str, Any]:
-    """One worker is at a trial of minutes while others, who look every second, see its lease run out unrenewed."""
+    """One worker runs a trial of minutes while others see its lease expire."""
     seconds = LEASE_SECONDS + 30
     with quick_study(storage=server.create_database("lease"), trials=60, places=3) as study:
         gate = study.folder / "gate"

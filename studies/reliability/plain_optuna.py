@@ -1,4 +1,4 @@
-"""What becomes of trials where Optuna's own storage keeps them, under what the other scripts do to autotune.
+"""Does to a search with Optuna's storage what the other scripts do to autotune.
 
     python studies/reliability/plain_optuna.py > studies/reliability/plain_optuna.json
 
@@ -30,7 +30,8 @@ WORKER = f"""
 import sys, time, optuna
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 url, wanted = sys.argv[1], int(sys.argv[2])
-study = optuna.load_study(study_name={STUDY!r}, storage=url, sampler=optuna.samplers.RandomSampler())
+sampler = optuna.samplers.RandomSampler()
+study = optuna.load_study(study_name={STUDY!r}, storage=url, sampler=sampler)
 finished = optuna.trial.TrialState.COMPLETE
 while sum(one.state == finished for one in study.get_trials(deepcopy=False)) < wanted:
     trial = study.ask()
@@ -67,7 +68,7 @@ def main() -> int:
 
 
 def _killed(kills: int, *, seed: int) -> dict[str, Any]:
-    """SIGKILL to a random one of four workers every 0 to 2 s, and another in its place; then they may end."""
+    """Kills and replaces a random one of four workers every 0 to 2 s, then lets them finish."""
     draw = random.Random(seed)
     with own_folder() as folder:
         url = _new_study(f"sqlite:///{folder / 'plain.db'}")

@@ -1,4 +1,4 @@
-"""The processes of one run, told by the folder they work in: workers, their trial servers, the servers' trials."""
+"""Finds the processes of one run by their folder: workers, their trial servers and trials."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A study of quick trials in a folder of its own, and the workers at it; what the proofs are made of."""
+"""A study of quick trials in a separate folder, and its workers, for the reliability tests."""
 
 import json
 import os

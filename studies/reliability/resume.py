@@ -1,11 +1,11 @@
-"""A search that is killed at trial k and continued suggests what an uninterrupted one does, in the same order.
+"""Checks that a search killed at trial k and continued suggests what an uninterrupted one does.
 
     python studies/reliability/resume.py > studies/reliability/resume.json
 
-Recorded results stand in place of measurements (`studies/search_efficiency/`), so that two searches
-differ in nothing else. Each search of 20 trials runs in a process of its own, which is killed at
-the k-th visit of a crash point, for every k from 1 to 19; another process continues it. Prints a
-JSON object whose `differences` must be empty.
+Recorded results replace measurements (`studies/search_efficiency/`), so that two searches differ in
+nothing else. Each search of 20 trials runs in a separate process, which is killed at the k-th visit
+of a failpoint, for every k from 1 to 19; another process continues it. Prints a JSON object whose
+`differences` must be empty.
 """
 
 import argparse
@@ -40,7 +40,7 @@ FAILPOINTS = ("trial claimed", "result kept")
 def suggestions(
     sampler: str, folder: Path, *, kill_at: Iterable[str] = (), seed: int = 0
 ) -> list[str]:
-    """Fingerprints in the order of their trials' numbers, of a search that is killed at each of `kill_at` in turn."""
+    """Returns the fingerprints of the trials of a search that is killed at each of `kill_at`."""
     folder.mkdir(parents=True)
     for crash_point in (*kill_at, ""):
         ended = _run(sampler, folder, crash_point, seed)

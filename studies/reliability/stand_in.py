@@ -1,11 +1,11 @@
-"""A trial server whose trainings take milliseconds: the real server and its processes, another `train`.
+"""A trial server whose trainings take milliseconds: the real server with another `train`.
 
-    python studies/reliability/stand_in.py    # as autotune starts it; requests on stdin, replies on stdout
+    python studies/reliability/stand_in.py    # autotune starts it so; requests on stdin
 
-Every trial is still a process of its own, forked, limited and ended as always. Its result is a
-function of the configuration alone, so that whoever looks at the studies database knows what each
-trial must say. How long it takes is `STAND_IN_SECONDS`, on average. Where `STAND_IN_GATE` names a
-file, trials wait until it is there.
+Every trial is still a separate process, forked, limited and ended as always. Its result is a
+function of the configuration alone, so that a reader of the studies database knows the result of
+each trial. A trial takes `STAND_IN_SECONDS` on average. If `STAND_IN_GATE` names a file, trials
+wait until it exists.
 """
 
 import os
@@ -21,7 +21,7 @@ MIB = 1024**2
 
 
 def measurement_of(config: TrainingConfig) -> Measurement:
-    """The result of a configuration: memory falls and speed falls with what saves memory, one in nine crashes."""
+    """Returns the result of a configuration: saving memory lowers speed, one in nine crashes."""
     chance = random.Random(config.fingerprint)
     if chance.random() < 1 / 9:
         return Measurement(outcome="crashed", message="RuntimeError: as one in nine does")

@@ -1,10 +1,10 @@
-"""A worker is stopped (SIGSTOP) past its lease and continued (SIGCONT): its result comes late and is kept aside.
+"""Stops a worker (SIGSTOP) past its lease and continues it: its stale result is stored separately.
 
     python studies/reliability/stopped_worker.py > studies/reliability/stopped_worker.json
 
-With more than one place on the device: the turn of a stopped worker is not taken from it, for its
-trial may still be there, and where it is the only place the others wait until somebody continues or
-ends it.
+Uses more than one device slot: a stopped worker does not lose its slot, because its trial may still
+be on the device. If it were the only slot, the others would wait until the worker is continued or
+killed.
 """
 
 import os

@@ -1,8 +1,7 @@
-"""What must hold of a study at every moment, whoever was killed: read from the database and from the work folder.
+"""Invariants of a study at every moment, checked in the database and the work folder.
 
-`Watch.look` compares what the database says now with what it said before and with what each trial
-must say (`stand_in.measurement_of`); `violations_at_the_end` looks at what must be left over of
-nothing.
+`Watch.look` compares the database with its earlier state and with the result that each trial must
+have (`stand_in.measurement_of`); `violations_at_the_end` checks that nothing is left over.
 """
 
 import json
@@ -202,7 +201,7 @@ def violations_at_the_end(url: str, study: str, *, trials_wanted: int) -> list[s
 
 
 def broken(url: str) -> str:
-    """What SQLite's own check of a file says; empty where nothing is wrong, and for PostgreSQL, which has none such."""
+    """Returns the errors of SQLite's integrity check; empty without errors and for PostgreSQL."""
     if make_url(url).get_backend_name() == "sqlite":
         database = Database(url, create=True)
         try:

@@ -1,9 +1,10 @@
-"""How a search goes on after many trials, by which of them the surrogate sees: one JSON line a way of choosing them.
+"""Compares ways to choose the trials that the surrogate is fitted to, in a study of many trials.
 
-`python studies/reliability/what_the_surrogate_sees.py [--trials 1000] [--further 40]`
+    python studies/reliability/what_the_surrogate_sees.py [--trials 1000] [--further 40]
 
-A study of configurations drawn at random, measured by the formula of `made_study.py`, goes on for
-some trials by expected gain. Told is by how much that enlarges the hypervolume of their front.
+A study of random configurations, measured by the formula of `made_study.py`, continues for some
+trials by expected hypervolume improvement. Prints a JSON line for each way, with the increase of
+the front's hypervolume.
 """
 
 import argparse

@@ -1,6 +1,7 @@
-"""One worker on a study of quick trials: a real search, real processes, the trainings of `stand_in.py`.
+"""One worker of a study of quick trials: a real search with the trainings of `stand_in.py`.
 
-    python studies/reliability/worker.py --name quick --storage sqlite:///quick.db --trials 1000 --places 32
+    python studies/reliability/worker.py --name quick --storage sqlite:///quick.db \\
+        --trials 1000 --places 32
 
 Ends as `autotune search` does: 0, 75 with what to do, 130 and 143 on signals.
 """

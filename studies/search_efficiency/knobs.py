@@ -88,7 +88,8 @@ def shown(values: Sequence[float]) -> str:
 
 def effects() -> None:
     print(
-        "| technique | value | pairs | peak memory | speed | perplexity |\n|---|---|---|---|---|---|"
+        "| technique | value | pairs | peak memory | speed | perplexity |\n"
+        "|---|---|---|---|---|---|"
     )
     for field, plain in PLAIN.items():
         values = sorted(
@@ -102,9 +103,10 @@ def effects() -> None:
 
 
 def table_of_the_readme() -> None:
-    """The medians alone, two techniques a line."""
+    """Prints only the medians, two techniques per line."""
     print(
-        "| technique | peak memory | speed | | technique | peak memory | speed |\n|---|---|---|---|---|---|---|"
+        "| technique | peak memory | speed | | technique | peak memory | speed |\n"
+        "|---|---|---|---|---|---|---|"
     )
     cells = []
     for name, field, value in IN_THE_README:
@@ -183,7 +185,8 @@ def plateaus() -> None:
                 _range(budgets) for budgets in sorted(programs.values(), key=max, reverse=True)
             ]
             print(
-                f"- {key[0]}, compile {key[1]}, micro-batch {key[2]}: {len(texts)} programs: {'; '.join(texts)}"
+                f"- {key[0]}, compile {key[1]}, micro-batch {key[2]}: "
+                f"{len(texts)} programs: {'; '.join(texts)}"
             )
 
 
@@ -192,7 +195,7 @@ def _range(budgets: list[float]) -> str:
 
 
 def recipe(length: int = 8) -> None:
-    """The configurations that together reach most, each the best after those before it, over the three caps."""
+    """Prints a greedy choice of configurations that together reach most under the three caps."""
     table, known = the_table(), points()
     chosen: list[TrainingConfig] = []
     for _ in range(length):
@@ -221,7 +224,7 @@ def _mean_share(configs: Sequence[TrainingConfig], known: dict[str, Point]) -> f
 
 
 def noise() -> None:
-    """Repeats of the samples: standard deviation of the logarithm of speed, and whether peaks ever differ."""
+    """Prints, from repeats, the standard deviation of log speed and whether peaks differ."""
     table = the_table()
     alone, peaks = [], 0
     for name, repeats in table.repeats.items():
@@ -230,8 +233,10 @@ def noise() -> None:
         peaks += len({one.measurement.peak_memory_bytes for one in trainings}) > 1
     in_turn = [_deviation(ratios) for ratios in table.ratios.values() if len(ratios) > 1]
     for what, found in (("alone", alone), ("in turn with the baseline", in_turn)):
-        print(f"- speed measured {what}: standard deviation {100 * statistics.median(found):.1f} % in the median, "
-              f"{100 * max(found):.1f} % at most, of {len(found)} configurations")  # fmt: skip
+        print(
+            f"- speed measured {what}: standard deviation {100 * statistics.median(found):.1f} % "
+            f"in the median, {100 * max(found):.1f} % at most, of {len(found)} configurations"
+        )
     print(f"- {peaks} of {len(alone)} configurations with more than one peak memory")
 
 

@@ -1,11 +1,11 @@
-"""Measures every legal configuration of `space.toml`, each part of each trial with its seconds: `table.jsonl`.
+"""Measures every legal configuration of `space.toml` and writes `table.jsonl`.
 
     OMP_NUM_THREADS=1 taskset -c 0 python studies/search_efficiency/record.py
 
-Goes on where it was stopped. One line is one part of one trial: its prediction, the first steps of
-a plain training that others are compared with, or its training to the end. The order is shuffled; a
-sample is trained four times more, to its memory and speed only, scattered over the run, so that the
-spread holds whatever drifts on the machine.
+Resumes where it was stopped. A line is one part of one trial with its seconds: its prediction, the
+first steps of a plain training that others are compared with, or its training to the end. The order
+is shuffled. A sample is trained four more times, to measure memory and speed only, scattered over
+the run, so that the spread includes the drift of the machine.
 
     ... record.py --only precision=bf16-stochastic
 
@@ -129,7 +129,7 @@ def write_environment(definition: StudyDefinition) -> None:
 
 
 def schedule(definition: StudyDefinition) -> Iterator[tuple[TrainingConfig, int]]:
-    """Every configuration with the number of its repeat; 0 is the training to the end and comes first."""
+    """Yields (configuration, repeat); repeat 0 is the training to the end and comes first."""
     draw = random.Random(0)
     configs = [definition.baseline_config(), *definition.legal_space().configurations()]
     draw.shuffle(configs)

@@ -1,6 +1,7 @@
-"""Search strategies against the recorded table: how much of the exhaustive front for how much of its cost.
+"""Replays search strategies on the recorded table: share of the full front by share of its cost.
 
-    OMP_NUM_THREADS=1 python studies/search_efficiency/replay.py > studies/search_efficiency/replay.json
+    OMP_NUM_THREADS=1 python studies/search_efficiency/replay.py \\
+        > studies/search_efficiency/replay.json
     ... replay.py --seeds 2 --only ehvi,random     # for a quick trial
 
 autotune's samplers run through the real study code, with the table in place of the training
@@ -112,7 +113,7 @@ def point_of(table: Table, config: TrainingConfig) -> Point | None:
 
 @cache
 def reference_point(cap_bytes: int) -> Point:
-    """The cap, nine tenths of the slowest speed of the table, and a hundredth more than its worst perplexity."""
+    """Returns the cap, 0.9 of the slowest speed of the table, and 1.01 of its worst perplexity."""
     table = the_table()
     points = [point for config in table.configs.values() if (point := point_of(table, config))]
     return Point(
@@ -293,7 +294,7 @@ def run_plain(
 
 
 def run_recipe(cap_bytes: int) -> dict[str, Any]:
-    """The rows of the published table in order, each trained to its end, as far as the table of this study has them."""
+    """Trains the rows of the published table in order, those that the table of this study has."""
     table = the_table()
     definition = table.definition(cap_bytes=cap_bytes)
     executor, progress = ReplayExecutor(table), Progress(table=table, cap_bytes=cap_bytes)
@@ -313,7 +314,10 @@ def run_recipe(cap_bytes: int) -> dict[str, Any]:
 
 
 def recipe(legal: LegalSpace) -> Iterator[TrainingConfig]:
-    """Their optimizer has no batched update; ours takes the plainest the table has, and the nearest budget."""
+    """Yields the rows with the simplest update and the nearest budget in the table.
+
+    The optimizer of the published rows has no batched update.
+    """
     table = the_table()
     for row in load_space("peak_memory").configurations:
         chosen = {**row, "micro_batch_size": legal.at.global_batch, "optimizer": "adamw"}

@@ -1,6 +1,6 @@
-"""Speeds as ratios inside one run: every configuration's steps in turn with those of a plain training: `speeds.jsonl`.
+"""Measures speeds relative to a plain training in the same process and writes `speeds.jsonl`.
 
-    OMP_NUM_THREADS=1 python studies/search_efficiency/speeds.py       # after record.py, in the same folder
+    OMP_NUM_THREADS=1 python studies/search_efficiency/speeds.py       # after record.py
 
 A speed measured alone here differs by a tenth from one minute to the next, which would make the
 table's front a matter of luck. So each configuration trains in a process that also holds the
@@ -109,7 +109,7 @@ def _measure(job: Job) -> dict[str, Any]:
 
 
 def _pairs(workload: Workload, config: TrainingConfig) -> dict[str, Any]:
-    """Seconds of the steps of both in turn, each half of the time first, and the ratio of their speeds."""
+    """Returns the seconds of alternating steps of both and the ratio of their speeds."""
     plain = _training(workload, TrainingConfig(micro_batch_size=workload.global_batch))
     subject = _training(workload, config)
     seconds: dict[str, list[float]] = {"plain": [], "subject": []}

@@ -60,7 +60,8 @@ def main() -> None:
     for run in said["runs"]:
         groups[run["cap"], run["strategy"]].append(run)
     print(
-        f"{said['configurations']} configurations, {said['exhaustive_seconds']:,.0f} s to train all\n"
+        f"{said['configurations']} configurations, "
+        f"{said['exhaustive_seconds']:,.0f} s to train all\n"
     )
     compared_with_plain_optuna(said, groups)
     for cap in said["caps_bytes"]:
@@ -80,7 +81,8 @@ def compared_with_plain_optuna(said: dict[str, Any], groups: Groups) -> None:
     """
     relative = []
     print(
-        "| cap | autotune: 95 % | 99 % | best plain Optuna: 95 % | 99 % | over the cap: autotune | plain Optuna |"
+        "| cap | autotune: 95 % | 99 % | best plain Optuna: 95 % | 99 % "
+        "| over the cap: autotune | plain Optuna |"
     )
     print("|---|---|---|---|---|---|---|")
     for cap, cap_bytes in said["caps_bytes"].items():
@@ -114,7 +116,8 @@ def strategies(said: dict[str, Any], groups: Groups, *, cap: str) -> None:
     whole = said["exhaustive_seconds"]
     print(f"### {cap}: {said['caps_bytes'][cap] / 2**20:.1f} MiB\n")
     print(
-        "| strategy | % of cost to 90 % | to 95 % | to 99 % | trials to 99 % | % reached at 10 % | over the cap |"
+        "| strategy | % of cost to 90 % | to 95 % | to 99 % | trials to 99 % | % reached at 10 % "
+        "| over the cap |"
     )
     print("|---|---|---|---|---|---|---|")
     rows = [(strategy, runs) for (of, strategy), runs in groups.items() if of == cap]
@@ -131,7 +134,8 @@ def strategies(said: dict[str, Any], groups: Groups, *, cap: str) -> None:
         trials = quartiles([trials_to(run, 0.99) for run in runs])
         reached = 100 * statistics.median(at_cost(run, whole / 10) for run in runs)
         print(
-            f"| {strategy} | {' | '.join(costs)} | {trials} | {reached:.1f} | {over_the_cap(runs):.1f} % |"
+            f"| {strategy} | {' | '.join(costs)} | {trials} | {reached:.1f} "
+            f"| {over_the_cap(runs):.1f} % |"
         )
     print()
 
@@ -159,8 +163,10 @@ def ended(runs: list[Run]) -> str:
 def more_caps(said: dict[str, Any], groups: Groups) -> None:
     """How many trainings of the default sampler are over the cap, the largest cap first."""
     caps = {**said["caps_bytes"], **said["more_caps_bytes"]}
-    print("| cap | configurations that fit | to 99.5 %: trainings | over the cap | until converged: trainings "
-          "| over the cap |\n|---|---|---|---|---|---|")  # fmt: skip
+    print(
+        "| cap | configurations that fit | to 99.5 %: trainings | over the cap "
+        "| until converged: trainings | over the cap |\n|---|---|---|---|---|---|"
+    )
     worst = (0.0, "", "")
     for cap in sorted(caps, key=caps.__getitem__, reverse=True):
         cells = []
@@ -188,7 +194,8 @@ def sentences(said: dict[str, Any], groups: Groups) -> None:
     )
     if ehvi:
         print(
-            f"- **Early ends**: {ended(ehvi)} trainings of `ehvi` ended as dominated under the three caps."
+            f"- **Early ends**: {ended(ehvi)} trainings of `ehvi` ended as dominated under the "
+            "three caps."
         )
         cost_of_early_ends(said, groups)
         where_the_time_goes(ehvi)
@@ -201,8 +208,10 @@ def sentences(said: dict[str, Any], groups: Groups) -> None:
                 100 * run["seconds_in_sampler"] / (run["seconds"] + run["seconds_in_sampler"])
                 for run in runs
             ]
-            print(f"- **Time in the sampler**, up to {max(run['trials'] for run in runs)} trials: "
-                  f"{statistics.median(shares):.2f} % in the median, {max(shares):.2f} % at most.")  # fmt: skip
+            print(
+                f"- **Time in the sampler**, up to {max(run['trials'] for run in runs)} trials: "
+                f"{statistics.median(shares):.2f} % in the median, {max(shares):.2f} % at most."
+            )
 
 
 def cost_of_early_ends(said: dict[str, Any], groups: Groups) -> None:
@@ -259,8 +268,10 @@ def time_left(runs: list[Run], *, trials: int = 30) -> None:
             ratios.append((left or 0.0) / (ends[trials] - ends[done]))
     if ratios:
         within = 100 * sum(0.5 <= ratio <= 2 for ratio in ratios) / len(ratios)
-        print(f"- **Time left**, as shown over what it was, studies of {trials} trials: {quartiles(ratios)}, "
-              f"{within:.0f} % within a factor of two.")  # fmt: skip
+        print(
+            f"- **Time left**, as shown over what it was, studies of {trials} trials: "
+            f"{quartiles(ratios)}, {within:.0f} % within a factor of two."
+        )
 
 
 def median_cost(said: dict[str, Any], runs: list[Run], share: float) -> float:

@@ -1,4 +1,4 @@
-"""The recorded table, and an executor that answers from it: recorded results at their recorded cost.
+"""The recorded table, and an executor that replays its results at their recorded cost.
 
 `Table` reads `table.jsonl`. `ReplayExecutor` stands where the real executor does; each answer moves
 its clock by what the same part took when it was recorded, and no time passes otherwise.
@@ -47,7 +47,10 @@ class Training:
 
     @property
     def evaluation_share_of_compilation(self) -> float:
-        """The graph without gradients is compiled last: who ends before the evaluation is spared it."""
+        """Returns the share of the graph without gradients, which is compiled last.
+
+        A trial that ends before the evaluation does not compile it.
+        """
         for_training = self.measurement.compile_seconds
         if for_training is None or self.compile_seconds == 0.0:
             return 0.0
@@ -74,7 +77,7 @@ class Table:
 
     @classmethod
     def read(cls, *, with_speeds: bool = True) -> "Table":
-        """`with_speeds`: those measured in turn with the baseline (`speeds.py`) in place of those measured alone."""
+        """`with_speeds`: use speeds measured in turn with the baseline (`speeds.py`), not alone."""
         environment = json.loads(ENVIRONMENT.read_text())
         table = cls(
             workload=Workload(**environment["workload"]),
@@ -128,7 +131,7 @@ class Table:
     # -- costs -------------------------------------------------------------------------------------
 
     def program(self, config: TrainingConfig) -> str | None:
-        """What torch.compile makes of it: equal for configurations whose compilation another one's cache serves."""
+        """Returns the same text for configurations that share an entry of torch.compile's cache."""
         if config.compile == "none":
             return None
         return self.predictions[config.fingerprint][0].plan or config.fingerprint
@@ -155,7 +158,7 @@ class Table:
         return found
 
     def compilation(self, config: TrainingConfig, *, compiled: set[str]) -> tuple[float, bool]:
-        """Seconds of compiling `config`, and whether its program is among those that are compiled; adds it to them."""
+        """Returns seconds of compiling `config` and whether it was in `compiled`; adds it."""
         program = self.program(config)
         if program is None:
             return 0.0, False
@@ -205,7 +208,7 @@ def _at_speed(training: Training, tokens_per_second: float) -> Training:
 
 
 class ReplayExecutor:
-    """Stands for the executor of a study on the table's workload and device; `seconds` is its clock."""
+    """Replaces the executor of a study on the table's workload; `seconds` is its clock."""
 
     def __init__(self, table: Table, *, seed: int = 0, ends_early: bool = True) -> None:
         self._table = table
@@ -245,7 +248,7 @@ class ReplayExecutor:
         pruning_bounds: Sequence[PruningBound] = (),
         **_: Any,
     ) -> "Future[FinishedTrial]":
-        """As far as the real trial would have gone: to its memory, to its first timed steps, or to its end."""
+        """Runs as far as the real trial would: to its memory, its first timed steps, or its end."""
         recorded = self._table.trainings[config.fingerprint]
         full = recorded.measurement
         cap_bytes = definition.cap_bytes if enforce_cap else None

@@ -1,7 +1,9 @@
-"""One space searched twice, with perplexities shared and with full trainings: `python studies/sharing/compare.py`.
+"""Searches one space twice: with shared perplexities and with full trainings.
 
-Prints both fronts and what each search took, and writes every trial of both to `results.json`
-beside itself, or where `--out` says. About eight minutes on two CPU cores that do nothing else.
+    python studies/sharing/compare.py
+
+Prints both fronts and the time of each search, and writes all trials to `results.json` next to this
+file, or to `--out`. Takes about eight minutes on two idle CPU cores.
 """
 
 import argparse
@@ -41,14 +43,15 @@ def search(name: str, *, folder: Path, full_trainings: bool) -> tuple[StudyResul
 
 
 def line(record: TrialRecord, other: TrialRecord) -> str:
-    """A trial of the front beside the same configuration in the other search."""
+    """Returns a line that compares a trial with the same configuration in the other search."""
     assert record.peak_memory_bytes
     assert record.tokens_per_second
     assert other.tokens_per_second
     return (
         f"  {record.config.describe():75s} {format_size(record.peak_memory_bytes):>10s} "
         f"{record.tokens_per_second:7,.0f} tokens/s {record.perplexity:6.2f}   other: "
-        f"{other.tokens_per_second / record.tokens_per_second:.2f}x the speed, {other.perplexity:6.2f}"
+        f"{other.tokens_per_second / record.tokens_per_second:.2f}x the speed, "
+        f"{other.perplexity:6.2f}"
     )
 
 
@@ -75,7 +78,8 @@ def main() -> None:
         for name, (result, _) in searches.items()
     }
     print(
-        f"\non both fronts: {len(fronts['shared'] & fronts['full'])}, on one: {len(fronts['shared'] ^ fronts['full'])}"
+        f"\non both fronts: {len(fronts['shared'] & fronts['full'])}, "
+        f"on one: {len(fronts['shared'] ^ fronts['full'])}"
     )
     print(f"time: {shared_seconds / full_seconds:.2f} of the full search's")
     content = {

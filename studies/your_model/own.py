@@ -1,4 +1,4 @@
-"""A model of one's own, in the manner of many: blocks in a list, logits and loss in a tuple, the head tied."""
+"""A typical user's model: blocks in a list, logits and loss in a tuple, a tied head."""
 
 import torch
 import torch.nn.functional as F

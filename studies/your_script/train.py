@@ -1,7 +1,7 @@
-"""A training loop as people write it: a small GPT that learns to predict this file's own characters.
+"""A typical training loop: a small GPT that learns to predict the characters of this file.
 
-It trains by itself (`python train.py`). The three lines marked with `autotune` are all that a
-search needs.
+It also runs without a search (`python train.py`). A search needs only the three lines marked with
+`autotune`.
 """
 
 import math
@@ -78,9 +78,8 @@ def main() -> None:
         if step % EVALUATE_EVERY == 0:
             with torch.no_grad():
                 evaluated = loss_of(model, batch_of(HELD_OUT, device)).item()
-            print(
-                f"step {step}: loss {total:.3f}, perplexity on held-out text {math.exp(evaluated):.1f}"
-            )
+            perplexity = math.exp(evaluated)
+            print(f"step {step}: loss {total:.3f}, perplexity on held-out text {perplexity:.1f}")
         autotune.report(
             tokens=SEQUENCES * LENGTH, loss=total, evaluation_loss=evaluated
         )  # autotune

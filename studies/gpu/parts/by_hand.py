@@ -98,8 +98,12 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
             median = statistics.median(ratios)
             verdict = "" if median >= WANTED else f", BELOW {WANTED}"
             each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
-            yield f"{scale}, {name}, steps of {step_ms:.1f} ms: trial / {way} {median:.3f} ({each}){verdict}"
-        yield f"{scale}, {name}: peak of the trial {', '.join(f'{more:+,}' for _, _, more in repeats)} bytes more"
+            yield (
+                f"{scale}, {name}, steps of {step_ms:.1f} ms: trial / {way} {median:.3f} "
+                f"({each}){verdict}"
+            )
+        differences = ", ".join(f"{more:+,}" for _, _, more in repeats)
+        yield f"{scale}, {name}: peak of the trial {differences} bytes more"
 
 
 PART = Part(

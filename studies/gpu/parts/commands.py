@@ -1,4 +1,4 @@
-"""Part 9: every command once on a study of this device, and what searches can be asked for besides techniques."""
+"""Part 9: every command once on a study of this device, and the other options of a search."""
 
 import json
 import subprocess
@@ -111,7 +111,7 @@ def _of_script(place: Place) -> Mapping[str, Any]:
 
 
 def _two_searches(place: Place) -> Mapping[str, Any]:
-    """Two at once on one device take turns: no trial of one runs beside one of the other."""
+    """Two searches on one device take turns: their trials never run at the same time."""
     words = [
         "search",
         "--fresh",

@@ -1,4 +1,4 @@
-"""Part 1: what the device is, whether forks stay clean, and what takes memory outside and inside the allocator."""
+"""Part 1: facts of the device, clean forks, and memory outside and inside the allocator."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial

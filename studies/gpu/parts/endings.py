@@ -1,4 +1,4 @@
-"""Part 8: searches and trials that are killed or hang, and whether the device gets its memory back."""
+"""Part 8: searches and trials that are killed or hang, and whether device memory is released."""
 
 import json
 import os
@@ -213,7 +213,7 @@ def _trial_killed(place: Place) -> Mapping[str, Any]:
 
 
 def trials_under(search: int) -> list[int]:
-    """Processes of trials: forked from the server that the search started, and so with its command line."""
+    """Returns the processes of trials, which have the command line of the trial server."""
     parents: dict[int, int] = {}
     servers: set[int] = set()
     for folder in Path("/proc").iterdir():
@@ -233,7 +233,7 @@ def trials_under(search: int) -> list[int]:
 
 
 def _script(place: Place, way: str) -> Mapping[str, Any]:
-    """A search of a script whose trials end in this way: outcome, message, and memory before and after."""
+    """Searches with a script that ends in this way; returns outcomes and memory."""
     place.needs_cuda()
     before = used_bytes(place.settings.device)
     name = f"script-{way.replace(' ', '-')}"
@@ -287,7 +287,8 @@ def ended_study(output: str) -> Mapping[str, Any]:
 def script_space(place: Place) -> Path:
     file = place.folder / "script.toml"
     file.write_text(
-        'description = "one trial"\n[[configurations]]\nname = "foreach"\noptimizer_fusion = "foreach"\n'
+        'description = "one trial"\n'
+        '[[configurations]]\nname = "foreach"\noptimizer_fusion = "foreach"\n'
     )
     return file
 
@@ -305,13 +306,16 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
         outcomes = "".join(
             f"; {trial['outcome']}: {trial['message'][:100]}" for trial in found.get("trials", ())
         )
-        yield f"{item}: {said} after {found['seconds_until_back']} s; {', '.join(numbers)}{ended}{outcomes}"
+        yield (
+            f"{item}: {said} after {found['seconds_until_back']} s; "
+            f"{', '.join(numbers)}{ended}{outcomes}"
+        )
 
 
 PART = Part(
     name="endings",
     minutes=9.0,
-    about="kills and hangs, with memory given back",
+    about="kills and hangs, and whether memory is released",
     items=items,
     summary=summary,
 )

@@ -128,7 +128,10 @@ def _study_of(place: Place, study: str) -> tuple[Path, Mapping[str, Any]]:
 def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
     compared = [result for item, result in results.items() if item != "study"]
     if compared:
-        yield "configuration | bytes more at the peak than the trial | speed, script / trial | last loss | perplexity"
+        yield (
+            "configuration | bytes more at the peak than the trial | speed, script / trial "
+            "| last loss | perplexity"
+        )
     for result in compared:
         trial, runs = result["trial"], result["script"]
         more = ", ".join(
@@ -140,12 +143,13 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
         loss = ", ".join(f"{run['losses'][-1]:.6g}" for run in runs)
         perplexity = ", ".join(f"{run['perplexity']:.4f}" for run in runs)
         yield (
-            f"{result['configuration']} | {more} | {speed} | {loss} for {_said(trial['final_loss'])} | "
-            f"{perplexity} for {_said(trial['perplexity'])}"
+            f"{result['configuration']} | {more} | {speed} "
+            f"| {loss} for {_number(trial['final_loss'])} "
+            f"| {perplexity} for {_number(trial['perplexity'])}"
         )
 
 
-def _said(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 

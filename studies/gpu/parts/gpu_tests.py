@@ -1,4 +1,4 @@
-"""Part 2: the tests that need a GPU and are not slow, in one process, with the result of each kept at once."""
+"""Part 2: tests that need a GPU and are not slow, in one process, each result stored at once."""
 
 import importlib.util
 import json
@@ -103,7 +103,10 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
         return
     outcomes = [line["outcome"] for line in found["results"].values()]
     counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in sorted(set(outcomes)))
-    yield f"{found['tests']} tests: {len(found['passed'])} passed, {counts or 'no other'}, {len(found['open'])} open"
+    yield (
+        f"{found['tests']} tests: {len(found['passed'])} passed, {counts or 'no other'}, "
+        f"{len(found['open'])} open"
+    )
     for test, line in found["results"].items():
         if line["outcome"] != "skipped":
             last = line["message"].strip().splitlines()[-1:] or [""]

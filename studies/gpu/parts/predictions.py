@@ -83,15 +83,17 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
         for pair in sorted(found, key=lambda pair: -abs(pair["ratio"] - 1)):
             trial, more = pair["trial"], (pair["predicted"] - pair["measured"]) / MIB
             yield (
-                f"{size} | {trial['name']} | predicted {pair['predicted'] / MIB:,.1f} MiB | measured "
-                f"{pair['measured'] / MIB:,.1f} MiB in {trial['peak_phase']} | {pair['ratio']:.4f} | {more:+.1f} MiB"
+                f"{size} | {trial['name']} | predicted {pair['predicted'] / MIB:,.1f} MiB "
+                f"| measured {pair['measured'] / MIB:,.1f} MiB in {trial['peak_phase']} "
+                f"| {pair['ratio']:.4f} | {more:+.1f} MiB"
             )
         for trial in trials_of(results.get(f"measured-{size}", {})):
             if trial["outcome"] != "ok":
                 yield f"{size} | {trial['name']} | {trial['outcome']}: {trial['message'][:160]}"
-        for one in results.get(f"predicted-{size}", {}).get("predictions", ()):
-            if one["refusal"]:
-                yield f"{size} | {one['name']} | not predicted: {one['refusal'][:160]}"
+        for prediction in results.get(f"predicted-{size}", {}).get("predictions", ()):
+            if prediction["refusal"]:
+                reason = prediction["refusal"][:160]
+                yield f"{size} | {prediction['name']} | not predicted: {reason}"
 
 
 def _groups(size: str, found: list[dict[str, Any]]) -> Iterator[str]:
@@ -102,8 +104,9 @@ def _groups(size: str, found: list[dict[str, Any]]) -> Iterator[str]:
         ratios = [pair["ratio"] for pair in its]
         worst = max(abs(pair["predicted"] - pair["measured"]) for pair in its) / MIB
         yield (
-            f"{size}, {group}: {len(its)} pairs, predicted / measured {min(ratios):.4f} to {max(ratios):.4f}, median "
-            f"{statistics.median(ratios):.4f}, at most {worst:.1f} MiB apart"
+            f"{size}, {group}: {len(its)} pairs, predicted / measured {min(ratios):.4f} to "
+            f"{max(ratios):.4f}, median {statistics.median(ratios):.4f}, at most {worst:.1f} MiB "
+            "apart"
         )
 
 

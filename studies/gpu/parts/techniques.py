@@ -1,4 +1,4 @@
-"""Part 3: every technique once, to its end, with parity; then how far apart first steps are, for several seeds."""
+"""Part 3: every technique once, to its end, with parity; then first steps with several seeds."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -64,7 +64,7 @@ def _trials(study: Mapping[str, Any]) -> Iterable[str]:
     yield f"{len(trials)} trials: {counts}"
     tried = {trial["name"] for trial in trials}
     left = [name for name in names_in("every_technique") if name not in tried]
-    yield f"not tried, what the device or a missing package refuses: {', '.join(left) or 'nothing'}"
+    yield f"not tried, impossible here or without a package: {', '.join(left) or 'none'}"
     yield "name | outcome | peak MiB | context MiB | tokens/s | perplexity | last loss | parity"
     for trial in trials:
         numbers = (
@@ -74,8 +74,11 @@ def _trials(study: Mapping[str, Any]) -> Iterable[str]:
             _number(trial["perplexity"], 1, digits=3),
             _number(trial["final_loss"], 1, digits=4),
         )
-        said = trial["parity_message"] or trial["message"] or ""
-        yield f"{trial['name']} | {trial['outcome']} | {' | '.join(numbers)} | {trial['parity']}: {said[:160]}"
+        message = trial["parity_message"] or trial["message"] or ""
+        yield (
+            f"{trial['name']} | {trial['outcome']} | {' | '.join(numbers)} | "
+            f"{trial['parity']}: {message[:160]}"
+        )
 
 
 def _number(value: float | None, unit: float, *, digits: int = 1) -> str:
@@ -99,11 +102,16 @@ def _differences(results: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
             loss, gradient = (max(against, key=itemgetter(of)) for of in ("loss", "gradient"))
             yield (
                 f"first steps, {precision}, {len(found)} seeds, {len(against)} comparisons: "
-                f"loss {loss['loss']:.1e} ({loss['what']}), gradient {gradient['gradient']:.1e} ({gradient['what']})"
+                f"loss {loss['loss']:.1e} ({loss['what']}), "
+                f"gradient {gradient['gradient']:.1e} ({gradient['what']})"
             )
         if exact:
-            worst = max(pair["loss"] for pair in exact), max(pair["gradient"] for pair in exact)
-            yield f"first steps, {precision} plain against fp32: loss {worst[0]:.1e}, gradient {worst[1]:.1e}"
+            worst_loss = max(pair["loss"] for pair in exact)
+            worst_gradient = max(pair["gradient"] for pair in exact)
+            yield (
+                f"first steps, {precision} plain against fp32: loss {worst_loss:.1e}, "
+                f"gradient {worst_gradient:.1e}"
+            )
 
 
 PART = Part(

@@ -1,4 +1,6 @@
-"""A hand-written training loop on a GPU, timed in three ways: by_hand.py SETTINGS CHOICES FOLDER DEVICE BLOCK.
+"""A hand-written training loop on a GPU, timed in three ways.
+
+    by_hand.py SETTINGS CHOICES FOLDER DEVICE BLOCK
 
 The loop is that of `studies/plain_loop/compare.py`. Blocks of BLOCK steps take turns, until the
 steps of the workload are over: each step between two synchronisations, as a stopwatch is used;

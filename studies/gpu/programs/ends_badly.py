@@ -1,4 +1,4 @@
-"""A training script that ends badly in its sixth step, in the way that the variable ENDS_BADLY names."""
+"""A training script that fails in its sixth step in the way that the variable ENDS_BADLY names."""
 
 import os
 import time

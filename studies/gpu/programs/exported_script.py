@@ -1,4 +1,4 @@
-"""Trains with the `train.py` that an export wrote into the current folder: `exported_script.py [TOKENS]`.
+"""Trains with the exported `train.py` of the current folder: `exported_script.py [TOKENS]`.
 
 As many steps as its trial took; the peak is read over two of them as a trial's is, those after are
 timed. TOKENS: the folder with the study's tokens. Prints one JSON object.

@@ -78,7 +78,7 @@ def in_fork(work: Callable[[], Any]) -> Any:
 
 
 def machine(device: str, **_: Any) -> dict[str, Any]:
-    """Versions, processors, memory, compilers and what of the environment matters; the device by name."""
+    """Returns versions, processors, memory, compilers, environment and the device's name."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -145,7 +145,7 @@ def _free(path: str) -> int | None:
 
 
 def nvml(device: str, **_: Any) -> dict[str, Any]:
-    """What NVML says of the device, each question by itself: some have no answer on some devices."""
+    """Returns NVML's facts of the device, asked one by one: some devices do not answer all."""
     import pynvml
 
     try:
@@ -243,7 +243,7 @@ def context(device: str, **_: Any) -> dict[str, Any]:
 
 
 def outside(device: str, *, small: bool) -> dict[str, Any]:
-    """Bytes of the device beyond the allocator's, after the kernels of a technique ran forward and backward."""
+    """Returns device bytes outside the allocator after the kernels of a technique ran."""
     import torch
 
     def after(work: Callable[[Any], None], setting: str = "") -> dict[str, Any]:
@@ -350,7 +350,7 @@ def kernels(device: str, width: int) -> dict[str, Callable[[Any], None]]:
 
 
 def forks(device: str, **_: Any) -> dict[str, Any]:
-    """Whether the process that trials are forked from has touched CUDA, and two trials after one another work."""
+    """Checks that the trial server has not touched CUDA and that two trials in a row work."""
     from tempfile import TemporaryDirectory
 
     from autotune.execution.server.client import TrialServer
@@ -406,7 +406,7 @@ def _is_on_device(pid: int, device: str) -> bool | str:
 
 
 def workspaces(device: str, **_: Any) -> dict[str, Any]:
-    """Bytes that stay allocated after the first products, in forward and in autograd's thread, by dtype."""
+    """Returns bytes that stay allocated after the first products of both passes, by dtype."""
     import torch
 
     def look(dtype: Any, tf32: bool) -> dict[str, Any]:
@@ -455,7 +455,7 @@ SMALL_SHAPES = ((2, 2, 64, 32), (1, 2, 128, 64))
 def attend(
     torch: Any, device: str, backend: str, dtype: str, shape: Sequence[int], *, mask: bool = False
 ) -> Any:
-    """The output of scaled_dot_product_attention on new tensors that want gradients; causal, or with a mask."""
+    """Returns scaled_dot_product_attention of new tensors with gradients; causal or with a mask."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     backends = {
@@ -479,7 +479,7 @@ def attend(
 
 
 def attention_choice(device: str, *, small: bool) -> dict[str, Any]:
-    """The kernel that torch says it chooses, by dtype and shape; and the names of those that ran, by its profiler."""
+    """Returns the kernel that torch chooses by dtype and shape, and those that its profiler saw."""
     import torch
 
     def look(dtype: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A pytest plugin: each test's result goes to a file at once, and a test that has one there is not run again.
+"""A pytest plugin that stores each result at once and does not repeat tests that have a result.
 
 `KEPT_TESTS_FILE` names the file, one JSON object a line; no test begins after `KEPT_TESTS_UNTIL`,
 seconds since 1970. A test that was begun and has no result is run again once: twice means that it

@@ -1,4 +1,4 @@
-"""First steps of one configuration after the other, and how far each is from the plain training of its precision.
+"""First steps of several configurations, compared with the plain training of their precision.
 
     python studies/gpu/programs/traces.py cuda:0 SEED PRECISION UNTIL [--small]
 
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def difference(trace: ParityTrace | str, reference: ParityTrace | str) -> dict[str, Any]:
-    """Relative: of the losses at worst, of the blocks' gradients at worst; losses themselves to see what they are."""
+    """Returns the largest relative differences of losses and block gradients, and the losses."""
     for one in (trace, reference):
         if isinstance(one, str):
             return {"failure": one}
