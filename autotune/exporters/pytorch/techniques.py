@@ -225,7 +225,7 @@ def _fixed_rate() -> Piece:
 
 def _make_optimizer(recipe: Recipe) -> Piece:
     config = recipe.config
-    settings = {"lr": "LEARNING_RATE"}
+    settings: dict[str, object] = {"lr": "LEARNING_RATE"}
     if config.optimizer != "adafactor-fixed-rate":
         settings |= recipe.optimizer_settings
     settings |= optimizer_flags(config)
