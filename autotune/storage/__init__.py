@@ -1,4 +1,4 @@
-"""The studies database: what was asked, which worker tries what, and every result.
+"""The studies database: study definitions, attempts of workers at trials, and every result.
 
-No row leaves this room.
+Callers get dataclasses of `autotune.spec`; no SQL row leaves this package.
 """

@@ -1,10 +1,9 @@
-"""Who tries which trial, under which lease, and which result counts.
+"""Attempts at trials: claiming a trial under a lease, renewing it, and storing one result a trial.
 
-Each call is one transaction and can be repeated.
-
-A process that lost the database in the middle of a call does not know whether it was committed;
-asking again with the same attempt's id does no harm. Every change holds the study's row from its
-first statement to the commit, so that changes come one after the other, on SQLite as on PostgreSQL.
+Each call is one transaction and is idempotent: a process that lost the connection during a call
+does not know whether it was committed, and can repeat the call with the same attempt id. Every
+change locks the study's row from its first statement to the commit, so that changes to a study are
+serialized, on SQLite and on PostgreSQL.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,26 +21,30 @@ from autotune.storage.rows import (
     LONGEST_REASON,
     DamagedRow,
     finite_seconds,
-    kept_name,
-    kept_text,
     measurement_values,
+    storable_name,
+    storable_text,
 )
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS, DatabaseNow
 
-Delivery = Literal["kept", "known", "late", "unknown"]
-"""What became of a result: it is the trial's; it was already; it came too late and is kept aside;
-no such attempt."""
+Delivery = Literal["stored", "known", "late", "unknown"]
+"""What happened to a delivered result.
+
+`stored`: it is now the trial's result. `known`: it was stored before. `late`: its attempt had
+ended, so that the result is stored with the attempt and does not count. `unknown`: there is no such
+attempt.
+"""
 
 
 _IS_RUNNING = ATTEMPTS.c.state == literal_column("'running'")
-"""Written out, not as a parameter, for the index of those that run to serve: there may be very many
-that ended."""
+"""A literal instead of a bound parameter, so that the query uses the partial index on running
+attempts: there may be very many ended ones."""
 
 
 class Attempts:
-    """Attempts at the trials of all studies of one database.
+    """Reads and changes the attempts at the trials of all studies of one database.
 
-    Raises StorageUnavailable and StorageAway.
+    All methods raise StorageUnavailable, and StorageAway for a database that is away for now.
     """
 
     def __init__(self, database: Database) -> None:
@@ -57,15 +60,15 @@ class Attempts:
         most_trials: int,
         name: str | None = None,
     ) -> Attempt | None:
-        """Takes the trial of `config`, a new one or one without a result.
+        """Starts an attempt at the trial of `config`, which is added where it does not exist.
 
-        None where it has a result or another worker, was lost too often, or would be one more than
-        `most_trials`.
+        Returns None where the trial has a result, runs on another worker or failed too often, or
+        where a new trial would exceed `most_trials`.
         """
         try:
             with self._database.writing() as connection:
-                study_id, revision = _hold(connection, STUDIES.c.name == study)
-                trial = _trial_of(connection, study_id, config)
+                study_id, revision = _lock_study(connection, STUDIES.c.name == study)
+                trial = _find_trial(connection, study_id, config)
                 if trial is None:
                     trial = _add_trial(
                         connection,
@@ -75,12 +78,11 @@ class Attempts:
                         most_trials=most_trials,
                         name=name,
                     )
-                _check_free(connection, trial, attempt_id)
-                if (
-                    type(trial.number) is not int
-                ):  # it names the trial's log; SQLite holds texts in any column
+                _check_available(connection, trial, attempt_id)
+                # The number is part of the log's file name, and SQLite allows text in any column.
+                if type(trial.number) is not int:
                     raise DamagedRow(f"trial {trial.number!r:.60} has no number")
-                ordinal = _begin(connection, trial.id, attempt_id, worker=worker)
+                ordinal = _start_attempt(connection, trial.id, attempt_id, worker=worker)
                 attempt = Attempt(
                     id=attempt_id,
                     study=study,
@@ -89,55 +91,62 @@ class Attempts:
                     ordinal=ordinal,
                 )
                 failpoint("trial claimed, not committed")
-        except _NotToBeHad:
-            return None  # and nothing was changed
+        except _TrialUnavailable:
+            return None  # the transaction was rolled back
         failpoint("trial claimed")
         return attempt
 
     def finish(self, attempt_id: str, measurement: Measurement, *, seconds: float) -> Delivery:
-        """Keeps the result of an attempt. When this returns it is on disk, once."""
-        of_attempt = select(TRIALS.c.study_id).join(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)
+        """Stores the result of an attempt; a repeated call stores nothing.
+
+        `seconds` is the wall-clock time of the trial. When this returns, the result is on disk.
+        """
+        study_of_attempt = (
+            select(TRIALS.c.study_id).join(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)
+        )
         result = {
             "measurement": measurement_values(measurement),
             "seconds": finite_seconds(seconds),
         }
         with self._database.writing() as connection:
-            study_id = connection.scalar(of_attempt)
+            study_id = connection.scalar(study_of_attempt)
             if study_id is None:
                 return "unknown"
-            _, revision = _hold(connection, STUDIES.c.id == study_id)
+            _, revision = _lock_study(connection, STUDIES.c.id == study_id)
             row = connection.execute(select(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)).one()
             if row.state == "finished":
                 return "known"
             if row.state != "running":
-                _change(connection, attempt_id, {"state": "late", **result})
+                _update_attempt(connection, attempt_id, {"state": "late", **result})
                 return "late"
-            _change(connection, attempt_id, {"state": "finished", "ended_at": func.now()})
+            _update_attempt(connection, attempt_id, {"state": "finished", "ended_at": func.now()})
             values = {**result, "finished_at": func.now(), "revision": revision}
             connection.execute(update(TRIALS).where(TRIALS.c.id == row.trial_id).values(values))
             failpoint("result kept, not committed")
         failpoint("result kept")
-        return "kept"
+        return "stored"
 
     def end(self, attempt_id: str, state: AttemptState, *, cause: str) -> bool:
-        """Ends a running attempt without a result; False where it no longer ran."""
-        of_attempt = (
+        """Ends a running attempt without a result; returns whether it was running."""
+        trial_of_attempt = (
             select(TRIALS.c.id, TRIALS.c.study_id).join(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)
         )
         with self._database.writing() as connection:
-            trial = connection.execute(of_attempt).one_or_none()
+            trial = connection.execute(trial_of_attempt).one_or_none()
             if trial is None:
                 return False
-            _, revision = _hold(connection, STUDIES.c.id == trial.study_id)
+            _, revision = _lock_study(connection, STUDIES.c.id == trial.study_id)
             ended = connection.execute(
                 update(ATTEMPTS)
                 .where(ATTEMPTS.c.id == attempt_id, ATTEMPTS.c.state == "running")
                 .values(
-                    state=state, cause=kept_text(cause, longest=LONGEST_REASON), ended_at=func.now()
+                    state=state,
+                    cause=storable_text(cause, longest=LONGEST_REASON),
+                    ended_at=func.now(),
                 )
             )
             if ended.rowcount == 0:
-                # a trial that has a result meanwhile has not changed: nobody is told of it again
+                # The trial did not change: with a new revision, workers would read it again.
                 return False
             connection.execute(
                 update(TRIALS).where(TRIALS.c.id == trial.id).values(revision=revision)
@@ -145,7 +154,7 @@ class Attempts:
             return True
 
     def renew(self, attempt_id: str) -> bool:
-        """Extends the lease by its whole length; False where the attempt has been ended by somebody."""
+        """Extends the lease by LEASE_SECONDS from now; returns whether the attempt still runs."""
         with self._database.writing() as connection:
             renewed = connection.execute(
                 update(ATTEMPTS)
@@ -155,7 +164,7 @@ class Attempts:
             return renewed.rowcount == 1
 
     def running(self, study: str) -> list[RunningAttempt]:
-        """Of the study, in the order of their trials."""
+        """Returns the running attempts of the study, ordered by trial number."""
         expired = case((ATTEMPTS.c.lease_until < DatabaseNow(), 1), else_=0).label("expired")
         query = (
             select(ATTEMPTS, TRIALS.c.number, expired)
@@ -177,7 +186,10 @@ class Attempts:
             ]
 
     def losses(self, study: str, numbers: Collection[int]) -> Mapping[int, tuple[int, str]]:
-        """Of these trials, number to how many of its attempts were lost, and what the last one was lost to."""
+        """Returns {trial number: (failed attempts, cause of the last one)} for `numbers`.
+
+        Only attempts that the machine ended (state `lost`) count; trials without one are left out.
+        """
         if not numbers:
             return {}
         query = (
@@ -189,14 +201,18 @@ class Attempts:
             )
             .order_by(ATTEMPTS.c.ordinal)
         )
-        found: dict[int, tuple[int, str]] = {}
+        losses: dict[int, tuple[int, str]] = {}
         with self._database.reading() as connection:
             for number, cause in connection.execute(query):
-                found[number] = (found.get(number, (0, ""))[0] + 1, cause)
-        return found
+                earlier, _ = losses.get(number, (0, ""))
+                losses[number] = (earlier + 1, cause)
+        return losses
 
     def deaths(self, study: str, numbers: Collection[int]) -> Mapping[int, int]:
-        """Of these trials, number to how many of its attempts were given up: their workers died, or seemed to."""
+        """Returns {trial number: expired attempts} for `numbers`.
+
+        An attempt expires (state `given_up`) where its worker died or no longer renewed its lease.
+        """
         if not numbers:
             return {}
         query = (
@@ -214,35 +230,39 @@ class Attempts:
             return {row.number: row.deaths for row in connection.execute(query)}
 
     def forgive_losses(self, study: str) -> None:
-        """Lets trials that the machine has cost all their attempts be tried anew, as by a later search."""
-        of_study = select(TRIALS.c.id).join(STUDIES).where(STUDIES.c.name == study)
+        """Resets the count of failed attempts, so that a later search retries such trials."""
+        trials_of_study = select(TRIALS.c.id).join(STUDIES).where(STUDIES.c.name == study)
         with self._database.writing() as connection:
-            _hold(connection, STUDIES.c.name == study)
+            _lock_study(connection, STUDIES.c.name == study)
             connection.execute(
                 update(ATTEMPTS)
-                .where(ATTEMPTS.c.trial_id.in_(of_study), ATTEMPTS.c.state == "lost")
+                .where(ATTEMPTS.c.trial_id.in_(trials_of_study), ATTEMPTS.c.state == "lost")
                 .values(state="forgiven")
             )
 
 
-class _NotToBeHad(Exception):
-    """Rolls a claim back."""
+class _TrialUnavailable(Exception):
+    """The trial cannot be claimed; raised to roll the transaction back."""
 
 
 # -- within a transaction --------------------------------------------------------------------------
 
 
-def _hold(connection: Connection, which: Any) -> tuple[int, int]:
-    """The study's id and its new revision; nobody else changes its trials until the commit."""
-    connection.execute(update(STUDIES).where(which).values(revision=STUDIES.c.revision + 1))
-    row = connection.execute(select(STUDIES.c.id, STUDIES.c.revision).where(which)).one()
+def _lock_study(connection: Connection, condition: Any) -> tuple[int, int]:
+    """Raises the study's revision; returns its id and the new revision.
+
+    The update locks the study's row: no other transaction changes its trials until the commit.
+    """
+    connection.execute(update(STUDIES).where(condition).values(revision=STUDIES.c.revision + 1))
+    row = connection.execute(select(STUDIES.c.id, STUDIES.c.revision).where(condition)).one()
     return row.id, row.revision
 
 
-def _trial_of(connection: Connection, study_id: int, config: TrainingConfig) -> Any:
-    which = (TRIALS.c.study_id == study_id, TRIALS.c.fingerprint == config.fingerprint)
-    columns = (TRIALS.c.id, TRIALS.c.number, TRIALS.c.name, TRIALS.c.finished_at)
-    return connection.execute(select(*columns).where(*which)).one_or_none()
+def _find_trial(connection: Connection, study_id: int, config: TrainingConfig) -> Any:
+    query = select(TRIALS.c.id, TRIALS.c.number, TRIALS.c.name, TRIALS.c.finished_at).where(
+        TRIALS.c.study_id == study_id, TRIALS.c.fingerprint == config.fingerprint
+    )
+    return connection.execute(query).one_or_none()
 
 
 def _add_trial(
@@ -257,38 +277,48 @@ def _add_trial(
     last = connection.scalar(select(func.max(TRIALS.c.number)).where(TRIALS.c.study_id == study_id))
     number = 0 if last is None else last + 1
     if number >= most_trials:
-        raise _NotToBeHad
+        raise _TrialUnavailable
     row = {
         "number": number,
         "fingerprint": config.fingerprint,
-        "name": kept_name(name),
+        "name": storable_name(name),
         "config": config.to_dict(),
     }
     connection.execute(insert(TRIALS).values(study_id=study_id, revision=revision, **row))
-    return _trial_of(connection, study_id, config)
+    return _find_trial(connection, study_id, config)
 
 
-def _check_free(connection: Connection, trial: Any, attempt_id: str) -> None:
-    """Raises _NotToBeHad where the trial has a result, a worker other than ours, or was lost too often.
+def _check_available(connection: Connection, trial: Any, attempt_id: str) -> None:
+    """Raises _TrialUnavailable where the trial has a result, runs elsewhere or failed too often.
 
-    And where this very attempt was begun by a call whose answer was lost, and given up by somebody
+    Also where an earlier call, whose reply was lost, started this same attempt, and it has ended
     since.
     """
     attempts = connection.execute(
         select(ATTEMPTS.c.id, ATTEMPTS.c.state).where(ATTEMPTS.c.trial_id == trial.id)
     ).all()
-    is_taken = any(one.state == "running" and one.id != attempt_id for one in attempts)
-    is_over = any(one.state != "running" and one.id == attempt_id for one in attempts)
-    losses = sum(one.state == "lost" for one in attempts)
-    if trial.finished_at is not None or is_taken or is_over or losses > MOST_RETRIES:
-        raise _NotToBeHad
+    if trial.finished_at is not None:
+        raise _TrialUnavailable
+    losses = 0
+    for attempt in attempts:
+        if attempt.state == "running" and attempt.id != attempt_id:
+            raise _TrialUnavailable
+        if attempt.state != "running" and attempt.id == attempt_id:
+            raise _TrialUnavailable
+        if attempt.state == "lost":
+            losses += 1
+    if losses > MOST_RETRIES:
+        raise _TrialUnavailable
 
 
-def _begin(connection: Connection, trial_id: int, attempt_id: str, *, worker: str) -> int:
-    """The attempt's ordinal; it may have been begun before, by a call that did not see its own commit."""
-    begun = connection.scalar(select(ATTEMPTS.c.ordinal).where(ATTEMPTS.c.id == attempt_id))
-    if begun is not None:
-        return int(begun)
+def _start_attempt(connection: Connection, trial_id: int, attempt_id: str, *, worker: str) -> int:
+    """Returns the attempt's ordinal.
+
+    A call that did not see its own commit may have started the attempt before.
+    """
+    existing = connection.scalar(select(ATTEMPTS.c.ordinal).where(ATTEMPTS.c.id == attempt_id))
+    if existing is not None:
+        return int(existing)
     last = connection.scalar(
         select(func.max(ATTEMPTS.c.ordinal)).where(ATTEMPTS.c.trial_id == trial_id)
     )
@@ -298,7 +328,7 @@ def _begin(connection: Connection, trial_id: int, attempt_id: str, *, worker: st
             id=attempt_id,
             trial_id=trial_id,
             ordinal=ordinal,
-            worker=kept_text(worker, longest=LONGEST_NAME),
+            worker=storable_text(worker, longest=LONGEST_NAME),
             state="running",
             lease_until=DatabaseNow() + LEASE_SECONDS,
             renewals=0,
@@ -308,5 +338,5 @@ def _begin(connection: Connection, trial_id: int, attempt_id: str, *, worker: st
     return ordinal
 
 
-def _change(connection: Connection, attempt_id: str, values: Mapping[str, Any]) -> None:
+def _update_attempt(connection: Connection, attempt_id: str, values: Mapping[str, Any]) -> None:
     connection.execute(update(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id).values(dict(values)))

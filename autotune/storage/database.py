@@ -1,4 +1,4 @@
-"""The database behind a URL: how it is opened, and its connections."""
+"""Opens the database behind a URL and hands out its connections."""
 
 import os
 import sqlite3
@@ -15,26 +15,25 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
 
 from autotune.errors import StorageAway, StorageUnavailable, UnknownStudy
-from autotune.storage.error_translation import StorageBusy, parsed_url, shown_url, storage_errors
-from autotune.storage.file_systems import refuse_network_file_system, refuse_without_write_ahead_log
+from autotune.storage.error_translation import StorageBusy, parse_url, shown_url, storage_errors
+from autotune.storage.file_systems import check_journal_mode, reject_network_file_system
 from autotune.storage.integrity.sqlite_file import (
-    make_file,
-    refuse_damaged_file,
-    refuse_log_without_its_file,
+    check_sqlite_file,
+    create_empty_database,
+    reject_orphaned_log,
 )
 
 BUSY_TIMEOUT_SECONDS = 60.0
 """How long SQLite waits for another process's lock."""
 SHORT_BUSY_TIMEOUT_SECONDS = 5.0
-"""For a search, which waits by itself and looks meanwhile whether it is to stop."""
+"""The same for a search, which retries by itself and can be stopped while it waits."""
 
 CONNECT_TIMEOUT_SECONDS = 5
 
 PSYCOPG = "postgresql+psycopg"
 
-# A server that is cut off is noticed within a minute instead of the system's two hours; nobody
-# waits for a lock, or keeps one while doing nothing, longer than SQLite would; and what was
-# committed is on disk.
+# A lost connection is noticed within a minute instead of the system's two hours; no session waits
+# for a lock, or holds one while idle, for longer than SQLite would; and commits are on disk.
 POSTGRESQL_CONNECTION = {
     "connect_timeout": CONNECT_TIMEOUT_SECONDS,
     "keepalives_idle": 20,
@@ -51,16 +50,16 @@ SELECT set_config('lock_timeout', '{BUSY_TIMEOUT_SECONDS:g}s', false),
 
 
 _open_files: Counter[Path] = Counter()
+"""How many Database objects of this process have a file open; guarded by `_opening`."""
 _opening = threading.Lock()
 
 
 class Database:
     """Connections to one database.
 
-    A file is only made with `create`; with `read_only` nothing in it changes.
-
-    Where this process has reached it before (`was_reached`), what cannot be reached now is away,
-    and will come back.
+    With `create`, a SQLite file is created where there is none; with `read_only`, nothing in it
+    changes. Where this process has used the database before (`was_reached`), one that cannot be
+    reached is treated as temporarily away: StorageAway instead of StorageUnavailable.
     """
 
     def __init__(
@@ -73,42 +72,50 @@ class Database:
         busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
     ) -> None:
         self.url = shown_url(url)
-        """As it may be shown: without its password."""
-        self.is_read_only, self._was_reached = read_only, was_reached
+        """The URL without its password, for messages."""
+        self.is_read_only = read_only
+        self._was_reached = was_reached
         self.file = sqlite_file(url)
-        """None: not SQLite, or not a file."""
-        self._place = None if self.file is None else self.file.resolve()
-        self._is_frozen = read_only and self.file is not None and not _log_of(self.file).exists()
-        self._found = _state_of(self.file) if self._is_frozen else None
+        """The SQLite file; None for another database or one in memory."""
+        self._resolved_file = None if self.file is None else self.file.resolve()
+        self._is_frozen = read_only and self.file is not None and not _log_file(self.file).exists()
+        """Whether the file is read as it is, because no process has it open for writing."""
+        self._state_when_opened = _file_state(self.file) if self._is_frozen else None
         with self.opening():
             if self.file is None:
                 self.engine = _server_engine(make_url(url))
                 return
-            _look_at_file(self.file, self.url, create=create)
+            _check_file(self.file, self.url, create=create)
             if read_only:
                 self.engine = _read_only_engine(
                     self.file, busy_timeout_seconds, is_frozen=self._is_frozen
                 )
             else:
                 self.engine = create_engine(url, connect_args={"timeout": busy_timeout_seconds})
-                event.listen(self.engine, "connect", partial(_durable_sqlite, self.file))
+                event.listen(self.engine, "connect", partial(_configure_sqlite, self.file))
 
     def close(self) -> None:
         self.engine.dispose()
-        if self._place is not None:
+        if self._resolved_file is not None:
             with _opening:
-                _open_files[self._place] -= 1
+                _open_files[self._resolved_file] -= 1
 
     @property
     def has_been_opened_meanwhile(self) -> bool:
-        """Whether somebody writes into a file that nobody had open when it was opened here to be read."""
+        """Whether another process has opened the file since it was opened here as frozen.
+
+        What was read may then be inconsistent.
+        """
         if not self._is_frozen or self.file is None:
             return False
-        return _log_of(self.file).exists() or _state_of(self.file) != self._found
+        return _log_file(self.file).exists() or _file_state(self.file) != self._state_when_opened
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """What was never reached is not away: its URL, its rights or its server are not as they should be."""
+        """Raises StorageUnavailable instead of StorageAway for a database never reached before.
+
+        Its URL, its permissions or its server are then wrong, and waiting does not help.
+        """
         try:
             with storage_errors(self.url):
                 yield
@@ -121,91 +128,100 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
+        """Yields a connection for reads."""
         with storage_errors(self.url), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """Reads of one moment, whatever others write meanwhile."""
+        """Yields a connection whose reads all see the same snapshot of the database."""
         with self.reading() as connection:
             if connection.dialect.name == "sqlite":
                 connection.exec_driver_sql("BEGIN")
                 yield connection
-            else:
-                yield connection.execution_options(
-                    isolation_level="REPEATABLE READ",
-                    **(
-                        {"postgresql_readonly": True}
-                        if connection.dialect.name == "postgresql"
-                        else {}
-                    ),
-                )
+                return
+            options: dict[str, Any] = {"isolation_level": "REPEATABLE READ"}
+            if connection.dialect.name == "postgresql":
+                options["postgresql_readonly"] = True
+            yield connection.execution_options(**options)
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """One transaction: committed when the block ends, rolled back when it raises."""
+        """Yields a connection in one transaction, committed at the block's end.
+
+        Where the block raises, it is rolled back.
+        """
         with storage_errors(self.url), self.engine.begin() as connection:
             yield connection
 
 
 def sqlite_file(url: str) -> Path | None:
-    """The file behind a SQLite URL; None for another database or one in memory."""
+    """Returns the file of a SQLite URL; None for another database or one in memory."""
     with storage_errors(url):
-        parsed = parsed_url(url)
-    name = (parsed.database or "").removeprefix(
-        "file:"
-    )  # with ?uri=true it is a URL of SQLite's own
-    if (
-        parsed.get_backend_name() != "sqlite"
-        or name in ("", ":memory:")
-        or parsed.query.get("mode") == "memory"
-    ):
+        parsed = parse_url(url)
+    if parsed.get_backend_name() != "sqlite" or parsed.query.get("mode") == "memory":
+        return None
+    # With ?uri=true the name is itself a URL, in SQLite's format.
+    name = (parsed.database or "").removeprefix("file:")
+    if name in ("", ":memory:"):
         return None
     file = Path(name)
-    return (
-        file.resolve() if os.path.islink(file) else file
-    )  # SQLite's log lies beside the file itself
+    if os.path.islink(file):
+        return file.resolve()  # SQLite's log is next to the file that the link points to
+    return file
 
 
-def _look_at_file(file: Path, url: str, *, create: bool) -> None:
-    """Raises StorageUnavailable and UnknownStudy for what is no studies database, before SQLite opens it.
+def _check_file(file: Path, url: str, *, create: bool) -> None:
+    """Checks a file before SQLite opens it, and creates it with `create`.
 
-    Closing a file that SQLite has open in the same process would drop SQLite's locks on it.
+    Raises UnknownStudy for a missing file, and StorageUnavailable for one that is not a studies
+    database. The file is only read while no Database of this process has it open: closing a second
+    descriptor would drop SQLite's POSIX locks on it.
     """
-    refuse_network_file_system(file)
-    refuse_log_without_its_file(file, url)
+    reject_network_file_system(file)
+    reject_orphaned_log(file, url)
     with _opening:
         if not _open_files[file.resolve()]:
             if create and not file.exists():
                 file.parent.mkdir(parents=True, exist_ok=True)
-                make_file(file)
+                create_empty_database(file)
             elif not create and not file.is_file():
-                what = "a folder, not a studies database" if file.is_dir() else "not there"
+                what = "not there"
+                if file.is_dir():
+                    what = "a folder, not a studies database"
                 raise UnknownStudy(
                     f"the studies database {file} is {what}",
                     hint="begin a study with: autotune search",
                 )
             if file.is_file():
-                refuse_damaged_file(file, url)
+                check_sqlite_file(file, url)
         _open_files[file.resolve()] += 1
 
 
-def _state_of(file: Path | None) -> tuple[int, int] | None:
-    """Changes with every change of the file; None where it is not there."""
+def _file_state(file: Path | None) -> tuple[int, int] | None:
+    """Returns size and modification time, which change with the file; None where it is missing."""
+    if file is None:
+        return None
     try:
-        found = None if file is None else file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return None if found is None else (found.st_size, found.st_mtime_ns)
+    return status.st_size, status.st_mtime_ns
 
 
-def _log_of(file: Path) -> Path:
+def _log_file(file: Path) -> Path:
     return file.with_name(file.name + "-wal")
 
 
 def _read_only_engine(file: Path, busy_timeout_seconds: float, *, is_frozen: bool) -> Engine:
-    """Without a log nobody has the database open: then it is read as it lies there, also in a read-only folder."""
-    uri = f"file:{quote(str(file.absolute()))}?mode=ro{'&immutable=1' if is_frozen else ''}"
+    """Returns an engine that writes nothing.
+
+    A file without a log is open in no process (`is_frozen`): it is read as immutable, which also
+    works in a read-only folder.
+    """
+    uri = f"file:{quote(str(file.absolute()))}?mode=ro"
+    if is_frozen:
+        uri += "&immutable=1"
     return create_engine(
         "sqlite://",
         creator=lambda: sqlite3.connect(uri, uri=True, timeout=busy_timeout_seconds),
@@ -227,18 +243,18 @@ def _server_engine(url: URL) -> Engine:
         name: value for name, value in POSTGRESQL_CONNECTION.items() if name not in url.query
     }
     engine = create_engine(url, pool_pre_ping=True, connect_args=connection)
-    event.listen(engine, "connect", _patient_postgresql)
+    event.listen(engine, "connect", _configure_postgresql)
     return engine
 
 
-def _patient_postgresql(connection: Any, _record: Any) -> None:
+def _configure_postgresql(connection: Any, _record: Any) -> None:
     connection.execute(POSTGRESQL_SESSION)
-    connection.commit()  # or a first rollback would undo it
+    connection.commit()  # a rollback of the first transaction would undo the settings
 
 
-def _durable_sqlite(file: Path, connection: Any, _record: Any) -> None:
-    """WAL lets readers and a writer work side by side; FULL syncs every commit to disk."""
+def _configure_sqlite(file: Path, connection: Any, _record: Any) -> None:
+    """WAL lets readers work while one process writes; FULL syncs every commit to disk."""
     (journal_mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
-    refuse_without_write_ahead_log(journal_mode, file)
+    check_journal_mode(journal_mode, file)
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA foreign_keys=ON")

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their place, synced, and then put there in one step."""
+"""Writes files atomically: to a temporary file next to the target, synced, and then renamed."""
 
 import os
 import uuid
@@ -9,11 +9,9 @@ from pathlib import Path
 
 @contextmanager
 def durable_file(file: Path) -> Iterator[Path]:
-    """The file to write, in the same folder; when the block ends it takes the place of `file`.
+    """Yields a temporary file to write; when the block ends it replaces `file`.
 
-    Raises OSError.
-
-    Where the block raises, nothing is left of it.
+    Where the block raises, the temporary file is removed and `file` is unchanged. Raises OSError.
     """
     unfinished = file.with_name(f".{file.name[:100]}.{uuid.uuid4().hex}")
     try:

@@ -1,4 +1,7 @@
-"""What is said when a studies database cannot be used: one sentence with its URL, and the way out."""
+"""Translates errors of SQLAlchemy and the database drivers into StorageUnavailable and StorageAway.
+
+Each message is one sentence with the database's URL; the hint says what to do.
+"""
 
 import re
 import shlex
@@ -24,10 +27,9 @@ from autotune.storage.tables import SCHEMA_VERSION
 
 COPY = "bring back a copy that is whole"
 COPY_OF_FILE = f"{COPY}, without the -wal and -shm files of this one"
-"""SQLite would read the log of the damaged file into the copy."""
+"""Hint for SQLite, which would apply the log of the damaged file to the copy."""
 
-# A SQLite database that answers so is not away: a statement that does not fit its tables, or
-# damage.
+# SQLite's codes for damage and for statements that do not fit its tables: waiting does not help.
 _BROKEN = {
     sqlite3.SQLITE_ERROR,
     sqlite3.SQLITE_CORRUPT,
@@ -36,25 +38,30 @@ _BROKEN = {
 }
 
 _READ_ONLY = "25006"
-"""PostgreSQL's code for a server that is a standby until another one takes over."""
+"""PostgreSQL's `read_only_sql_transaction`: the server is a standby, as during a failover."""
 
 
 class StorageBusy(StorageAway):
-    """Another process has locked the database for longer than one waits; it is there."""
+    """Another process has held the database's lock for longer than the busy timeout."""
 
 
 class Conflict(StorageUnavailable):
-    """A row that a constraint of the database refuses: another process has made the same one, or it is damaged."""
+    """A constraint rejects a row: another process has inserted the same one, or there is damage."""
 
 
 @contextmanager
 def storage_errors(url: str) -> Iterator[None]:
+    """Translates the errors of the block.
+
+    Raises Conflict, StorageBusy, StorageAway or StorageUnavailable, and nothing of SQLAlchemy.
+    """
     try:
         yield
     except IntegrityError as error:
         raise Conflict(
-            f"the studies database {shown_url(url)} refuses a row: {_first_line(error.orig or error)}",
-            hint=way_out_of_damage(url),
+            f"the studies database {shown_url(url)} rejects a row: "
+            f"{_first_line(error.orig or error)}",
+            hint=damage_hint(url),
         ) from None
     except (ArgumentError, NoSuchModuleError) as error:
         raise StorageUnavailable(
@@ -70,25 +77,17 @@ def storage_errors(url: str) -> Iterator[None]:
             hint=f'install it with: pip install "{package}"',
         ) from None
     except DBAPIError as error:
-        message, hint = _refusal(url, error)
-        kind = (
-            StorageBusy
-            if _is_busy(error)
-            else StorageAway
-            if _is_away(error)
-            else StorageUnavailable
-        )
-        raise kind(message, hint=hint) from None
-    except (
-        SQLAlchemyError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-    ) as error:  # of rows that are damaged
+        message, hint = _message_and_hint(url, error)
+        if _is_busy(error):
+            raise StorageBusy(message, hint=hint) from None
+        if _is_away(error):
+            raise StorageAway(message, hint=hint) from None
+        raise StorageUnavailable(message, hint=hint) from None
+    except (SQLAlchemyError, ValueError, TypeError, KeyError, AttributeError) as error:
+        # Reading damaged rows raises these.
         raise StorageUnavailable(
             f"the studies database {shown_url(url)} cannot be used: {_first_line(error)}",
-            hint=way_out_of_damage(url),
+            hint=damage_hint(url),
         ) from None
     except OSError as error:
         raise StorageUnavailable(
@@ -97,17 +96,19 @@ def storage_errors(url: str) -> Iterator[None]:
         ) from None
 
 
-def way_out_of_damage(url: str) -> str:
+def damage_hint(url: str) -> str:
+    """Returns the hint for a damaged database: how to see the damage, or to restore a copy."""
     storage = "" if url == DEFAULT_STORAGE else f" --storage {shlex.quote(shown_url(url))}"
     copy = COPY_OF_FILE if url.startswith("sqlite") else COPY
     return f"see all that is damaged with: autotune studies check{storage}; or {copy}"
 
 
-def refuse_other_schema(study: str, found: int, *, url: str) -> None:
-    """Raises StorageUnavailable for a study that this autotune does not read."""
+def check_schema_version(study: str, found: int, *, url: str) -> None:
+    """Raises StorageUnavailable for a study of another schema version than this autotune reads."""
     if found != SCHEMA_VERSION:
         raise StorageUnavailable(
-            f"study {study!r} in {shown_url(url)} has schema {found}, this autotune reads {SCHEMA_VERSION}",
+            f"study {study!r} in {shown_url(url)} has schema {found}, "
+            f"this autotune reads {SCHEMA_VERSION}",
             hint="use the autotune version that wrote it",
         )
 
@@ -126,25 +127,29 @@ def _is_away(error: DBAPIError) -> bool:
 
 
 def _is_broken(error: BaseException | None) -> bool:
-    """By SQLite's code; the text of a column that cannot be decoded has none."""
+    """Whether SQLite reports damage; an undecodable text column raises an error without a code."""
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(error, sqlite3.Error) and (code is None or code & 0xFF in _BROKEN)
 
 
-def _refusal(url: str, error: DBAPIError) -> tuple[str, str]:
-    """What is wrong and the way out.
+def _message_and_hint(url: str, error: DBAPIError) -> tuple[str, str]:
+    """Returns the message and the hint for a database error.
 
-    A PostgreSQL that refuses a connection gives no code: its words decide.
+    PostgreSQL gives no code for a rejected connection: the text of its message decides.
     """
-    parsed, shown = make_url(url), shown_url(url)
-    said = _first_line(error.orig or error)
+    parsed = make_url(url)
+    shown = shown_url(url)
+    text = _first_line(error.orig or error)
     if _is_broken(error.orig):
-        return f"the studies database {shown} cannot be used: {said}", way_out_of_damage(url)
-    reason = re.sub(r"^connection failed: (connection to .*? failed: )?(FATAL:\s+)?", "", said)
-    if re.search(r"database or disk is full|No space left on device", said):
+        return f"the studies database {shown} cannot be used: {text}", damage_hint(url)
+    reason = re.sub(r"^connection failed: (connection to .*? failed: )?(FATAL:\s+)?", "", text)
+    if re.search(r"database or disk is full|No space left on device", text):
         return f"the disk of {shown} is full", "free some space"
     if parsed.get_backend_name() == "sqlite":
-        hint = "check that it is an autotune database and that its folder can be written to, or name another"
+        hint = (
+            "check that it is an autotune database and that its folder can be written to, "
+            "or name another"
+        )
     elif re.match(r"database .* does not exist", reason):
         return (
             f"the database of {shown} does not exist",
@@ -158,7 +163,7 @@ def _refusal(url: str, error: DBAPIError) -> tuple[str, str]:
         )
         return (
             f"the server of {shown} refuses the user: {reason}",
-            f"name one it lets in: --storage {allowed}",
+            f"name a user with access: --storage {allowed}",
         )
     elif reason.startswith("permission denied"):
         hint = (
@@ -166,7 +171,7 @@ def _refusal(url: str, error: DBAPIError) -> tuple[str, str]:
         )
     elif re.match(
         r"connection |failed to resolve|consuming input|terminating connection|the database system",
-        said,
+        text,
     ):
         return (
             f"the server of {shown} cannot be reached: {reason}",
@@ -179,14 +184,14 @@ def _refusal(url: str, error: DBAPIError) -> tuple[str, str]:
 
 def _createdb(url: URL) -> str:
     options = {"-h": url.host, "-p": url.port, "-U": url.username}
-    words = [f"{option} {shlex.quote(str(value))}" for option, value in options.items() if value]
-    return " ".join(["createdb", *words, shlex.quote(url.database or "autotune")])
+    arguments = [f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value]
+    return " ".join(["createdb", *arguments, shlex.quote(url.database or "autotune")])
 
 
 def shown_url(url: str) -> str:
-    """`url` without its password, also where it cannot be read as a URL."""
+    """Returns `url` without its password, also where it cannot be parsed."""
     try:
-        parsed = parsed_url(url)
+        parsed = parse_url(url)
     except ArgumentError:
         return re.sub(r"(//(?!/)[^:/@]*):.*@", r"\1:***@", url)
     return parsed.difference_update_query(["password", "sslpassword"]).render_as_string(
@@ -194,7 +199,8 @@ def shown_url(url: str) -> str:
     )
 
 
-def parsed_url(url: str) -> URL:
+def parse_url(url: str) -> URL:
+    """Parses a database URL. Raises SQLAlchemy's ArgumentError."""
     try:
         parsed = make_url(url)
     except ValueError:
@@ -205,4 +211,5 @@ def parsed_url(url: str) -> URL:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,8 +1,8 @@
-"""Which file system a studies database would be on; on a network file system SQLite loses results without a word.
+"""Rejects SQLite databases on network file systems, where results would be lost silently.
 
-Its write-ahead log is shared memory, which two machines do not share, and its locks are kept by
-each machine for itself on many of them. What is not known here passes: the last word has SQLite,
-which must grant the log.
+SQLite's write-ahead log uses shared memory, which two machines do not share, and many network file
+systems manage locks on each machine separately. File systems that are not listed here are accepted,
+as long as SQLite can enable its write-ahead log there.
 """
 
 import re
@@ -14,13 +14,15 @@ from autotune.errors import StorageUnavailable
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
-# As they stand in mountinfo, without "fuse." in front: file servers; clusters, with disks that
-# several machines mount (gfs, ocfs); other machines' files and object stores mounted by a program.
+# Names as in mountinfo, without the prefix "fuse.": file servers; cluster file systems, including
+# those on shared disks (gfs, ocfs); remote files and object stores mounted through FUSE.
 _NETWORK = """
 nfs nfs3 nfs4 cifs smb2 smb3 smbfs smbnetfs afs auristorfs coda ncp ncpfs 9p davfs davfs2
-ceph ceph-fuse glusterfs lustre lustre_lite gpfs beegfs beegfs_nodev fhgfs panfs wekafs pvfs2 orangefs daos dfuse
+ceph ceph-fuse glusterfs lustre lustre_lite gpfs beegfs beegfs_nodev fhgfs panfs wekafs pvfs2
+orangefs daos dfuse
 quobyte cvfs snfs vastnfs gfs gfs2 ocfs2 acfs ibrix moosefs mfs juicefs seaweedfs rozofs
-sshfs curlftpfs ftpfs gvfsd-fuse rclone s3fs goofys gcsfuse mount-s3 blobfuse blobfuse2 hdfs fuse_dfs
+sshfs curlftpfs ftpfs gvfsd-fuse rclone s3fs goofys gcsfuse mount-s3 blobfuse blobfuse2 hdfs
+fuse_dfs
 """
 NETWORK_FILE_SYSTEMS = frozenset(_NETWORK.split())
 
@@ -33,51 +35,51 @@ class _Mount:
     file_system: str
 
 
-def refuse_network_file_system(file: Path, *, mountinfo: Path = MOUNTINFO) -> None:
-    """Raises StorageUnavailable where `file`, which need not exist yet, would be on a network file system."""
+def reject_network_file_system(file: Path, *, mountinfo: Path = MOUNTINFO) -> None:
+    """Raises StorageUnavailable where `file`, existing or not, is on a network file system."""
     try:
         text = mountinfo.read_text(errors="surrogateescape")
     except OSError:
-        return  # not Linux: it cannot be told
+        return  # not Linux: the file system cannot be determined
     found = file_system(file.resolve(), mountinfo=text)
     if found is not None and found.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS:
-        _refuse(f"is on a network file system ({found})", file)
+        _raise_unsafe(f"is on a network file system ({found})", file)
 
 
-def refuse_without_write_ahead_log(journal_mode: str, file: Path) -> None:
-    """Raises StorageUnavailable unless `journal_mode`, what SQLite answered when it was asked for WAL, says so."""
+def check_journal_mode(journal_mode: str, file: Path) -> None:
+    """Raises StorageUnavailable unless SQLite's reply to `PRAGMA journal_mode=WAL` was "wal"."""
     if journal_mode != "wal":
-        _refuse(f"is on a file system where SQLite keeps its {journal_mode!r} journal", file)
+        _raise_unsafe(f"is on a file system where SQLite keeps its {journal_mode!r} journal", file)
 
 
-def _refuse(why: str, file: Path) -> NoReturn:
+def _raise_unsafe(why: str, file: Path) -> NoReturn:
     raise StorageUnavailable(
-        f"the studies database {file} {why}, where SQLite's locks and its write-ahead log are not safe",
-        hint="name a local folder, --storage sqlite:////local/folder/autotune.db, or use PostgreSQL, "
-        "--storage postgresql+psycopg://user:password@host/database",
+        f"the studies database {file} {why}, "
+        "where SQLite's locks and its write-ahead log are not safe",
+        hint="name a local folder, --storage sqlite:////local/folder/autotune.db, "
+        "or use PostgreSQL, --storage postgresql+psycopg://user:password@host/database",
     )
 
 
 def file_system(path: Path, *, mountinfo: str) -> str | None:
-    """The type of the file system that `path`, absolute and without links, is on; None where `mountinfo` has none.
+    """Returns the type of the file system of `path`; None where `mountinfo` does not list it.
 
-    Goes from mount to mount as the kernel does, so that what is mounted over something hides all
-    below it.
+    `path` must be absolute and without links. Follows the mounts from the root as the kernel does,
+    so that a mount hides what is mounted below its mount point.
     """
     mounts = _mounts(mountinfo)
     ids = {mount.id for mount in mounts}
-    on_the_way = [mount for mount in mounts if path.is_relative_to(mount.point)]
-    here: _Mount | None = None
+    candidates = [mount for mount in mounts if path.is_relative_to(mount.point)]
+    current: _Mount | None = None
     while True:
-        from_here = [
-            mount
-            for mount in on_the_way
-            if mount is not here and (mount.parent == here.id if here else _is_root(mount, ids))
-        ]
-        if not from_here:
-            return here.file_system if here else None
-        here = min(from_here, key=lambda mount: len(mount.point.parts))
-        on_the_way.remove(here)
+        if current is None:
+            children = [mount for mount in candidates if _is_root(mount, ids)]
+        else:
+            children = [mount for mount in candidates if mount.parent == current.id]
+        if not children:
+            return current.file_system if current else None
+        current = min(children, key=lambda mount: len(mount.point.parts))
+        candidates.remove(current)
 
 
 def _is_root(mount: _Mount, ids: set[str]) -> bool:
@@ -98,5 +100,5 @@ def _mounts(mountinfo: str) -> list[_Mount]:
 
 
 def _unescaped(text: str) -> str:
-    """Space, tab, newline and backslash are written as three octal digits."""
+    """Decodes space, tab, newline and backslash, which mountinfo writes as three octal digits."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -1,7 +1,4 @@
-"""Dataclasses as rows of our tables, and back.
-
-A row that is not what was written raises DamagedRow.
-"""
+"""Converts dataclasses to rows of the tables and back; an unreadable row raises DamagedRow."""
 
 import math
 from collections.abc import Iterator
@@ -23,15 +20,16 @@ from autotune.storage.typed import check_types
 _MEASUREMENT_FIELDS = tuple(field.name for field in fields(Measurement))
 
 LONGEST_NAME, LONGEST_REASON = 200, 500
-"""Characters of a trial's or a worker's name, and of a cause or a refusal."""
+"""Characters of a trial's or worker's name, and of a cause or of why there is no prediction."""
 
 
 class DamagedRow(ValueError):
-    """Says which row, and what in it."""
+    """A row cannot be read; the text says which one and why."""
 
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
+    """Turns any error of the block into a DamagedRow that names `what`."""
     try:
         yield
     except DamagedRow:
@@ -44,28 +42,37 @@ def _reading(what: str) -> Iterator[None]:
         raise DamagedRow(f"{what} cannot be read: {error}") from None
 
 
-# -- what every database can hold ------------------------------------------------------------------
+# -- values that every database can store ----------------------------------------------------------
 
 
-def kept_text(text: str, *, longest: int) -> str:
-    """What a PostgreSQL column takes: not too long, without zero bytes and without halves of characters."""
+def storable_text(text: str, *, longest: int) -> str:
+    """Returns `text` as PostgreSQL accepts it: at most `longest` characters, no NUL, no surrogates.
+
+    A text that is too long ends with an ellipsis.
+    """
     clean = text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
-    return clean if len(clean) <= longest else clean[: longest - 1] + "…"
+    if len(clean) <= longest:
+        return clean
+    return clean[: longest - 1] + "…"
 
 
 def measurement_values(measurement: Measurement) -> dict[str, Any]:
-    """Without numbers that are not finite, which are no JSON: null like what was not measured."""
+    """Returns the fields as JSON; infinities and NaN, which JSON lacks, become null."""
     return {name: _finite(getattr(measurement, name)) for name in _MEASUREMENT_FIELDS}
 
 
 def finite_seconds(seconds: float | None) -> float | None:
-    return None if seconds is None or not math.isfinite(seconds) else seconds
+    if seconds is None or not math.isfinite(seconds):
+        return None
+    return seconds
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: one for name, one in value.items() if _finite(one) is not None}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {name: item for name, item in value.items() if _finite(item) is not None}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 # -- definitions -----------------------------------------------------------------------------------
@@ -86,10 +93,10 @@ def definition_row(definition: StudyDefinition, *, trials_wanted: int) -> dict[s
     }
 
 
-def definition_of(row: Any) -> StudyDefinition:
-    """Raises DamagedRow."""
+def definition_from_row(row: Any) -> StudyDefinition:
+    """Returns the definition in a row of the studies table. Raises DamagedRow."""
     with _reading(f"study {row.name!r}"):
-        check_study_name(row.name)  # it names a folder and files
+        check_study_name(row.name)  # it becomes the name of a folder and of files
         definition = StudyDefinition(
             name=row.name,
             workload=Workload(**row.workload),
@@ -100,8 +107,9 @@ def definition_of(row: Any) -> StudyDefinition:
             seed=row.seed,
             sampler=row.sampler,
         )
-        for one in (definition, definition.device, definition.space):
-            check_types(one)
+        check_types(definition)
+        check_types(definition.device)
+        check_types(definition.space)
         if type(row.trials_wanted) is not int:
             raise ValueError(f"trials_wanted is {row.trials_wanted!r}")
         return definition
@@ -110,16 +118,16 @@ def definition_of(row: Any) -> StudyDefinition:
 # -- trials ----------------------------------------------------------------------------------------
 
 
-def kept_name(name: str | None) -> str | None:
-    return None if name is None else kept_text(name, longest=LONGEST_NAME)
+def storable_name(name: str | None) -> str | None:
+    return None if name is None else storable_text(name, longest=LONGEST_NAME)
 
 
 def trial_row(record: TrialRecord) -> dict[str, Any]:
-    """Of a trial that comes with its result, or, where it is interrupted, without one."""
+    """Returns the row of a new trial: with its result, or without one where it is interrupted."""
     return {
         "number": record.number,
         "fingerprint": record.config.fingerprint,
-        "name": kept_name(record.name),
+        "name": storable_name(record.name),
         "config": record.config.to_dict(),
         "measurement": measurement_values(record) if record.is_finished else None,
         "seconds": finite_seconds(record.seconds),
@@ -127,7 +135,7 @@ def trial_row(record: TrialRecord) -> dict[str, Any]:
     }
 
 
-def record_of(
+def record_from_row(
     row: Any,
     *,
     cap_bytes: int,
@@ -135,23 +143,23 @@ def record_of(
     losses: int = 0,
     cause: str = "",
 ) -> TrialRecord:
-    """`losses`: how many attempts at it the machine has cost; the last one's `cause`.
+    """Returns the trial in a row of the trials table. Raises DamagedRow.
 
-    Raises DamagedRow.
+    `cap_bytes` decides whether it is feasible. `losses` is how many of its attempts the machine
+    ended, and `cause` what ended the last one.
     """
-    lost = f"lost {losses} time{'s' * (losses > 1)}, not by its own fault: {cause}"
-    unfinished = Measurement(outcome="interrupted", message=lost if losses else "has no result yet")
     with _reading(f"trial {row.number}"):
-        measurement = asdict(unfinished) if row.measurement is None else row.measurement
+        measurement = row.measurement
+        if measurement is None:
+            message = _message_without_result(losses, cause)
+            measurement = asdict(Measurement(outcome="interrupted", message=message))
         if measurement["perplexity"] is not None and measurement.get("perplexity_source") is None:
-            measurement = {
-                **measurement,
-                "perplexity_source": "measured",
-            }  # written before it could be shared
+            # Written by a version in which trials could not share a perplexity.
+            measurement = {**measurement, "perplexity_source": "measured"}
         record = TrialRecord(
             **measurement,
             number=row.number,
-            config=_config_of(row),
+            config=_config_from_row(row),
             name=row.name,
             feasible=_is_feasible(measurement, cap_bytes=cap_bytes),
             predicted_peak_memory_bytes=None if predicted_bytes is None else int(predicted_bytes),
@@ -159,6 +167,13 @@ def record_of(
         )
         check_types(record)
         return record
+
+
+def _message_without_result(losses: int, cause: str) -> str:
+    if not losses:
+        return "has no result yet"
+    times = "1 time" if losses == 1 else f"{losses} times"
+    return f"lost {times}, not by its own fault: {cause}"
 
 
 def _is_feasible(measurement: dict[str, Any], *, cap_bytes: int) -> bool:
@@ -171,7 +186,7 @@ def _is_feasible(measurement: dict[str, Any], *, cap_bytes: int) -> bool:
     )
 
 
-def _config_of(row: Any) -> TrainingConfig:
+def _config_from_row(row: Any) -> TrainingConfig:
     config = TrainingConfig(**row.config)
     if config.fingerprint != row.fingerprint:
         raise ValueError(
@@ -188,16 +203,19 @@ def forecast_row(forecast: Forecast) -> dict[str, Any]:
         "fingerprint": forecast.config.fingerprint,
         "config": forecast.config.to_dict(),
         "prediction": None if forecast.prediction is None else forecast.prediction.to_dict(),
-        "refusal": kept_text(forecast.refusal, longest=LONGEST_REASON),
+        "refusal": storable_text(forecast.refusal, longest=LONGEST_REASON),
     }
 
 
-def forecast_of(row: Any) -> Forecast:
-    """Raises DamagedRow."""
+def forecast_from_row(row: Any) -> Forecast:
+    """Returns the prediction in a row of the predictions table. Raises DamagedRow."""
     with _reading(f"prediction {row.fingerprint}"):
-        config = _config_of(row)
+        config = _config_from_row(row)
         prediction = None if row.prediction is None else Prediction.from_dict(row.prediction)
         forecast = Forecast(config=config, prediction=prediction, refusal=row.refusal)
-        for one in (forecast, *((prediction, *prediction.holders) if prediction else ())):
-            check_types(one)
+        check_types(forecast)
+        if prediction:
+            check_types(prediction)
+            for holder in prediction.holders:
+                check_types(holder)
         return forecast

@@ -1,6 +1,6 @@
-"""Brings a database's tables to the form this autotune reads: made where there are none, upgraded where they are old.
+"""Creates the tables of a new database and upgrades those of an older autotune.
 
-One process at a time does it, in one transaction, and `backup.py` copies before what a migration
+One process at a time does it, in one transaction, and `backup.py` first copies what a migration
 changes.
 """
 
@@ -13,9 +13,9 @@ from sqlalchemy import Connection, select
 from autotune.errors import StorageUnavailable, UnknownStudy
 from autotune.failpoints import failpoint
 from autotune.storage.database import Database
-from autotune.storage.error_translation import way_out_of_damage
+from autotune.storage.error_translation import damage_hint
 from autotune.storage.integrity.backup import back_up
-from autotune.storage.integrity.sqlite_file import refuse_foreign_tables, refuse_rows_of_nothing
+from autotune.storage.integrity.sqlite_file import reject_foreign_tables, reject_orphaned_rows
 from autotune.storage.tables import (
     ATTEMPTS,
     METADATA,
@@ -30,18 +30,18 @@ _LOG = logging.getLogger(__name__)
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 _ADVISORY_LOCK = 0x6175746F74756E65
-"""`autotune` in ASCII: PostgreSQL's locks of this kind have numbers for names."""
+"""`autotune` in ASCII: PostgreSQL identifies advisory locks by numbers."""
 
 
 def open_studies(database: Database, *, create: bool) -> None:
-    """With the tables that this autotune reads; raises UnknownStudy where there are none and none are to be made.
+    """Checks the tables of a database, and creates or upgrades them where necessary.
 
-    Raises StorageUnavailable for all that is no whole database of this autotune or an earlier one.
+    Raises UnknownStudy where there are no tables and `create` is false, and StorageUnavailable for
+    anything that is not a complete database of this autotune or an earlier one.
     """
     with database.engine.connect() as connection:
-        revision = revision_of(
-            connection
-        )  # first: another process may make the tables, all at once, just now
+        # The revision is read first: another process may be creating all tables at this moment.
+        revision = revision_of(connection)
         there = tables_of(connection)
         if not create and not there & {*METADATA.tables, VERSION_TABLE}:
             raise UnknownStudy(
@@ -50,12 +50,12 @@ def open_studies(database: Database, *, create: bool) -> None:
         if revision == REVISION:
             check_tables(there, revision, database.url)
         elif connection.dialect.name == "sqlite":
-            refuse_foreign_tables(connection, database.url)
+            reject_foreign_tables(connection, database.url)
     if revision != REVISION:
         _bring_up_to_date(database)
-    if database.engine.dialect.name == "sqlite":  # PostgreSQL lets nobody make such rows
+    if database.engine.dialect.name == "sqlite":  # PostgreSQL always enforces foreign keys
         with database.engine.connect() as connection:
-            refuse_rows_of_nothing(connection, database.url)
+            reject_orphaned_rows(connection, database.url)
 
 
 def tables_of(connection: Connection) -> set[str]:
@@ -63,7 +63,7 @@ def tables_of(connection: Connection) -> set[str]:
 
 
 def revision_of(connection: Connection) -> str | None:
-    """None for a database of before migrations, or without tables."""
+    """Returns the schema revision; None for a database without tables or older than migrations."""
     if not sqlalchemy.inspect(connection).has_table(VERSION_TABLE):
         return None
     found: str | None = connection.scalar(
@@ -73,11 +73,12 @@ def revision_of(connection: Connection) -> str | None:
 
 
 def check_tables(there: set[str], revision: str | None, url: str) -> None:
-    """Raises StorageUnavailable where tables of that revision are missing, or it is none that this autotune knows."""
+    """Raises StorageUnavailable for an unknown revision, or where its tables are missing."""
     known = {file.name.partition("_")[0] for file in (MIGRATIONS / "versions").glob("[0-9]*.py")}
     if revision is not None and revision not in known:
         raise StorageUnavailable(
-            f"the studies database {url} has schema {revision}, this autotune knows them up to {REVISION}",
+            f"the studies database {url} has schema {revision}, "
+            f"this autotune knows them up to {REVISION}",
             hint="use the autotune that wrote it, or a later one",
         )
     expected = {*METADATA.tables, VERSION_TABLE}
@@ -87,14 +88,17 @@ def check_tables(there: set[str], revision: str | None, url: str) -> None:
             expected.add(VERSION_TABLE)
         if there >= {ATTEMPTS.name, VERSION_TABLE}:
             raise StorageUnavailable(
-                f"the studies database {url} has tables of a later schema than {revision or 'none'}, which it names",
-                hint=way_out_of_damage(url),
+                f"the studies database {url} has tables of a later schema than "
+                f"{revision or 'none'}, which it names",
+                hint=damage_hint(url),
             )
-    if missing := expected - there:
+    missing = sorted(expected - there)
+    if missing:
+        tables = ", ".join(missing)
+        if len(missing) == 1:
+            tables = f"its table {tables}"
         raise StorageUnavailable(
-            f"the studies database {url} has lost {'its table ' if len(missing) == 1 else ''}"
-            + ", ".join(sorted(missing)),
-            hint=way_out_of_damage(url),
+            f"the studies database {url} has lost {tables}", hint=damage_hint(url)
         )
 
 
@@ -104,12 +108,12 @@ def check_tables(there: set[str], revision: str | None, url: str) -> None:
 def _bring_up_to_date(database: Database) -> None:
     with database.engine.connect() as connection:
         _lock(connection)
-        revision = revision_of(connection)  # another process may have been quicker
+        revision = revision_of(connection)  # again: another process may have upgraded it
         if revision != REVISION:
             there = tables_of(connection)
             if there & {*METADATA.tables, VERSION_TABLE}:
                 check_tables(there, revision, database.url)
-                # Where nothing may be written, this says so before a copy is made.
+                # Fails before a copy is made where the database cannot be written.
                 connection.execute(
                     sqlalchemy.text(f"UPDATE {STUDIES.name} SET name = name WHERE 1 = 0")
                 )
@@ -126,9 +130,9 @@ def _bring_up_to_date(database: Database) -> None:
 
 
 def _lock(connection: Connection) -> None:
-    """Until the transaction's end.
+    """Takes a lock that is released at the transaction's end.
 
-    On SQLite the write lock itself, which also makes the tables' changes part of it.
+    On SQLite it is the write lock; the transaction then includes the changes of tables.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(select(sqlalchemy.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))

@@ -1,9 +1,7 @@
-"""The studies database: what was asked, who is at it, and every result.
+"""Stores and loads studies, their trials and their predictions; takes and returns dataclasses.
 
-Plain dataclasses in and out; no row leaves it.
-
-What is kept here is all there is: Optuna's samplers are told of it anew by each process that asks
-them.
+The database is the only state of a study. Optuna's samplers keep none: each process that uses one
+feeds it the stored trials.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,21 +21,21 @@ from autotune.storage.attempts import Attempts
 from autotune.storage.database import BUSY_TIMEOUT_SECONDS, Database
 from autotune.storage.error_translation import (
     Conflict,
-    refuse_other_schema,
+    check_schema_version,
+    damage_hint,
     storage_errors,
-    way_out_of_damage,
 )
 from autotune.storage.rows import (
-    definition_of,
+    definition_from_row,
     definition_row,
-    forecast_of,
+    forecast_from_row,
     forecast_row,
-    record_of,
+    record_from_row,
     trial_row,
 )
 from autotune.storage.schema import open_studies
 from autotune.storage.tables import PREDICTIONS, STUDIES, TRIALS
-from autotune.storage.transfer.transfer import Imported, exported, import_studies
+from autotune.storage.transfer.transfer import Imported, export_lines, import_studies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,23 +44,32 @@ class StudySummary:
 
     name: str
     created_at: str
+    """To the minute, in UTC."""
     trials: int
-    """With a result."""
+    """The number of trials with a result."""
     trials_wanted: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """The trials that were begun, lost or finished since a study's last known revision, oldest change first."""
+    """Trials that were started, failed or finished since a revision of the study.
+
+    `records` are ordered from the oldest change to the newest.
+    """
 
     revision: int
+    """The study's revision that they lead to."""
     records: Sequence[TrialRecord]
 
 
 class StudyStore:
     """The studies of one database.
 
-    Raises StorageUnavailable when it cannot be used, StorageAway when not just now.
+    With `create`, the database is created where it does not exist. `was_reached` says that this
+    process has used it before: what cannot be reached is then away for a while and not
+    misconfigured. `busy_timeout_seconds` is how long SQLite waits for another process's lock.
+    All methods raise StorageUnavailable for a database that cannot be used, and StorageAway for one
+    that cannot be used at the moment.
     """
 
     def __init__(
@@ -77,7 +84,7 @@ class StudyStore:
             url, create=create, was_reached=was_reached, busy_timeout_seconds=busy_timeout_seconds
         )
         self.url = self._database.url
-        """The database's URL as it may be shown: without its password."""
+        """The database's URL without its password, for messages."""
         self.attempts = Attempts(self._database)
         with self._database.opening():
             try:
@@ -99,23 +106,24 @@ class StudyStore:
         records: Iterable[TrialRecord] = (),
         forecasts: Iterable[Forecast] = (),
     ) -> None:
-        """All or nothing; `records` and `forecasts` are what is known of it already, as from earlier studies.
+        """Adds a study with the trials and predictions that it begins with, in one transaction.
 
-        Raises StudyMismatch where there is a study of that name.
+        `records` and `forecasts` may come from earlier studies. Raises StudyMismatch where there is
+        a study of that name.
         """
         try:
             with self._database.writing() as connection:
                 row = definition_row(definition, trials_wanted=trials_wanted)
-                (study_id,) = connection.execute(
-                    insert(STUDIES).values(row)
-                ).inserted_primary_key or (None,)
+                inserted = connection.execute(insert(STUDIES).values(row))
+                (study_id,) = inserted.inserted_primary_key or (None,)
                 trials = [{"study_id": study_id, **trial_row(record)} for record in records]
                 predictions = [
                     {"study_id": study_id, **forecast_row(forecast)} for forecast in forecasts
                 ]
-                for table, rows in ((TRIALS, trials), (PREDICTIONS, predictions)):
-                    if rows:
-                        connection.execute(insert(table), rows)
+                if trials:
+                    connection.execute(insert(TRIALS), trials)
+                if predictions:
+                    connection.execute(insert(PREDICTIONS), predictions)
         except Conflict:
             raise StudyMismatch(
                 f"there is a study {definition.name!r} in {self.url} already",
@@ -129,7 +137,7 @@ class StudyStore:
             )
 
     def names(self) -> list[str]:
-        """Of all studies, oldest first."""
+        """Returns the names of all studies, oldest first."""
         with self._database.reading() as connection:
             return list(connection.scalars(select(STUDIES.c.name).order_by(STUDIES.c.id)).all())
 
@@ -140,22 +148,20 @@ class StudyStore:
             )
 
     def definition(self, study: str) -> tuple[StudyDefinition, int]:
-        """The study's definition and how many trials were wanted of it. Raises UnknownStudy."""
+        """Returns the study's definition and its number of wanted trials. Raises UnknownStudy."""
         with self._database.reading() as connection:
             row = connection.execute(select(STUDIES).where(STUDIES.c.name == study)).one_or_none()
             if row is None:
                 names = self.names()
-                raise UnknownStudy(
-                    f"there is no study {study!r} in {self.url}",
-                    hint=f"there is {', '.join(names)}"
-                    if names
-                    else "begin one with: autotune search",
-                )
-            refuse_other_schema(study, row.schema_version, url=self.url)
-            return definition_of(row), row.trials_wanted
+                hint = "begin one with: autotune search"
+                if names:
+                    hint = f"there is {', '.join(names)}"
+                raise UnknownStudy(f"there is no study {study!r} in {self.url}", hint=hint)
+            check_schema_version(study, row.schema_version, url=self.url)
+            return definition_from_row(row), row.trials_wanted
 
     def studies(self) -> list[StudySummary]:
-        """All studies, oldest first."""
+        """Returns a summary of every study, oldest first."""
         finished = sqlalchemy.func.count(TRIALS.c.finished_at).label("finished")
         columns = (STUDIES.c.id, STUDIES.c.name, STUDIES.c.created_at, STUDIES.c.trials_wanted)
         query = (
@@ -176,7 +182,10 @@ class StudyStore:
             ]
 
     def dates(self, study: str) -> tuple[str, str]:
-        """When the study was begun and when its last trial ended, to the minute; empty where none has ended."""
+        """Returns when the study was created and when its last trial finished, to the minute in UTC.
+
+        The second is empty where no trial has finished.
+        """
         last = (
             select(sqlalchemy.func.max(TRIALS.c.finished_at))
             .join(STUDIES)
@@ -190,59 +199,67 @@ class StudyStore:
     # -- whole studies -----------------------------------------------------------------------------
 
     def exported(self, studies: Sequence[str], *, version: str) -> Iterator[bytes]:
-        """The lines of a file of these studies (`transfer.py`). Raises UnknownStudy."""
-        return exported(self._database, studies, version=version)
+        """Yields the lines of an export file of `studies` (`transfer.py`). Raises UnknownStudy."""
+        return export_lines(self._database, studies, version=version)
 
     def import_studies(self, file: BinaryIO, *, source: str, name: str | None = None) -> Imported:
-        """Brings in all of such a file, or raises InvalidInput or StudyMismatch and changes nothing."""
+        """Imports every study of an export file, in one transaction.
+
+        Raises InvalidInput or StudyMismatch; then nothing is changed.
+        """
         return import_studies(self._database, file, source=source, name=name)
 
     # -- trials ------------------------------------------------------------------------------------
 
     def trials(self, study: str) -> list[TrialRecord]:
-        """Every trial of the study in the order of its number; one without a result reads as interrupted.
+        """Returns every trial of the study by number; one without a result is interrupted.
 
         Raises StorageUnavailable where some are missing.
         """
-        records = self._records(study, _trials_of(study).order_by(TRIALS.c.number))
-        missing = next(
-            (number for number, record in enumerate(records) if record.number != number), None
-        )
-        if missing is not None:
-            raise StorageUnavailable(
-                f"trial {missing} of study {study!r} in {self.url} is missing",
-                hint=way_out_of_damage(self.url),
-            )
+        records = self._records(study, _select_trials(study).order_by(TRIALS.c.number))
+        for number, record in enumerate(records):
+            if record.number != number:
+                raise StorageUnavailable(
+                    f"trial {number} of study {study!r} in {self.url} is missing",
+                    hint=damage_hint(self.url),
+                )
         return records
 
     def changes(self, study: str, *, since: int) -> Changes:
-        """What has changed after revision `since`; -1 for everything."""
+        """Returns the trials that changed after revision `since`; -1 returns all of them."""
         with self._database.reading() as connection:
             revision = connection.scalar(select(STUDIES.c.revision).where(STUDIES.c.name == study))
         if revision is None or revision == since:
             return Changes(revision=since, records=())
-        changed = _trials_of(study).where(TRIALS.c.revision > since, TRIALS.c.revision <= revision)
+        changed = _select_trials(study).where(
+            TRIALS.c.revision > since, TRIALS.c.revision <= revision
+        )
         records = self._records(study, changed.order_by(TRIALS.c.revision, TRIALS.c.number))
         return Changes(revision=revision, records=records)
 
     def _records(self, study: str, query: Select[Any]) -> list[TrialRecord]:
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
-        losses = self.attempts.losses(
-            study, [row.number for row in rows if row.measurement is None]
-        )
-        with storage_errors(self.url):  # a damaged row
+        unfinished = [row.number for row in rows if row.measurement is None]
+        losses = self.attempts.losses(study, unfinished)
+        with storage_errors(self.url):  # translates DamagedRow
             records = []
             for row in rows:
                 count, cause = losses.get(row.number, (0, ""))
-                known = {"cap_bytes": row.cap_bytes, "predicted_bytes": row.predicted}
-                records.append(record_of(row, **known, losses=count, cause=cause))
+                record = record_from_row(
+                    row,
+                    cap_bytes=row.cap_bytes,
+                    predicted_bytes=row.predicted,
+                    losses=count,
+                    cause=cause,
+                )
+                records.append(record)
             return records
 
     # -- predictions -------------------------------------------------------------------------------
 
     def keep_forecast(self, study: str, forecast: Forecast) -> None:
-        """Keeps a prediction, or that there is none; what is known of a configuration already stays."""
+        """Stores a prediction, or that there is none, unless the configuration has one already."""
         if self._has_forecast(study, forecast.config):
             return
         study_id = select(STUDIES.c.id).where(STUDIES.c.name == study).scalar_subquery()
@@ -252,27 +269,29 @@ class StudyStore:
                     insert(PREDICTIONS).values({"study_id": study_id, **forecast_row(forecast)})
                 )
         except Conflict:
-            pass  # another worker has predicted the same
+            pass  # another worker has predicted the same configuration
 
     def _has_forecast(self, study: str, config: TrainingConfig) -> bool:
-        one = select(PREDICTIONS.c.id).join(STUDIES)
+        query = (
+            select(PREDICTIONS.c.id)
+            .join(STUDIES)
+            .where(STUDIES.c.name == study, PREDICTIONS.c.fingerprint == config.fingerprint)
+        )
         with self._database.reading() as connection:
-            found = one.where(
-                STUDIES.c.name == study, PREDICTIONS.c.fingerprint == config.fingerprint
-            )
-            return connection.scalar(found) is not None
+            return connection.scalar(query) is not None
 
     def forecasts(self, study: str) -> dict[str, Forecast]:
-        """What was predicted in this study, by the configuration's fingerprint."""
+        """Returns the study's predictions by the configuration's fingerprint."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 select(PREDICTIONS).join(STUDIES).where(STUDIES.c.name == study)
             ).all()
-            return {row.fingerprint: forecast_of(row) for row in rows}
+            return {row.fingerprint: forecast_from_row(row) for row in rows}
 
 
-def _trials_of(study: str) -> Select[Any]:
-    predicted = and_(
+def _select_trials(study: str) -> Select[Any]:
+    """Selects the study's trials with its cap and their predicted peak, both in bytes."""
+    same_config = and_(
         TRIALS.c.study_id == PREDICTIONS.c.study_id,
         TRIALS.c.fingerprint == PREDICTIONS.c.fingerprint,
     )
@@ -282,13 +301,15 @@ def _trials_of(study: str) -> Select[Any]:
             STUDIES.c.cap_bytes,
             PREDICTIONS.c.prediction["peak_memory_bytes"].as_float().label("predicted"),
         )
-        .select_from(TRIALS.join(STUDIES).outerjoin(PREDICTIONS, predicted))
+        .select_from(TRIALS.join(STUDIES).outerjoin(PREDICTIONS, same_config))
         .where(STUDIES.c.name == study)
     )
 
 
 def _minute(moment: datetime | None) -> str:
-    """In UTC, which is what a database without time zones keeps."""
+    """Formats a moment in UTC, which is what a database without time zones stores."""
     if moment is None:
         return ""
-    return f"{moment.astimezone(UTC) if moment.tzinfo else moment:%Y-%m-%d %H:%M}"
+    if moment.tzinfo is not None:
+        moment = moment.astimezone(UTC)
+    return f"{moment:%Y-%m-%d %H:%M}"

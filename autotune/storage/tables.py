@@ -1,4 +1,4 @@
-"""Our tables. Private to this package. An older database is brought up to date by `migrations/`."""
+"""The tables, private to this package. `migrations/` upgrades an older database."""
 
 from typing import Any
 
@@ -24,14 +24,13 @@ from sqlalchemy.sql.expression import FunctionElement
 METADATA = MetaData()
 
 SCHEMA_VERSION = 2
-"""Kept with every study too, so that an older autotune refuses a newer one's by its number."""
+"""Also stored with every study, so that an older autotune rejects the studies of a newer one."""
 
 REVISION = "0002"
-"""The last of `migrations/versions`."""
+"""The last revision in `migrations/versions`."""
 
 VERSION_TABLE = "autotune_alembic_version"
-"""Optuna has an `alembic_version` of its own where somebody keeps its studies in the same database.
-"""
+"""Not `alembic_version`, which Optuna uses for its studies in the same database."""
 
 STUDIES = Table(
     "autotune_studies",
@@ -48,7 +47,7 @@ STUDIES = Table(
     Column("seed", BigInteger, nullable=False),
     Column("sampler", String(20), nullable=False),
     Column("trials_wanted", Integer, nullable=False),
-    # Counts the changes of its trials. Whoever changes one raises it first and so holds the study
+    # Counts the changes of its trials. Every change raises it first, which locks the study's row
     # until the commit.
     Column("revision", Integer, nullable=False, server_default=text("0")),
 )
@@ -66,9 +65,8 @@ TRIALS = Table(
     Column("seconds", Float),
     Column("started_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
     Column("finished_at", DateTime(timezone=True)),
-    Column(
-        "revision", Integer, nullable=False, server_default=text("0")
-    ),  # the study's at its last change
+    # The study's revision at the trial's last change.
+    Column("revision", Integer, nullable=False, server_default=text("0")),
     UniqueConstraint("study_id", "number"),
     UniqueConstraint("study_id", "fingerprint"),
     Index("autotune_trials_by_revision", "study_id", "revision"),
@@ -79,9 +77,8 @@ ATTEMPTS = Table(
     METADATA,
     Column("id", String(32), primary_key=True),
     Column("trial_id", ForeignKey("autotune_trials.id", ondelete="CASCADE"), nullable=False),
-    Column(
-        "ordinal", Integer, nullable=False
-    ),  # 1 for the first; a second retry of one attempt cannot be
+    # 1 for the first. Unique for a trial, so that an attempt is retried only once.
+    Column("ordinal", Integer, nullable=False),
     Column("worker", String(200), nullable=False),
     Column("state", String(12), nullable=False),
     Column("lease_until", Float, nullable=False),  # seconds since 1970 by the database's clock
@@ -89,7 +86,7 @@ ATTEMPTS = Table(
     Column("started_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
     Column("ended_at", DateTime(timezone=True)),
     Column("cause", String(500), nullable=False),
-    Column("measurement", JSON(none_as_null=True)),  # a result that came too late and was refused
+    Column("measurement", JSON(none_as_null=True)),  # a late result, which does not count
     Column("seconds", Float),
     UniqueConstraint("trial_id", "ordinal"),
     Index(

@@ -1,4 +1,4 @@
-"""Whether stored values have the types that a dataclass says: a database keeps whatever was written into it."""
+"""Checks stored values against the types of a dataclass: a JSON column accepts any value."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -7,24 +7,26 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def check_types(stored: Any) -> None:
-    """Raises ValueError for the first field of the dataclass `stored` whose value is of another type."""
-    for name, fits in _checks_of(type(stored)):  # type: ignore[arg-type]  # types have a hash
-        if not fits(value := getattr(stored, name)):
-            raise ValueError(f"{name} is {_shown(value)}")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    """Raises ValueError for the first field of a dataclass whose value is of another type."""
+    for name, fits in _field_checks(type(stored)):  # type: ignore[arg-type]  # types have a hash
+        value = getattr(stored, name)
+        if not fits(value):
+            text = repr(value)
+            if len(text) > 60:
+                text = f"{text[:60]}…"
+            raise ValueError(f"{name} is {text}")
 
 
 @cache
-def _checks_of(dataclass_type: type) -> tuple[tuple[str, Callable[[object], bool]], ...]:
-    return tuple((name, _check_of(hint)) for name, hint in get_type_hints(dataclass_type).items())
+def _field_checks(dataclass_type: type) -> tuple[tuple[str, Callable[[object], bool]], ...]:
+    return tuple((name, _make_check(hint)) for name, hint in get_type_hints(dataclass_type).items())
 
 
-def _check_of(hint: Any) -> Callable[[object], bool]:
-    """The quick look first: most fields are numbers, texts or None, and there are many rows."""
+def _make_check(hint: Any) -> Callable[[object], bool]:
+    """Returns a predicate that tries a set of plain types first.
+
+    Most fields are numbers, strings or None, and there are many rows.
+    """
     plain = frozenset(_plain_types(hint))
 
     def fits(value: object) -> bool:
@@ -36,31 +38,34 @@ def _check_of(hint: Any) -> Callable[[object], bool]:
 def _plain_types(hint: Any) -> set[type]:
     if get_origin(hint) in (Union, UnionType):
         return set().union(*map(_plain_types, get_args(hint)))
-    return (
-        {int, float} if hint is float else {hint} if hint in (int, str, bool, NoneType) else set()
-    )
+    if hint is float:
+        return {int, float}
+    if hint in (int, str, bool, NoneType):
+        return {hint}
+    return set()
 
 
 def is_of_type(value: object, hint: Any) -> bool:
-    """As JSON has them: a whole number is a float too, a list is a tuple."""
-    origin, arguments = get_origin(hint), get_args(hint)
+    """Whether a JSON value is of type `hint`; an int is also a float, a list also a tuple."""
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if hint is Any:
         return True
     if origin in (Union, UnionType):
-        return any(is_of_type(value, one) for one in arguments)
+        return any(is_of_type(value, member) for member in arguments)
     if origin is Literal:
         return isinstance(value, str) and value in arguments
     if origin is tuple:
         return isinstance(value, list | tuple) and _items_fit(value, arguments)
     if origin is not None and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(
-            is_of_type(key, arguments[0]) and is_of_type(one, arguments[1])
-            for key, one in value.items()
+            is_of_type(key, arguments[0]) and is_of_type(item, arguments[1])
+            for key, item in value.items()
         )
-    if hint in (int, float):
-        return isinstance(value, int if hint is int else int | float) and not isinstance(
-            value, bool
-        )
+    if isinstance(value, bool) and hint in (int, float):
+        return False
+    if hint is float:
+        return isinstance(value, int | float)
     return isinstance(value, hint)
 
 

@@ -112,7 +112,7 @@ def test_the_database_itself_refuses_two_running_attempts_at_one_trial(store):
 
 def test_a_result_becomes_the_trials(store):
     attempt = claim(store)
-    assert store.attempts.finish(attempt.id, measured(), seconds=2.5) == "kept"
+    assert store.attempts.finish(attempt.id, measured(), seconds=2.5) == "stored"
     assert (the_trial(store).outcome, the_trial(store).seconds) == ("ok", 2.5)
 
 

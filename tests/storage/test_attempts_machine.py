@@ -95,7 +95,7 @@ class Model:
             return "late"
         one.state, self.results[one.number] = "finished", one.result
         self.order.append(one.number)
-        return "kept"
+        return "stored"
 
 
 class Sharing(RuleBasedStateMachine):

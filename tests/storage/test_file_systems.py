@@ -8,7 +8,7 @@ import pytest
 from study_building import definition, open_store
 
 from autotune.errors import StorageUnavailable
-from autotune.storage.file_systems import MOUNTINFO, file_system, refuse_network_file_system
+from autotune.storage.file_systems import MOUNTINFO, file_system, reject_network_file_system
 
 LAPTOP = r"""
 22 1 0:21 / / rw,relatime shared:1 - ext4 /dev/sda2 rw
@@ -98,7 +98,7 @@ def test_a_network_file_system_is_refused_with_its_kind_the_file_and_two_ways_ou
 ):
     file = tmp_path / "mnt" / "studies" / "autotune.db"
     with pytest.raises(StorageUnavailable) as raised:
-        refuse_network_file_system(file, mountinfo=mounted(kind))
+        reject_network_file_system(file, mountinfo=mounted(kind))
     assert f"{file} is on a network file system ({kind})" in raised.value.message
     assert "--storage sqlite:///" in raised.value.hint
     assert "--storage postgresql+psycopg://" in raised.value.hint
@@ -120,18 +120,18 @@ def test_a_network_file_system_is_refused_with_its_kind_the_file_and_two_ways_ou
     ],
 )
 def test_a_local_file_system_is_not_refused(tmp_path, mounted, kind):
-    refuse_network_file_system(tmp_path / "mnt" / "autotune.db", mountinfo=mounted(kind))
+    reject_network_file_system(tmp_path / "mnt" / "autotune.db", mountinfo=mounted(kind))
 
 
 def test_a_link_to_a_network_file_system_is_refused(tmp_path, mounted):
     (tmp_path / "mnt").mkdir()
     (tmp_path / "studies").symlink_to("mnt")
     with pytest.raises(StorageUnavailable, match=r"studies/autotune\.db"):
-        refuse_network_file_system(tmp_path / "studies" / "autotune.db", mountinfo=mounted("nfs4"))
+        reject_network_file_system(tmp_path / "studies" / "autotune.db", mountinfo=mounted("nfs4"))
 
 
 def test_a_system_without_mountinfo_refuses_nothing(tmp_path):
-    refuse_network_file_system(tmp_path / "autotune.db", mountinfo=tmp_path / "missing")
+    reject_network_file_system(tmp_path / "autotune.db", mountinfo=tmp_path / "missing")
 
 
 def test_a_database_without_a_write_ahead_log_is_refused(tmp_path):

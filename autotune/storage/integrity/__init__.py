@@ -1,1 +1,1 @@
-"""Whether a studies database is ours and whole: checks before it is opened and on request, and its backup."""
+"""Checks a studies database before it is opened and on request, and makes its backup."""

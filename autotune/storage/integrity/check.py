@@ -1,11 +1,10 @@
-"""Reads all of a studies database and says what is wrong with it.
+"""Reads all of a studies database and reports what is wrong with it; changes nothing.
 
-Changes nothing, and upgrades nothing.
-
-Row by row where need be, so that one that is damaged hides no other; all as of one moment, so that
-a running search is no fault.
+Where a batch of rows cannot be read, its rows are read one by one, so that a damaged row hides no
+other. Everything is read from one snapshot, so that a running search causes no findings.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +18,7 @@ from autotune.storage.database import Database
 from autotune.storage.error_translation import COPY
 from autotune.storage.integrity.check_attempts import attempt_findings, running_trials
 from autotune.storage.integrity.findings import Checked, Finding, RunningTrial
-from autotune.storage.rows import definition_of, forecast_of, record_of
+from autotune.storage.rows import definition_from_row, forecast_from_row, record_from_row
 from autotune.storage.schema import check_tables, revision_of, tables_of
 from autotune.storage.tables import (
     ATTEMPTS,
@@ -39,9 +38,9 @@ _OLDER = "nothing: the next other command copies the database and then upgrades 
 
 
 def check_database(database: Database, studies: Sequence[str] = ()) -> Checked:
-    """All studies, or those named.
+    """Checks the database with all its studies, or only those named in `studies`.
 
-    Raises UnknownStudy, and StorageUnavailable for what cannot even be opened.
+    Raises UnknownStudy, and StorageUnavailable for a database that cannot be opened at all.
     """
     try:
         with database.snapshot() as connection:
@@ -59,17 +58,22 @@ class _Check:
         self._findings: list[Finding] = []
 
     def run(self, wanted: Sequence[str]) -> Checked:
-        revision = self._schema()
+        revision = self._check_schema()
         if self._connection.dialect.name == "sqlite":
-            self._integrity()
-            self._rows_of_nothing()
-        trials, names, running = 0, [], list[RunningTrial]()
+            self._check_integrity()
+            self._check_foreign_keys()
+        trials = 0
+        names: list[str] = []
+        running: list[RunningTrial] = []
         for study in self._rows(STUDIES, select(STUDIES.c.id).order_by(STUDIES.c.id)):
-            if not wanted or study.name in wanted:
-                names.append(study.name)
-                trials += self._study(study)
-                running += self._attempts(study) if revision == REVISION else []
-        if unknown := [one for one in wanted if one not in names]:
+            if wanted and study.name not in wanted:
+                continue
+            names.append(study.name)
+            trials += self._check_study(study)
+            if revision == REVISION:
+                running += self._check_attempts(study)
+        unknown = [name for name in wanted if name not in names]
+        if unknown:
             raise UnknownStudy(
                 f"there is no study {unknown[0]!r} in {self._url}", hint="see autotune studies"
             )
@@ -80,13 +84,16 @@ class _Check:
             running=tuple(running),
         )
 
-    def _find(self, where: str, what: str, to_do: str, *, is_fault: bool = True) -> None:
+    def _add_finding(self, where: str, what: str, to_do: str, *, is_fault: bool = True) -> None:
         self._findings.append(Finding(where=where, what=what, to_do=to_do, is_fault=is_fault))
 
     # -- the database ------------------------------------------------------------------------------
 
-    def _schema(self) -> str | None:
-        """Raises StorageUnavailable for a later one, whose rows mean what is not known here."""
+    def _check_schema(self) -> str | None:
+        """Returns the schema revision; an older one, or missing tables, become findings.
+
+        Raises StorageUnavailable for a later revision, whose rows this autotune cannot interpret.
+        """
         revision = revision_of(self._connection)
         if not self._tables & set(METADATA.tables):
             raise UnknownStudy(
@@ -97,81 +104,83 @@ class _Check:
         except StorageUnavailable as error:
             if revision is not None and revision > REVISION:
                 raise
-            self._find(
+            self._add_finding(
                 "the database",
                 error.message.removeprefix(f"the studies database {self._url} "),
                 SAVE,
             )
         else:
             if revision != REVISION:
-                older = f"is of an older autotune (schema {revision or 'of before 0001'}, now {REVISION})"
-                self._find("the database", older, _OLDER, is_fault=False)
+                found = revision or "of before 0001"
+                what = f"is of an older autotune (schema {found}, now {REVISION})"
+                self._add_finding("the database", what, _OLDER, is_fault=False)
         return revision
 
-    def _integrity(self) -> None:
+    def _check_integrity(self) -> None:
         for (found,) in self._connection.execute(text("PRAGMA integrity_check(20)")):
             if found != "ok":
-                self._find(
+                self._add_finding(
                     "the file",
                     found.replace("\n", " ").removeprefix("*** in database main *** "),
                     SAVE,
                 )
 
-    def _rows_of_nothing(self) -> None:
-        lost: dict[tuple[str, str], int] = {}
+    def _check_foreign_keys(self) -> None:
+        orphans: Counter[tuple[str, str]] = Counter()
         for table, _, parent, _ in self._connection.execute(text("PRAGMA foreign_key_check")):
             if table in METADATA.tables:
-                lost[table, parent] = lost.get((table, parent), 0) + 1
-        for (table, parent), count in lost.items():
-            self._find("the database", f"{table} has {count} rows of what is not in {parent}", SAVE)
+                orphans[table, parent] += 1
+        for (table, parent), count in orphans.items():
+            self._add_finding(
+                "the database", f"{table} has {count} rows of what is not in {parent}", SAVE
+            )
 
     # -- a study -----------------------------------------------------------------------------------
 
-    def _study(self, study: Any) -> int:
-        """How many trials it has."""
+    def _check_study(self, study: Any) -> int:
+        """Checks definition, trials and predictions; returns the number of trials."""
         where = f"study {study.name!r}"
         if study.schema_version not in range(1, SCHEMA_VERSION + 1):
-            to_do = "use the autotune version that wrote it"
-            self._find(
+            self._add_finding(
                 where,
                 f"has schema {study.schema_version}, this autotune reads {SCHEMA_VERSION}",
-                to_do,
+                "use the autotune version that wrote it",
             )
-        with self._looking(where):
-            definition_of(study).legal_space()
-        numbers = list(self._trials(study, where))
+        with self._errors_as_findings(where):
+            definition_from_row(study).legal_space()
+        numbers = list(self._check_trials(study, where))
         if numbers != list(range(len(numbers))):
-            self._find(
+            self._add_finding(
                 where,
                 f"has {len(numbers)} trials, and not those of all numbers up to the last",
                 SAVE,
             )
         predictions = select(PREDICTIONS.c.id).where(PREDICTIONS.c.study_id == study.id)
         for row in self._rows(PREDICTIONS, predictions):
-            with self._looking(where):
-                forecast_of(row)
+            with self._errors_as_findings(where):
+                forecast_from_row(row)
         return len(numbers)
 
-    def _trials(self, study: Any, where: str) -> Iterator[int]:
-        """The numbers of those that are there, whether they can be read or not."""
+    def _check_trials(self, study: Any, where: str) -> Iterator[int]:
+        """Yields the numbers of the study's trials, whether they can be read or not."""
         trials = select(TRIALS.c.id).where(TRIALS.c.study_id == study.id).order_by(TRIALS.c.number)
         for row in self._rows(TRIALS, trials):
-            with self._looking(where):
-                record_of(row, cap_bytes=study.cap_bytes)
+            with self._errors_as_findings(where):
+                record_from_row(row, cap_bytes=study.cap_bytes)
             if (row.measurement is None) != (row.finished_at is None):
                 what = "has a result without its date, or a date without a result"
-                self._find(f"{where}, trial {row.number}", what, SAVE)
+                self._add_finding(f"{where}, trial {row.number}", what, SAVE)
             if getattr(row, "revision", 0) > getattr(study, "revision", 0):
-                self._find(
+                self._add_finding(
                     f"{where}, trial {row.number}", "is younger than its study's last change", SAVE
                 )
             yield row.number
 
-    def _attempts(self, study: Any) -> list[RunningTrial]:
+    def _check_attempts(self, study: Any) -> list[RunningTrial]:
         running: list[RunningTrial] = []
         if {ATTEMPTS.name, TRIALS.name} <= self._tables:
             where = f"study {study.name!r}"
-            with self._looking(f"{where}, attempts"):
+            with self._errors_as_findings(f"{where}, attempts"):
                 self._findings += attempt_findings(
                     self._connection, study.id, where=where, to_do=SAVE
                 )
@@ -181,36 +190,34 @@ class _Check:
     # -- rows --------------------------------------------------------------------------------------
 
     def _rows(self, table: Table, ids: Select[Any]) -> Iterator[Any]:
-        """Those of `ids`, as far as they can be read; each of the others is a finding."""
-        known: Sequence[Any] = ()
+        """Yields the rows selected by `ids` that can be read; each of the others is a finding."""
+        row_ids: Sequence[Any] = ()
         if table.name in self._tables:
-            with self._looking(f"table {table.name}"):
-                known = self._connection.scalars(ids).all()
-        for first in range(0, len(known), _ROWS_AT_A_TIME):
-            some = known[first : first + _ROWS_AT_A_TIME]
+            with self._errors_as_findings(f"table {table.name}"):
+                row_ids = self._connection.scalars(ids).all()
+        for first in range(0, len(row_ids), _ROWS_AT_A_TIME):
+            batch = row_ids[first : first + _ROWS_AT_A_TIME]
             try:
-                yield from self._fetched(table, some)
+                yield from self._fetch(table, batch)
             except _DAMAGE:
-                for one in some:
-                    with self._looking(f"{table.name}, row {one}"):
-                        yield from self._fetched(table, [one])
+                for row_id in batch:
+                    with self._errors_as_findings(f"{table.name}, row {row_id}"):
+                        yield from self._fetch(table, [row_id])
 
-    def _fetched(self, table: Table, ids: Sequence[Any]) -> Sequence[Any]:
-        """An older schema lacks some columns."""
-        there = {column["name"] for column in self._inspector.get_columns(table.name)}
-        columns = [column for column in table.columns if column.name in there]
+    def _fetch(self, table: Table, ids: Sequence[Any]) -> Sequence[Any]:
+        """Reads rows with the columns that exist: an older schema lacks some."""
+        existing = {column["name"] for column in self._inspector.get_columns(table.name)}
+        columns = [column for column in table.columns if column.name in existing]
         query = select(*columns).where(table.c.id.in_(ids)).order_by(table.c.id)
         return self._connection.execute(query).all()
 
     @contextmanager
-    def _looking(self, where: str) -> Iterator[None]:
-        """What goes wrong in the block is a finding."""
+    def _errors_as_findings(self, where: str) -> Iterator[None]:
+        """Turns an error of the block into a finding."""
         try:
             yield
+        except AutotuneError as error:
+            self._add_finding(where, error.message, SAVE)
         except _DAMAGE as error:
-            said = (
-                error.message
-                if isinstance(error, AutotuneError)
-                else (str(error).splitlines() or ["damaged"])[0]
-            )
-            self._find(where, said, SAVE)
+            lines = str(error).splitlines()
+            self._add_finding(where, lines[0] if lines else "damaged", SAVE)

@@ -1,4 +1,4 @@
-"""Whether the attempts at a study's trials and the trials' results belong together."""
+"""Checks that the attempts at a study's trials agree with the trials' results."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from autotune.storage.typed import check_types
 
 
 def running_trials(connection: Connection, study_id: int) -> list[RunningTrial]:
+    """Returns the study's running attempts, ordered by trial number."""
     expired = case((ATTEMPTS.c.lease_until < DatabaseNow(), 1), else_=0).label("expired")
     query = (
         select(STUDIES.c.name, TRIALS.c.number, ATTEMPTS.c.worker, expired)
@@ -33,7 +34,10 @@ def running_trials(connection: Connection, study_id: int) -> list[RunningTrial]:
 def attempt_findings(
     connection: Connection, study_id: int, *, where: str, to_do: str
 ) -> Iterator[Finding]:
-    """`to_do`: about what is wrong."""
+    """Yields what is wrong with the attempts of the study, and late results, which are no fault.
+
+    `where` names the study, and `to_do` says what to do about a fault.
+    """
     query = (
         select(ATTEMPTS, TRIALS.c.number, TRIALS.c.finished_at.is_not(None).label("has_result"))
         .join(TRIALS, ATTEMPTS.c.trial_id == TRIALS.c.id)
@@ -42,14 +46,17 @@ def attempt_findings(
     )
     for number, rows in groupby(connection.execute(query), key=lambda row: row.number):
         attempts = list(rows)
-        place = f"{where}, trial {number}"
+        trial = f"{where}, trial {number}"
         for what in _faults(attempts, has_result=bool(attempts[0].has_result)):
-            yield Finding(where=place, what=what, to_do=to_do)
-        for one in attempts:
-            if one.state == "late":
-                what = f"the result of attempt {one.ordinal} came after it was given up ({one.cause}), and is kept aside"
+            yield Finding(where=trial, what=what, to_do=to_do)
+        for attempt in attempts:
+            if attempt.state == "late":
+                what = (
+                    f"the result of attempt {attempt.ordinal} came after it was given up "
+                    f"({attempt.cause}), and is kept aside"
+                )
                 yield Finding(
-                    where=place,
+                    where=trial,
                     what=what,
                     to_do="nothing: that of another attempt counts",
                     is_fault=False,
@@ -57,18 +64,21 @@ def attempt_findings(
 
 
 def _faults(attempts: Sequence[Any], *, has_result: bool) -> Iterator[str]:
-    states = Counter(one.state for one in attempts)
-    if strange := sorted(set(states) - set(get_args(AttemptState))):
-        yield f"has an attempt that is {', '.join(strange)}"
-    if [one.ordinal for one in attempts] != list(range(1, len(attempts) + 1)):
-        yield f"has attempts {', '.join(str(one.ordinal) for one in attempts)}, and not those between"
+    """Yields what is wrong with the attempts at one trial, each as the end of a sentence."""
+    states = Counter(attempt.state for attempt in attempts)
+    unknown_states = sorted(set(states) - set(get_args(AttemptState)))
+    if unknown_states:
+        yield f"has an attempt that is {', '.join(unknown_states)}"
+    ordinals = [attempt.ordinal for attempt in attempts]
+    if ordinals != list(range(1, len(attempts) + 1)):
+        yield f"has attempts {', '.join(map(str, ordinals))}, and not those between"
     if states["running"] > 1 or (states["running"] and has_result):
         yield f"has {states['running']} running attempts{' and a result' if has_result else ''}"
     if states["finished"] != has_result:
         yield f"has {states['finished']} finished attempts and {'a' if has_result else 'no'} result"
-    for one in attempts:
-        if one.state == "late" and not _is_measurement(one.measurement):
-            yield f"the late result of attempt {one.ordinal} cannot be read"
+    for attempt in attempts:
+        if attempt.state == "late" and not _is_measurement(attempt.measurement):
+            yield f"the late result of attempt {attempt.ordinal} cannot be read"
 
 
 def _is_measurement(stored: Any) -> bool:

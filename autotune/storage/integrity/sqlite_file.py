@@ -1,8 +1,7 @@
-"""What a SQLite studies database must be before anything is read from it: ours, whole, and with all that belongs to it.
+"""Quick checks of a SQLite studies database before anything is read from it.
 
-SQLite itself opens an empty file, one of another program, one that ends too early and one whose
-write-ahead log was removed, and finds no fault. These looks are quick; all there is to find,
-`check.py` finds.
+SQLite reports no error for an empty file, one of another program, a truncated one, or one whose
+write-ahead log was removed. `check.py` does the thorough checks.
 """
 
 import os
@@ -16,100 +15,106 @@ import sqlalchemy
 from sqlalchemy import Connection
 
 from autotune.errors import StorageUnavailable
-from autotune.storage.error_translation import COPY_OF_FILE, way_out_of_damage
+from autotune.storage.error_translation import COPY_OF_FILE, damage_hint
 from autotune.storage.tables import METADATA, VERSION_TABLE
 
 _MAGIC = b"SQLite format 3\0"
 _OPTUNA = "version_info"
-"""A table of Optuna's, which may keep its studies in the same file."""
+"""A table of Optuna, which may store its studies in the same file."""
 
-_WAY_OUT = f"{COPY_OF_FILE}, or name another with --storage"
+_HINT = f"{COPY_OF_FILE}, or name another with --storage"
 
 
 # -- the file --------------------------------------------------------------------------------------
 
 
-def make_file(file: Path) -> None:
-    """An empty database, whole or not there at all: an empty file is none of ours."""
+def create_empty_database(file: Path) -> None:
+    """Creates a database without tables, atomically: an empty file would be rejected as damaged."""
     unfinished = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
         with closing(sqlite3.connect(unfinished)) as connection:
             connection.execute("PRAGMA journal_mode=WAL")  # writes the header
         os.link(unfinished, file)
     except (FileExistsError, sqlite3.Error):
-        pass  # another process was quicker, or it cannot be: who opens it says why
+        pass  # another process has created it, or it is impossible: opening it reports why
     except OSError:
-        pass  # a file system without links: SQLite makes the file when it opens it
+        pass  # a file system without hard links: SQLite creates the file when it opens it
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def refuse_log_without_its_file(file: Path, url: str) -> None:
-    """Raises StorageUnavailable where SQLite would read what was in a removed database into a new one."""
-    log = _beside(file, "-wal")
+def reject_orphaned_log(file: Path, url: str) -> None:
+    """Raises StorageUnavailable for a log without a file: SQLite would apply it to a new one."""
+    log = _companion_file(file, "-wal")
+    index = _companion_file(file, "-shm")
     if not file.exists() and _has_content(log):
         raise StorageUnavailable(
             f"the studies database {url} is not there, but its write-ahead log {log} is",
-            hint=f"bring the file back; to begin anew, remove {log} and {_beside(file, '-shm')}",
+            hint=f"bring the file back; to begin anew, remove {log} and {index}",
         )
 
 
-def refuse_damaged_file(file: Path, url: str) -> None:
-    """Raises StorageUnavailable for a file that is empty or ends before its last page, or whose log is missing."""
+def check_sqlite_file(file: Path, url: str) -> None:
+    """Raises StorageUnavailable for an empty or truncated file, or one whose log is missing."""
     with file.open("rb") as opened:
         header = opened.read(100)
     if not header:
         files = f"{file.name}, {file.name}-wal and {file.name}-shm"
         raise StorageUnavailable(
             f"the studies database {url} is an empty file",
-            hint=f"{_WAY_OUT}; to begin anew, remove {files}",
+            hint=f"{_HINT}; to begin anew, remove {files}",
         )
-    if len(header) < 100:  # SQLite takes such a file for an empty one
+    if len(header) < 100:  # SQLite treats such a file as empty
         raise StorageUnavailable(
             f"the studies database {url} is not a database: it has {len(header)} bytes",
-            hint=_WAY_OUT,
+            hint=_HINT,
         )
-    log = _beside(file, "-wal")
-    if header.startswith(_MAGIC) and not _has_content(log):  # pages may be in it alone
-        _refuse_truncated(file, header, url)
-        _refuse_without_its_log(file, url)
+    log = _companion_file(file, "-wal")
+    # With a log the file may be short: the last pages may be in the log alone.
+    if header.startswith(_MAGIC) and not _has_content(log):
+        _reject_truncated(file, header, url)
+        _reject_missing_log(file, url)
 
 
-def _refuse_truncated(file: Path, header: bytes, url: str) -> None:
-    """The header is described in https://www.sqlite.org/fileformat.html."""
+def _reject_truncated(file: Path, header: bytes, url: str) -> None:
+    """Compares the file's size with its header: https://www.sqlite.org/fileformat.html."""
     page_bytes = int.from_bytes(header[16:18], "big")
-    page_bytes = 65536 if page_bytes == 1 else page_bytes
+    if page_bytes == 1:
+        page_bytes = 65536
     expected_bytes = int.from_bytes(header[28:32], "big") * page_bytes
     found_bytes = file.stat().st_size
     if found_bytes < expected_bytes:
         raise StorageUnavailable(
-            f"the studies database {url} is truncated: it has {found_bytes} of {expected_bytes} bytes",
-            hint=_WAY_OUT,
+            f"the studies database {url} is truncated: "
+            f"it has {found_bytes} of {expected_bytes} bytes",
+            hint=_HINT,
         )
 
 
-def _refuse_without_its_log(file: Path, url: str) -> None:
-    """The log's index outlives a killed process; what it says was not yet copied to the file was in the log alone.
+def _reject_missing_log(file: Path, url: str) -> None:
+    """Raises StorageUnavailable where the log's index lists frames that only a missing log had.
 
-    It is described in https://www.sqlite.org/walformat.html.
+    The index outlives a killed process. Its format: https://www.sqlite.org/walformat.html.
     """
-    index, log = _beside(file, "-shm"), _beside(file, "-wal")
+    index = _companion_file(file, "-shm")
+    log = _companion_file(file, "-wal")
     try:
         content = index.read_bytes()[:100]
     except FileNotFoundError:
         return
-    frames, copied = (int.from_bytes(content[at : at + 4], sys.byteorder) for at in (16, 96))
-    is_now_there = (
-        _has_content(log) or not index.exists()
-    )  # another process opened or closed it meanwhile
-    if len(content) == 100 and frames > copied and not is_now_there:
+    frames = int.from_bytes(content[16:20], sys.byteorder)
+    copied = int.from_bytes(content[96:100], sys.byteorder)
+    # Another process may have opened or closed the database since the index was read.
+    has_changed = _has_content(log) or not index.exists()
+    if len(content) == 100 and frames > copied and not has_changed:
         raise StorageUnavailable(
-            f"the write-ahead log {log} of the studies database is missing, and with it the last results",
+            f"the write-ahead log {log} of the studies database is missing, "
+            "and with it the last results",
             hint=f"bring that file back; to go on without those results, remove {index}",
         )
 
 
-def _beside(file: Path, suffix: str) -> Path:
+def _companion_file(file: Path, suffix: str) -> Path:
     return file.with_name(file.name + suffix)
 
 
@@ -123,29 +128,31 @@ def _has_content(file: Path) -> bool:
 # -- the tables ------------------------------------------------------------------------------------
 
 
-def refuse_foreign_tables(connection: Connection, url: str) -> None:
-    """Raises StorageUnavailable for a file in which another program keeps its tables."""
+def reject_foreign_tables(connection: Connection, url: str) -> None:
+    """Raises StorageUnavailable for a file that has only tables of another program."""
     there = set(sqlalchemy.inspect(connection).get_table_names())
     ours = {*METADATA.tables, VERSION_TABLE}
     if there and not there & ours and _OPTUNA not in there:
         some = ", ".join(sorted(there)[:3])
         raise StorageUnavailable(
-            f"the database {url} is not a studies database: it has tables of another program ({some})",
+            f"the database {url} is not a studies database: "
+            f"it has tables of another program ({some})",
             hint="name another with --storage",
         )
 
 
-def refuse_rows_of_nothing(connection: Connection, url: str) -> None:
-    """Raises StorageUnavailable where rows are left of a study or a trial that was deleted.
+def reject_orphaned_rows(connection: Connection, url: str) -> None:
+    """Raises StorageUnavailable for rows of a study or a trial that was deleted.
 
-    A new study would get its number, and then its trials.
+    SQLite may give its id to a new study, which would then have these rows.
     """
     for table in METADATA.sorted_tables:
         for key in table.foreign_keys:
             parent = key.column
-            lost = sqlalchemy.exists().where(key.parent.not_in(sqlalchemy.select(parent)))
-            if connection.scalar(sqlalchemy.select(lost)):
+            is_orphan = key.parent.not_in(sqlalchemy.select(parent))
+            if connection.scalar(sqlalchemy.select(sqlalchemy.exists().where(is_orphan))):
                 raise StorageUnavailable(
-                    f"the studies database {url} has rows in {table.name} of what is not in {parent.table.name}",
-                    hint=way_out_of_damage(url),
+                    f"the studies database {url} has rows in {table.name} "
+                    f"of what is not in {parent.table.name}",
+                    hint=damage_hint(url),
                 )

@@ -1,4 +1,4 @@
-"""Run by alembic on the connection that `schema.py` hands over, inside its transaction."""
+"""Alembic runs this on the connection that `schema.py` passes, inside its transaction."""
 
 from alembic import context
 
@@ -7,7 +7,7 @@ from autotune.storage.tables import VERSION_TABLE
 context.configure(
     connection=context.config.attributes["connection"],
     version_table=VERSION_TABLE,
-    # also on SQLite, which can; the whole upgrade is one transaction of the caller's
+    # Also on SQLite, which supports it: the whole upgrade is part of the caller's transaction.
     transactional_ddl=True,
 )
 context.run_migrations()

@@ -1,1 +1,1 @@
-"""Whole studies as files of JSON lines: written from a database, read and checked, and put into another one."""
+"""Exports whole studies as files of JSON lines, and imports such files into another database."""

@@ -1,6 +1,7 @@
-"""A file of exported studies as it is read: every line is looked at, and the last says whether it was all of them.
+"""Reads and checks a file of exported studies, line by line.
 
-What comes out may be used before the end was seen only where it can be taken back.
+The last line says how many lines there are and what they hash to. Lines are yielded before it was
+checked: use them only in a transaction that can be rolled back.
 """
 
 import hashlib
@@ -15,8 +16,13 @@ from typing import Any, BinaryIO, get_args
 from autotune.errors import InvalidInput
 from autotune.spec.attempt import AttemptState
 from autotune.spec.study import check_study_name
-from autotune.storage.rows import DamagedRow, definition_of, forecast_of, record_of
-from autotune.storage.transfer.json_lines import FORMAT, KINDS, Kind, values_of
+from autotune.storage.rows import (
+    DamagedRow,
+    definition_from_row,
+    forecast_from_row,
+    record_from_row,
+)
+from autotune.storage.transfer.json_lines import FORMAT, KINDS, Kind, column_values
 
 LONGEST_LINE_BYTES = 2**28
 
@@ -26,6 +32,8 @@ _HOW_TO_EXPORT = "such a file is written by: autotune studies export STUDY --out
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
+    """One line of the file `source`; `number` starts at 1."""
+
     source: str
     number: int
     content: dict[str, Any]
@@ -36,39 +44,40 @@ class Line:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Its columns. Raises InvalidInput."""
+        """Its values by column name. Raises InvalidInput."""
         if self.kind not in KINDS:
-            raise self.refused(f"there is no kind {self.kind!r:.60} of line")
+            raise self.error(f"there is no kind {self.kind!r:.60} of line")
         kind: Kind = self.kind
         try:
-            return values_of(kind, self.content)
+            return column_values(kind, self.content)
         except ValueError as error:
-            raise self.refused(str(error)) from None
+            raise self.error(str(error)) from None
 
     def studies(self) -> list[str]:
-        """Of a header: the names of the studies. Raises InvalidInput."""
+        """Returns the names of the studies in a header line. Raises InvalidInput."""
         names = self.content.get("studies")
         if (
             not isinstance(names, list)
             or not names
             or not all(isinstance(name, str) for name in names)
         ):
-            raise self.refused("it names no studies")
+            raise self.error("it names no studies")
         for name in names:
             check_study_name(name)
         return names
 
-    def refused(self, why: str) -> InvalidInput:
+    def error(self, why: str) -> InvalidInput:
+        """Returns the error for a line that cannot be read."""
         return InvalidInput(
             f"line {self.number} of {self.source} cannot be read: {why}", hint=_COPY_AGAIN
         )
 
 
-def lines_of_file(file: BinaryIO, *, source: str) -> Iterator[Line]:
-    """All but the last, which is checked. Raises InvalidInput."""
+def read_lines(file: BinaryIO, *, source: str) -> Iterator[Line]:
+    """Yields all lines but the last, and checks the last one. Raises InvalidInput."""
     digest, count = hashlib.sha256(), 0
     while text := file.readline(LONGEST_LINE_BYTES):
-        line = _parsed(text, source=source, number=count + 1)
+        line = _parse_line(text, source=source, number=count + 1)
         if count == 0:
             _check_header(line)
         if line.kind == "end":
@@ -86,12 +95,12 @@ def lines_of_file(file: BinaryIO, *, source: str) -> Iterator[Line]:
     raise _truncated(source, count)
 
 
-def _parsed(text: bytes, *, source: str, number: int) -> Line:
+def _parse_line(text: bytes, *, source: str, number: int) -> Line:
     try:
         content = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
         if number == 1:
-            raise _foreign(source) from None
+            raise _not_an_export(source) from None
         if not text.endswith(b"\n") and len(text) < LONGEST_LINE_BYTES:
             raise _truncated(source, number - 1) from None
         why = str(error).partition(": line")[0]
@@ -100,7 +109,7 @@ def _parsed(text: bytes, *, source: str, number: int) -> Line:
         ) from None
     if not isinstance(content, dict):
         if number == 1:
-            raise _foreign(source)
+            raise _not_an_export(source)
         raise InvalidInput(f"line {number} of {source} is no JSON object", hint=_COPY_AGAIN)
     return Line(source=source, number=number, content=content)
 
@@ -108,7 +117,7 @@ def _parsed(text: bytes, *, source: str, number: int) -> Line:
 def _check_header(line: Line) -> None:
     version, written = line.content.get("autotune"), line.content.get("format")
     if line.kind != "studies" or not isinstance(version, str) or type(written) is not int:
-        raise _foreign(line.source)
+        raise _not_an_export(line.source)
     if written != FORMAT:
         raise InvalidInput(
             f"{line.source} has format {written}, this autotune reads {FORMAT}",
@@ -130,7 +139,7 @@ def _check_end(line: Line, *, count: int, sha256: str) -> None:
         )
 
 
-def _foreign(source: str) -> InvalidInput:
+def _not_an_export(source: str) -> InvalidInput:
     return InvalidInput(f"{source} is not a file of exported studies", hint=_HOW_TO_EXPORT)
 
 
@@ -139,23 +148,23 @@ def _truncated(source: str, count: int) -> InvalidInput:
 
 
 class ImportReader:
-    """One study of the file; its trials, predictions and attempts are read in this order.
+    """Reads one study of the file: its trials, then its predictions, then its attempts.
 
-    Raises InvalidInput.
+    All methods raise InvalidInput.
     """
 
     def __init__(self, line: Line, lines: "_Lookahead") -> None:
         self._lines = lines
         self.row = line.values
         check_study_name(self.row["name"])
-        with _refusing(line):
-            self._definition = definition_of(SimpleNamespace(**self.row))
+        with _damage_as_invalid_input(line):
+            self._definition = definition_from_row(SimpleNamespace(**self.row))
 
     @staticmethod
-    def each_of(
+    def read_studies(
         lines: Iterator[Line], *, names: Sequence[str], source: str
     ) -> Iterator["ImportReader"]:
-        """Those of the header, each to be read to its end before the next."""
+        """Yields a reader for each of `names`; it must be read to its end before the next one."""
         ahead = _Lookahead(lines)
         for name in names:
             if ahead.next is not None and ahead.next.content.get("name") != name:
@@ -172,39 +181,40 @@ class ImportReader:
         while line := self._lines.take("trial"):
             values = line.values
             if values["number"] != number:
-                raise line.refused(f"it is trial {values['number']}, where {number} is next")
+                raise line.error(f"it is trial {values['number']}, where {number} is next")
             if values["revision"] > self.row["revision"]:
-                raise line.refused(
+                raise line.error(
                     f"it has revision {values['revision']}, the study {self.row['revision']}"
                 )
             if (values["measurement"] is None) != (values["finished_at"] is None):
-                raise line.refused("it has a result without its date, or a date without a result")
-            with _refusing(line):
-                record_of(SimpleNamespace(**values), cap_bytes=self._definition.cap_bytes)
+                raise line.error("it has a result without its date, or a date without a result")
+            with _damage_as_invalid_input(line):
+                record_from_row(SimpleNamespace(**values), cap_bytes=self._definition.cap_bytes)
             number += 1
             yield line
 
     def predictions(self) -> Iterator[Line]:
         while line := self._lines.take("prediction"):
-            with _refusing(line):
-                forecast_of(SimpleNamespace(**line.values))
+            with _damage_as_invalid_input(line):
+                forecast_from_row(SimpleNamespace(**line.values))
             yield line
 
     def attempts(self) -> Iterator[Line]:
         while line := self._lines.take("attempt"):
             if line.content.get("state") not in get_args(AttemptState):
-                raise line.refused(f"there is no state {line.content.get('state')!r:.60}")
+                raise line.error(f"there is no state {line.content.get('state')!r:.60}")
             yield line
 
 
 class _Lookahead:
-    """Lines that are taken only where they are of the kind that is asked for."""
+    """Lines with one line of lookahead, to read as long as they are of the wanted kind."""
 
     def __init__(self, lines: Iterator[Line]) -> None:
         self._lines = lines
         self.next = next(lines, None)
 
     def take(self, kind: Kind) -> Line | None:
+        """Returns the next line where it is of that kind; else None, and the line stays."""
         line = self.next
         if line is None or line.kind != kind:
             return None
@@ -216,12 +226,12 @@ class _Lookahead:
             return InvalidInput(
                 f"{source} has not {expected}, which its first line names", hint=_COPY_AGAIN
             )
-        return self.next.refused(f"it is a {self.next.kind!r:.60} where {expected} is expected")
+        return self.next.error(f"it is a {self.next.kind!r:.60} where {expected} is expected")
 
 
 @contextmanager
-def _refusing(line: Line) -> Iterator[None]:
+def _damage_as_invalid_input(line: Line) -> Iterator[None]:
     try:
         yield
     except DamagedRow as error:
-        raise line.refused(str(error)) from None
+        raise line.error(str(error)) from None

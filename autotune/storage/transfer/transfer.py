@@ -1,4 +1,4 @@
-"""Whole studies out of a database as lines of text, and into another one: all of them, or none and a reason."""
+"""Exports whole studies from a database as lines of JSON, and imports them into another one."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -11,29 +11,41 @@ from autotune.errors import InvalidInput, StudyMismatch, UnknownStudy
 from autotune.spec.attempt import new_attempt_id
 from autotune.spec.study import check_study_name
 from autotune.storage.database import Database
-from autotune.storage.error_translation import Conflict, refuse_other_schema
-from autotune.storage.rows import DamagedRow, definition_of, forecast_of, record_of
+from autotune.storage.error_translation import Conflict, check_schema_version
+from autotune.storage.rows import (
+    DamagedRow,
+    definition_from_row,
+    forecast_from_row,
+    record_from_row,
+)
 from autotune.storage.tables import ATTEMPTS, PREDICTIONS, SCHEMA_VERSION, STUDIES, TRIALS
-from autotune.storage.transfer.import_reader import ImportReader, Line, lines_of_file
-from autotune.storage.transfer.json_lines import FORMAT, Kind, columns_of, kept_value, line_of
+from autotune.storage.transfer.import_reader import ImportReader, Line, read_lines
+from autotune.storage.transfer.json_lines import (
+    FORMAT,
+    Kind,
+    column_names,
+    encode_line,
+    storable_value,
+)
 
 _ROWS_AT_A_TIME = 500
 
 
-# -- out -------------------------------------------------------------------------------------------
+# -- export ----------------------------------------------------------------------------------------
 
 
-def exported(database: Database, studies: Sequence[str], *, version: str) -> Iterator[bytes]:
-    """The lines of `studies`, as they are at one moment.
+def export_lines(database: Database, studies: Sequence[str], *, version: str) -> Iterator[bytes]:
+    """Yields the lines of an export file of `studies`, from one snapshot of the database.
 
     Raises UnknownStudy, and StorageUnavailable for damage.
     """
-    digest, count = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    count = 0
     for line in _lines(database, studies, version=version):
         digest.update(line)
         count += 1
         yield line
-    yield line_of("end", {"lines": count, "sha256": digest.hexdigest()})
+    yield encode_line("end", {"lines": count, "sha256": digest.hexdigest()})
 
 
 def _lines(database: Database, studies: Sequence[str], *, version: str) -> Iterator[bytes]:
@@ -41,43 +53,43 @@ def _lines(database: Database, studies: Sequence[str], *, version: str) -> Itera
         rows = {row.name: row for row in connection.execute(select(STUDIES).order_by(STUDIES.c.id))}
         for name in studies:
             if name not in rows:
-                raise UnknownStudy(
-                    f"there is no study {name!r} in {database.url}", hint=_which(rows)
-                )
-        yield line_of("studies", {"autotune": version, "format": FORMAT, "studies": list(studies)})
+                hint = f"there is {', '.join(rows)}" if rows else "begin one with: autotune search"
+                raise UnknownStudy(f"there is no study {name!r} in {database.url}", hint=hint)
+        yield encode_line(
+            "studies", {"autotune": version, "format": FORMAT, "studies": list(studies)}
+        )
         for name in studies:
-            refuse_other_schema(name, rows[name].schema_version, url=database.url)
-            yield from _lines_of_study(connection, rows[name])
+            check_schema_version(name, rows[name].schema_version, url=database.url)
+            yield from _study_lines(connection, rows[name])
 
 
-def _which(names: Sequence[str] | dict[str, Any]) -> str:
-    return f"there is {', '.join(names)}" if names else "begin one with: autotune search"
+def _study_lines(connection: Connection, study: Any) -> Iterator[bytes]:
+    """Yields the lines of one study.
 
-
-def _lines_of_study(connection: Connection, study: Any) -> Iterator[bytes]:
-    """What cannot be read as what it is does not leave: it could not be brought back."""
-    definition_of(study)
+    Raises DamagedRow for a row that cannot be read: it could not be imported again.
+    """
+    definition_from_row(study)
     yield _line("study", study)
-    of_study = TRIALS.c.study_id == study.id
-    for number, row in enumerate(
-        _rows(connection, select(TRIALS).where(of_study).order_by(TRIALS.c.number))
-    ):
+    is_of_study = TRIALS.c.study_id == study.id
+    trials = select(TRIALS).where(is_of_study).order_by(TRIALS.c.number)
+    for number, row in enumerate(_rows(connection, trials)):
         if row.number != number:
             raise DamagedRow(f"trial {number} of study {study.name!r} is missing")
-        record_of(row, cap_bytes=study.cap_bytes)
+        record_from_row(row, cap_bytes=study.cap_bytes)
         yield _line("trial", row)
-    for row in _rows(
-        connection,
-        select(PREDICTIONS).where(PREDICTIONS.c.study_id == study.id).order_by("fingerprint"),
-    ):
-        forecast_of(row)
-        yield _line("prediction", row)
-    attempts = select(ATTEMPTS, TRIALS.c.number.label("trial")).join(
-        TRIALS, ATTEMPTS.c.trial_id == TRIALS.c.id
+    predictions = (
+        select(PREDICTIONS).where(PREDICTIONS.c.study_id == study.id).order_by("fingerprint")
     )
-    for row in _rows(
-        connection, attempts.where(of_study).order_by(TRIALS.c.number, ATTEMPTS.c.ordinal)
-    ):
+    for row in _rows(connection, predictions):
+        forecast_from_row(row)
+        yield _line("prediction", row)
+    attempts = (
+        select(ATTEMPTS, TRIALS.c.number.label("trial"))
+        .join(TRIALS, ATTEMPTS.c.trial_id == TRIALS.c.id)
+        .where(is_of_study)
+        .order_by(TRIALS.c.number, ATTEMPTS.c.ordinal)
+    )
+    for row in _rows(connection, attempts):
         yield _line("attempt", row)
 
 
@@ -86,57 +98,65 @@ def _rows(connection: Connection, query: Select[Any]) -> Iterator[Any]:
 
 
 def _line(kind: Kind, row: Any) -> bytes:
-    trial = {"trial": row.trial} if kind == "attempt" else {}
-    return line_of(
-        kind,
-        {
-            **trial,
-            **{name: kept_value(kind, name, getattr(row, name)) for name in columns_of(kind)},
-        },
-    )
+    content: dict[str, Any] = {}
+    if kind == "attempt":
+        content["trial"] = row.trial
+    for name in column_names(kind):
+        content[name] = storable_value(kind, name, getattr(row, name))
+    return encode_line(kind, content)
 
 
-# -- in --------------------------------------------------------------------------------------------
+# -- import ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
+    """What an import has added: the names of the studies, and their number of trials in all."""
+
     studies: tuple[str, ...]
     trials: int
 
 
 def check_file(file: BinaryIO, *, source: str) -> None:
-    """Reads it to its end, and goes back to its beginning where it has one. Raises InvalidInput."""
-    if file.seekable():
-        for line in lines_of_file(file, source=source):
-            _ = line.studies() if line.number == 1 else line.values
-        file.seek(0)
+    """Reads a seekable file to its end, and returns to its beginning; a pipe is left as it is.
+
+    Raises InvalidInput for a line that cannot be read.
+    """
+    if not file.seekable():
+        return
+    for line in read_lines(file, source=source):
+        if line.number == 1:
+            line.studies()
+        else:
+            _ = line.values  # raises for an invalid line
+    file.seek(0)
 
 
 def import_studies(
     database: Database, file: BinaryIO, *, source: str, name: str | None = None
 ) -> Imported:
-    """Brings in the studies of a file that `exported` made; `name` is a new one, where the file has one study.
+    """Imports the studies of a file that `export_lines` wrote, in one transaction.
 
-    Raises InvalidInput for a file that is not whole, not as it was made or none of ours, and
-    StudyMismatch for studies that are there already; nothing is changed then.
+    `name` is a new name, for a file with one study. Raises InvalidInput for a file that is
+    truncated, changed or not an export, and StudyMismatch for studies that exist already; then
+    nothing is changed.
     """
     if name is not None:
         check_study_name(name)
     try:
         with database.writing() as connection:
-            return _bring_in(connection, database.url, file, source=source, name=name)
+            return _import_lines(connection, database.url, file, source=source, name=name)
     except Conflict:
         raise StudyMismatch(
-            f"{source} has attempts that are in {database.url} already, or have just been brought in",
+            f"{source} has attempts that are in {database.url} already, or were just imported",
             hint="give the study another name with --name",
         ) from None
 
 
-def _bring_in(
+def _import_lines(
     connection: Connection, url: str, file: BinaryIO, *, source: str, name: str | None
 ) -> Imported:
-    lines = lines_of_file(file, source=source)
+    lines = read_lines(file, source=source)
     header = next(lines)
     names = header.studies()
     if name is not None and len(names) != 1:
@@ -144,47 +164,46 @@ def _bring_in(
             f"--name {name} is for a file with one study, {source} has {', '.join(names)}",
             hint="leave --name out, or export them one by one",
         )
-    _refuse_known(connection, url, [name] if name is not None else names)
-    counts = [
-        _Incoming(connection, study, new_name=name).take()
-        for study in ImportReader.each_of(lines, names=names, source=source)
-    ]
-    return Imported(studies=tuple(names if name is None else [name]), trials=sum(counts))
+    _reject_existing_studies(connection, url, [name] if name is not None else names)
+    trials = 0
+    for study in ImportReader.read_studies(lines, names=names, source=source):
+        trials += _StudyWriter(connection, study, new_name=name).write()
+    return Imported(studies=tuple(names if name is None else [name]), trials=trials)
 
 
-def _refuse_known(connection: Connection, url: str, names: Sequence[str]) -> None:
+def _reject_existing_studies(connection: Connection, url: str, names: Sequence[str]) -> None:
     known = set(connection.scalars(select(STUDIES.c.name)))
-    if there := [one for one in names if one in known]:
-        way_out = (
-            "import it as another: --name NEW"
-            if len(names) == 1
-            else "export them one by one, for --name NEW"
-        )
-        what = (
-            f"there is a study {there[0]!r}"
-            if len(there) == 1
-            else f"there are studies {', '.join(there)}"
-        )
-        raise StudyMismatch(
-            f"{what} in {url} already", hint=f"{way_out}; or name another database with --storage"
-        )
+    existing = [name for name in names if name in known]
+    if not existing:
+        return
+    if len(existing) == 1:
+        found = f"there is a study {existing[0]!r}"
+    else:
+        found = f"there are studies {', '.join(existing)}"
+    if len(names) == 1:
+        hint = "import it as another: --name NEW"
+    else:
+        hint = "export them one by one, for --name NEW"
+    raise StudyMismatch(
+        f"{found} in {url} already", hint=f"{hint}; or name another database with --storage"
+    )
 
 
-class _Incoming:
-    """Writes the rows of one study as they come, some at a time."""
+class _StudyWriter:
+    """Inserts the rows of one study while they are read, in batches."""
 
     def __init__(
         self, connection: Connection, study: ImportReader, *, new_name: str | None
     ) -> None:
         self._connection, self._study, self._new_name = connection, study, new_name
 
-    def take(self) -> int:
-        """How many trials it has."""
+    def write(self) -> int:
+        """Inserts the study with all that belongs to it; returns its number of trials."""
         row = {**self._study.row, "schema_version": SCHEMA_VERSION}
-        row["name"] = self._new_name or row["name"]
-        (study_id,) = self._connection.execute(
-            insert(STUDIES).values(row)
-        ).inserted_primary_key or (None,)
+        if self._new_name:
+            row["name"] = self._new_name
+        inserted = self._connection.execute(insert(STUDIES).values(row))
+        (study_id,) = inserted.inserted_primary_key or (None,)
         self._insert(
             TRIALS, ({"study_id": study_id, **line.values} for line in self._study.trials())
         )
@@ -198,22 +217,28 @@ class _Incoming:
         return len(ids)
 
     def _attempt(self, line: Line, ids: dict[int, int]) -> dict[str, Any]:
-        """An attempt that runs elsewhere runs no more here; the attempts of a copy are none of the original's."""
+        """Returns the row of an attempt.
+
+        One that was running counts as expired, as its worker knows the original database only. An
+        import under a new name gives the attempts new ids: they are copies.
+        """
         values = line.values
         if line.content["trial"] not in ids:
-            raise line.refused(f"there is no trial {line.content['trial']}")
+            raise line.error(f"there is no trial {line.content['trial']}")
         values = {**values, "trial_id": ids[line.content["trial"]]}
         if values["state"] == "running":
             values |= {"state": "given_up", "cause": "was running when the study was exported"}
             values["ended_at"] = values["started_at"]
-        return {**values, "id": new_attempt_id()} if self._new_name else values
+        if self._new_name:
+            values["id"] = new_attempt_id()
+        return values
 
     def _insert(self, table: Any, rows: Iterator[dict[str, Any]]) -> None:
-        waiting: list[dict[str, Any]] = []
+        batch: list[dict[str, Any]] = []
         for row in rows:
-            waiting.append(row)
-            if len(waiting) == _ROWS_AT_A_TIME:
-                self._connection.execute(insert(table), waiting)
-                waiting.clear()
-        if waiting:
-            self._connection.execute(insert(table), waiting)
+            batch.append(row)
+            if len(batch) == _ROWS_AT_A_TIME:
+                self._connection.execute(insert(table), batch)
+                batch.clear()
+        if batch:
+            self._connection.execute(insert(table), batch)
