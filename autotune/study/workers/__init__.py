@@ -1,1 +1,1 @@
-"""Several processes working on one study: leases, heartbeats, results on their way, and who still lives."""
+"""Coordinates several processes on one study: leases, heartbeats, an outbox, dead workers."""

@@ -1,9 +1,9 @@
-"""A study as one of its workers sees and changes it: what is known, what this worker takes, and what becomes of it.
+"""One worker's view of a shared study: its trials, this worker's attempts, and their results.
 
-Every attempt has an owner and a lease. A result goes to a synced file first and to the database
-then, which takes one result for a trial and refuses that of an attempt which was given up
-meanwhile. An attempt whose worker is dead, or whose lease has run out, is given up by whoever
-notices first.
+Every attempt has a worker and a lease. A result is first written to a synced file in the outbox and
+then stored in the database, which accepts one result a trial and rejects that of an attempt which
+has expired meanwhile. An attempt expires when its worker is dead or its lease has run out; the
+first worker that notices ends it.
 """
 
 import time
@@ -20,7 +20,6 @@ from autotune.spec.attempt import (
     MOST_RETRIES,
     RENEWAL_SECONDS,
     Attempt,
-    AttemptState,
     RunningAttempt,
     new_attempt_id,
 )
@@ -37,25 +36,30 @@ from autotune.study.workers.retry import DatabaseRetry
 
 WORKERS = "workers"
 
-_SECONDS_A_LOOK_COUNTS = RENEWAL_SECONDS
-"""At most, of the time since the look before: the database may have been away, and nobody could
-renew."""
-_UNRENEWED_SECONDS, _UNRENEWED_SECONDS_WITHOUT_EXPIRY = 3 * RENEWAL_SECONDS, 2 * LEASE_SECONDS
-"""After which an attempt is given up: one that has expired, and one whose expiry a clock that was
-set back delays."""
+_MAX_SECONDS_PER_CHECK = RENEWAL_SECONDS
+"""How much of the time between two checks counts at most: the database may have been away, so that
+no worker could renew its lease."""
+_UNRENEWED_SECONDS = 3 * RENEWAL_SECONDS
+"""An expired lease that was not renewed for this long ends its attempt."""
+_UNRENEWED_SECONDS_WITHOUT_EXPIRY = 2 * LEASE_SECONDS
+"""The same for a lease that has not expired, as after the database's clock was set back."""
 
 
 @dataclass(kw_only=True)
-class _Watched:
-    """How long this worker has seen another one not renew its lease, by its own clock, which nobody moves."""
+class _LeaseWatch:
+    """How long another worker has not renewed its lease, by this process's monotonic clock."""
 
     renewals: int
-    looked_at: float
+    checked_at: float
     unrenewed_seconds: float = 0.0
 
 
 class Coordinator:
-    """Use as a context manager: it is this worker's presence in the study."""
+    """Takes part in a study as one worker. Use it as a context manager.
+
+    `folder` is the study's work folder. `clock` is a monotonic clock in seconds. Methods raise what
+    `retry` raises: StorageAway for a database that stays away, and what stops the search.
+    """
 
     def __init__(
         self,
@@ -67,37 +71,41 @@ class Coordinator:
         retry: DatabaseRetry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._study, self._folder = definition.name, folder
-        self._store, self._attempts = store, store.attempts
-        self._listener, self._retry, self._clock = listener, retry, clock
+        self._study = definition.name
+        self._folder = folder
+        self._store = store
+        self._attempts = store.attempts
+        self._listener = listener
+        self._retry = retry
+        self._clock = clock
         self._outbox = Outbox(folder / OUTBOX_FOLDER)
         self._identity = WorkerIdentity(folder / WORKERS)
         self.revision = -1
-        """Of the study, as this worker knows it."""
-        self._watched: dict[str, _Watched] = {}
+        """The study's revision that `records` are from."""
+        self._watched: dict[str, _LeaseWatch] = {}
+        """By attempt id."""
         self._lease: LeaseHeartbeat | None = None
-        self._open: set[str] = set()
-        """Attempts of this worker that may still run by what the database says."""
+        self._open_attempts: set[str] = set()
+        """Ids of this worker's attempts that may still be running in the database."""
         self.records: dict[str, TrialRecord] = {}
-        """By fingerprint: every trial of the study, with a result or not."""
+        """Every trial of the study by fingerprint, with a result or not."""
         self.unfinished: dict[int, TrialRecord] = {}
-        """By number: those of them that have no result."""
+        """The trials without a result, by number."""
         self.running: set[int] = set()
-        """Numbers of the trials that other workers are at."""
+        """Numbers of the trials that other workers are running."""
         self.lost_too_often: set[int] = set()
-        """Numbers of the trials that are left to a later search."""
+        """Numbers of the trials that failed too often and are left to a later search."""
         self.deadly: set[int] = set()
-        """Numbers of the trials at which more workers died than one is tried again: their turn
-        comes last.
+        """Numbers of poison trials, on which more than MOST_RETRIES workers died: they run last.
 
-        What ends a whole container, as its host running out of memory does, leaves nobody to say
-        that it was lost.
+        When a whole container ends, as when its host runs out of memory, no process remains to
+        record the trial as failed.
         """
 
     def __enter__(self) -> "Coordinator":
         try:
             self.refresh()
-            self._sweep()
+            self._remove_leftovers()
             if not self.running:
                 self._retry(lambda: self._attempts.forgive_losses(self._study))
         except BaseException:
@@ -106,12 +114,15 @@ class Coordinator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._identity.close(leaves_attempts=bool(self._open))
+        self._identity.close(leaves_attempts=bool(self._open_attempts))
 
     def refresh(self) -> list[TrialRecord]:
-        """Brings `records` and `running` up to date; returns what has got a result since, in the order it came."""
-        self._deliver_waiting()
-        self._give_up_dead()
+        """Updates this worker's view of the study; also delivers results and ends expired attempts.
+
+        Returns the trials that got a result since the last call, in the order of their results.
+        """
+        self._deliver_outbox()
+        self._expire_dead_attempts()
         changes = self._retry(lambda: self._store.changes(self._study, since=self.revision))
         self.revision = changes.revision
         for record in changes.records:
@@ -121,9 +132,10 @@ class Coordinator:
             else:
                 self.unfinished[record.number] = record
         losses = self._retry(lambda: self._attempts.losses(self._study, self.unfinished))
-        self.lost_too_often = {
-            number for number, (count, _) in losses.items() if count > MOST_RETRIES
-        }
+        self.lost_too_often = set()
+        for number, (count, _) in losses.items():
+            if count > MOST_RETRIES:
+                self.lost_too_often.add(number)
         deaths = self._retry(lambda: self._attempts.deaths(self._study, self.unfinished))
         for number, count in deaths.items():
             if count > MOST_RETRIES and number not in self.deadly:
@@ -136,9 +148,12 @@ class Coordinator:
     def claim(
         self, config: TrainingConfig, *, most_trials: int, name: str | None = None
     ) -> Attempt | None:
-        """Takes the trial; None where another worker was quicker, or there is nothing to be had."""
+        """Starts an attempt at the trial of `config`; None where it cannot be claimed.
+
+        See `Attempts.claim`.
+        """
         attempt_id = new_attempt_id()
-        self._open.add(attempt_id)
+        self._open_attempts.add(attempt_id)
         attempt = self._retry(
             lambda: self._attempts.claim(
                 self._study,
@@ -150,29 +165,30 @@ class Coordinator:
             )
         )
         if attempt is None:
-            self._open.discard(attempt_id)
+            self._open_attempts.discard(attempt_id)
         return attempt
 
     @contextmanager
     def working_on(self, attempt: Attempt) -> Iterator[None]:
-        """Renews the lease meanwhile."""
+        """Renews the attempt's lease while the block runs."""
         with LeaseHeartbeat(self._attempts, attempt.id) as self._lease:
             try:
                 yield
             finally:
                 if self._lease.is_lost:
-                    self._open.discard(attempt.id)
+                    self._open_attempts.discard(attempt.id)
                 self._lease = None
 
     @property
     def has_lost_its_lease(self) -> bool:
-        """Whether what this worker is at was given up by another one."""
+        """Whether another worker has ended the attempt that this one is working on."""
         return self._lease is not None and self._lease.is_lost
 
     def keep(self, attempt: Attempt, finished: FinishedTrial) -> None:
-        """On disk and then in the database.
+        """Stores a result, first on disk and then in the database.
 
-        Raises StorageAway; the result then waits on disk, unless that is full.
+        Raises StorageAway; the result then waits on disk, unless that is full, which the message
+        says.
         """
         result = OutboxResult(
             attempt_id=attempt.id,
@@ -184,7 +200,8 @@ class Coordinator:
 
         def finish() -> Delivery:
             nonlocal waits_on_disk
-            waits_on_disk = waits_on_disk or self._put(result)
+            if not waits_on_disk:
+                waits_on_disk = self._write_to_outbox(result)
             return self._finish(result)
 
         try:
@@ -193,108 +210,122 @@ class Coordinator:
             if waits_on_disk:
                 raise
             raise StorageAway(
-                f"{error.message}; the result of trial {attempt.number} could not be written to {self._folder} either, "
-                "and will be measured again",
+                f"{error.message}; the result of trial {attempt.number} could not be written to "
+                f"{self._folder} either, and will be measured again",
                 hint="free some space; the same command then goes on from here",
             ) from None
         self._outbox.settle(attempt.id, delivery)
         failpoint("result delivered")
-        self._say_if_refused(attempt.number, delivery)
+        self._report_rejected_result(attempt.number, delivery)
 
-    def _put(self, result: OutboxResult) -> bool:
-        """False where even the room that was kept for it does not suffice; the database may be on another disk."""
+    def _write_to_outbox(self, result: OutboxResult) -> bool:
+        """Returns whether the disk had space; the database may be on another disk.
+
+        The second attempt uses the space that was reserved for a result.
+        """
         for _ in range(2):
             try:
                 self._outbox.put(result)
                 return True
             except OSError:
-                self._identity.free_room()
+                self._identity.release_reserve()
         return False
 
     def lose(self, attempt: Attempt, *, cause: str) -> None:
-        """The machine has cost this attempt; the trial is tried again, a few times."""
+        """Ends an attempt that failed because of the machine; its trial is retried a few times."""
         self._retry(lambda: self._attempts.end(attempt.id, "lost", cause=cause))
-        self._open.discard(attempt.id)
+        self._open_attempts.discard(attempt.id)
         failpoint("attempt lost")
-        of_trial = self._retry(lambda: self._attempts.losses(self._study, [attempt.number]))
-        losses, _ = of_trial.get(attempt.number, (1, cause))
-        left = max(0, MOST_RETRIES + 1 - losses)
-        self._listener(AttemptLost(number=attempt.number, cause=cause, attempts_left=left))
+        by_trial = self._retry(lambda: self._attempts.losses(self._study, [attempt.number]))
+        losses, _ = by_trial.get(attempt.number, (1, cause))
+        attempts_left = max(0, MOST_RETRIES + 1 - losses)
+        self._listener(AttemptLost(number=attempt.number, cause=cause, attempts_left=attempts_left))
 
     def give_back(self, attempt: Attempt) -> None:
-        """As far as the database is there: this is done on the way out, and a dead worker's attempt is free anyway."""
+        """Releases an attempt of a search that was stopped, without waiting for the database.
+
+        Where it is away, the next worker ends the attempt, as its worker is dead by then.
+        """
         try:
             self._attempts.end(attempt.id, "given_back", cause="its search was stopped")
-            self._open.discard(attempt.id)
+            self._open_attempts.discard(attempt.id)
             failpoint("attempt given back")
         except StorageUnavailable:
             pass
 
-    # -- what others left --------------------------------------------------------------------------
+    # -- other workers -----------------------------------------------------------------------------
 
-    def _sweep(self) -> None:
-        """Removes what dead workers left that nobody needs: locks without an attempt, results half written."""
-        dead, half_written = self._identity.dead(), self._outbox.half_written()
-        running = self._retry(self._running)
-        self._identity.sweep(dead, but={one.worker for one in running})
-        self._outbox.sweep(
-            half_written - {one.id for one in running if not self._identity.is_dead(one.worker)}
-        )
+    def _remove_leftovers(self) -> None:
+        """Removes locks of dead workers without an attempt, and their partly written results."""
+        # These come first, so that an attempt that starts in between is among the running ones.
+        dead_locks = self._identity.dead()
+        partly_written = self._outbox.half_written()
+        running = self._retry(self._running_attempts)
+        self._identity.sweep(dead_locks, but={attempt.worker for attempt in running})
+        being_written = {
+            attempt.id for attempt in running if not self._identity.is_dead(attempt.worker)
+        }
+        self._outbox.sweep(partly_written - being_written)
 
     def _finish(self, result: OutboxResult) -> Delivery:
         delivery = self._attempts.finish(
             result.attempt_id, result.measurement, seconds=result.seconds
         )
-        self._open.discard(result.attempt_id)
+        self._open_attempts.discard(result.attempt_id)
         return delivery
 
-    def _running(self) -> list[RunningAttempt]:
+    def _running_attempts(self) -> list[RunningAttempt]:
         return self._attempts.running(self._study)
 
-    def _deliver_waiting(self) -> None:
+    def _deliver_outbox(self) -> None:
         delivered = self._outbox.deliver(lambda result: self._retry(lambda: self._finish(result)))
         for number, delivery in delivered.items():
-            self._say_if_refused(number, delivery)
+            self._report_rejected_result(number, delivery)
 
-    def _say_if_refused(self, number: int, delivery: Delivery) -> None:
+    def _report_rejected_result(self, number: int, delivery: Delivery) -> None:
         if delivery in ("late", "unknown"):
             self._listener(ResultRefused(number=number))
 
-    def _give_up_dead(self) -> None:
-        running = self._retry(self._running)
-        dead = {one.worker for one in running if self._identity.is_dead(one.worker)}
+    def _expire_dead_attempts(self) -> None:
+        """Ends the attempts of dead workers and those with an expired lease."""
+        running = self._retry(self._running_attempts)
+        dead = {attempt.worker for attempt in running if self._identity.is_dead(attempt.worker)}
         if dead:
-            self._deliver_waiting()  # what they finished since
-        for one in running:
-            if one.worker in dead:
-                self._end(one, "given_up", cause="its worker has ended")
-            elif self._is_overdue(one):
-                self._end(one, "given_up", cause="its worker has not renewed its lease")
-        still = self._retry(self._running) if dead else running
-        for worker in dead - {
-            one.worker for one in still
-        }:  # it may have taken another before it died
+            self._deliver_outbox()  # what they finished since the last delivery
+        for attempt in running:
+            if attempt.worker in dead:
+                self._expire(attempt, cause="its worker has ended")
+            elif self._is_overdue(attempt):
+                self._expire(attempt, cause="its worker has not renewed its lease")
+        if dead:
+            running = self._retry(self._running_attempts)
+        # A dead worker may have claimed another trial after the first reading.
+        for worker in dead - {attempt.worker for attempt in running}:
             self._identity.forget(worker)
-        self._watched = {one.id: self._watched[one.id] for one in still if one.id in self._watched}
-        self.running = {one.number for one in still if one.worker != self._identity.name}
+        ids = {attempt.id for attempt in running}
+        self._watched = {id_: watch for id_, watch in self._watched.items() if id_ in ids}
+        self.running = {
+            attempt.number for attempt in running if attempt.worker != self._identity.name
+        }
 
-    def _end(self, one: RunningAttempt, state: AttemptState, *, cause: str) -> None:
-        self._retry(lambda: self._attempts.end(one.id, state, cause=cause))
+    def _expire(self, attempt: RunningAttempt, *, cause: str) -> None:
+        self._retry(lambda: self._attempts.end(attempt.id, "given_up", cause=cause))
         failpoint("dead attempt given up")
 
-    def _is_overdue(self, one: RunningAttempt) -> bool:
-        """Whether its lease is over: by the database's clock, and by what this worker has seen itself.
+    def _is_overdue(self, attempt: RunningAttempt) -> bool:
+        """Whether a lease is over by the database's clock and by this worker's observation.
 
-        A clock that is set forward ends no lease that is still renewed; one that is set back keeps
-        none for ever.
+        Thus a clock that is set forward ends no lease that is still renewed, and one that is set
+        back keeps no dead lease alive for ever.
         """
-        if one.worker == self._identity.name:
+        if attempt.worker == self._identity.name:
             return False
-        now, seen = self._clock(), self._watched.get(one.id)
-        if seen is None or seen.renewals != one.renewals:
-            self._watched[one.id] = _Watched(renewals=one.renewals, looked_at=now)
+        now = self._clock()
+        watch = self._watched.get(attempt.id)
+        if watch is None or watch.renewals != attempt.renewals:
+            self._watched[attempt.id] = _LeaseWatch(renewals=attempt.renewals, checked_at=now)
             return False
-        seen.unrenewed_seconds += min(now - seen.looked_at, _SECONDS_A_LOOK_COUNTS)
-        seen.looked_at = now
-        limit = _UNRENEWED_SECONDS if one.is_expired else _UNRENEWED_SECONDS_WITHOUT_EXPIRY
-        return seen.unrenewed_seconds >= limit
+        watch.unrenewed_seconds += min(now - watch.checked_at, _MAX_SECONDS_PER_CHECK)
+        watch.checked_at = now
+        limit = _UNRENEWED_SECONDS if attempt.is_expired else _UNRENEWED_SECONDS_WITHOUT_EXPIRY
+        return watch.unrenewed_seconds >= limit

@@ -1,11 +1,11 @@
-"""Who a worker is, and whether another one still lives.
+"""Names this worker, and finds out whether another worker is dead.
 
-A worker holds a lock on a file of its own for as long as its process lives; the kernel lets go of
-it however the process ends. On the same machine that tells the dead from the slow at once; of a
-worker elsewhere only its lease does.
+Each worker locks its own file for as long as its process lives; the kernel releases the lock
+however the process ends. On the same machine this tells a dead worker from a slow one at once; a
+worker on another machine is known by its lease only.
 
-The names of other workers come from the database, which others may write to: one that is not like
-ours names no file.
+The names of other workers come from the database, which other programs may write to: a name of
+another format is never used as part of a path.
 """
 
 import fcntl
@@ -17,17 +17,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-_ROOM_BYTES = 2**16
-"""Kept on disk for one result, where the disk fills up while it is measured."""
+_RESERVED_BYTES = 2**16
+"""Reserved on disk for one result, in case the disk fills up during the trial."""
 
 
 _NAME = re.compile(r".*:[0-9]+:(?P<id>[0-9a-f]{12})", re.ASCII | re.DOTALL)
-"""`host:17:0123456789ab`; the last part names the worker's lock file, and nothing else is to become
-part of a path."""
+"""`host:17:0123456789ab`: host, process and id. Only the id becomes part of a path."""
 
 
 class WorkerIdentity:
-    """This worker's name, and its lock in `folder`, held from `__init__` to `close` or the process's end."""
+    """This worker's name, and its lock in `folder`, held until `close` or the process's end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -36,17 +35,21 @@ class WorkerIdentity:
         self._file = folder / f"{self.name.rpartition(':')[2]}.lock"
         self._lock = new_lock(self._file)
         with suppress(OSError):
-            os.pwrite(self._lock, bytes(_ROOM_BYTES), 0)
+            os.pwrite(self._lock, bytes(_RESERVED_BYTES), 0)
 
     def close(self, *, leaves_attempts: bool = False) -> None:
-        """`leaves_attempts`: others are to see that it is dead, and give up what it could not."""
-        self.free_room()
+        """Releases the lock and removes its file.
+
+        With `leaves_attempts` the file stays, so that other workers see that this one is dead and
+        end the attempts that it could not end.
+        """
+        self.release_reserve()
         os.close(self._lock)
         if not leaves_attempts:
             self._file.unlink(missing_ok=True)
 
-    def free_room(self) -> None:
-        """Gives the room that was kept for a result to whoever writes next."""
+    def release_reserve(self) -> None:
+        """Frees the disk space that was reserved for a result."""
         with suppress(OSError):
             os.ftruncate(self._lock, 0)
 
@@ -55,25 +58,29 @@ class WorkerIdentity:
         return worker != self.name and is_dead(self._folder, worker)
 
     def forget(self, worker: str) -> None:
-        """Removes the lock file of a dead worker, once nothing of its is left."""
+        """Removes the lock file of a dead worker that has no attempts left."""
         file = _lock_file(self._folder, worker)
         if file is not None:
             file.unlink(missing_ok=True)
 
     def dead(self) -> set[Path]:
-        """Lock files of the workers of this machine that have ended without a word."""
+        """Returns the lock files of workers of this machine that ended without removing theirs."""
         return {
             file for file in self._folder.glob("*.lock") if file != self._file and is_free(file)
         }
 
     def sweep(self, dead: set[Path], *, but: Iterable[str]) -> None:
-        """Removes these lock files, `but` not those of workers that something is left of."""
-        for file in dead - {_lock_file(self._folder, worker) for worker in but}:
+        """Removes the lock files `dead`, except those of the workers `but`."""
+        needed = {_lock_file(self._folder, worker) for worker in but}
+        for file in dead - needed:
             file.unlink(missing_ok=True)
 
 
 def new_lock(file: Path) -> int:
-    """A lock file that nobody ever sees free, until the descriptor is closed or the process has ended."""
+    """Creates a lock file, locked from the moment it appears; returns its descriptor.
+
+    The lock is held until the descriptor is closed or the process has ended.
+    """
     unlocked = file.with_name(f".{uuid.uuid4().hex}")
     descriptor = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -82,7 +89,7 @@ def new_lock(file: Path) -> int:
 
 
 def is_free(file: Path) -> bool:
-    """Whether no living process holds the lock. A file that is gone is no longer anybody's."""
+    """Whether no living process holds the lock; also where the file does not exist."""
     try:
         descriptor = os.open(file, os.O_RDWR)
     except FileNotFoundError:
@@ -97,14 +104,15 @@ def is_free(file: Path) -> bool:
 
 
 def is_dead(folder: Path, worker: str) -> bool:
-    """Whether a worker of another process ran on this machine and has ended.
+    """Whether a worker, not of this process, ran on this machine and has ended.
 
-    Of other machines nothing is said: not every file system that they share has locks that reach
-    from one to another. Nor of a name that is not like a worker's: only its lease says whether it
-    still lives.
+    False for a worker of another machine, because not every shared file system supports locks
+    between machines, and for a name of another format: those are known by their lease only.
     """
     file = _lock_file(folder, worker)
-    return file is not None and worker.startswith(f"{_host()}:") and file.exists() and is_free(file)
+    if file is None or not worker.startswith(f"{_host()}:"):
+        return False
+    return file.exists() and is_free(file)
 
 
 def _host() -> str:
@@ -112,6 +120,8 @@ def _host() -> str:
 
 
 def _lock_file(folder: Path, worker: str) -> Path | None:
-    """None for what is no worker's name."""
+    """Returns the lock file of a worker; None for a name of another format."""
     name = _NAME.fullmatch(worker)
-    return None if name is None else folder / f"{name['id']}.lock"
+    if name is None:
+        return None
+    return folder / f"{name['id']}.lock"

@@ -1,8 +1,8 @@
-"""Finished results on their way to the database: each a synced file until the database has it.
+"""An outbox of finished results: each is a synced file until the database has stored it.
 
-Whoever works on the study next, on this machine, delivers what a dead worker left. A result is
-delivered once: the database knows the attempt it belongs to (`storage/attempts.py`), and the file
-goes when it has it.
+The next worker on this machine delivers the results of a dead one. Delivering a result twice does
+no harm, because it names its attempt (`storage/attempts.py`); the file is removed after the
+delivery.
 """
 
 import json
@@ -18,13 +18,15 @@ from autotune.storage.attempts import Delivery
 from autotune.storage.typed import check_types
 
 OUTBOX_FOLDER = "spool"
-"""Folder of a study's results on their way."""
+"""Name of the outbox in a study's work folder."""
 
 _UNFINISHED, _UNREADABLE, _UNKNOWN = ".unfinished", ".unreadable", ".unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutboxResult:
+    """The result of an attempt at trial `number`; `seconds` is its wall-clock time."""
+
     attempt_id: str
     number: int
     measurement: Measurement
@@ -32,13 +34,13 @@ class OutboxResult:
 
 
 class Outbox:
-    """The results of one study in one folder. Raises OSError where they cannot be written."""
+    """The undelivered results of one study, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, result: OutboxResult) -> None:
-        """When this returns, the result is on disk."""
+        """Writes a result to disk and syncs it. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = self._folder / f"{result.attempt_id}{_UNFINISHED}"
         try:
@@ -47,64 +49,64 @@ class Outbox:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
-            unfinished.unlink(missing_ok=True)  # what there is of it takes room on a full disk
+            unfinished.unlink(missing_ok=True)  # it takes space on a full disk
             raise
         failpoint("result written, not in place")
         unfinished.rename(self._file(result.attempt_id))
-        _sync(self._folder)
+        _sync_folder(self._folder)
         failpoint("result spooled")
 
     def settle(self, attempt_id: str, delivery: Delivery) -> None:
-        """Removes the result, which the database has.
+        """Removes a delivered result.
 
-        What it does not know, it renames: the file is all there is.
+        One whose attempt the database does not know is renamed instead: it exists nowhere else.
         """
         file = self._file(attempt_id)
         if delivery == "unknown":
-            _put_aside(file, _UNKNOWN)
+            _set_aside(file, _UNKNOWN)
         file.unlink(missing_ok=True)
 
     def waiting(self) -> Iterator[OutboxResult]:
-        """The results that are whole, oldest first.
+        """Yields the complete results, oldest first.
 
-        What cannot be read is renamed, so that it is seen and kept.
-
-        Another worker may be delivering the same ones: a file that goes meanwhile is delivered.
+        A file that cannot be read is renamed, so that it stays and is reported. Another worker may
+        be delivering the same results: a file that disappears has been delivered.
         """
-        for file in sorted(self._folder.glob("*.json"), key=_written_at):
+        for file in sorted(self._folder.glob("*.json"), key=_modified_at):
             try:
                 result = read_result(file)
             except FileNotFoundError:
                 continue
             if result is None:
-                _put_aside(file, _UNREADABLE)
+                _set_aside(file, _UNREADABLE)
             else:
                 yield result
 
     def left_over(self) -> list[Path]:
-        """Files that no database took: unreadable, or of an attempt that it does not know."""
-        return sorted(
-            file for suffix in (_UNREADABLE, _UNKNOWN) for file in self._folder.glob(f"*{suffix}")
-        )
+        """Returns the files that were set aside: unreadable, or of an unknown attempt."""
+        unreadable = self._folder.glob(f"*{_UNREADABLE}")
+        unknown = self._folder.glob(f"*{_UNKNOWN}")
+        return sorted([*unreadable, *unknown])
 
     def deliver(self, finish: Callable[[OutboxResult], Delivery]) -> dict[int, Delivery]:
-        """Hands every waiting result to `finish` and removes its file: {number of the trial: what became of it}.
+        """Passes every waiting result to `finish` and removes its file.
 
-        That of an attempt the database does not know, as one brought back from a copy, is renamed
-        and stays.
+        Returns {trial number: what happened to its result}. The file of an attempt that the
+        database does not know, as after it was replaced by an older copy, is renamed and stays.
         """
-        delivered: dict[int, Delivery] = {}
+        deliveries: dict[int, Delivery] = {}
         for result in self.waiting():
-            delivered[result.number] = finish(result)
-            self.settle(result.attempt_id, delivered[result.number])
-        return delivered
+            delivery = finish(result)
+            self.settle(result.attempt_id, delivery)
+            deliveries[result.number] = delivery
+        return deliveries
 
     def half_written(self) -> set[str]:
-        """Attempts whose worker was at writing the result, or died at it: the attempt is made again."""
+        """Returns the ids of attempts with a partly written result; their worker may be dead."""
         return {file.stem for file in self._folder.glob(f"*{_UNFINISHED}")}
 
     def sweep(self, attempt_ids: Iterable[str]) -> None:
-        """Removes what was only half written of these attempts."""
+        """Removes the partly written results of these attempts."""
         for attempt_id in attempt_ids:
             (self._folder / f"{attempt_id}{_UNFINISHED}").unlink(missing_ok=True)
 
@@ -112,12 +114,12 @@ class Outbox:
         return self._folder / f"{attempt_id}.json"
 
 
-def _put_aside(file: Path, why: str) -> None:
-    with suppress(FileNotFoundError):  # another worker was quicker
+def _set_aside(file: Path, why: str) -> None:
+    with suppress(FileNotFoundError):  # another worker has renamed or delivered it
         file.rename(file.with_name(file.name + why))
 
 
-def _written_at(file: Path) -> int:
+def _modified_at(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
     except FileNotFoundError:
@@ -125,7 +127,7 @@ def _written_at(file: Path) -> int:
 
 
 def read_result(file: Path) -> OutboxResult | None:
-    """None for a file that is not a whole result."""
+    """Returns the result in a file; None where it is not a complete result."""
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
         result = OutboxResult(**{**stored, "measurement": Measurement(**stored["measurement"])})
@@ -133,10 +135,12 @@ def read_result(file: Path) -> OutboxResult | None:
         check_types(result.measurement)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return result if result.attempt_id == file.stem else None
+    if result.attempt_id != file.stem:
+        return None
+    return result
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

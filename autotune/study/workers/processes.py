@@ -1,7 +1,7 @@
-"""The other processes of a search with `--workers`: each joins the study as a search of its own would.
+"""Starts the other processes of a search with `--workers`; each joins the study as a search would.
 
-They are told what to do on stdin, and stop as on SIGTERM when it closes: none outlives the search
-that began them.
+They read their request from stdin, and stop as on SIGTERM when it closes, so that none outlives the
+search that started them.
 """
 
 import json
@@ -34,13 +34,15 @@ _NOT_FOR_WORKERS = (
     "trials",
     "preferences",
 )
-"""What the study was begun with is in the database; how its result is seen is the search's own."""
+"""Fields that workers do not need: the study's definition is in the database, and preferences only
+matter to the process that shows the result."""
 
 
 class Workers:
-    """Use as a context manager round the search's own work on the study; it ends when they all have ended.
+    """The worker processes of a search. Use it as a context manager around the search's own work.
 
-    `devices`: what they run on, in turn; the search itself is on the first.
+    The block ends when all workers have ended. They are assigned to `devices` round-robin; the
+    search itself, worker 1, is on the first. Logs go to `log_folder`.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class Workers:
             devices[number % len(devices)].device for number in range(1, request.workers)
         ]
         self._log_folder = log_folder
-        self._listener, self._check_stop = listener, check_stop
+        self._listener = listener
+        self._check_stop = check_stop
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Workers":
@@ -73,13 +76,16 @@ class Workers:
         trace: TracebackType | None,
     ) -> None:
         try:
-            while kind is None and any(
-                process.poll() is None for process in self._processes.values()
-            ):
-                self._check_stop()  # they finish what they have begun
-                time.sleep(POLL_SECONDS)
+            if kind is None:
+                self._wait()
         finally:
             self._stop()
+
+    def _wait(self) -> None:
+        """Waits until the workers have finished the trials that they are working on."""
+        while any(process.poll() is None for process in self._processes.values()):
+            self._check_stop()
+            time.sleep(POLL_SECONDS)
 
     def _stop(self) -> None:
         for process in self._processes.values():
@@ -107,14 +113,12 @@ class Workers:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C at the terminal reaches the search, which ends them
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C reaches the search only, which stops the workers
                 env=python_environment(),
             )
         assert process.stdin is not None
-        process.stdin.write(
-            json.dumps(_told(replace(self._request, device=device))).encode() + b"\n"
-        )
+        request = _worker_request(replace(self._request, device=device))
+        process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
         return process
 
@@ -122,8 +126,7 @@ class Workers:
         return self._log_folder / f"worker-{number}.log"
 
 
-def _told(request: SearchRequest) -> dict[str, Any]:
-    """The fields of the request that a worker needs."""
-    return {
-        f.name: getattr(request, f.name) for f in fields(request) if f.name not in _NOT_FOR_WORKERS
-    }
+def _worker_request(request: SearchRequest) -> dict[str, Any]:
+    """Returns the fields of the request that a worker needs."""
+    names = [field.name for field in fields(request) if field.name not in _NOT_FOR_WORKERS]
+    return {name: getattr(request, name) for name in names}

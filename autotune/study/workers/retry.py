@@ -1,4 +1,4 @@
-"""Waits for a database that is away: what failed for that reason is done again until it succeeds or time is up."""
+"""Retries calls while the database is away, with exponential backoff and a time limit."""
 
 import time
 from collections.abc import Callable
@@ -9,19 +9,21 @@ from autotune.study.events import Listener, StorageBack, WaitingForStorage
 from autotune.units import format_duration
 
 DEFAULT_DATABASE_WAIT_SECONDS = 300.0
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
-_LOOKS_A_SECOND = 10
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+_CHECKS_PER_SECOND = 10
+"""How often a pause checks whether the search was stopped."""
 
-_WAITS = "finished results wait in the work folder"
+_HINT = "finished results wait in the work folder"
 
 T = TypeVar("T")
 
 
 class DatabaseRetry:
-    """Calls what uses the database. Every call must be one that does no harm when it is repeated.
+    """Calls functions that use the database, and repeats them while it is away.
 
-    Raises StorageAway after `limit_seconds` without success, and what `check_stop` raises
-    meanwhile.
+    The functions must be idempotent. Raises StorageAway after `limit_seconds` without success, and
+    what `check_stop` raises while waiting.
     """
 
     def __init__(
@@ -34,11 +36,15 @@ class DatabaseRetry:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._limit_seconds = limit_seconds
-        self._listener, self._check_stop = listener, check_stop
-        self._clock, self._sleep = clock, sleep
+        self._listener = listener
+        self._check_stop = check_stop
+        self._clock = clock
+        self._sleep = sleep
 
     def __call__(self, call: Callable[[], T]) -> T:
-        began, pause = self._clock(), _FIRST_PAUSE_SECONDS
+        """Returns what `call` returns, as soon as it succeeds."""
+        began = self._clock()
+        pause = _FIRST_PAUSE_SECONDS
         is_away = False
         while True:
             try:
@@ -48,7 +54,7 @@ class DatabaseRetry:
                 if seconds >= self._limit_seconds:
                     raise StorageAway(
                         f"{error.message}; waited {format_duration(seconds)} for it",
-                        hint="; ".join(filter(None, (error.hint, _WAITS))),
+                        hint=f"{error.hint}; {_HINT}" if error.hint else _HINT,
                     ) from None
                 if not is_away:
                     self._listener(
@@ -66,4 +72,4 @@ class DatabaseRetry:
         end = self._clock() + seconds
         while (left := end - self._clock()) > 0:
             self._check_stop()
-            self._sleep(min(left, 1 / _LOOKS_A_SECOND))
+            self._sleep(min(left, 1 / _CHECKS_PER_SECOND))

@@ -1,4 +1,7 @@
-"""One of a search's other processes, `python -m autotune.study.workers.worker`: `processes.py` tells it what to do."""
+"""A worker process of a search, `python -m autotune.study.workers.worker`.
+
+`processes.py` starts it and writes its request to its stdin.
+"""
 
 import json
 import signal
@@ -10,6 +13,7 @@ from autotune.study.search import SearchRequest, search
 
 
 def main() -> int:
+    """Runs the search that stdin describes until it ends or stdin closes; returns the exit code."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -31,7 +31,7 @@ def test_a_result_comes_back_as_it_was_put(outbox):
 
 def test_a_result_that_was_removed_waits_no_more(outbox):
     outbox.put(result())
-    outbox.settle("a" * 32, "kept")
+    outbox.settle("a" * 32, "stored")
     assert list(outbox.waiting()) == []
 
 
@@ -39,11 +39,11 @@ def test_results_are_delivered_in_the_order_they_were_put(outbox):
     for number, letter in enumerate("cab"):
         outbox.put(result(number, attempt_id=letter * 32))
     delivered = []
-    outbox.deliver(lambda one: delivered.append(one.number) or "kept")
+    outbox.deliver(lambda one: delivered.append(one.number) or "stored")
     assert delivered == [0, 1, 2]
 
 
-@pytest.mark.parametrize("delivery", ["kept", "known", "late"])
+@pytest.mark.parametrize("delivery", ["stored", "known", "late"])
 def test_a_delivered_result_is_gone_from_the_spool(outbox, delivery):
     outbox.put(result())
     assert outbox.deliver(lambda _: delivery) == {0: delivery}
@@ -137,7 +137,7 @@ def test_a_file_that_another_worker_delivers_meanwhile_is_passed_over(outbox):
         outbox.put(result(number, attempt_id=letter * 32))
     waiting = outbox.waiting()
     assert next(waiting).number == 0
-    outbox.settle("b" * 32, "kept")
+    outbox.settle("b" * 32, "stored")
     assert list(waiting) == []
 
 
