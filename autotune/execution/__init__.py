@@ -1,4 +1,1 @@
-"""Where trials run.
-
-Each executor is shaped like `concurrent.futures`: submit, futures, shutdown.
-"""
+"""Runs trials. An executor works like those of `concurrent.futures`: submit, futures, shutdown."""

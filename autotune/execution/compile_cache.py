@@ -1,4 +1,4 @@
-"""Where what a trial compiles is kept: with its study."""
+"""Chooses the folders of the compilers' disk caches: each study has its own."""
 
 import hashlib
 import shutil
@@ -8,13 +8,15 @@ from pathlib import Path
 from autotune.execution.private_folder import PrivateFolder, cache_bases, private_folder
 
 CACHE = "inductor"
-"""Folder of a study, or of all studies of a database, that has what was compiled for it."""
+"""Name of the cache folder, in a study's folder or in that of all studies of a database."""
 
 
 class CompilerCaches:
-    """inductor's and Triton's disk caches, one a folder, so that no compilation time comes from another study's.
+    """inductor's and Triton's disk caches, one for each folder.
 
-    `note` takes one sentence where caches had to go to a temporary folder, which `close` removes.
+    Studies do not share a cache, so that the compilation time of a trial never depends on another
+    study. `note` is called with one sentence where the caches had to go to a temporary folder,
+    which `close` removes.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -22,12 +24,15 @@ class CompilerCaches:
         self._outside: PrivateFolder | None = None
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Variables for a process whose cache belongs to `folder`. Raises StorageUnavailable."""
+        """Returns environment variables for a process whose cache belongs to `folder`.
+
+        Raises StorageUnavailable.
+        """
         cache = (folder / CACHE).absolute()
-        if not _is_taken_by_compilers(cache):
-            cache = self._folder_outside() / hashlib.sha256(str(cache).encode()).hexdigest()[:16]
-        # inductor keeps Triton's kernels in its own folder unless the user's environment names
-        # another one for all.
+        if not _compilers_accept(cache):
+            digest = hashlib.sha256(str(cache).encode()).hexdigest()
+            cache = self._folder_outside() / digest[:16]
+        # Without TRITON_CACHE_DIR, a value from the user's environment would be shared by all.
         return {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
 
     def _folder_outside(self) -> Path:
@@ -36,7 +41,7 @@ class CompilerCaches:
                 CACHE,
                 purpose="the cache of compiled code",
                 bases=cache_bases(),
-                is_usable=_is_taken_by_compilers,
+                is_usable=_compilers_accept,
             )
             if self._outside.is_temporary:
                 self._note(f"{self._outside.note}; the next search compiles again")
@@ -48,6 +53,6 @@ class CompilerCaches:
         self._outside = None
 
 
-def _is_taken_by_compilers(path: Path) -> bool:
-    """inductor hands the path to the C++ compiler unquoted."""
+def _compilers_accept(path: Path) -> bool:
+    """False for a path with spaces, because inductor passes it to the C++ compiler unquoted."""
     return not any(character.isspace() for character in str(path))

@@ -1,24 +1,23 @@
-"""One trial at a time on a device, over all searches of all users of this machine.
+"""Device slots: at most one trial at a time on a device, over all searches and users of a machine.
 
-Whoever has the turn holds a lock. The trials hold another one until the last of their processes is
-gone: a turn begins when both are free, so that the trial of a killed search, still ending, is not
-measured together with the next one. Who waits stands in line, for which there is a third lock.
+A search that has a slot holds a lock. Its trials hold another lock until their last process has
+ended. A slot is granted when both are free, so that a trial of a killed search that is still ending
+is not measured together with the next one. Waiting searches queue for a third lock.
 
 The locks are names of abstract Unix sockets (`execution/server/socket_lock.py`): they need no
-folder that one user could prepare for another, the kernel frees them with their process, and it
-says who holds one. They reach over all users of a network namespace. Searches in two containers
-with networks of their own do not see each other's. On a GPU a turn therefore also holds `flock` on
-the device's node, which reaches wherever the same node is seen: one that allows a single trial
-holds it alone, those that allow several share it. A node that this user may not open, that the
-driver does not name, or a slice of a GPU (MIG), which has no node of its own, is left out.
+folder that another user could tamper with, the kernel releases them with their process, and it
+knows who holds one. They work for all users of a network namespace. Searches in containers with
+separate networks do not see each other's locks. On a GPU a slot therefore also holds `flock` on the
+device node, which works wherever the same node is visible: exclusively where a single trial is
+allowed, shared where several are. The node is left out where this user may not open it, where the
+driver does not name it, and for a slice of a GPU (MIG), which has no node.
 
-Every user can hold these locks, as every user who may use the device can use it; whom one waits for
-is said.
+Every user who may use the device can hold these locks; a search that waits reports for whom.
 
-Without abstract sockets (no Linux, or a sandbox without them) the locks are files in a folder of
-the user's own, and searches of other users are not waited for. `AUTOTUNE_LOCK_FOLDER` names a
-folder of such files instead, for searches that are to wait for each other and for nobody else, as
-where each has processor cores of its own.
+Without abstract sockets (not Linux, or a sandbox without them) the locks are files in a folder of
+the user, and searches of other users are not waited for. `AUTOTUNE_LOCK_FOLDER` names another
+folder for such files, for searches that should wait for each other and for no others, as where each
+has its own processor cores.
 """
 
 import fcntl
@@ -36,21 +35,21 @@ from typing import Protocol, TypeVar
 from autotune.errors import StorageUnavailable
 from autotune.execution.private_folder import private_folder, runtime_bases
 from autotune.execution.server import socket_lock
-from autotune.execution.server.child import HOLDERS_OF_A_TURN
+from autotune.execution.server.child import MAX_SLOT_HOLDERS
 from autotune.spec.result import DeviceInfo
 
 LOCK_FOLDER_VARIABLE = "AUTOTUNE_LOCK_FOLDER"
 
-_Taken = TypeVar("_Taken")
+T = TypeVar("T")
 
 
 class DeviceSlots:
-    """Turns on one device, of `places` trials at a time.
+    """The slots of one device, for `places` trials at a time.
 
-    `folder` is for lock files in the place of the locks that all users share. `node` is the
-    device's, to be held too (`device_node`); with lock files it is not. `note` takes a sentence
-    where other users are not waited for. Raises StorageUnavailable for a folder that cannot be
-    used.
+    With `folder`, lock files in it replace the locks that all users share. `node` is the device's
+    node (`device_node`), which is locked too, but not with lock files. `note` is called with a
+    sentence where other users are not waited for. Raises StorageUnavailable for a folder that
+    cannot be used.
     """
 
     def __init__(
@@ -64,101 +63,105 @@ class DeviceSlots:
     ) -> None:
         named = os.environ.get(LOCK_FOLDER_VARIABLE)
         if folder is None and named:
-            folder = _made(Path(named))
+            folder = _make_folder(Path(named))
         name = re.sub(r"[^\w-]", "-", device.uuid or device.device)[:64]
         self._locks: _Locks
         if folder is not None:
             self._locks = _FileLocks(folder, name)
         else:
-            self._locks = _locks_of_all_users(device, name, note)
-        self._places = range(places)
-        self._node = None if folder is not None else node
+            self._locks = _create_locks(device, name, note)
+        self._numbers = range(places)
+        self._node = node if folder is None else None
         self._awaited: list[str] = []
-        """The locks one of which is waited for; of the first that is held, the holder is told."""
+        """The names of the locks that this search waits for one of."""
 
     @property
     def places(self) -> int:
         """How many trials may run at a time."""
-        return len(self._places)
+        return len(self._numbers)
 
     @contextmanager
     def slot(self, pause: Callable[[], None]) -> Iterator[str]:
-        """Waits for a place, calling `pause` between two looks, and holds it.
+        """Waits for a slot, calling `pause` between two attempts, and holds it during the block.
 
-        The value says what the place's trials hold (`execution/server/client.py`).
+        Yields the lock that the trials of the slot must hold, as `TrialServer.submit` takes it.
         """
         with ExitStack() as held:
-            slots = [f"{place}.turn" for place in self._places]
-            self._awaited = [*slots, "line"]
-            # Who waits stands in line: the one that has just ended does not take every turn.
-            line = _wait_for(lambda: self._locks.take("line"), pause)
-            held.callback(line.release)
-            self._awaited = slots
-            place, slot = _wait_for(self._take_place, pause)
+            slot_names = [f"{number}.turn" for number in self._numbers]
+            self._awaited = [*slot_names, "line"]
+            # Waiting searches queue, so that the search that has just released a slot does not
+            # acquire it again before them.
+            queue = _wait_for(lambda: self._locks.acquire("line"), pause)
+            held.callback(queue.release)
+            self._awaited = slot_names
+            number, slot = _wait_for(self._acquire_slot, pause)
             held.callback(slot.release)
             self._awaited = []
             if self._node is not None:
-                self._hold_node(self._node, held, pause)
-            line.release()
-            trials = f"{place}.trials"
-            self._awaited = self._locks.held_by_trials(trials)
-            while not self._locks.is_free_of_trials(trials):
+                self._lock_node(self._node, held, pause)
+            queue.release()
+            trials = f"{number}.trials"
+            self._awaited = self._locks.trial_lock_names(trials)
+            while not self._locks.trials_have_ended(trials):
                 pause()
-            yield self._locks.for_trials(trials)
+            yield self._locks.trial_lock(trials)
 
     def holder(self) -> str:
-        """Who is waited for, as `process 17 of user ada`; empty where that is not known."""
-        return next(filter(None, map(self._locks.holder_of, self._awaited)), "")
+        """Returns who is waited for, as `process 17 of user ada`; empty where it is not known."""
+        for name in self._awaited:
+            holder = self._locks.lock_holder(name)
+            if holder:
+                return holder
+        return ""
 
     def close(self) -> None:
         self._locks.close()
 
-    def _take_place(self) -> "tuple[int, _Held] | None":
-        for place in self._places:
-            slot = self._locks.take(f"{place}.turn")
+    def _acquire_slot(self) -> "tuple[int, _HeldLock] | None":
+        for number in self._numbers:
+            slot = self._locks.acquire(f"{number}.turn")
             if slot is not None:
-                return place, slot
+                return number, slot
         return None
 
-    def _hold_node(self, node: Path, held: ExitStack, pause: Callable[[], None]) -> None:
+    def _lock_node(self, node: Path, held: ExitStack, pause: Callable[[], None]) -> None:
         try:
             descriptor = os.open(node, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return  # no permission, or the device is gone
-        node_lock = _Held(descriptor)
+        node_lock = _HeldLock(descriptor)
         held.callback(node_lock.release)
-        alone = len(self._places) == 1
-        while not _flock(descriptor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+        operation = fcntl.LOCK_EX if len(self._numbers) == 1 else fcntl.LOCK_SH
+        while not _flock(descriptor, operation):
             pause()
 
 
-def _wait_for(take: Callable[[], _Taken | None], pause: Callable[[], None]) -> _Taken:
-    while (taken := take()) is None:
+def _wait_for(acquire: Callable[[], T | None], pause: Callable[[], None]) -> T:
+    while True:
+        acquired = acquire()
+        if acquired is not None:
+            return acquired
         pause()
-    return taken
 
 
 def waiting_words(device: str, holder: str) -> str:
-    """Returns the sentence, without its point, that says for whom a turn is waited for.
+    """Returns the sentence, without its full stop, that says who has the device.
 
-    `holder` is as from `DeviceSlots.holder`: empty where nobody knows who has the turn.
+    `holder` is from `DeviceSlots.holder`: empty where it is not known.
     """
-    return f"waiting for {device}, where another trial has its turn" + (
-        f" ({holder})" if holder else ""
-    )
+    sentence = f"waiting for {device}, which another trial is using"
+    return f"{sentence} ({holder})" if holder else sentence
 
 
 def device_node(device: DeviceInfo) -> Path | None:
-    """`/dev/nvidiaN` of the GPU, by its UUID: N is neither CUDA's index nor NVML's.
+    """Returns `/dev/nvidiaN` of a GPU by its UUID: N is neither CUDA's index nor NVML's.
 
-    None where there is none.
-
-    Nor is there one for a GPU that is cut into slices (MIG): two slices are two devices with one
-    node.
+    None where there is no such node, and for a GPU that is partitioned into slices (MIG), because
+    two slices are two devices with one node.
     """
     if device.uuid is None or device.uuid.startswith("MIG-"):
         return None
-    import pynvml  # not for a CPU's search
+    import pynvml  # a search on a CPU does not need it
 
     try:
         pynvml.nvmlInit()
@@ -167,59 +170,65 @@ def device_node(device: DeviceInfo) -> Path | None:
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
         minor = pynvml.nvmlDeviceGetMinorNumber(handle)
-        with suppress(pynvml.NVMLError):  # most GPUs know no slices
+        with suppress(pynvml.NVMLError):  # most GPUs do not support slices
             if pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
                 return None
     except pynvml.NVMLError:
         return None
     finally:
         pynvml.nvmlShutdown()
-    return _checked_node(Path(f"/dev/nvidia{minor}"), minor)
+    return _verify_node(Path(f"/dev/nvidia{minor}"), minor)
 
 
 def reach_of_slots(device: DeviceInfo) -> str:
-    """Says in words whose trials take turns on the device."""
-    if folder := os.environ.get(LOCK_FOLDER_VARIABLE):
+    """Returns a sentence that says which searches wait for each other on the device."""
+    folder = os.environ.get(LOCK_FOLDER_VARIABLE)
+    if folder:
         return f"searches whose {LOCK_FOLDER_VARIABLE} is {folder}, and no others"
-    if reason := _why_no_sockets():
-        return f"this user's searches; others are not waited for, as there are no abstract Unix sockets ({reason})"
+    reason = _abstract_socket_error()
+    if reason:
+        return (
+            "this user's searches; others are not waited for, "
+            f"as there are no abstract Unix sockets ({reason})"
+        )
     node = device_node(device)
     if node is not None and os.access(node, os.R_OK):
         return f"all searches of this machine, and by {node} those of its containers"
     return f"all searches of this machine; {_NOT_BEYOND_CONTAINERS}"
 
 
-_NOT_BEYOND_CONTAINERS = "those in a container with a network of its own are not waited for"
+_NOT_BEYOND_CONTAINERS = "those in a container with its own network are not waited for"
 
 
 def why_containers_are_not_seen(device: DeviceInfo) -> str:
-    """Says that searches in other containers are not waited for on a GPU, and why; empty where they are."""
+    """Returns why a search on a GPU does not wait for other containers; empty where it does."""
     if device.type != "cuda" or os.environ.get(LOCK_FOLDER_VARIABLE):
         return ""
     node = device_node(device)
     if node is not None and os.access(node, os.R_OK):
         return ""
-    reason = f"{node} may not be opened" if node is not None else "it has no device node of its own"
+    reason = f"{node} may not be opened" if node is not None else "it has no device node"
     return f"of the searches on {device.device} {_NOT_BEYOND_CONTAINERS}: {reason}"
 
 
-def _checked_node(node: Path, minor: int) -> Path | None:
-    """None where something else has the name."""
+def _verify_node(node: Path, minor: int) -> Path | None:
+    """Returns `node` where it is the character device with that minor number; else None."""
     try:
-        found = node.lstat()
+        status = node.lstat()
     except OSError:
         return None
-    is_the_device = stat.S_ISCHR(found.st_mode) and os.minor(found.st_rdev) == minor
-    return node if is_the_device else None
+    if stat.S_ISCHR(status.st_mode) and os.minor(status.st_rdev) == minor:
+        return node
+    return None
 
 
 # -- the locks -------------------------------------------------------------------------------------
 
 
-class _Held:
-    """A lock that is held by an open descriptor, until it is released or the process has ended.
+class _HeldLock:
+    """A lock held through an open descriptor, until it is released or the process has ended.
 
-    A process that is forked meanwhile does not hold it: it may outlive the turn.
+    A forked process does not hold it, because it may outlive the slot.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -227,7 +236,7 @@ class _Held:
         _all_held.append(self)
 
     def release(self) -> None:
-        """Does nothing the second time, and in a process that was forked meanwhile."""
+        """Releases the lock; does nothing the second time, and in a forked process."""
         if self not in _all_held:
             return
         _all_held.remove(self)
@@ -237,12 +246,12 @@ class _Held:
         os.close(self._descriptor)
 
 
-_all_held: list[_Held] = []
+_all_held: list[_HeldLock] = []
 
 
 def _close_in_fork() -> None:
-    for one in _all_held:
-        one.close_in_fork()
+    for lock in _all_held:
+        lock.close_in_fork()
     _all_held.clear()
 
 
@@ -250,84 +259,90 @@ os.register_at_fork(after_in_child=_close_in_fork)
 
 
 class _Locks(Protocol):
-    """The locks of one device, by names as `line`, `0.turn` and `0.trials`."""
+    """The locks of one device: `line` is the queue, `0.turn` a slot, `0.trials` its trials.
 
-    def take(self, name: str) -> _Held | None:
-        """None where another one has it."""
+    The names are shared with other versions of autotune on the machine.
+    """
 
-    def is_free_of_trials(self, name: str) -> bool:
-        """Whether the last process of the trials before has ended."""
+    def acquire(self, name: str) -> _HeldLock | None:
+        """Returns the held lock; None where another process has it."""
 
-    def for_trials(self, name: str) -> str:
-        """What a trial's process is told to hold."""
+    def trials_have_ended(self, name: str) -> bool:
+        """Whether the last process of the slot's earlier trials has ended."""
 
-    def held_by_trials(self, name: str) -> list[str]:
-        """The names that `holder_of` knows for it."""
+    def trial_lock(self, name: str) -> str:
+        """Returns the lock that a trial's process must hold, as `child.py` takes it."""
 
-    def holder_of(self, name: str) -> str:
-        """Empty where it is not known."""
+    def trial_lock_names(self, name: str) -> list[str]:
+        """Returns the names of the trials' locks, for `lock_holder`."""
+
+    def lock_holder(self, name: str) -> str:
+        """Returns who holds the lock; empty where it is not known."""
 
     def close(self) -> None:
-        """Removes what is of no use to anybody else."""
+        """Removes a temporary folder of locks."""
 
 
 class _SocketLocks:
-    """For all users of this machine's network namespace."""
+    """Locks for all users of this machine's network namespace."""
 
     def __init__(self, device: str) -> None:
         self._prefix = f"autotune/{device}/"
 
-    def take(self, name: str) -> _Held | None:
-        descriptor = socket_lock.take(self._prefix + name)
-        return None if descriptor is None else _Held(descriptor)
+    def acquire(self, name: str) -> _HeldLock | None:
+        descriptor = socket_lock.acquire(self._prefix + name)
+        return None if descriptor is None else _HeldLock(descriptor)
 
-    def is_free_of_trials(self, name: str) -> bool:
-        for one in self.held_by_trials(name):
-            taken = self.take(one)
-            if taken is None:
+    def trials_have_ended(self, name: str) -> bool:
+        for lock_name in self.trial_lock_names(name):
+            lock = self.acquire(lock_name)
+            if lock is None:
                 return False
-            taken.release()
+            lock.release()
         return True
 
-    def for_trials(self, name: str) -> str:
+    def trial_lock(self, name: str) -> str:
         return f"@{self._prefix}{name}"
 
-    def held_by_trials(self, name: str) -> list[str]:
-        return [f"{name}.{number}" for number in range(HOLDERS_OF_A_TURN)]
+    def trial_lock_names(self, name: str) -> list[str]:
+        return [f"{name}.{number}" for number in range(MAX_SLOT_HOLDERS)]
 
-    def holder_of(self, name: str) -> str:
-        return socket_lock.holder_of(self._prefix + name)
+    def lock_holder(self, name: str) -> str:
+        return socket_lock.lock_holder(self._prefix + name)
 
     def close(self) -> None:
         pass
 
 
 class _FileLocks:
-    """For all who use the same folder. `is_temporary`: nobody else can."""
+    """Locks for all searches that use the same folder; a temporary one is used by one search."""
 
     def __init__(self, folder: Path, device: str, *, is_temporary: bool = False) -> None:
-        self._folder, self._device, self._is_temporary = folder, device, is_temporary
+        self._folder = folder
+        self._device = device
+        self._is_temporary = is_temporary
 
-    def take(self, name: str) -> _Held | None:
+    def acquire(self, name: str) -> _HeldLock | None:
         descriptor = self._open(name)
         if _flock(descriptor, fcntl.LOCK_EX):
-            return _Held(descriptor)
+            return _HeldLock(descriptor)
         os.close(descriptor)
         return None
 
-    def is_free_of_trials(self, name: str) -> bool:
-        taken = self.take(name)
-        if taken is not None:
-            taken.release()
-        return taken is not None
+    def trials_have_ended(self, name: str) -> bool:
+        lock = self.acquire(name)
+        if lock is None:
+            return False
+        lock.release()
+        return True
 
-    def for_trials(self, name: str) -> str:
+    def trial_lock(self, name: str) -> str:
         return str(self._file(name).absolute())
 
-    def held_by_trials(self, name: str) -> list[str]:
+    def trial_lock_names(self, name: str) -> list[str]:
         return [name]
 
-    def holder_of(self, name: str) -> str:
+    def lock_holder(self, name: str) -> str:
         return ""
 
     def close(self) -> None:
@@ -339,41 +354,45 @@ class _FileLocks:
         try:
             return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise _unusable(file, error) from None
+            raise _unusable_error(file, error) from None
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{self._device}-{name}"
 
 
-def _flock(descriptor: int, how: int) -> bool:
+def _flock(descriptor: int, operation: int) -> bool:
+    """Returns whether the lock was free; does not wait."""
     try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _locks_of_all_users(device: DeviceInfo, name: str, note: Callable[[str], None]) -> _Locks:
-    """Or, where there are no abstract sockets, those of this user, and a note."""
-    reason = _why_no_sockets()
+def _create_locks(device: DeviceInfo, name: str, note: Callable[[str], None]) -> _Locks:
+    """Returns the locks of all users, or, without abstract sockets, this user's, with a note."""
+    reason = _abstract_socket_error()
     if not reason:
         return _SocketLocks(name)
-    host = re.sub(r"[^\w-]", "-", socket.gethostname())[:64]  # a home may be shared by several
+    host = re.sub(r"[^\w-]", "-", socket.gethostname())[:64]  # machines may share a home
     folder = private_folder(
         f"locks-{host}", purpose="the folder of device locks", bases=runtime_bases()
     )
-    who = "other users" if not folder.is_temporary else "other users, and others of yours,"
-    note(
-        f"searches of {who} do not wait for this one's turns on {device.device}: there are no abstract Unix "
-        f"sockets ({reason})" + (f", and {folder.note}" if folder.note else "")
+    who = "other users, and others of yours," if folder.is_temporary else "other users"
+    sentence = (
+        f"searches of {who} do not wait for this one on {device.device}: "
+        f"there are no abstract Unix sockets ({reason})"
     )
+    if folder.note:
+        sentence += f", and {folder.note}"
+    note(sentence)
     return _FileLocks(folder.path, name, is_temporary=folder.is_temporary)
 
 
-def _why_no_sockets() -> str:
-    """Empty where there are abstract Unix sockets."""
+def _abstract_socket_error() -> str:
+    """Returns why there are no abstract Unix sockets; empty where there are."""
     try:
-        descriptor = socket_lock.take(f"autotune/{uuid.uuid4().hex}")
+        descriptor = socket_lock.acquire(f"autotune/{uuid.uuid4().hex}")
     except OSError as error:
         return error.strerror or str(error)
     if descriptor is not None:
@@ -381,16 +400,16 @@ def _why_no_sockets() -> str:
     return ""
 
 
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise _unusable(folder, error) from None
+        raise _unusable_error(folder, error) from None
     return folder
 
 
-def _unusable(place: Path, error: OSError) -> StorageUnavailable:
+def _unusable_error(path: Path, error: OSError) -> StorageUnavailable:
     return StorageUnavailable(
-        f"the locks of device turns cannot be kept in {place}: {error.strerror or error}",
+        f"the locks of device slots cannot be stored in {path}: {error.strerror or error}",
         hint=f"let {LOCK_FOLDER_VARIABLE} name a folder that can be written to, or unset it",
     )

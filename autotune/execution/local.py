@@ -1,4 +1,4 @@
-"""Trials on a device of this machine, one at a time, each in a process of its own."""
+"""Runs trials on a device of this machine, one at a time, each in its own process."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,14 +18,15 @@ from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import Workload
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-"""For a prediction, which needs no GPU: it cannot create a context on one, which would disturb a
-trial there."""
+"""Environment of a prediction, which needs no GPU: a context there would disturb a trial."""
 _PREDICTION_SECONDS = 1800.0
-"""A model may hang before anything is trained of it, too."""
+"""Time limit of a prediction: building a model may hang, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedTrial:
+    """What a trial has measured."""
+
     measurement: Measurement
     seconds: float
     """Wall-clock time of the trial's process."""
@@ -34,7 +35,7 @@ class FinishedTrial:
 class LocalExecutor(ServerTasks):
     """Runs a study's trials through a trial server.
 
-    `folder` keeps logs, prepared files and the compiler's cache.
+    Logs, prepared files and the compilers' cache are in `folder`.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class LocalExecutor(ServerTasks):
         torch_version: str | None = None,
         with_timeline: bool = False,
     ) -> "Future[Reply]":
-        """Peak memory on fake tensors, without the device: a Prediction as JSON. Its error: PredictionImpossible.
+        """Predicts peak memory on fake tensors, without the device.
 
-        `compute_capability` is that of the GPU it is for, such as 9.0. The process sees no GPU.
+        The future's result is a Prediction as JSON, and its error PredictionImpossible.
+        `compute_capability` is that of the GPU to predict for, such as 9.0; the process itself sees
+        no GPU.
         """
         payload = {
             "workload": workload.to_dict(),
@@ -99,14 +102,14 @@ class LocalExecutor(ServerTasks):
         pruning_bounds: Sequence[PruningBound] = (),
         keep_snapshot: bool = False,
     ) -> "Future[FinishedTrial]":
-        """Trains `config` on the study's workload, or on `workload` in its place.
+        """Trains `config` on the study's workload, or on `workload` where that is given.
 
-        Limits that are not said are shares of the whole (`execution/server/limits.py`). The
-        future's error is TrialLost where the machine has ended the trial: its configuration is none
-        the worse for it. The training must begin as `reference` does. `shares_perplexity`: only
-        memory and speed are measured. It ends with the outcome `dominated` once one of `pruning_bounds` is
-        seen to be better in both. `keep_snapshot` keeps torch's allocation history of the measured
-        steps in the study's folder; CUDA only.
+        Limits that are not given are shares of the whole (`execution/server/limits.py`). The
+        training must begin as `reference` does. With `shares_perplexity`, only memory and speed are
+        measured. The trial ends with the outcome `dominated` as soon as one of `pruning_bounds` is
+        known to be better in both. With `keep_snapshot`, torch's allocation history of the measured
+        steps is stored in the study's folder (CUDA only). The future's error is TrialLost where the
+        machine ended the trial, which says nothing about its configuration.
         """
         snapshot_file = study_folder / "snapshots" / f"{log_name}.pickle"
         payload = {
@@ -119,7 +122,7 @@ class LocalExecutor(ServerTasks):
             ),
             "reference": None if reference is None else reference.to_dict(),
             "shares_perplexity": shares_perplexity,
-            "pruning_bounds": [asdict(rival) for rival in pruning_bounds],
+            "pruning_bounds": [asdict(bound) for bound in pruning_bounds],
             "snapshot_file": str(snapshot_file.absolute()) if keep_snapshot else None,
         }
         limits = time_limits(
@@ -146,9 +149,9 @@ class LocalExecutor(ServerTasks):
         compile_time_limit_seconds: float | None = None,
         step_time_limit_seconds: float | None = None,
     ) -> ParityTrace | str:
-        """The first steps of `config`, beyond the cap if need be, or why there are none.
+        """Returns the first steps of `config`, run without the cap, or why there are none.
 
-        Raises TrialLost, and Stopped when asked to stop meanwhile.
+        Raises TrialLost, and Stopped where the search is stopped while waiting.
         """
         payload = {
             **self._training(
@@ -218,16 +221,18 @@ class LocalExecutor(ServerTasks):
         )
 
     def cancel(self, future: "Future[FinishedTrial]") -> None:
-        """Ends the trial; its future then holds the outcome `interrupted`, within seconds."""
-        if reply := self._replies.get(future):
+        """Ends the trial; within seconds its future has the outcome `interrupted`."""
+        reply = self._replies.get(future)
+        if reply:
             self._server.cancel(reply)
 
     def _finish(self, reply: "Future[Reply]", finished: "Future[FinishedTrial]") -> None:
         self._replies.pop(finished, None)
-        if error := reply.exception():
+        error = reply.exception()
+        if error:
             finished.set_exception(error)
-        else:
-            result = reply.result()
-            finished.set_result(
-                FinishedTrial(measurement=Measurement(**result.result), seconds=result.seconds)
-            )
+            return
+        result = reply.result()
+        finished.set_result(
+            FinishedTrial(measurement=Measurement(**result.result), seconds=result.seconds)
+        )

@@ -1,6 +1,6 @@
-"""What is asked of the trial server beside trainings: the device, the model, a study's files.
+"""Requests to the trial server other than trainings: the device, the model, a study's files.
 
-Ends with the search.
+The server ends with the search.
 """
 
 import time
@@ -23,34 +23,37 @@ from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import Workload
 
 POLL_SECONDS = 0.1
-"""How often a wait looks whether it should end."""
+"""How often a wait checks whether it should end."""
 
 PREPARED = "prepared"
 """Folder of a study's token streams and initial weights."""
 
 _SECONDS_TO_ANSWER = 60.0
-"""A device's context takes seconds, on a machine with many devices more."""
+"""Time limit of `check_device`: creating a context takes seconds, longer with many devices."""
 
 
 def prepared_folder(of_study: Workload, workload: Workload) -> str:
-    """The folder for `workload`, which may have another seed than the study's own."""
-    return PREPARED if workload.seed == of_study.seed else f"{PREPARED}-seed-{workload.seed}"
+    """Returns the folder's name for `workload`, which may have another seed than the study's."""
+    if workload.seed == of_study.seed:
+        return PREPARED
+    return f"{PREPARED}-seed-{workload.seed}"
 
 
 def warn(sentence: str) -> None:
+    """Shows a note as a Python warning."""
     warnings.warn(sentence, stacklevel=2)
 
 
-def _leave_unsaid(sentence: str) -> None:
+def _ignore_note(sentence: str) -> None:
     pass
 
 
 class ServerTasks:
-    """A trial server, started when it is first needed.
+    """Sends requests to a trial server, which is started when it is first needed.
 
-    `folder` keeps logs and the compiler's cache of the probe.
-
-    `note` takes a sentence that the user should read, where something could not be done as usual.
+    Logs and the compilers' cache of the probe are in `folder`. `note` is called with a sentence for
+    the user where something could not be done as usual. Methods that wait for the server or for a
+    device slot raise Stopped once `should_stop` returns true.
     """
 
     def __init__(
@@ -69,21 +72,24 @@ class ServerTasks:
         self._started: TrialServer | None = None
         self._is_shut_down = False
         self._slot: str | None = None
-        """What processes hold while it is our turn on a device; None: it is not."""
+        """The lock that processes hold while this search has a device slot; None without a slot."""
         self._shares_device = False
-        """Whether other trials run on the device in our turn."""
+        """Whether other trials may run on the device at the same time."""
         self._probed: dict[str, DeviceInfo] = {}
         """The CUDA devices whose context was measured, by torch's name."""
         self._slots: dict[tuple[str, int], DeviceSlots] = {}
-        """By torch's name of the device and the number of places."""
+        """By torch's name of the device and the number of slots."""
 
     @property
     def _server(self) -> TrialServer:
-        """Started when it is first needed, for what is refused before costs no start; and again when it was lost."""
+        """The trial server, started when it is first needed, and again where it has died.
+
+        A request that is rejected before costs no start.
+        """
         if self._started is None or (self._started.is_lost and not self._is_shut_down):
             log_file = self._folder / "logs" / "server.log"
-            # For tasks without a cache of their own: torch's default is in a folder that anybody
-            # can have made.
+            # For tasks without their own cache: torch's default is in a folder that another user
+            # may have created.
             environment = self._caches.environment(self._folder)
             self._started = TrialServer(
                 log_file=log_file, command=self._server_command, environment=environment
@@ -94,21 +100,21 @@ class ServerTasks:
     def server_pid(self) -> int:
         return self._server.pid
 
-    # -- turns on a device -------------------------------------------------------------------------
+    # -- device slots ------------------------------------------------------------------------------
 
     @contextmanager
     def slot(self, slots: DeviceSlots, *, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Waits until it is this search's turn on the device; what it runs until the end of the block holds it.
+        """Waits for a slot on the device; processes started in the block hold it.
 
-        Calls `on_wait` once where it has to wait, with the holder of the turn where it is known.
-        Raises Stopped when asked to stop meanwhile.
+        Calls `on_wait` once where it has to wait, with the holder of the slot, or "" where that is
+        not known. Raises Stopped where the search is stopped while waiting.
         """
-        was_said = False
+        was_reported = False
 
         def pause() -> None:
-            nonlocal was_said
-            if not was_said:
-                was_said = True
+            nonlocal was_reported
+            if not was_reported:
+                was_reported = True
                 on_wait(slots.holder())
             self._pause()
 
@@ -117,34 +123,31 @@ class ServerTasks:
             try:
                 yield
             finally:
-                self._slot, self._shares_device = None, False
+                self._slot = None
+                self._shares_device = False
 
     @contextmanager
     def slot_on(self, device: DeviceInfo) -> Iterator[None]:
-        """As `slot`, for what needs the device once; nothing where it is our turn already.
-
-        A wait is noted.
-        """
+        """Waits for a slot on `device`, unless this search has one already; a wait is noted."""
         if self._slot is not None:
             yield
             return
 
-        def say(holder: str) -> None:
+        def note_wait(holder: str) -> None:
             self._note(waiting_words(device.device, holder))
 
-        with self.slot(self.slots_on(device), on_wait=say):
+        with self.slot(self.slots_on(device), on_wait=note_wait):
             yield
 
     def slots_on(self, device: DeviceInfo, *, places: int = 1) -> DeviceSlots:
-        """Returns the turns on `device`, of `places` trials at a time, which `shutdown` closes.
+        """Returns the slots on `device` for `places` trials at a time, which `shutdown` closes.
 
-        Asked again it returns the same ones: where other users are not waited for, that is noted
-        once a device.
+        Later calls return the same object, so that a note about other users appears once a device.
         """
-        key = device.device, places
+        key = (device.device, places)
         if key not in self._slots:
             is_noted = any(name == device.device for name, _ in self._slots)
-            note = _leave_unsaid if is_noted else self._note
+            note = _ignore_note if is_noted else self._note
             self._slots[key] = DeviceSlots(
                 device, places=places, node=device_node(device), note=note
             )
@@ -155,10 +158,10 @@ class ServerTasks:
             raise Stopped("the search was stopped", hint="the same command goes on from here")
         time.sleep(POLL_SECONDS)
 
-    # -- questions to the server -------------------------------------------------------------------
+    # -- requests to the server --------------------------------------------------------------------
 
     def identify(self, device: str | None) -> DeviceInfo:
-        """Returns what `device` is, without a CUDA context on it; None is the best there is.
+        """Returns what `device` is, without a CUDA context on it; None is the best device there is.
 
         Raises InvalidInput.
         """
@@ -167,11 +170,12 @@ class ServerTasks:
     def probe(
         self, device: str | None, choices: Mapping[str, Sequence[Any]]
     ) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
-        """Returns what `device` is, and {technique: {value: reason}} of those of `choices` that do not work on it.
+        """Returns what `device` is, and which of `choices` do not work on it and why.
 
-        `choices` are {technique: values}; None as a device is the first CUDA device, else the CPU.
-        A CUDA device is probed in its turn, where the size of a new context, in bytes, is measured
-        the first time. Raises InvalidInput.
+        `choices` are {technique: values}; the second result is {technique: {value: reason}}. None
+        as a device is the first CUDA device, else the CPU. A CUDA device is probed while this
+        search has a slot on it; the first probe measures the size of a new context in bytes. Raises
+        InvalidInput.
         """
         info = self.identify(device)
         if info.type == "cpu":
@@ -197,31 +201,31 @@ class ServerTasks:
     def examine(
         self, workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: str
     ) -> dict[str, dict[str, str]]:
-        """Which of `choices`, {technique: values}, the workload's model cannot take on `device`.
+        """Returns which of `choices`, {technique: values}, the workload's model does not support.
 
-        Raises InvalidInput.
+        The result is {technique: {value: reason}}. Raises InvalidInput.
         """
         listed = {technique: list(values) for technique, values in choices.items()}
         payload = {"workload": workload.to_dict(), "choices": listed, "device": device}
         if not device.startswith("cuda"):
             return dict(self._call("examine", payload))
-        with self.slot_on(
-            self.identify(device)
-        ):  # attention is tried there, and a script runs until it has its model
+        # Attention is tried on the device, and a script runs until it has built its model.
+        with self.slot_on(self.identify(device)):
             return dict(self._call("examine", payload))
 
     def model_sha256(self, workload: Workload) -> str:
-        """SHA-256 of what the workload's model is made of today: Python file or weights.
+        """Returns the SHA-256 of the current Python file or weights of the workload's model.
 
         Raises InvalidInput.
         """
         return str(self._call("model_sha256", {"workload": workload.to_dict()}))
 
     def devices(self) -> list[DeviceInfo]:
+        """Returns every device that torch can use."""
         return [DeviceInfo(**info) for info in self._call("devices", {})]
 
     def check_device(self, device: str) -> None:
-        """Computes a little on the device. Raises TrialLost where it does not answer any more."""
+        """Runs a tiny computation on the device. Raises TrialLost where it no longer answers."""
         future = self._server.submit(
             "check_device",
             {"device": device},
@@ -248,7 +252,7 @@ class ServerTasks:
     def prepare_seed(
         self, definition: StudyDefinition, workload: Workload, study_folder: Path
     ) -> None:
-        """Draws the initial weights of another seed for the study's text, where that was not done yet."""
+        """Prepares the study's text with the initial weights of another seed, unless it exists."""
         folder = study_folder / prepared_folder(definition.workload, workload)
         if not folder.exists():
             prepared = str((study_folder / PREPARED).absolute())
@@ -262,10 +266,7 @@ class ServerTasks:
     def _call(
         self, task: str, payload: dict[str, Any], *, environment: dict[str, str] | None = None
     ) -> Any:
-        """Runs `task` and waits for what it returns.
-
-        Raises Stopped when asked to stop meanwhile.
-        """
+        """Runs `task` and returns its result. Raises its error, and Stopped."""
         log_file = self._folder / "logs" / f"{task}.log"
         future = self._server.submit(
             task, payload, log_file=log_file, environment=environment, slot=self._slot
@@ -273,9 +274,9 @@ class ServerTasks:
         return self.wait_for(future).result
 
     def wait_for(self, future: "Future[Reply]") -> Reply:
-        """What a task returned.
+        """Waits for a task and returns its reply.
 
-        Raises the error it ended with, and Stopped when asked to stop meanwhile.
+        Raises the error that the task ended with, and Stopped where the search is stopped.
         """
         while True:
             try:

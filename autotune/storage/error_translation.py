@@ -162,7 +162,7 @@ def _message_and_hint(url: str, error: DBAPIError) -> tuple[str, str]:
             hide_password=False
         )
         return (
-            f"the server of {shown} refuses the user: {reason}",
+            f"the server of {shown} rejects the user: {reason}",
             f"name a user with access: --storage {allowed}",
         )
     elif reason.startswith("permission denied"):

@@ -182,7 +182,7 @@ class StudyStore:
             ]
 
     def dates(self, study: str) -> tuple[str, str]:
-        """Returns when the study was created and when its last trial finished, to the minute in UTC.
+        """Returns when the study was created and its last trial finished, to the minute in UTC.
 
         The second is empty where no trial has finished.
         """
@@ -199,7 +199,7 @@ class StudyStore:
     # -- whole studies -----------------------------------------------------------------------------
 
     def exported(self, studies: Sequence[str], *, version: str) -> Iterator[bytes]:
-        """Yields the lines of an export file of `studies` (`transfer.py`). Raises UnknownStudy."""
+        """Yields the lines of an export of `studies` (`transfer.py`). Raises UnknownStudy."""
         return export_lines(self._database, studies, version=version)
 
     def import_studies(self, file: BinaryIO, *, source: str, name: str | None = None) -> Imported:

@@ -1,4 +1,4 @@
-"""inductor's cache: in the study's folder or in one of the user's own, and never in one that another user made."""
+"""inductor's cache: in a folder of the study or of the user, never in one of another user."""
 
 import hashlib
 import io
@@ -87,7 +87,7 @@ def test_what_lies_in_the_temporary_folder_under_a_name_that_can_be_known_is_not
     assert caches.environment(spaced)[VARIABLE] != str(planted)
 
 
-def test_a_planted_cache_is_left_alone_and_one_sentence_says_so(caches, spaced, cache_home, notes):
+def test_a_planted_cache_is_not_used_and_one_note_says_so(caches, spaced, cache_home, notes):
     plant(cache_home)
     used = {
         caches.environment(folder)[VARIABLE] for folder in (spaced, spaced.with_name("two"), spaced)
@@ -98,14 +98,14 @@ def test_a_planted_cache_is_left_alone_and_one_sentence_says_so(caches, spaced, 
     assert f"{cache_home / 'autotune'} is open to others (mode 777)" in note
 
 
-def test_a_temporary_cache_goes_with_its_search(spaced, cache_home, tmp_path, notes):
+def test_a_temporary_cache_is_removed_with_its_search(spaced, cache_home, tmp_path, notes):
     plant(cache_home)
     with closing(CompilerCaches(notes.append)) as caches:
         Path(caches.environment(spaced)[VARIABLE]).mkdir()
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_cache_that_is_kept_outlives_its_search(spaced, notes):
+def test_a_permanent_cache_outlives_its_search(spaced, notes):
     with closing(CompilerCaches(notes.append)) as caches:
         cache = Path(caches.environment(spaced)[VARIABLE])
         cache.mkdir()
@@ -140,7 +140,7 @@ def test_a_display_says_what_could_not_be_done_as_usual():
     assert written.getvalue() == "Note: the cache is elsewhere.\n"
 
 
-def test_a_search_beside_a_planted_cache_goes_on_with_one_sentence(spaced, cache_home, monkeypatch):
+def test_a_search_next_to_a_planted_cache_goes_on_with_one_note(spaced, cache_home, monkeypatch):
     plant(cache_home)
     spaced.mkdir(parents=True)
     monkeypatch.chdir(spaced)

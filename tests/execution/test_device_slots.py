@@ -1,4 +1,4 @@
-"""Turns on a device: one trial at a time, over processes and users, until the last process of the trial is gone."""
+"""Device slots: one trial at a time, over processes and users, until its last process has ended."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from autotune.execution.device_slots import (
 )
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server import socket_lock
-from autotune.execution.server.child import HOLDERS_OF_A_TURN, _hold_turn
+from autotune.execution.server.child import MAX_SLOT_HOLDERS, _hold_slot
 from autotune.spec.result import DeviceInfo
 from autotune.study.events import WaitingForDevice
 from autotune.study.search import SearchRequest, _of_this_machine
@@ -49,7 +49,7 @@ def our(monkeypatch):
 
 @pytest.fixture(params=["sockets", "files"])
 def slots_on(request, our, tmp_path):
-    """turns_on(device, places=2) are the turns of one search."""
+    """slots_on(device, places=2) are the slots of one search."""
     opened = []
 
     def make(device=CPU, **options):
@@ -66,21 +66,21 @@ def slots_on(request, our, tmp_path):
 
 @pytest.fixture
 def sockets_of(our):
-    """sockets_of(places=2) are the turns of one search, under the locks that all users share."""
+    """sockets_of(places=2) are the slots of one search, with the locks that all users share."""
     return lambda device=CPU, **options: DeviceSlots(our(device), **options)
 
 
 @contextmanager
 def forked(run):
-    """A process that has done `run`, keeps what that returned, and now waits for its end."""
+    """A process that has called `run`, holds what that returned, and now waits for its end."""
     done, doing = os.pipe()
     pid = os.fork()
     if pid == 0:
         with suppress(BaseException):
-            kept = run()
+            held = run()
             os.write(doing, b"1")
             time.sleep(600)
-            del kept
+            del held
         os._exit(1)
     os.close(doing)
     try:
@@ -93,32 +93,32 @@ def forked(run):
 
 
 def begun(slots):
-    """The turn, which lasts as long as what this returns."""
+    """Acquires the slot, which is held as long as what this returns."""
     slot = slots.slot(give_up)
     slot.__enter__()
     return slot
 
 
-def test_one_search_has_the_turn_at_a_time(slots_on):
+def test_one_search_has_the_slot_at_a_time(slots_on):
     with slots_on().slot(give_up), pytest.raises(Waited), slots_on().slot(give_up):
         pass
 
 
-def test_the_turn_is_free_again_afterwards(slots_on):
+def test_the_slot_is_free_again_afterwards(slots_on):
     with slots_on().slot(give_up):
         pass
     with slots_on().slot(give_up):
         pass
 
 
-def test_the_turn_is_free_again_after_an_error(slots_on):
+def test_the_slot_is_free_again_after_an_error(slots_on):
     with pytest.raises(KeyError), slots_on().slot(give_up):
         raise KeyError
     with slots_on().slot(give_up):
         pass
 
 
-def test_as_many_turns_as_places_at_a_time(slots_on):
+def test_as_many_slots_as_places_can_be_held_at_a_time(slots_on):
     searches = [slots_on(places=2) for _ in range(3)]
     with (
         searches[0].slot(give_up),
@@ -129,7 +129,7 @@ def test_as_many_turns_as_places_at_a_time(slots_on):
         pass
 
 
-def test_another_device_has_turns_of_its_own(slots_on):
+def test_another_device_has_separate_slots(slots_on):
     other = DeviceInfo(
         device="cuda:1", name="a GPU", total_memory_bytes=2**30, versions={}, uuid="GPU-1"
     )
@@ -147,15 +147,15 @@ def test_a_device_that_changes_its_index_is_still_the_same(slots_on):
         pass
 
 
-def test_the_turn_of_a_killed_process_is_free(slots_on):
+def test_the_slot_of_a_killed_process_is_free(slots_on):
     with forked(lambda: begun(slots_on())), pytest.raises(Waited), slots_on().slot(give_up):
         pass
     with slots_on().slot(give_up):
         pass
 
 
-def test_a_process_forked_in_a_turn_does_not_hold_it(slots_on):
-    """It may outlive the turn, as the workers of somebody's own program do that calls autotune.search."""
+def test_a_process_forked_while_a_slot_is_held_does_not_hold_it(slots_on):
+    """It may outlive the slot, as workers of a user's program that calls autotune.search do."""
     slot = begun(slots_on())
     with forked(lambda: None):
         slot.__exit__(None, None, None)
@@ -163,10 +163,10 @@ def test_a_process_forked_in_a_turn_does_not_hold_it(slots_on):
             pass
 
 
-def test_a_turn_does_not_begin_while_a_trial_of_the_last_one_still_runs(slots_on):
+def test_a_slot_is_not_granted_while_a_trial_of_the_last_holder_still_runs(slots_on):
     slot = slots_on().slot(give_up)
     held = slot.__enter__()
-    with forked(lambda: _hold_turn(held)):
+    with forked(lambda: _hold_slot(held)):
         slot.__exit__(None, None, None)
         with pytest.raises(Waited), slots_on().slot(give_up):
             pass
@@ -174,11 +174,11 @@ def test_a_turn_does_not_begin_while_a_trial_of_the_last_one_still_runs(slots_on
         pass
 
 
-def test_a_turn_does_not_begin_while_what_a_trial_has_forked_still_runs(slots_on):
+def test_a_slot_is_not_granted_while_a_fork_of_a_trial_still_runs(slots_on):
     end, go_on = os.pipe()
 
     def trial():
-        _hold_turn(held)
+        _hold_slot(held)
         if os.fork() == 0:
             os.close(go_on)
             os.read(end, 1)  # until the test closes its end
@@ -196,19 +196,19 @@ def test_a_turn_does_not_begin_while_what_a_trial_has_forked_still_runs(slots_on
         assert len(waited) < 10_000
 
 
-def test_a_trial_holds_the_turn_beside_one_that_could_not_be_ended(slots_on):
+def test_a_trial_holds_the_slot_together_with_one_that_could_not_be_ended(slots_on):
     slot = slots_on().slot(give_up)
     held = slot.__enter__()
-    left_over = forked(lambda: [_hold_turn(held) for _ in range(HOLDERS_OF_A_TURN - 1)])
+    left_over = forked(lambda: [_hold_slot(held) for _ in range(MAX_SLOT_HOLDERS - 1)])
     left_over.__enter__()
-    with forked(lambda: _hold_turn(held)):
+    with forked(lambda: _hold_slot(held)):
         slot.__exit__(None, None, None)
         left_over.__exit__(None, None, None)
         with pytest.raises(Waited), slots_on().slot(give_up):
             pass
 
 
-def test_who_waits_comes_before_who_has_just_had_a_turn(slots_on):
+def test_a_waiting_search_comes_before_one_that_has_just_had_the_slot(slots_on):
     first, second = slots_on(), slots_on()
     order, waits = [], threading.Event()
 
@@ -231,7 +231,7 @@ def test_who_waits_comes_before_who_has_just_had_a_turn(slots_on):
 
 
 @pytest.mark.parametrize("kind", ["sockets", "files"])
-def test_closed_turns_leave_no_file_open(our, tmp_path, kind):
+def test_closed_slots_leave_no_file_open(our, tmp_path, kind):
     before = len(os.listdir("/proc/self/fd"))
     slots = DeviceSlots(our(), folder=tmp_path) if kind == "files" else DeviceSlots(our())
     with closing(slots), slots.slot(give_up):
@@ -252,7 +252,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become anot
 
 
 @as_root
-def test_a_search_waits_for_the_turn_of_another_user(sockets_of):
+def test_a_search_waits_for_the_slot_of_another_user(sockets_of):
     def other():
         become_nobody()
         return begun(sockets_of())
@@ -264,7 +264,7 @@ def test_a_search_waits_for_the_turn_of_another_user(sockets_of):
 
 
 @as_root
-def test_another_user_waits_for_the_turn_of_this_one(sockets_of):
+def test_another_user_waits_for_the_slot_of_this_one(sockets_of):
     def other():
         become_nobody()
         with pytest.raises(Waited):
@@ -281,7 +281,7 @@ def test_a_search_waits_for_a_trial_of_another_user_that_still_runs(sockets_of):
 
     def other():
         become_nobody()
-        _hold_turn(held)
+        _hold_slot(held)
 
     with forked(other):
         slot.__exit__(None, None, None)
@@ -289,7 +289,7 @@ def test_a_search_waits_for_a_trial_of_another_user_that_still_runs(sockets_of):
             pass
 
 
-def test_who_waits_is_told_once_for_whom(sockets_of, tmp_path):
+def test_a_waiting_search_learns_once_whom_it_waits_for(sockets_of, tmp_path):
     looks, said = [], []
     executor = LocalExecutor(tmp_path, should_stop=lambda: len(looks) > 1 or looks.append(1))
     waiting = sockets_of()
@@ -303,9 +303,9 @@ def test_who_waits_is_told_once_for_whom(sockets_of, tmp_path):
     assert holder.startswith(f"process {os.getpid()} of user ")
 
 
-def test_who_only_stands_in_line_for_ever_is_told_as_well(our):
+def test_a_search_that_waits_in_the_queue_learns_whom_it_waits_for(our):
     device = our()
-    line = socket_lock.take(f"autotune/{device.uuid}/line")
+    line = socket_lock.acquire(f"autotune/{device.uuid}/line")
     waiting = DeviceSlots(device)
     with pytest.raises(Waited), waiting.slot(give_up):
         pass
@@ -313,11 +313,11 @@ def test_who_only_stands_in_line_for_ever_is_told_as_well(our):
     os.close(line)
 
 
-def test_whose_trial_still_runs_is_told_as_well(sockets_of):
+def test_the_owner_of_a_trial_that_still_runs_is_reported(sockets_of):
     slot = sockets_of().slot(give_up)
     held = slot.__enter__()
     waiting = sockets_of()
-    with forked(lambda: _hold_turn(held)):
+    with forked(lambda: _hold_slot(held)):
         slot.__exit__(None, None, None)
         with pytest.raises(Waited), waiting.slot(give_up):
             pass
@@ -330,7 +330,7 @@ def test_the_display_says_for_whom_a_search_waits():
     progress.note(WaitingForDevice(device="cpu", holder="process 17 of user ada"))
     assert (
         progress.meanwhile
-        == "waiting for cpu, where another trial has its turn (process 17 of user ada)"
+        == "waiting for cpu, which another trial is using (process 17 of user ada)"
     )
 
 
@@ -339,14 +339,14 @@ def test_the_display_says_for_whom_a_search_waits():
 
 @pytest.fixture
 def node(tmp_path):
-    """A file in the place of /dev/nvidia0."""
+    """A file instead of /dev/nvidia0."""
     (tmp_path / "node").touch()
     return tmp_path / "node"
 
 
 @pytest.fixture
 def far_apart(sockets_of, node):
-    """far_apart(1) are turns on the same node; another number does not see their sockets, as in a container."""
+    """far_apart(1) are slots on the same node, whose sockets another number does not see."""
 
     def make(number, **options):
         device = DeviceInfo(
@@ -374,7 +374,7 @@ def test_one_that_allows_a_single_trial_does_not_share_the_node(far_apart):
         pass
 
 
-def test_a_link_in_the_place_of_the_node_is_left_out(far_apart, node):
+def test_a_link_instead_of_the_node_is_ignored(far_apart, node):
     node.rename(node.with_name("elsewhere"))
     node.symlink_to(node.with_name("elsewhere"))
     with far_apart(1).slot(give_up), far_apart(2).slot(give_up):
@@ -405,7 +405,7 @@ def test_a_lock_folder_that_cannot_be_used_is_named_in_one_sentence(monkeypatch,
         DeviceSlots(CPU)
 
 
-def test_a_link_in_the_place_of_a_lock_file_is_not_followed(tmp_path):
+def test_a_link_instead_of_a_lock_file_is_not_followed(tmp_path):
     (tmp_path / "cpu-line").symlink_to(tmp_path / "elsewhere")
     with (
         pytest.raises(StorageUnavailable, match="cpu-line"),
@@ -425,7 +425,7 @@ def test_a_device_that_calls_itself_a_path_has_its_locks_in_the_folder_all_the_s
 
 @pytest.fixture
 def no_sockets(our, monkeypatch, tmp_path):
-    """A system without Unix sockets, and the user's own folders."""
+    """A system without Unix sockets, and the user's folders."""
     monkeypatch.setattr(socket, "AF_UNIX", 4711)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
@@ -433,7 +433,7 @@ def no_sockets(our, monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_without_sockets_the_locks_are_files_of_the_user_and_one_sentence_says_what_is_lost(
+def test_without_sockets_the_locks_are_files_of_the_user_and_one_note_says_so(
     no_sockets,
 ):
     notes = []
@@ -444,12 +444,13 @@ def test_without_sockets_the_locks_are_files_of_the_user_and_one_sentence_says_w
     ):
         pass
     assert notes == [
-        "searches of other users do not wait for this one's turns on cpu: there are no abstract Unix sockets "
+        "searches of other users do not wait for this one on cpu: "
+        "there are no abstract Unix sockets "
         "(Address family not supported by protocol)"
     ]
 
 
-def test_without_sockets_and_beside_a_planted_folder_the_search_goes_on_with_one_sentence(
+def test_without_sockets_and_with_a_planted_folder_the_search_goes_on_with_one_note(
     no_sockets,
 ):
     for base in ("runtime", "cache"):
@@ -463,7 +464,7 @@ def test_without_sockets_and_beside_a_planted_folder_the_search_goes_on_with_one
     assert list(no_sockets.glob("autotune-*")) == []
 
 
-def test_that_other_users_are_not_waited_for_is_said_once_a_command(no_sockets):
+def test_the_note_that_other_users_are_not_waited_for_appears_once_a_command(no_sockets):
     """Also where the lock files are in a temporary folder, whose name the sentence has."""
     for base in ("runtime", "cache"):
         (no_sockets / base / "autotune").mkdir(parents=True)
@@ -477,7 +478,7 @@ def test_that_other_users_are_not_waited_for_is_said_once_a_command(no_sockets):
             pass
     (note,) = notes
     assert note.startswith(
-        "searches of other users, and others of yours, do not wait for this one's turns on cpu"
+        "searches of other users, and others of yours, do not wait for this one on cpu"
     )
     assert list(no_sockets.glob("autotune-*")) == []
 
@@ -487,7 +488,7 @@ def test_that_other_users_are_not_waited_for_is_said_once_a_command(no_sockets):
 GPU = replace(CPU, device="cuda:0", uuid="GPU-of-no-machine", context_bytes=2**29)
 
 
-def test_who_takes_turns_is_said(our, monkeypatch, tmp_path):
+def test_the_reach_of_the_slots_is_described(our, monkeypatch, tmp_path):
     assert reach_of_slots(CPU).startswith("all searches of this machine; those in a container")
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
     assert (
@@ -495,24 +496,27 @@ def test_who_takes_turns_is_said(our, monkeypatch, tmp_path):
     )
 
 
-def test_without_sockets_it_is_said_that_others_are_not_waited_for(no_sockets):
+def test_without_sockets_the_reach_excludes_other_users(no_sockets):
     assert "this user's searches; others are not waited for" in reach_of_slots(CPU)
 
 
 def test_a_search_on_a_gpu_without_a_node_says_that_containers_do_not_see_it(our):
     assert why_containers_are_not_seen(GPU) == (
-        "of the searches on cuda:0 those in a container with a network of its own are not waited for: "
-        "it has no device node of its own"
+        "of the searches on cuda:0 those in a container with its own network "
+        "are not waited for: "
+        "it has no device node"
     )
 
 
-def test_it_is_not_said_of_a_cpu_nor_where_a_lock_folder_was_chosen(our, monkeypatch, tmp_path):
+def test_there_is_no_note_about_containers_for_a_cpu_or_a_chosen_lock_folder(
+    our, monkeypatch, tmp_path
+):
     assert why_containers_are_not_seen(CPU) == ""
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
     assert why_containers_are_not_seen(GPU) == ""
 
 
-def test_several_trials_on_one_gpu_are_said_to_disturb_each_other(our, monkeypatch, tmp_path):
+def test_a_note_says_that_several_trials_share_the_gpu(our, monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
     assert list(_of_this_machine(GPU, SearchRequest(trials_per_device=1))) == []
     (sentence,) = _of_this_machine(GPU, SearchRequest(trials_per_device=3))

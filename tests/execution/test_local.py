@@ -31,7 +31,7 @@ def test_a_device_that_does_not_answer_is_a_loss(executor):
         executor.check_device("cuda:99")
 
 
-def test_a_server_that_was_lost_is_started_again(executor):
+def test_a_server_that_died_is_started_again(executor):
     lost = executor.server_pid
     os.kill(lost, signal.SIGKILL)
     with pytest.raises(TrialServerLost):

@@ -1,4 +1,4 @@
-"""Folders outside a study's own: nobody else can have prepared them, open them or replace them."""
+"""Folders outside a study's folder: no other user can prepare, open or replace them."""
 
 import os
 import stat
@@ -73,7 +73,7 @@ def test_a_link_is_not_followed(make, base, tmp_path, planted):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_file_in_its_place_is_not_used(make, base):
+def test_a_file_instead_of_the_folder_is_not_used(make, base):
     base.mkdir()
     (base / "autotune").write_text("mine")
     assert_temporary(make(), because="Not a directory")

@@ -42,56 +42,56 @@ def the_trial(store):
     return record
 
 
-# -- taking a trial --------------------------------------------------------------------------------
+# -- claiming a trial ------------------------------------------------------------------------------
 
 
-def test_trials_are_numbered_as_they_are_taken(store):
+def test_trials_are_numbered_in_the_order_of_their_claims(store):
     assert [claim(store, number).number for number in (4, 2, 3)] == [0, 1, 2]
 
 
-def test_a_trial_that_another_worker_has_is_not_to_be_had(store):
+def test_a_trial_that_another_worker_has_cannot_be_claimed(store):
     claim(store, worker="one")
     assert claim(store, worker="two") is None
 
 
-def test_a_trial_with_a_result_is_not_to_be_had(store):
+def test_a_trial_with_a_result_cannot_be_claimed(store):
     keep(store, config(0), measured())
     assert claim(store) is None
 
 
-def test_no_more_trials_are_taken_than_are_wanted(store):
+def test_no_more_trials_are_claimed_than_are_wanted(store):
     assert [claim(store, number) is None for number in range(MOST + 1)] == [False] * MOST + [True]
 
 
-def test_taking_a_trial_again_with_the_same_attempt_is_the_same_attempt(store):
+def test_claiming_a_trial_again_with_the_same_attempt_id_returns_the_same_attempt(store):
     """As after a commit whose answer was lost."""
     first = claim(store)
     assert claim(store, attempt_id=first.id) == first
     assert len(store.trials("by-hand")) == 1
 
 
-def test_an_attempt_that_was_given_up_before_its_worker_heard_of_it_is_not_to_be_had(store):
+def test_an_attempt_that_expired_before_its_worker_got_the_reply_cannot_be_claimed(store):
     first = claim(store)
     store.attempts.end(first.id, "given_up", cause="because")
     assert claim(store, attempt_id=first.id) is None
 
 
 @pytest.mark.parametrize("state", ["given_up", "given_back", "lost"])
-def test_a_trial_that_was_let_go_of_can_be_taken_again_under_its_number(store, state):
+def test_a_released_trial_can_be_claimed_again_under_its_number(store, state):
     first = claim(store)
     store.attempts.end(first.id, state, cause="because")
     again = claim(store, worker="two")
     assert (again.number, again.ordinal) == (first.number, 2)
 
 
-def test_a_claim_in_vain_changes_nothing(store):
+def test_a_failed_claim_changes_nothing(store):
     claim(store)
     before = store.changes("by-hand", since=-1).revision
     claim(store, worker="two")
     assert store.changes("by-hand", since=-1).revision == before
 
 
-def test_the_database_itself_refuses_a_second_retry_of_one_attempt(store):
+def test_the_database_rejects_a_second_retry_of_one_attempt(store):
     first = claim(store)
     copy = row_of(store, first)._mapping
     with pytest.raises(Conflict), store._database.writing() as connection:
@@ -100,7 +100,7 @@ def test_the_database_itself_refuses_a_second_retry_of_one_attempt(store):
         )
 
 
-def test_the_database_itself_refuses_two_running_attempts_at_one_trial(store):
+def test_the_database_rejects_two_running_attempts_at_one_trial(store):
     first = claim(store)
     copy = row_of(store, first)._mapping
     with pytest.raises(Conflict), store._database.writing() as connection:
@@ -124,7 +124,7 @@ def test_a_result_that_is_delivered_twice_counts_once(store):
 
 
 @pytest.mark.parametrize("state", ["given_up", "given_back", "lost"])
-def test_a_late_result_is_refused_and_kept_aside(store, state):
+def test_a_late_result_does_not_count_and_is_stored_with_its_attempt(store, state):
     attempt = claim(store)
     store.attempts.end(attempt.id, state, cause="because")
     assert store.attempts.finish(attempt.id, measured(perplexity=99.0), seconds=1.0) == "late"
@@ -150,7 +150,7 @@ def test_a_late_result_does_not_end_the_retry(store):
     assert [one.id for one in store.attempts.running("by-hand")] == [retry.id]
 
 
-def test_a_result_of_an_attempt_that_never_was_is_not_kept(store):
+def test_a_result_of_an_unknown_attempt_is_not_stored(store):
     assert store.attempts.finish(new_attempt_id(), measured(), seconds=1.0) == "unknown"
 
 
@@ -162,14 +162,14 @@ def test_an_attempt_is_ended_once(store):
     ]
 
 
-def test_a_finished_attempt_is_not_given_up(store):
+def test_a_finished_attempt_does_not_expire(store):
     attempt = claim(store)
     store.attempts.finish(attempt.id, measured(), seconds=1.0)
     assert store.attempts.end(attempt.id, "given_up", cause="because") is False
     assert the_trial(store).outcome == "ok"
 
 
-def test_giving_up_what_has_a_result_meanwhile_tells_nobody_of_it_again(store):
+def test_expiring_an_attempt_that_has_finished_reports_no_change(store):
     attempt = claim(store)
     store.attempts.finish(attempt.id, measured(), seconds=1.0)
     known = store.changes("by-hand", since=-1).revision
@@ -206,7 +206,7 @@ def test_a_renewed_lease_is_not_over(store):
     assert (one.is_expired, one.renewals) == (False, 1)
 
 
-def test_the_lease_of_an_attempt_that_was_given_up_cannot_be_renewed(store):
+def test_the_lease_of_an_expired_attempt_cannot_be_renewed(store):
     attempt = claim(store)
     store.attempts.end(attempt.id, "given_up", cause="because")
     assert store.attempts.renew(attempt.id) is False
@@ -220,12 +220,12 @@ def lose(store, times):
         store.attempts.end(claim(store).id, "lost", cause="the device is gone")
 
 
-def test_a_trial_is_retried_after_the_machine_cost_it_but_not_for_ever(store):
+def test_a_trial_that_the_machine_ended_is_retried_but_not_for_ever(store):
     lose(store, MOST_RETRIES + 1)
     assert claim(store) is None
 
 
-def test_a_trial_that_was_lost_says_so_and_to_what(store):
+def test_a_trial_that_failed_says_how_often_and_why(store):
     lose(store, 2)
     record = the_trial(store)
     assert (record.is_finished, record.message) == (
@@ -240,7 +240,7 @@ def test_losses_can_be_forgiven(store):
     assert claim(store).ordinal == MOST_RETRIES + 2
 
 
-def test_what_was_forgiven_is_still_told_from_what_was_given_up(store):
+def test_a_forgiven_failure_is_not_an_expired_attempt(store):
     attempt = claim(store)
     store.attempts.end(attempt.id, "lost", cause="the device is gone")
     store.attempts.forgive_losses("by-hand")
@@ -250,14 +250,14 @@ def test_what_was_forgiven_is_still_told_from_what_was_given_up(store):
     )
 
 
-def test_only_the_attempts_that_were_given_up_count_as_deaths_of_workers(store):
+def test_only_expired_attempts_count_as_deaths_of_workers(store):
     for state in ("given_up", "given_back", "lost", "given_up"):
         store.attempts.end(claim(store).id, state, cause="because")
     claim(store, 1)
     assert store.attempts.deaths("by-hand", [0, 1]) == {0: 2}
 
 
-def test_what_was_stopped_or_given_up_counts_as_no_loss(store):
+def test_released_attempts_do_not_count_as_failures(store):
     for _ in range(MOST_RETRIES + 1):
         store.attempts.end(claim(store).id, "given_back", cause="stopped")
     assert claim(store) is not None
@@ -274,14 +274,14 @@ def test_changes_come_in_the_order_of_their_results(store):
     assert [record.number for record in store.changes("by-hand", since=known).records] == [2, 1, 0]
 
 
-def test_what_is_known_is_not_read_again(store):
+def test_known_trials_are_not_read_again(store):
     keep(store, config(0), measured())
     known = store.changes("by-hand", since=-1).revision
     keep(store, config(1), measured())
     assert [record.number for record in store.changes("by-hand", since=known).records] == [1]
 
 
-def test_nothing_new_is_nothing(store):
+def test_without_changes_no_trials_are_returned(store):
     keep(store, config(0), measured())
     known = store.changes("by-hand", since=-1).revision
     assert store.changes("by-hand", since=known).records == ()

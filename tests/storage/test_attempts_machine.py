@@ -1,4 +1,4 @@
-"""Workers that take, renew, finish, lose and drop trials in any order, against a model of what must come of it.
+"""Workers that claim, renew, finish, lose and release trials in any order, against a model.
 
 The model holds what each trial and each attempt must say; it knows no SQL and no files.
 """
@@ -99,7 +99,7 @@ class Model:
 
 
 class Sharing(RuleBasedStateMachine):
-    """Each rule does one thing to the database and the same to the model; the invariants compare them."""
+    """Each rule changes the database and the model alike; the invariants compare them."""
 
     attempts = Bundle("attempts")
     """Ids, of attempts in every state: workers tell of those long given up too, and of one that
@@ -185,7 +185,7 @@ class Sharing(RuleBasedStateMachine):
 
     @rule(attempt_id=attempts)
     def tell(self, attempt_id):
-        """For the first time, again, or after the attempt was given up."""
+        """For the first time, again, or after the attempt has expired."""
         one = self.model.tries.get(attempt_id)
         expected = "unknown" if one is None else self.model.tell(one)
         result = measured(perplexity=one.result if one else 1.0)
@@ -206,7 +206,7 @@ class Sharing(RuleBasedStateMachine):
 
     @rule(worker=sampled_from(WORKERS))
     def crash(self, worker):
-        """Without a word; it is another worker of that name that goes on."""
+        """Silently; another worker of that name goes on."""
         self.dead |= {
             one.id
             for one in self.model.tries.values()

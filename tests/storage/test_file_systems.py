@@ -1,4 +1,4 @@
-"""Where a SQLite file may lie: told from the text of mountinfo, and by what SQLite itself grants."""
+"""Where a SQLite file may be: decided by the text of mountinfo and by SQLite's journal mode."""
 
 import sqlite3
 from contextlib import closing
@@ -69,7 +69,7 @@ def test_the_file_system_of_a_path_is_the_one_the_kernel_would_reach(mountinfo, 
 
 
 @pytest.mark.skipif(not MOUNTINFO.is_file(), reason="there is no mountinfo on this system")
-def test_this_systems_own_mounts_can_be_read():
+def test_the_mounts_of_this_system_can_be_read():
     text = MOUNTINFO.read_text()
     assert file_system(Path("/proc/self"), mountinfo=text) == "proc"
 
@@ -82,18 +82,22 @@ def mounted(tmp_path):
         point = str(tmp_path.resolve() / "mnt").replace(" ", "\\040")
         file = tmp_path / "mountinfo"
         file.write_text(
-            f"22 1 0:21 / / rw - ext4 /dev/sda2 rw\n30 22 0:30 / {point} rw - {kind} server:/home rw\n"
+            "22 1 0:21 / / rw - ext4 /dev/sda2 rw\n"
+            f"30 22 0:30 / {point} rw - {kind} server:/home rw\n"
         )
         return file
 
     return write
 
 
-NETWORK = "nfs nfs4 cifs smb3 smbfs afs ceph fuse.ceph-fuse lustre gpfs beegfs fuse.glusterfs fuse.sshfs 9p panfs wekafs"
+NETWORK = (
+    "nfs nfs4 cifs smb3 smbfs afs ceph fuse.ceph-fuse lustre gpfs beegfs fuse.glusterfs "
+    "fuse.sshfs 9p panfs wekafs"
+)
 
 
 @pytest.mark.parametrize("kind", [*NETWORK.split(), "pvfs2", "fuse.daos", "fuse.juicefs", "gfs2"])
-def test_a_network_file_system_is_refused_with_its_kind_the_file_and_two_ways_out(
+def test_the_error_for_a_network_file_system_has_its_kind_the_file_and_two_alternatives(
     tmp_path, mounted, kind
 ):
     file = tmp_path / "mnt" / "studies" / "autotune.db"
@@ -119,23 +123,23 @@ def test_a_network_file_system_is_refused_with_its_kind_the_file_and_two_ways_ou
         "apfs",
     ],
 )
-def test_a_local_file_system_is_not_refused(tmp_path, mounted, kind):
+def test_a_local_file_system_is_accepted(tmp_path, mounted, kind):
     reject_network_file_system(tmp_path / "mnt" / "autotune.db", mountinfo=mounted(kind))
 
 
-def test_a_link_to_a_network_file_system_is_refused(tmp_path, mounted):
+def test_a_link_to_a_network_file_system_is_rejected(tmp_path, mounted):
     (tmp_path / "mnt").mkdir()
     (tmp_path / "studies").symlink_to("mnt")
     with pytest.raises(StorageUnavailable, match=r"studies/autotune\.db"):
         reject_network_file_system(tmp_path / "studies" / "autotune.db", mountinfo=mounted("nfs4"))
 
 
-def test_a_system_without_mountinfo_refuses_nothing(tmp_path):
+def test_a_system_without_mountinfo_accepts_every_file(tmp_path):
     reject_network_file_system(tmp_path / "autotune.db", mountinfo=tmp_path / "missing")
 
 
-def test_a_database_without_a_write_ahead_log_is_refused(tmp_path):
-    """unix-none is SQLite's own way to open a file without locks, and so without the log's shared memory."""
+def test_a_database_without_a_write_ahead_log_is_rejected(tmp_path):
+    """With unix-none, SQLite opens a file without locks, and so without the log's shared memory."""
     with closing(sqlite3.connect(tmp_path / "autotune.db")) as connection:
         connection.execute("VACUUM")  # writes the header
     url = f"sqlite:///file:{tmp_path}/autotune.db?vfs=unix-none&uri=true"

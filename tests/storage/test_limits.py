@@ -19,7 +19,7 @@ def store(store_url):
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_is_kept_as_none(store, number):
+def test_a_number_that_is_not_finite_is_stored_as_none(store, number):
     keep(store, config(0), measured(final_loss=number, perplexity=number), seconds=number)
     (record,) = store.trials("by-hand")
     assert (record.final_loss, record.perplexity, record.seconds) == (None, None, None)
@@ -31,7 +31,7 @@ def test_a_part_whose_seconds_are_not_finite_is_left_out(store):
     assert store.trials("by-hand")[0].seconds_by_part == {"training": 2.0}
 
 
-def test_a_late_result_that_is_not_finite_is_kept_too(store):
+def test_a_late_result_that_is_not_finite_is_stored_too(store):
     attempt = keep(store, config(0))
     store.attempts.end(attempt.id, "given_up", cause="because")
     assert store.attempts.finish(attempt.id, measured(perplexity=math.nan), seconds=1.0) == "late"
@@ -40,7 +40,7 @@ def test_a_late_result_that_is_not_finite_is_kept_too(store):
 @pytest.mark.parametrize(
     "text", ["with a zero \0 byte", "half a character \ud83d", "x" * 1000, "whole: é😀"]
 )
-def test_any_text_can_be_a_name_a_message_a_cause_or_a_refusal(store, text):
+def test_any_text_can_be_a_name_a_message_a_cause_or_a_reason(store, text):
     attempt = keep(store, config(0), name=text)
     store.attempts.end(attempt.id, "lost", cause=text)
     store.keep_forecast("by-hand", Forecast(config=config(0), refusal=text))
@@ -54,14 +54,14 @@ def test_any_text_can_be_a_name_a_message_a_cause_or_a_refusal(store, text):
     )
 
 
-def test_more_trials_than_a_database_can_count_are_refused_with_the_largest_number():
+def test_the_error_for_too_many_trials_has_the_largest_possible_number():
     with pytest.raises(InvalidInput, match="2147483648 trials") as raised:
         SearchRequest(trials=2**31)
     assert "to 1000000" in raised.value.hint
 
 
-def test_a_full_disk_is_said_and_what_was_kept_before_stays(tmp_path):
-    """SQLite's own limit of pages ends a file where a full disk does, with the same words."""
+def test_a_full_disk_is_reported_and_stored_results_stay(tmp_path):
+    """SQLite's limit of pages fails like a full disk, with the same message."""
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     with open_store(url) as store:
         store.create_study(definition(), trials_wanted=8)

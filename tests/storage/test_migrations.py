@@ -1,4 +1,4 @@
-"""Databases of earlier versions open with every result, once, after a copy was made; later ones are refused."""
+"""Databases of earlier versions are upgraded after a copy was made; later ones are rejected."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def url(file):
 
 @pytest.fixture
 def old_postgres(postgres_url, tmp_path, monkeypatch):
-    """The same database on PostgreSQL, with the tables of revision 0001 as its migration makes them."""
+    """The same database on PostgreSQL, with the tables that migration 0001 creates."""
     monkeypatch.chdir(tmp_path)  # where the copy goes
     engine = sqlalchemy.create_engine(postgres_url)
     script = ScriptDirectory(str(MIGRATIONS))
@@ -159,7 +159,7 @@ def test_optunas_tables_stay_as_they_were(url, file):
 # -- the copy --------------------------------------------------------------------------------------
 
 
-def test_the_copy_beside_an_old_file_has_every_row_as_it_was(url, file):
+def test_the_copy_next_to_an_old_file_has_every_row_unchanged(url, file):
     with open_store(url):
         pass
     (copy,) = backups(file.parent)
@@ -220,7 +220,10 @@ def test_a_damaged_old_database_is_not_upgraded(url, file):
 
 # -- once, whole or not at all ---------------------------------------------------------------------
 
-OPEN = "import sys; from autotune.storage.store import StudyStore; sys.stdin.readline(); StudyStore(sys.argv[1]).close()"
+OPEN = (
+    "import sys; from autotune.storage.store import StudyStore; "
+    "sys.stdin.readline(); StudyStore(sys.argv[1]).close()"
+)
 
 
 def opening(url, **variables):
@@ -245,7 +248,7 @@ def test_several_processes_that_open_an_old_database_at_once_upgrade_it_once(old
 
 
 @pytest.mark.parametrize("look", ["revision_of", "tables_of"])
-def test_tables_that_another_process_makes_between_two_looks_are_taken_as_they_are(
+def test_tables_that_another_process_creates_between_two_checks_are_used(
     store_url, monkeypatch, look
 ):
     looked = getattr(schema, look)
@@ -272,7 +275,7 @@ def test_an_upgrade_that_was_killed_is_done_by_the_next_to_open(url, file, point
     assert all(len(rows(copy, "autotune_trials")) == 7 for copy in backups(file.parent))
 
 
-def test_an_old_file_that_must_not_be_written_is_refused_and_stays(file):
+def test_an_old_file_that_must_not_be_written_is_rejected_and_unchanged(file):
     before = file.read_bytes()
     url = f"sqlite:///file:{file}?mode=ro&uri=true"
     with (
@@ -318,7 +321,7 @@ def is_ours(kind, name):
     return kind != "table" or name.startswith("autotune_")
 
 
-def test_a_later_schema_is_refused_and_not_changed(url, file):
+def test_a_later_schema_is_rejected_and_not_changed(url, file):
     with open_store(url):
         pass
     with closing(sqlite3.connect(file)) as connection, connection:

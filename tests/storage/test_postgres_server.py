@@ -1,4 +1,4 @@
-"""The PostgreSQL server of the tests: it leaves nothing behind, however the process that made it ends."""
+"""The PostgreSQL server of the tests leaves nothing behind, however its process ends."""
 
 import os
 import subprocess

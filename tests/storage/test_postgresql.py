@@ -1,4 +1,4 @@
-"""A studies database on a PostgreSQL server: opened with patience, whole after a crash, refused with the way out."""
+"""A studies database on PostgreSQL: how it is opened, that it survives a crash, and its errors."""
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -62,7 +62,7 @@ def test_a_stricter_commit_than_ours_stays(postgres_url):
 
 
 @pytest.mark.parametrize(("query", "seconds"), [("", "5"), ("?connect_timeout=9", "9")])
-def test_a_connection_is_given_up_in_time_and_the_url_may_say_when(postgres_url, query, seconds):
+def test_connecting_times_out_by_default_or_after_the_time_in_the_url(postgres_url, query, seconds):
     with open_store(postgres_url + query) as store, store._database.engine.connect() as connection:
         assert (
             connection.connection.driver_connection.info.get_parameters()["connect_timeout"]
@@ -93,7 +93,9 @@ def test_a_store_that_was_open_before_its_server_was_restarted_can_be_used_after
     assert store.names() == ["by-hand"]
 
 
-def test_a_result_survives_a_crash_of_the_server_right_after_it_was_kept(store, attempt, postgres):
+def test_a_result_survives_a_crash_of_the_server_right_after_it_was_stored(
+    store, attempt, postgres
+):
     store.attempts.finish(attempt.id, measured(), seconds=1.0)
     postgres.restart(mode="immediate")
     assert store.trials("by-hand")[0].outcome == "ok"
@@ -116,7 +118,7 @@ def test_a_server_that_is_down_is_named_with_the_way_out_and_used_again_when_it_
 # -- what is refused -------------------------------------------------------------------------------
 
 
-def test_a_database_that_is_missing_is_refused_with_the_command_that_makes_it(postgres):
+def test_the_error_for_a_missing_database_has_the_command_that_creates_it(postgres):
     error = refusal(url := postgres.url("my studies"))
     assert error.message == f"the database of {url} does not exist"
     assert error.hint.endswith(f"createdb -h 127.0.0.1 -p {postgres.port} -U autotune 'my studies'")
@@ -130,7 +132,7 @@ def test_a_database_that_is_missing_is_refused_with_the_command_that_makes_it(po
         ("nobody", "open-sesame", 'role "nobody" does not exist'),
     ],
 )
-def test_a_user_who_is_not_let_in_is_refused_without_the_password(
+def test_the_error_for_a_rejected_user_does_not_contain_the_password(
     postgres_url, user, password, reason
 ):
     error = refusal(as_user(postgres_url, user, password))
@@ -140,12 +142,12 @@ def test_a_user_who_is_not_let_in_is_refused_without_the_password(
     assert error.hint.endswith(f"--storage {as_user(postgres_url, 'user', 'password')}")
 
 
-def test_a_password_in_the_query_is_not_repeated_in_a_refusal(postgres):
+def test_an_error_does_not_contain_a_password_in_the_query(postgres):
     error = refusal(f"{postgres.url('missing')}?password=open-sesame")
     assert "open-sesame" not in error.message + error.hint
 
 
-def test_a_user_who_may_not_make_tables_is_told_so(postgres_url):
+def test_the_error_for_a_user_who_may_not_create_tables_says_so(postgres_url):
     guest = make_url(postgres_url).database
     engine = create_engine(postgres_url)
     with engine.begin() as connection:
@@ -184,7 +186,7 @@ def test_an_option_that_postgresql_does_not_know_is_named(postgres_url):
         ),
     ],
 )
-def test_a_url_that_cannot_be_read_is_refused_without_its_password(url, shown, why):
+def test_the_error_for_an_invalid_url_does_not_contain_its_password(url, shown, why):
     error = refusal(url)
     assert f"{shown!r} is not a database URL: {why}" in error.message
     assert "sesame" not in error.message + error.hint

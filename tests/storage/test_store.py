@@ -1,4 +1,4 @@
-"""A SQLite studies database: what is told of its trials, how it is opened, what is no database and is refused."""
+"""A SQLite studies database: its trials, how it is opened, and which files are rejected."""
 
 import importlib.util
 import sqlite3
@@ -95,7 +95,7 @@ def test_optunas_storage_lives_in_the_same_file(store, url):
 # -- what is no database ---------------------------------------------------------------------------
 
 
-def test_a_file_that_is_not_a_database_is_refused_by_name(tmp_path):
+def test_the_error_for_a_file_that_is_not_a_database_names_it(tmp_path):
     (tmp_path / "notes.db").write_text("these are my notes\n" * 100)
     error = refusal(url := f"sqlite:///{tmp_path}/notes.db")
     assert url in error.message
@@ -104,7 +104,7 @@ def test_a_file_that_is_not_a_database_is_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize("create", [False, True])
 @pytest.mark.parametrize("kept", ["100 bytes", "half", "all but a byte"])
-def test_a_truncated_database_is_refused_by_name(file, url, kept, create):
+def test_the_error_for_a_truncated_database_names_it(file, url, kept, create):
     write_study(url, [measured() for _ in range(8)])
     whole = file.read_bytes()
     file.write_bytes(
@@ -116,13 +116,13 @@ def test_a_truncated_database_is_refused_by_name(file, url, kept, create):
 
 
 @pytest.mark.parametrize("create", [False, True])
-def test_a_directory_is_refused_by_name(tmp_path, create):
+def test_the_error_for_a_directory_names_it(tmp_path, create):
     error = refusal(f"sqlite:///{tmp_path}", create=create)
     assert str(tmp_path) in error.message
     assert error.hint
 
 
-def test_a_missing_file_is_refused_by_name(tmp_path):
+def test_the_error_for_a_missing_file_names_it(tmp_path):
     error = refusal(f"sqlite:///{tmp_path}/missing.db")
     assert f"{tmp_path}/missing.db" in error.message
     assert error.hint
@@ -150,14 +150,14 @@ def test_a_database_without_our_tables_has_no_studies(tmp_path):
         "mysql+nonesuch://localhost/studies",
     ],
 )
-def test_a_url_that_cannot_be_used_is_refused_by_name(url):
+def test_the_error_for_an_unusable_url_names_it(url):
     error = refusal(url, create=True)
     assert isinstance(error, StorageUnavailable)
     assert (url or "''") in error.message
     assert error.hint
 
 
-def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
+def test_the_error_for_a_folder_that_cannot_be_created_names_it(tmp_path):
     (tmp_path / "file").touch()
     error = refusal(url := f"sqlite:///{tmp_path}/file/autotune.db", create=True)
     assert url in error.message
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("driver", ["psycopg2", "pg8000"])
-def test_a_missing_driver_is_refused_with_what_to_install(driver):
+def test_the_error_for_a_missing_driver_says_what_to_install(driver):
     if importlib.util.find_spec(driver) is not None:
         pytest.skip(f"{driver} is installed")
     error = refusal(url := f"postgresql+{driver}://localhost/studies", create=True)
@@ -173,12 +173,12 @@ def test_a_missing_driver_is_refused_with_what_to_install(driver):
     assert f"pip install {driver}" in error.hint.replace('"', "")
 
 
-def test_a_password_is_not_repeated_in_a_refusal():
+def test_an_error_does_not_contain_the_password():
     error = refusal("mysql+nonesuch://me:open-sesame@localhost/studies", create=True)
     assert "open-sesame" not in error.message + error.hint
 
 
-def test_a_study_of_another_schema_is_refused_with_both_numbers(store, file):
+def test_the_error_for_a_study_of_another_schema_has_both_numbers(store, file):
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("UPDATE autotune_studies SET schema_version = 99")
     with pytest.raises(StorageUnavailable, match=r"schema 99, this autotune reads 2") as raised:
@@ -194,7 +194,7 @@ def test_a_study_from_before_devices_had_notes_is_read(store, file):
     assert store.definition("by-hand")[0] == definition()
 
 
-def test_a_database_that_is_lost_while_it_is_open_is_refused_by_name(store, file, url):
+def test_the_error_for_a_database_that_disappears_while_open_names_it(store, file, url):
     store._database.engine.dispose()
     for part in file.parent.glob("autotune.db*"):
         part.unlink()

@@ -1,4 +1,4 @@
-"""What happens in a forked process: its own session, its own log, its limits, the task, the reply."""
+"""Runs one request in a forked process: sets up session, log and limits, runs the task, replies."""
 
 import fcntl
 import json
@@ -15,29 +15,26 @@ from autotune.execution.server import socket_lock
 from autotune.execution.server.child_process import TRAININGS
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""By which a terminal or a batch system ends all processes at once."""
+"""Signals that a terminal or a batch system sends to all processes at once."""
 
-HOLDERS_OF_A_TURN = 8
-"""Processes that may hold one turn at a time: a trial, and those before it that could not be ended.
-"""
+MAX_SLOT_HOLDERS = 8
+"""How many processes may hold one slot: a trial, and earlier ones that could not be ended."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def be_the_child(
-    request: dict[str, Any], *, server_pid: int, result_pipe: int, begins: float
-) -> None:
-    """Runs the request and leaves by os._exit: the parts of the server that were copied by the fork never run on.
+def run_child(request: dict[str, Any], *, server_pid: int, result_pipe: int, begins: float) -> None:
+    """Runs the request once the monotonic clock has reached `begins`, and writes the reply.
 
-    Waits until the monotonic clock says `begins`.
+    Leaves by os._exit, so that no code of the server runs on in the fork.
     """
     exit_code = 1
     try:
-        _take_signals_back()
+        _restore_signals()
         os.setsid()
         _die_with(server_pid)
-        become_reaper()  # what it starts and loses stays its own, and goes when it goes
+        become_reaper()  # orphans of the trial stay its descendants, and end with it
         time.sleep(max(0.0, begins - time.monotonic()))
         write_line(result_pipe, _run(request, result_pipe=result_pipe))
         exit_code = 0
@@ -54,7 +51,7 @@ def _leave(exit_code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        pass  # the log's disk is full, or it was closed
+        pass  # the log's disk is full, or the log was closed
     finally:
         os._exit(exit_code)
 
@@ -65,88 +62,100 @@ def _run(request: dict[str, Any], *, result_pipe: int) -> dict[str, Any]:
 
     is_training = request["task"] in TRAININGS
     try:
-        _settle(request)
-        watched = {"progress": PipeProgress(result_pipe)} if is_training else {}
-        return {"result": TASKS[request["task"]](**request["payload"], **watched), "error": None}
+        _set_up_process(request)
+        arguments = dict(request["payload"])
+        if is_training:
+            arguments["progress"] = PipeProgress(result_pipe)
+        return {"result": TASKS[request["task"]](**arguments), "error": None}
     except AutotuneError as error:
         kind, message, hint = type(error).__name__, error.message, error.hint
     except OSError as error:
         kind = "TrialLost" if is_training else "StorageUnavailable"
-        message, hint = str(error), "choose a folder that can be written to"
+        message = str(error)
+        hint = "choose a folder that can be written to"
     except Exception as error:
         import traceback
 
         traceback.print_exc()
-        kind, message = "PreparationFailed", f"{type(error).__name__}: {error}"
-        hint = f"the whole story is in {request['log_file']}"
+        kind = "PreparationFailed"
+        message = f"{type(error).__name__}: {error}"
+        hint = f"the full traceback is in {request['log_file']}"
     return {"result": None, "error": {"kind": kind, "message": message, "hint": hint}}
 
 
-def _settle(request: dict[str, Any]) -> None:
+def _set_up_process(request: dict[str, Any]) -> None:
     _redirect_output(Path(request["log_file"]))
     os.environ.update(request.get("environment") or {})
     if request.get("turn"):
-        _hold_turn(request["turn"])
+        _hold_slot(request["turn"])
     if request.get("limit_host_memory"):
         _limit_host_memory()
 
 
-def _take_signals_back() -> None:
-    """What the server ignores or waits for ends a trial as it ends any program; Ctrl-C stays the search's."""
+def _restore_signals() -> None:
+    """Restores default handlers for signals that the server handles, except SIGINT.
+
+    Ctrl-C concerns the search only.
+    """
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, *(number for number in END_SIGNALS if number != signal.SIGINT)):
-        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, *END_SIGNALS):
+        if number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _redirect_output(log_file: Path) -> None:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
 
 
 def _die_with(server_pid: int) -> None:
+    """Has the kernel kill this process when the server dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server_pid:
         os._exit(1)
 
 
-def _hold_turn(slot: str) -> None:
-    """Holds the device's turn until this process, and all that it forks, have ended.
+def _hold_slot(slot: str) -> None:
+    """Holds the device slot until this process, and all that it forks, have ended.
 
-    `slot` is a lock file, which is shared with the search's other processes, or `@` and the
-    beginning of the names of abstract sockets, each of which one process takes.
+    `slot` is a lock file, which is shared with the search's other processes, or `@` and the prefix
+    of abstract socket names, each of which one process can take.
     """
     if not slot.startswith("@"):
         fcntl.flock(os.open(slot, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_SH)
         return
-    for number in range(HOLDERS_OF_A_TURN):
-        if socket_lock.take(f"{slot[1:]}.{number}") is not None:  # never closed
+    for number in range(MAX_SLOT_HOLDERS):
+        if socket_lock.acquire(f"{slot[1:]}.{number}") is not None:  # never closed
             return
 
 
 def _limit_host_memory() -> None:
-    """Lets this process take what is available now and no more, so that it fails instead of the machine."""
-    sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    status = dict(
-        line.split(":", 1)
-        for line in Path("/proc/self/status").read_text(errors="replace").splitlines()
-    )
-    available_kib, data_kib = (
-        int(text.split()[0]) for text in (sizes["MemAvailable"], status["VmData"])
-    )
-    limit = (available_kib + data_kib) * 1024
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    """Limits this process to the memory available now, so that it fails instead of the machine."""
+    available_kib = _kib_of(Path("/proc/meminfo"), "MemAvailable")
+    data_kib = _kib_of(Path("/proc/self/status"), "VmData")
+    limit_bytes = (available_kib + data_kib) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+
+
+def _kib_of(file: Path, field: str) -> int:
+    """Returns the value of a line such as `VmData:  1234 kB`. Raises KeyError without one."""
+    for line in file.read_text(errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0])
+    raise KeyError(field)
 
 
 def become_reaper() -> None:
-    """Makes orphaned descendants this process's own children, so that it can wait for them."""
+    """Makes orphaned descendants children of this process, so that it can wait for them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl(option: int, value: int) -> None:
-    """Linux's prctl; elsewhere nothing, and only what the server does itself holds."""
+    """Calls Linux's prctl; does nothing on other systems."""
     if sys.platform == "linux":
         import ctypes
 
@@ -154,6 +163,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def write_line(pipe: int, value: dict[str, Any]) -> None:
+    """Writes `value` as a line of JSON to a descriptor."""
     data = json.dumps(value).encode() + b"\n"
     while data:
         data = data[os.write(pipe, data) :]

@@ -1,4 +1,4 @@
-"""What the server knows of a process it has forked: what it does, until when, what it has said and how it ended."""
+"""The state of a forked process, as the server sees it: phase, deadlines, reply and exit."""
 
 import json
 import time
@@ -13,25 +13,24 @@ from autotune.spec.result import Measurement, Outcome
 from autotune.units import format_size
 
 TRAININGS = ("train", "trace")
-"""Tasks that get their time to end; the others have nothing to give back and are killed at once."""
+"""Tasks that may clean up when they are ended; the others are killed at once."""
 
 GRACE_SECONDS = 2.0
 """From SIGTERM to SIGKILL."""
 EXIT_SECONDS = 5.0
-"""For a process to leave once its result is here."""
+"""How long a process may take to exit after its result has arrived."""
 LINGER_SECONDS = 30.0
-"""A process that SIGKILL has not ended by then waits in the kernel for what does not answer."""
-ATTEMPTS_WHERE_DISTURBED = 3
-"""How often a trial is begun in all where another process disturbed what it measures of the device.
-"""
+"""How long to wait after SIGKILL; a process that still exists hangs in the kernel."""
+MAX_DISTURBED_ATTEMPTS = 3
+"""How often a trial is started in all where another process disturbed its device measurements."""
 SECONDS_BETWEEN_ATTEMPTS = 1.0
-"""A program that begins takes its memory within about as much."""
+"""Within about this time, a program that starts has allocated its memory."""
 
 LARGEST_LINE_BYTES = 2**26
-"""More is no result; whoever writes it without end must not fill the server's memory."""
+"""A longer line is not a result; endless output must not fill the server's memory."""
 
 LARGEST_LOG_BYTES = 2**30
-"""A trial that writes for ever would fill the disk that the study's results are on."""
+"""A larger log ends the trial: endless output would fill the disk with the study's results."""
 
 Ending = Literal["", "timeout", "cancelled", "crashed", "has its result"]
 _OUTCOMES: Mapping[Ending, Outcome] = {
@@ -43,6 +42,8 @@ _OUTCOMES: Mapping[Ending, Outcome] = {
 
 @dataclass(kw_only=True)
 class ChildProcess:
+    """A forked process and what is known about it. Times are of the monotonic clock."""
+
     id: int
     task: str
     pid: int
@@ -51,37 +52,36 @@ class ChildProcess:
     limits: TimeLimits | None
     host_memory_kills: int
     request: dict[str, Any] = field(default_factory=dict)
-    """What it was asked, to ask it again."""
+    """The request, which may be repeated."""
     attempt: int = 1
-    """Its number among the processes that were asked the same."""
+    """1 for the first process of this request."""
     may_be_repeated: bool = True
-    """False once it was to be ended from here."""
+    """False once the server was to end it."""
     started: float = field(default_factory=time.monotonic)
     phase: str = "start"
     ended_because: Ending = ""
-    """Why it is being ended from here."""
+    """Why the server is ending it; empty while it may run."""
     exit_status: int | None = None
     """Negative for a signal; None while it runs."""
     reply: dict[str, Any] | None = None
-    """What it has returned."""
+    """Its result or error, once it has arrived."""
     message: str = ""
-    """Why it was ended, in words."""
+    """Why it was ended, for the user."""
     kill_at: float | None = None
+    """When to send SIGKILL."""
     give_up_at: float | None = None
+    """When to stop waiting for the end after SIGKILL."""
 
     def __post_init__(self) -> None:
         self._phase_began = self.started
         self._outside_seconds = 0.0
-        """Spent in what is no part of the training, and so not under its limits."""
+        """Time spent on work that the limits of the training do not include."""
         self._unfinished = bytearray()
 
-    # -- what it says ------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Takes what came through the pipe.
-
-        Anything may write there; only what can be read counts.
-        """
+        """Handles data from the pipe; lines that are not valid are ignored."""
         self._unfinished += data
         if b"\n" not in data:
             if len(self._unfinished) > LARGEST_LINE_BYTES:
@@ -94,77 +94,82 @@ class ChildProcess:
 
     def _take(self, line: bytes) -> None:
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except ValueError:
             return
-        if not isinstance(said, dict):
+        if not isinstance(message, dict):
             return
-        if said.get("phase") in ("step", "evaluation", "parity", "compile"):
+        if message.get("phase") in ("step", "evaluation", "parity", "compile"):
             now = time.monotonic()
             if self.phase == "parity":
                 self._outside_seconds += now - self._phase_began
-            self.phase, self._phase_began = said["phase"], now
-        elif {"result", "error"} <= said.keys() and not self.ended_because:
-            # What comes later than that may be what the signal made of it.
-            self.reply, self.ended_because = said, "has its result"
+            self.phase = message["phase"]
+            self._phase_began = now
+        elif {"result", "error"} <= message.keys() and not self.ended_because:
+            # A result that arrives while the process is being ended may come from the signal.
+            self.reply = message
+            self.ended_because = "has its result"
             self.kill_at = time.monotonic() + EXIT_SECONDS
 
-    # -- until when --------------------------------------------------------------------------------
+    # -- deadlines ---------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        """When it is to be looked at again: `to_be_ended` and `kill_at` then say what is to be done."""
+        """Returns when to check `exceeded_limit`, `kill_at` and `give_up_at` next."""
         if self.ended_because:
             return self.kill_at or self.give_up_at
-        return min(self._deadlines()) if self.limits else None
+        if self.limits is None:
+            return None
+        return min(self._deadlines())
 
-    def to_be_ended(self, now: float) -> tuple[Ending, str]:
-        """Which limit it has passed, and in words; empty where none."""
+    def exceeded_limit(self, now: float) -> tuple[Ending, str]:
+        """Returns why the process must be ended at `now`, and a message; empty if it may go on."""
         if self.ended_because:
             return "", ""
         if self.limits is not None:
-            for at, words in sorted(self._deadlines().items()):
-                if now >= at:
-                    return "timeout", f"{words}; see {self.log_file}"
+            for deadline, message in sorted(self._deadlines().items()):
+                if now >= deadline:
+                    return "timeout", f"{message}; see {self.log_file}"
         if self.log_file.exists() and self.log_file.stat().st_size > LARGEST_LOG_BYTES:
             return "crashed", f"wrote more than {format_size(LARGEST_LOG_BYTES)} to {self.log_file}"
         return "", ""
 
     def _deadlines(self) -> dict[float, str]:
+        """Returns {deadline: what to say when it has passed} for the current phase."""
         assert self.limits is not None
         limits = self.limits
         if self.phase == "parity":
-            words = f"reading the gradients took more than {limits.trial_seconds:g} s"
-            return {self._phase_began + limits.trial_seconds: words}
+            message = f"reading the gradients took more than {limits.trial_seconds:g} s"
+            return {self._phase_began + limits.trial_seconds: message}
         whole = self.started + self._outside_seconds + limits.trial_seconds
         deadlines = {whole: f"no result within {limits.trial_seconds:g} s"}
         if self.phase == "compile":
-            words = f"compilation took more than {limits.compile_seconds:g} s"
-            deadlines[self._phase_began + limits.compile_seconds] = words
+            message = f"compilation took more than {limits.compile_seconds:g} s"
+            deadlines[self._phase_began + limits.compile_seconds] = message
         elif self.phase != "start":
             unit = "step" if self.phase == "step" else "batch of evaluation"
-            words = f"no {unit} ended within {limits.step_seconds:g} s"
-            # The last step may have ended so much later than was said.
-            deadlines[self._phase_began + limits.step_seconds + REPORT_SECONDS] = words
+            message = f"no {unit} ended within {limits.step_seconds:g} s"
+            # A step that ends within REPORT_SECONDS of the last report is not reported.
+            deadlines[self._phase_began + limits.step_seconds + REPORT_SECONDS] = message
         return deadlines
 
-    def hurry(self, *, grace_seconds: float, linger_seconds: float) -> None:
-        """Leaves a process that is being ended no more than this."""
+    def shorten_deadlines(self, *, grace_seconds: float, linger_seconds: float) -> None:
+        """Leaves a process that is being ended at most these times."""
         now = time.monotonic()
         if self.kill_at is not None:
             self.kill_at = min(self.kill_at, now + grace_seconds)
         if self.give_up_at is not None:
             self.give_up_at = min(self.give_up_at, now + linger_seconds)
 
-    # -- how it ended ------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
 
     @property
     def was_disturbed(self) -> bool:
-        """Whether it says that another process disturbed what it measured of the device."""
+        """Whether it reports that another process disturbed its device measurements."""
         error = None if self.reply is None else self.reply["error"]
         return isinstance(error, dict) and error.get("kind") == "DeviceDisturbed"
 
     def outcome(self) -> dict[str, Any]:
-        """Its own reply, or what its end says where it left none."""
+        """Returns the process's reply; where it has sent none, one that is derived from its end."""
         from autotune.execution.server.failures import measurement_of_exit
         from autotune.execution.server.infrastructure import host_memory_kills
 
@@ -180,13 +185,14 @@ class ChildProcess:
                     self.exit_status, log_file=self.log_file, host_killed_for_memory=killed
                 )
             except TrialLost as lost:
-                return failure_of(lost)
+                return failure_reply(lost)
         if self.task == "train":
             return {"result": asdict(ending), "error": None}
         return _failure("PreparationFailed", ending.message, "")
 
 
-def failure_of(error: TrialLost) -> dict[str, Any]:
+def failure_reply(error: TrialLost) -> dict[str, Any]:
+    """Returns the reply for a trial that the machine has ended."""
     return _failure("TrialLost", error.message, error.hint)
 
 

@@ -1,29 +1,27 @@
-"""Imports that must not touch CUDA: a process that has initialized it cannot fork others that use it.
+"""Imports modules without initializing CUDA, after which forked processes could not use it.
 
-Modules ask while they are imported whether there is a GPU. torch answers from NVML where it can,
-and otherwise (no NVML, or CUDA_VISIBLE_DEVICES names a slice of a GPU, `MIG-...`) from the CUDA
-runtime, in this very process. So the question is answered by a forked child, which may touch
-whatever it needs to.
+Some modules check for a GPU when they are imported. torch asks NVML where it can. Without NVML, or
+where CUDA_VISIBLE_DEVICES names a slice of a GPU (`MIG-...`), it asks the CUDA runtime, which
+initializes CUDA in this process. Therefore a forked child answers the question instead.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from autotune.execution.server.forked import ForkFailed, in_a_fork
+from autotune.execution.server.forked import ForkFailed, run_in_fork
 
 
 class CudaTouched(Exception):
-    """Says why processes forked from this one could not use CUDA."""
+    """Processes forked from this one could not use CUDA; the text says why."""
 
 
 @contextmanager
 def without_touching_cuda() -> Iterator[None]:
-    """While the block runs, the number of CUDA devices is asked in a child.
+    """While the block runs, torch gets the number of CUDA devices from a forked child.
 
-    Raises CudaTouched where that fails.
-
-    torch without CUDA has nothing to ask.
+    Does nothing for a torch without CUDA. Raises CudaTouched where CUDA was initialized, or where
+    this torch cannot be patched.
     """
     import torch
 
@@ -32,9 +30,11 @@ def without_touching_cuda() -> Iterator[None]:
         return
     if not hasattr(torch.cuda, "_device_count_nvml"):
         raise CudaTouched(
-            f"torch {torch.__version__} counts CUDA devices in another way than the releases autotune was tested with"
+            f"torch {torch.__version__} counts CUDA devices in another way "
+            "than the releases autotune was tested with"
         )
-    count_by_runtime, count_by_nvml = torch._C._cuda_getDeviceCount, torch.cuda._device_count_nvml
+    count_by_runtime = torch._C._cuda_getDeviceCount
+    count_by_nvml = torch.cuda._device_count_nvml
 
     def restore() -> None:
         torch._C._cuda_getDeviceCount = count_by_runtime
@@ -47,14 +47,15 @@ def without_touching_cuda() -> Iterator[None]:
     @cache
     def count_in_a_child() -> int:
         try:
-            return int(in_a_fork(count))
-        except ForkFailed:  # as where there is no driver
+            return int(run_in_fork(count))
+        except ForkFailed:  # for example without a driver
             return 0
 
+    def count_unknown() -> int:
+        return -1  # what torch returns without NVML, which would stay open in this process
+
     torch._C._cuda_getDeviceCount = count_in_a_child
-    torch.cuda._device_count_nvml = lambda: (
-        -1
-    )  # not known from NVML, which would stay open in this process
+    torch.cuda._device_count_nvml = count_unknown
     try:
         yield
     finally:
@@ -66,4 +67,4 @@ def without_touching_cuda() -> Iterator[None]:
 def _can_be_forked() -> bool:
     import torch
 
-    return not torch.cuda.is_initialized() and not in_a_fork(torch.cuda._is_in_bad_fork)
+    return not torch.cuda.is_initialized() and not run_in_fork(torch.cuda._is_in_bad_fork)

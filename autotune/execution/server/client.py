@@ -1,7 +1,4 @@
-"""The caller's side of the trial server: starts it, sends requests, hands out futures.
-
-Does not load torch.
-"""
+"""The client of the trial server: starts it, sends requests and returns futures, without torch."""
 
 import itertools
 import json
@@ -22,7 +19,7 @@ from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.process_tree import kill_all, started_under
 
 SERVER_COMMAND = (sys.executable, "-P", "-m", "autotune.execution.server.fork_server")
-"""-P: a datasets.py or json.py in the current folder must not stand in for the real one."""
+"""-P: a datasets.py or json.py in the current folder must not shadow the real module."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +31,10 @@ class Reply:
 
 
 class TrialServer:
-    """One server process and the futures of what it was asked to do.
+    """Starts a server process and keeps the futures of its requests.
 
-    Use as a context manager, or `close` it.
-
-    `environment` has variables of all its processes, which those of a task override.
+    Use it as a context manager, or `close` it. `environment` are variables for all its processes; a
+    request can override them.
     """
 
     def __init__(
@@ -52,10 +48,11 @@ class TrialServer:
         self._log_file = log_file
         self._futures: dict[int, Future[Reply]] = {}
         self._ids = itertools.count(1)
-        self._lock, self._writing = threading.Lock(), threading.Lock()
-        """Apart: a write may wait for a server that waits until its replies are read, which takes
-        the other lock."""
-        self._is_ready = self._is_lost = False
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        """Two locks: a write may block until the server's replies are read, which needs `_lock`."""
+        self._is_ready = False
+        self._is_lost = False
         self._why_lost = ""
         self._mark = uuid.uuid4().hex
         with log_file.open("a") as log:
@@ -78,7 +75,7 @@ class TrialServer:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has ended: nothing more can be asked of it."""
+        """Whether the server has ended, so that it takes no more requests."""
         return self._is_lost
 
     def submit(
@@ -92,12 +89,10 @@ class TrialServer:
         limit_host_memory: bool = False,
         slot: str | None = None,
     ) -> "Future[Reply]":
-        """Runs `task` of `autotune/execution/server/tasks.py` in a process of its own.
+        """Runs `task` of `autotune/execution/server/tasks.py` in a new process.
 
-        The process and all that it forks hold `slot`, a turn on a device
-        (`execution/device_slots.py`).
-
-        The future's exception is the AutotuneError the task raised, TrialLost where the machine
+        The process and all that it forks hold `slot`, a lock of `execution/device_slots.py`. The
+        future's exception is the AutotuneError that the task raised, TrialLost where the machine
         ended it, or PreparationFailed.
         """
         future: Future[Reply] = Future()
@@ -113,16 +108,15 @@ class TrialServer:
             "turn": slot,
         }
         with self._lock:
-            if is_lost := self._is_lost:
+            if self._is_lost:
                 future.set_exception(self._loss())
-            else:
-                self._futures[request_id] = future
-        if not is_lost:
-            self._send(request)
+                return future
+            self._futures[request_id] = future
+        self._send(request)
         return future
 
     def cancel(self, future: "Future[Reply]") -> None:
-        """Ends the process behind `future`; a training then has the outcome `interrupted`, within seconds."""
+        """Ends the process of `future`; within seconds a training has the outcome `interrupted`."""
         with self._lock:
             ids = [request_id for request_id, known in self._futures.items() if known is future]
         for request_id in ids:
@@ -136,7 +130,7 @@ class TrialServer:
         except BrokenPipeError:
             pass
         if not self._is_ready:
-            # still importing: it would see the end of its input seconds later, and runs nothing
+            # Still importing: it runs nothing and would notice the end of its input much later.
             self._process.kill()
         try:
             self._process.wait(timeout=5)
@@ -165,7 +159,8 @@ class TrialServer:
         replies: IO[bytes] = self._process.stdout
         try:
             for line in replies:
-                if (reply := _reply_in(line)) is None:
+                reply = _parse_reply(line)
+                if reply is None:
                     continue
                 if "failed" in reply:
                     self._why_lost = f": {reply['failed']}"
@@ -180,11 +175,12 @@ class TrialServer:
                 within_seconds=_LEFTOVER_SECONDS,
                 between=self._process.poll,
             )
-        finally:  # whatever goes wrong here, nobody waits for ever
+        finally:  # whatever goes wrong here, no caller waits for ever
             with self._lock:
                 self._is_lost = True
-                lost, self._futures = list(self._futures.values()), {}
-            for future in lost:
+                unresolved = list(self._futures.values())
+                self._futures = {}
+            for future in unresolved:
                 future.set_exception(self._loss())
 
     def _loss(self) -> TrialServerLost:
@@ -194,8 +190,12 @@ class TrialServer:
         )
 
 
-def _reply_in(line: bytes) -> dict[str, Any] | None:
-    """None for what is none: half a line of a server that was killed, or what the interpreter says before it begins."""
+def _parse_reply(line: bytes) -> dict[str, Any] | None:
+    """Returns the reply in a line; None for another line.
+
+    That is a partial line of a killed server, or output of the interpreter before the server
+    starts.
+    """
     try:
         reply = json.loads(line)
     except ValueError:
@@ -212,8 +212,8 @@ def _resolve(future: "Future[Reply]", reply: dict[str, Any]) -> None:
 
 
 _MARK = "AUTOTUNE_TRIAL_SERVER"
-"""Variable in the environment of a server, which all that it starts inherits: by it they are found
-without it."""
+"""Environment variable of a server that all its descendants inherit: it finds them after the
+server has died."""
 _LEFTOVER_SECONDS = 2.0
 
 _ALLOCATOR_VARIABLES = (
@@ -224,21 +224,25 @@ _ALLOCATOR_VARIABLES = (
 
 
 def _environment_of_trials(mark: str) -> dict[str, str]:
-    """The caller's, less what would decide a technique (the allocator) before a trial can."""
-    kept = {
-        name: value
-        for name, value in python_environment().items()
-        if name not in _ALLOCATOR_VARIABLES
-    }
-    return {**kept, _MARK: mark}
+    """Returns the caller's environment without settings of the allocator, which trials choose."""
+    environment = python_environment()
+    for name in _ALLOCATOR_VARIABLES:
+        environment.pop(name, None)
+    environment[_MARK] = mark
+    return environment
 
 
 def python_environment() -> dict[str, str]:
-    """The caller's, in which another Python runs this very package, also from a checkout that is not installed."""
+    """Returns the caller's environment, in which another Python imports this same package.
+
+    It also works for a checkout that is not installed.
+    """
     return {**os.environ, "PYTHONPATH": _python_path()}
 
 
 def _python_path() -> str:
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     root = Path(__file__).resolve().parents[2]
-    return os.pathsep.join(paths if root.name == "site-packages" else [*paths, str(root)])
+    if root.name != "site-packages":
+        paths.append(str(root))
+    return os.pathsep.join(paths)

@@ -1,4 +1,4 @@
-"""What a device is, found without a CUDA context on it, and the size that a new context has there."""
+"""Identifies devices without a CUDA context, and measures the size of a new context on them."""
 
 import os
 import platform
@@ -11,27 +11,27 @@ from typing import Any
 import torch
 
 from autotune.errors import DeviceDisturbed, InvalidInput, TrialLost
-from autotune.execution.server.forked import ForkFailed, in_a_fork
-from autotune.execution.server.infrastructure import loss_behind
+from autotune.execution.server.forked import ForkFailed, run_in_fork
+from autotune.execution.server.infrastructure import machine_failure_behind
 from autotune.memory.context import NvmlContext, in_use_bytes, touch
 from autotune.memory.nvml import NvmlDevice, driver_version, find_device, open_device
 from autotune.spec.result import DeviceInfo
 from autotune.units import format_size
 
 _IDLE_CUDA_BYTES = 1024**3
-"""A GPU with less memory in use than this, the driver's own included, counts as free."""
+"""A GPU with less memory in use than this, including the driver's, counts as free."""
 
 _AGREE_BYTES = 16 * 1024**2
-"""Two measurements of a new context that differ by no more are taken for right: nobody came or went
-in between."""
+"""Two measurements of a new context that differ by at most this are accepted: no other process
+started or ended between them."""
 _MOST_MEASUREMENTS = 5
 
 _MEASURED_WITH = ("autotune", "transformers", "torchao")
-"""Packages beside torch whose code a trial runs: another release may need other memory or run at
-another speed."""
+"""Packages, apart from torch, whose code a trial runs: another release may need other memory or run
+at another speed."""
 
 _CUDA_DOES_NOT_START = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
-"""What torch raises where NVML names GPUs and the driver lets it use none, or fewer."""
+"""What torch raises where NVML lists GPUs that the driver does not let it use."""
 
 
 # -- which device ----------------------------------------------------------------------------------
@@ -40,20 +40,25 @@ _CUDA_DOES_NOT_START = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCal
 def identify(device: str | None) -> DeviceInfo:
     """Returns what `device` is; None is the first CUDA device, else the CPU.
 
-    Creates no CUDA context, but starts the driver: a process that is forked afterwards cannot use
-    CUDA. Raises InvalidInput for a device that is not there.
+    Creates no CUDA context, but initializes the driver: a process that is forked afterwards cannot
+    use CUDA. Raises InvalidInput for a device that does not exist.
     """
-    chosen = torch.device(device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
-    return _cuda_info(chosen.index or 0) if chosen.type == "cuda" else _cpu_info()
+    if not device:
+        device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    chosen = torch.device(device)
+    if chosen.type == "cuda":
+        return _cuda_info(chosen.index or 0)
+    return _cpu_info()
 
 
 def all_devices() -> list[DeviceInfo]:
-    """Returns every device that this torch can use, as `identify` does: the CUDA devices in order, then the CPU.
+    """Returns every device that this torch can use: the CUDA devices in order, then the CPU.
 
-    Where CUDA does not start there is the CPU alone, and a note of it says why.
+    Where CUDA does not start, only the CPU is returned, with a note that says why.
     """
     try:
-        return [*(_cuda_info(index) for index in range(torch.cuda.device_count())), _cpu_info()]
+        gpus = [_cuda_info(index) for index in range(torch.cuda.device_count())]
+        return [*gpus, _cpu_info()]
     except _CUDA_DOES_NOT_START as error:
         why = str(error).strip().partition("\n")[0]
         return [replace(_cpu_info(), notes=(f"there are GPUs, but CUDA does not start: {why}",))]
@@ -72,18 +77,18 @@ def _cuda_info(index: int) -> DeviceInfo:
     name = f"cuda:{index}"
     count = torch.cuda.device_count()
     if index >= count:
-        found = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
+        found = ", ".join(f"cuda:{i}" for i in range(count))
+        if not found:
+            found = "no CUDA device"
         raise InvalidInput(
             f"there is no device {name}", hint=f"this torch sees {found}; cpu is always there"
         )
     properties = torch.cuda.get_device_properties(index)
     nvml = find_device(str(properties.uuid))
     driver = driver_version()
-    versions = {
-        **_versions(),
-        "cuda": str(torch.version.cuda),
-        **({"driver": driver} if driver else {}),
-    }
+    versions = {**_versions(), "cuda": str(torch.version.cuda)}
+    if driver:
+        versions["driver"] = driver
     info = DeviceInfo(
         device=name,
         name=properties.name,
@@ -113,19 +118,23 @@ def _unknown_without_nvml(driver: str | None) -> str:
     ]
     if driver is None:
         unknown.append("the driver's version")
-    return f"{', '.join(unknown[:-1])} and {unknown[-1]} are not known, and memory is what CUDA says is in use"
+    return (
+        f"{', '.join(unknown[:-1])} and {unknown[-1]} are not known, "
+        "and memory is what CUDA says is in use"
+    )
 
 
 def _notes_by_nvml(name: str, nvml: NvmlDevice) -> list[str]:
     notes = []
     if nvml.compute_mode() == "exclusive-process":
         notes.append(
-            f"{name} is in exclusive-process mode: a trial is lost where another program has the device, and none gets "
-            "it during a trial (nvidia-smi -c DEFAULT ends the mode)"
+            f"{name} is in exclusive-process mode: a trial is lost where another program has the "
+            "device, and none gets it during a trial (nvidia-smi -c DEFAULT ends the mode)"
         )
     if nvml.is_slice:
         notes.append(
-            f"{name} is a slice of a GPU (MIG): what runs on the other slices may slow it down and is not seen here"
+            f"{name} is a slice of a GPU (MIG): what runs on the other slices may slow it down "
+            "and is not seen here"
         )
     elif nvml.utilization_percent() is None:
         notes.append(f"how busy {name} is, NVML does not say")
@@ -133,7 +142,9 @@ def _notes_by_nvml(name: str, nvml: NvmlDevice) -> list[str]:
 
 
 def _other_users(nvml: NvmlDevice) -> str:
-    used_bytes, busy_percent = nvml.used_bytes(), nvml.utilization_percent()
+    """Returns a sentence about other processes on the device; empty where it is idle."""
+    used_bytes = nvml.used_bytes()
+    busy_percent = nvml.utilization_percent()
     if used_bytes < _IDLE_CUDA_BYTES and (busy_percent or 0) < 10:
         return ""
     busy = "" if busy_percent is None else f" and {busy_percent} % of its time"
@@ -144,11 +155,12 @@ def _other_users(nvml: NvmlDevice) -> str:
 
 
 def with_context_size(info: DeviceInfo) -> DeviceInfo:
-    """Returns a CUDA device's `info` with the size of a new context, and what its memory says without NVML.
+    """Returns a CUDA device's `info` with the size of a new context in bytes.
 
-    To be called in a process that has not touched CUDA, in the device's turn: each measurement is a
-    process forked from this one. Where no two agree the size stays unknown, and a note says so.
-    Raises InvalidInput where no process may use the device.
+    Without NVML, it also gets the memory that other processes use. Call it in a process that has
+    not used CUDA and that has a slot on the device: each measurement runs in a fork. Where no two
+    measurements agree, the size stays unknown, and a note says so. Raises InvalidInput where no
+    process may use the device.
     """
     if info.compute_mode == "prohibited":
         raise InvalidInput(
@@ -156,9 +168,8 @@ def with_context_size(info: DeviceInfo) -> DeviceInfo:
             hint="nvidia-smi -c DEFAULT ends the mode; or use another --device",
         )
     if info.shares_host_memory and not info.is_known_to_nvml:
-        return replace(
-            info, context_bytes=0, notes=(*info.notes, _NOT_COUNTED.format(device=info.device))
-        )
+        note = _NOT_COUNTED.format(device=info.device)
+        return replace(info, context_bytes=0, notes=(*info.notes, note))
     device = torch.device(info.device)
     uuid = info.uuid
     if uuid is not None and info.is_known_to_nvml:
@@ -169,53 +180,55 @@ def with_context_size(info: DeviceInfo) -> DeviceInfo:
             names_processes.append(is_named)
             return int(size_bytes)
 
-        found = agreed_size(measure)
-        notes = (
-            [_UNNAMED.format(device=info.device)]
-            if names_processes and not any(names_processes)
-            else []
-        )
-        return _with_size(info, found, notes=notes)
-    others = []
+        measured = measure_repeatedly(measure)
+        notes = []
+        if names_processes and not any(names_processes):
+            notes.append(_NO_PROCESS_NAMES.format(device=info.device))
+        return _with_size(info, measured, notes=notes)
+    used_before = []
 
     def measure_by_cuda() -> int:
-        size_bytes, others_bytes = _new_context_by_cuda(device)
-        others.append(others_bytes)
+        size_bytes, used_bytes = _new_context_by_cuda(device)
+        used_before.append(used_bytes)
         return size_bytes
 
-    found = agreed_size(measure_by_cuda)
-    info = _with_size(info, found, notes=[])
-    if (
-        others
-        and info.context_bytes is not None
-        and others[-1] - info.context_bytes >= _IDLE_CUDA_BYTES
-    ):
-        return replace(
-            info, others=f"{format_size(others[-1] - info.context_bytes)} of its memory are in use"
-        )
+    measured = measure_repeatedly(measure_by_cuda)
+    info = _with_size(info, measured, notes=[])
+    if used_before and info.context_bytes is not None:
+        # One context of those in use is that of the process that watched.
+        others_bytes = used_before[-1] - info.context_bytes
+        if others_bytes >= _IDLE_CUDA_BYTES:
+            others = f"{format_size(others_bytes)} of its memory are in use"
+            return replace(info, others=others)
     return info
 
 
 _NOT_COUNTED = (
-    "the memory of {device} is the host's: what the CUDA context takes of it cannot be told from the rest and is not "
-    "counted; the cap is compared with what torch reserves"
+    "the memory of {device} is the host's: what the CUDA context takes of it cannot be told from "
+    "the rest and is not counted; the cap is compared with what torch reserves"
 )
-_UNNAMED = (
-    "NVML names no processes on {device}, as in a container: memory that another one takes during a trial counts as "
-    "the trial's, and memory that it gives back may hide as much that the trial's kernels take"
+_NO_PROCESS_NAMES = (
+    "NVML names no processes on {device}, as in a container: memory that another one takes during "
+    "a trial counts as the trial's, and memory that it gives back may hide as much that the "
+    "trial's kernels take"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgreedSize:
+class RepeatedMeasurement:
+    """A size that two measurements agree on, or why there is none."""
+
     size_bytes: int | None
-    """None: not found."""
+    """None where no two measurements agree."""
     why: str = ""
-    """Why it was not."""
+    """Why there is no size."""
 
 
-def agreed_size(measure: Callable[[], int]) -> AgreedSize:
-    """Returns what two calls of `measure` agree on: one that another process disturbed hardly repeats itself."""
+def measure_repeatedly(measure: Callable[[], int]) -> RepeatedMeasurement:
+    """Calls `measure` until two results, in bytes, agree.
+
+    A measurement that another process disturbed is unlikely to occur twice.
+    """
     sizes: list[int] = []
     found: list[str] = []
     for _ in range(_MOST_MEASUREMENTS):
@@ -225,46 +238,48 @@ def agreed_size(measure: Callable[[], int]) -> AgreedSize:
             found.append("nothing")
             continue
         except ForkFailed as error:
-            return AgreedSize(size_bytes=None, why=str(error))
+            return RepeatedMeasurement(size_bytes=None, why=str(error))
         if size_bytes > 0 and any(abs(size_bytes - earlier) <= _AGREE_BYTES for earlier in sizes):
-            return AgreedSize(size_bytes=size_bytes)
+            return RepeatedMeasurement(size_bytes=size_bytes)
         sizes.append(size_bytes)
         found.append(format_size(size_bytes))
-    why = f"of {_MOST_MEASUREMENTS} measurements, between which other processes began or ended, none agree: "
-    return AgreedSize(size_bytes=None, why=f"{why}{', '.join(found)}")
+    why = (
+        f"of {_MOST_MEASUREMENTS} measurements, between which other processes began or ended, "
+        f"none agree: {', '.join(found)}"
+    )
+    return RepeatedMeasurement(size_bytes=None, why=why)
 
 
-def _with_size(info: DeviceInfo, found: AgreedSize, *, notes: list[str]) -> DeviceInfo:
-    if found.size_bytes is None:
-        notes = [
-            *notes,
-            f"the size of a CUDA context on {info.device} could not be measured: {found.why}",
-        ]
-    return replace(info, context_bytes=found.size_bytes, notes=(*info.notes, *notes))
+def _with_size(info: DeviceInfo, measured: RepeatedMeasurement, *, notes: list[str]) -> DeviceInfo:
+    if measured.size_bytes is None:
+        note = f"the size of a CUDA context on {info.device} could not be measured: {measured.why}"
+        notes = [*notes, note]
+    return replace(info, context_bytes=measured.size_bytes, notes=(*info.notes, *notes))
 
 
 def _on_device(device: torch.device, run: Callable[[], Any]) -> Any:
-    """As `in_a_fork`. Raises TrialLost where the device cannot be used at all."""
+    """Calls `run_in_fork`. Raises TrialLost where the device cannot be used at all."""
     try:
-        return in_a_fork(run)
+        return run_in_fork(run)
     except ForkFailed as error:
-        if loss_behind(error, device_type="cuda") is None:
+        if machine_failure_behind(error, device_type="cuda") is None:
             raise
         hint = "see in nvidia-smi who has it; the same command begins again"
         raise TrialLost(f"{device} cannot be used: {error}", hint=hint) from error
 
 
 def _new_context_by_nvml(device: torch.device, uuid: str) -> tuple[int, bool]:
-    """Of this process; and whether NVML names it, or any, on the device."""
+    """Returns the size of this process's new context, and whether NVML lists any processes."""
     nvml = open_device(uuid)
     size_bytes = NvmlContext(device, nvml=nvml, expected_bytes=None).size_bytes()
     return size_bytes, bool(nvml.processes())
 
 
 def _new_context_by_cuda(device: torch.device) -> tuple[int, int]:
-    """Of a process that begins and waits, seen by another one; and what was in use before, by that one and others.
+    """Returns the size of a forked process's new context, and the memory in use before it.
 
-    CUDA says how much is in use only to a process that has a context itself.
+    A second process observes it, because CUDA reports the memory in use only to a process that has
+    a context. The memory in use before therefore includes the context of that second process.
     """
     go_read, go_write = os.pipe()
     there_read, there_write = os.pipe()

@@ -1,10 +1,10 @@
-"""What a trial that failed says it failed of: from an exception inside it, or from how its process ended.
+"""Determines why a trial failed, from an exception inside it or from how its process ended.
 
-Three kinds. Memory is an outcome, and the message says whose: running out of it has five faces on a
-CPU (measured: `RuntimeError` of two kinds, `MemoryError`, an exit of the OpenMP runtime, SIGKILL by
-the kernel) and several on CUDA, not all of them torch.OutOfMemoryError. What the machine does to a
-trial is TrialLost, and says nothing of its configuration (`infrastructure.py`). All else is the
-configuration's: a crash.
+There are three kinds of failures. Running out of memory is an outcome, and its message says whose
+memory: on a CPU it appears in five forms (measured: two kinds of `RuntimeError`, `MemoryError`, an
+exit of the OpenMP runtime, SIGKILL by the kernel), on CUDA in several, not all of them
+torch.OutOfMemoryError. A failure of the machine is TrialLost and says nothing about the
+configuration (`infrastructure.py`). Everything else is a crash of the configuration.
 """
 
 import errno
@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 
 from autotune.execution.server.infrastructure import (
-    causes_of,
+    exception_chain,
     first_line,
-    loss_behind,
-    loss_by_signal,
-    name_of_signal,
+    machine_failure_behind,
+    machine_failure_by_signal,
+    signal_name,
 )
 from autotune.memory.host import HostMemoryExceeded
 from autotune.memory.meter import CONTEXT_ALONE
@@ -34,8 +34,8 @@ _HOST_OUT_OF_MEMORY = (
     "std::bad_alloc",
     "Cannot allocate memory",
 )
-"""What an exception of any type says. The last is the kernel's: to mmap, and to the fork of a
-compiler."""
+"""Parts of the messages of exceptions of any type. The last is the kernel's, for mmap and for the
+fork of a compiler."""
 
 _DEVICE_OUT_OF_MEMORY = (
     "CUDA out of memory",
@@ -46,13 +46,12 @@ _DEVICE_OUT_OF_MEMORY = (
     "Error [CUDA]: out of memory",
     "NVML_SUCCESS == DriverAPI::get()->nvml",
 )
-"""Those of the allocator, the driver, cuBLAS, cuDNN, Triton and what wraps them. The last is all
-that the allocator says where NVML fails, whom it asks for the other processes while it writes its
-message."""
+"""Messages of the allocator, the driver, cuBLAS, cuDNN, Triton and their wrappers. The last one
+replaces the allocator's message where NVML fails, which it asks for the other processes."""
 
 _KILLED_HELPER = ("is killed by signal: Killed", "terminated abruptly")
-"""A process of the trial's own, a DataLoader's worker or a compiler's, is gone; the kernel's count
-says why."""
+"""Messages about a killed DataLoader worker or compiler process; the kernel's count of kills says
+whether memory was the reason."""
 
 _OPENMP_OUT_OF_MEMORY = "libgomp: Thread creation failed: Resource temporarily unavailable"
 _UNIT_BYTES = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
@@ -62,9 +61,9 @@ _LOG_TAIL_BYTES = 4000
 def measurement_of_exception(
     error: BaseException, *, device_type: str, host_killed_for_memory: bool = False
 ) -> Measurement:
-    """The outcome for an exception that ended a training.
+    """Returns the outcome for an exception that ended a training.
 
-    Raises TrialLost where it is not the configuration's.
+    Raises TrialLost where the machine is to blame and not the configuration.
     """
     text = str(error)
     if isinstance(error, Diverged):
@@ -78,11 +77,13 @@ def measurement_of_exception(
         return Measurement(outcome="out_of_memory", message=text)
     if _is_host_out_of_memory(error, host_killed_for_memory=host_killed_for_memory):
         return _host_out_of_memory(text, device_type=device_type)
-    if isinstance(error, torch.OutOfMemoryError) or any(
-        face in text for face in _DEVICE_OUT_OF_MEMORY
-    ):
+    is_device_out_of_memory = isinstance(error, torch.OutOfMemoryError) or any(
+        message in text for message in _DEVICE_OUT_OF_MEMORY
+    )
+    if is_device_out_of_memory:
         return _device_out_of_memory(error)
-    if loss := loss_behind(error, device_type=device_type):
+    loss = machine_failure_behind(error, device_type=device_type)
+    if loss:
         raise loss from error
     return Measurement(
         outcome="crashed", message=f"{type(error).__name__}: {first_line(text)}".strip(": ")
@@ -92,18 +93,18 @@ def measurement_of_exception(
 def measurement_of_exit(
     exit_status: int, *, log_file: Path, host_killed_for_memory: bool
 ) -> Measurement:
-    """The outcome for a process that ended without a result.
+    """Returns the outcome for a process that ended without a result.
 
-    `exit_status` is negative for a signal.
-
-    Raises TrialLost for one that was killed by somebody else.
+    `exit_status` is negative for a signal. Raises TrialLost for a process that was killed from
+    outside.
     """
     if exit_status == -signal.SIGKILL and host_killed_for_memory:
         return Measurement(outcome="out_of_memory", message=_HOST)
     if exit_status < 0:
-        if loss := loss_by_signal(-exit_status):
+        loss = machine_failure_by_signal(-exit_status)
+        if loss:
             raise loss
-        how = f"was killed by {name_of_signal(-exit_status)}"
+        how = f"was killed by {signal_name(-exit_status)}"
     elif _OPENMP_OUT_OF_MEMORY in _tail(log_file):
         return Measurement(outcome="out_of_memory", message=_HOST)
     else:
@@ -115,20 +116,26 @@ _HOST = "the host ran out of memory"
 
 
 def _is_host_out_of_memory(error: BaseException, *, host_killed_for_memory: bool) -> bool:
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    if isinstance(error, MemoryError):
+        return True
+    for cause in exception_chain(error):
+        if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
+            return True
     text = str(error)
-    return not isinstance(error, torch.OutOfMemoryError) and (
-        isinstance(error, MemoryError)
-        or any(
-            isinstance(cause, OSError) and cause.errno == errno.ENOMEM for cause in causes_of(error)
-        )
-        or any(face in text for face in _HOST_OUT_OF_MEMORY)
-        or ("CUDA error: out of memory" in text and _is_of_pinned_memory(error))
-        or (host_killed_for_memory and any(face in text for face in _KILLED_HELPER))
-    )
+    if any(message in text for message in _HOST_OUT_OF_MEMORY):
+        return True
+    if "CUDA error: out of memory" in text and _is_of_pinned_memory(error):
+        return True
+    return host_killed_for_memory and any(message in text for message in _KILLED_HELPER)
 
 
 def _is_of_pinned_memory(error: BaseException) -> bool:
-    """cudaHostAlloc says what cudaMalloc says; only the line it comes from tells that the host has no more."""
+    """Whether pinning host memory raised the error.
+
+    cudaHostAlloc and cudaMalloc have the same message; only the line of code tells them apart.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and "pin_memory" in (frames[-1].line or "")
 
@@ -137,8 +144,8 @@ def _host_out_of_memory(text: str, *, device_type: str) -> Measurement:
     requested_bytes = _requested_bytes(text)
     return Measurement(
         outcome="out_of_memory",
-        message=f"{_HOST}{_asked(requested_bytes)}",
-        # What the host refused is no size of the device's, unless it is the device.
+        message=f"{_HOST}{_requested_text(requested_bytes)}",
+        # The size of a host allocation says nothing about the device, unless that is the CPU.
         requested_bytes=requested_bytes if device_type == "cpu" else None,
     )
 
@@ -146,23 +153,29 @@ def _host_out_of_memory(text: str, *, device_type: str) -> Measurement:
 def _device_out_of_memory(error: BaseException) -> Measurement:
     text = str(error)
     requested_bytes = _requested_bytes(text)
-    asked = f": {text}" if text.startswith(CONTEXT_ALONE) else _asked(requested_bytes)
+    details = f": {text}" if text.startswith(CONTEXT_ALONE) else _requested_text(requested_bytes)
     return Measurement(
         outcome="out_of_memory",
-        message=f"out of device memory{asked}",
+        message=f"out of device memory{details}",
         requested_bytes=requested_bytes,
         peak_memory_bytes=_allocated_so_far(error),
     )
 
 
-def _asked(requested_bytes: int | None) -> str:
+def _requested_text(requested_bytes: int | None) -> str:
     return f": {format_size(requested_bytes)} more asked for" if requested_bytes else ""
 
 
 def _requested_bytes(text: str) -> int | None:
-    """The size of the refused request: "Tried to allocate 2.00 GiB" (CUDA), "tried to ..." (CPU), "Unable to ..."."""
+    """Returns the size of the failed allocation in bytes, from the message of the exception.
+
+    CUDA says "Tried to allocate 2.00 GiB", the CPU allocator "tried to ...", others "Unable to
+    ...".
+    """
     match = re.search(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)", text)
-    return None if match is None else int(float(match[1]) * _UNIT_BYTES[match[2]])
+    if match is None:
+        return None
+    return int(float(match[1]) * _UNIT_BYTES[match[2]])
 
 
 def _allocated_so_far(error: BaseException) -> int | None:
@@ -172,7 +185,7 @@ def _allocated_so_far(error: BaseException) -> int | None:
 
 
 def _tail(log_file: Path) -> str:
-    """The end of the log, which may be as large as a trial that writes for ever makes it."""
+    """Returns the end of the log, which may be very large."""
     try:
         with log_file.open("rb") as log:
             log.seek(max(0, log_file.stat().st_size - _LOG_TAIL_BYTES))

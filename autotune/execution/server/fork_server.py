@@ -1,18 +1,19 @@
 """The process trials are forked from: `python -m autotune.execution.server.fork_server`.
 
-It has imported all that a trial needs and started no kernel, no thread and no device, so that a
-forked trial is at its first step in a fraction of a second and a CUDA context is the trial's own.
-Requests come as JSON lines on stdin, replies leave as JSON lines on stdout:
+It has imported everything that a trial needs, but has run no kernel, started no thread and touched
+no device. A forked trial thus starts within a fraction of a second and creates its own CUDA
+context. Requests are JSON lines on stdin, replies are JSON lines on stdout:
 
-    {"id": 3, "task": "train", "payload": {...}, "limits": {...}, "log_file": "...", "environment": {...}}
+    {"id": 3, "task": "train", "payload": {...}, "limits": {...}, "log_file": "...",
+     "environment": {...}}
     {"cancel": 3}
     -> {"id": 3, "result": ..., "error": null, "seconds": 7.1}
 
-A trial says through a pipe of its own what it is doing (`progress.py`), and has a deadline for that
-(`limits.py`). It is ended by SIGTERM, and by SIGKILL a little later; whatever it started goes with
-it, wherever it went (`process_tree.py`). When stdin closes, because the search has ended or was
-killed, every trial is ended and then the server: nothing outlives a killed search. A trial in turn
-is killed by the kernel when the server dies.
+A trial reports through a pipe what it is doing (`progress.py`), and has a deadline for each phase
+(`limits.py`). It is ended by SIGTERM, and by SIGKILL a little later, together with every process
+that it started (`process_tree.py`). When stdin closes, because the search has ended or was killed,
+the server ends every trial and then itself: nothing outlives a killed search. When the server dies,
+the kernel kills its trials.
 """
 
 import gc
@@ -26,31 +27,33 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import TrialLost
-from autotune.execution.server.child import END_SIGNALS, be_the_child, become_reaper, write_line
+from autotune.execution.server.child import END_SIGNALS, become_reaper, run_child, write_line
 from autotune.execution.server.child_process import (
-    ATTEMPTS_WHERE_DISTURBED,
     GRACE_SECONDS,
     LINGER_SECONDS,
+    MAX_DISTURBED_ATTEMPTS,
     SECONDS_BETWEEN_ATTEMPTS,
     TRAININGS,
     ChildProcess,
     Ending,
-    failure_of,
+    failure_reply,
 )
 from autotune.execution.server.clean_imports import CudaTouched, without_touching_cuda
 from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.process_tree import descendants, kill_all, send, send_to_group
 
-_LOOK_SECONDS = 2.0
-"""How often a log's size is looked at, where nothing else happens."""
-_GRACE_SECONDS_IN_THE_END = 1.0
-_LINGER_SECONDS_IN_THE_END = 2.0
-"""When the server itself ends: with the grace, less than the client waits for it."""
+_CHECK_SECONDS = 2.0
+"""How often the size of the logs is checked at least."""
+_GRACE_SECONDS_WHEN_CLOSING = 1.0
+_LINGER_SECONDS_WHEN_CLOSING = 2.0
+"""While the server itself ends. Both together are less than the client waits for it."""
 _LEFTOVER_SECONDS = 2.0
-"""For what a trial left behind to be gone, before its result is passed on."""
+"""How long a reply waits for the processes that its trial left behind to end."""
 
 
 class Server:
+    """Forks a process for each request, and writes the replies to the descriptor `replies`."""
+
     def __init__(self, *, replies: int) -> None:
         self._replies = replies
         self._children: dict[int, ChildProcess] = {}
@@ -59,7 +62,7 @@ class Server:
         self._is_closing = False
 
     def serve(self, *, requests: int) -> None:
-        """Runs until `requests` is closed at its other end."""
+        """Handles requests until the other end of `requests` is closed and all children ended."""
         wakeup_read, wakeup_write = os.pipe()
         os.set_blocking(wakeup_read, False)
         os.set_blocking(wakeup_write, False)
@@ -75,7 +78,7 @@ class Server:
                     os.read(wakeup_read, 4096)
                 else:
                     self._read_output(key.data)
-            self._finish_ended()  # before deadlines: who has ended in time is not late
+            self._finish_ended()  # before the deadlines, which a child that has ended has met
             self._enforce_deadlines()
 
     # -- requests ----------------------------------------------------------------------------------
@@ -94,9 +97,9 @@ class Server:
             self._selector.unregister(requests)
             for child in self._children.values():
                 self._end(child, why="cancelled")
-                child.hurry(
-                    grace_seconds=_GRACE_SECONDS_IN_THE_END,
-                    linger_seconds=_LINGER_SECONDS_IN_THE_END,
+                child.shorten_deadlines(
+                    grace_seconds=_GRACE_SECONDS_WHEN_CLOSING,
+                    linger_seconds=_LINGER_SECONDS_WHEN_CLOSING,
                 )
 
     def _start(self, request: dict[str, Any], *, attempt: int = 1) -> None:
@@ -106,29 +109,31 @@ class Server:
             lost = TrialLost(
                 f"no process could be started: {error}", hint="the same command goes on from here"
             )
-            self._send(failure_of(lost) | {"id": request["id"], "seconds": 0.0})
+            self._send(failure_reply(lost) | {"id": request["id"], "seconds": 0.0})
 
     def _fork(self, request: dict[str, Any], *, attempt: int) -> None:
         from autotune.execution.server.infrastructure import host_memory_kills
 
         read_end, write_end = os.pipe()
         memory_kills = host_memory_kills()
-        with suppress(OSError):  # mostly there is none
-            os.truncate(request["log_file"], 0)  # or an earlier one would count as this one's
+        with suppress(OSError):  # usually there is no log yet
+            os.truncate(request["log_file"], 0)  # an old log must not count as this trial's
         begins = time.monotonic()
-        if attempt > 1:  # what disturbed the last one may still be at it
+        if attempt > 1:  # the process that disturbed the last attempt may still be running
             begins += SECONDS_BETWEEN_ATTEMPTS
-            request["payload"] = _asked_at(begins, request["payload"])
-        server_pid, pid = os.getpid(), os.fork()
+            request["payload"] = _with_start_time(begins, request["payload"])
+        server_pid = os.getpid()
+        pid = os.fork()
         if pid == 0:
             os.close(read_end)
-            os.close(
-                self._replies
-            )  # or a process the trial leaves behind would keep the caller waiting
-            be_the_child(request, server_pid=server_pid, result_pipe=write_end, begins=begins)
+            # A process that the trial leaves behind would otherwise keep the caller waiting.
+            os.close(self._replies)
+            run_child(request, server_pid=server_pid, result_pipe=write_end, begins=begins)
         os.close(write_end)
         os.set_blocking(read_end, False)
         limits = request.get("limits")
+        if limits is not None:
+            limits = TimeLimits(**limits)
         child = ChildProcess(
             id=request["id"],
             task=request["task"],
@@ -137,7 +142,7 @@ class Server:
             pid=pid,
             pipe=read_end,
             log_file=Path(request["log_file"]),
-            limits=None if limits is None else TimeLimits(**limits),
+            limits=limits,
             host_memory_kills=memory_kills,
             started=begins,
         )
@@ -147,7 +152,7 @@ class Server:
     # -- while they run ----------------------------------------------------------------------------
 
     def _read_output(self, child: ChildProcess) -> int:
-        """How many bytes there were."""
+        """Reads what a child has written; returns the number of bytes."""
         try:
             received = os.read(child.pipe, 65536)
         except BlockingIOError:
@@ -165,17 +170,20 @@ class Server:
     def _seconds_to_deadline(self) -> float | None:
         if not self._children:
             return None
-        deadlines = [
-            at for child in self._children.values() if (at := child.deadline()) is not None
-        ]
-        return max(0.0, min([_LOOK_SECONDS, *(at - time.monotonic() for at in deadlines)]))
+        seconds = _CHECK_SECONDS
+        now = time.monotonic()
+        for child in self._children.values():
+            deadline = child.deadline()
+            if deadline is not None:
+                seconds = min(seconds, deadline - now)
+        return max(0.0, seconds)
 
     def _enforce_deadlines(self) -> None:
         now = time.monotonic()
         for child in list(self._children.values()):
-            why, words = child.to_be_ended(now)
+            why, message = child.exceeded_limit(now)
             if why:
-                self._end(child, why=why, words=words)
+                self._end(child, why=why, message=message)
             if child.kill_at is not None and now >= child.kill_at:
                 self._kill(child)
             elif child.give_up_at is not None and now >= child.give_up_at:
@@ -184,18 +192,19 @@ class Server:
     # -- their end ---------------------------------------------------------------------------------
 
     def _end(
-        self, child: ChildProcess | None, *, why: Ending, words: str = "stopped before its end"
+        self, child: ChildProcess | None, *, why: Ending, message: str = "stopped before its end"
     ) -> None:
-        """Asks a process and all it started to end; one that was stopped goes on, so that it can."""
+        """Sends SIGTERM to a child and its descendants; SIGCONT lets a stopped process react."""
         if child is None:
             return
         child.may_be_repeated = False
         if child.ended_because:
             return
         self._read_all_output(child)
-        if child.reply is not None:  # in time after all
+        if child.reply is not None:  # its result was already in the pipe
             return
-        child.ended_because, child.message = why, words
+        child.ended_because = why
+        child.message = message
         if child.task not in TRAININGS:
             self._kill(child)
             return
@@ -205,22 +214,25 @@ class Server:
         send(started, signal.SIGTERM, signal.SIGCONT)
 
     def _kill(self, child: ChildProcess) -> None:
-        linger_seconds = _LINGER_SECONDS_IN_THE_END if self._is_closing else LINGER_SECONDS
-        child.kill_at, child.give_up_at = None, time.monotonic() + linger_seconds
+        linger_seconds = _LINGER_SECONDS_WHEN_CLOSING if self._is_closing else LINGER_SECONDS
+        child.kill_at = None
+        child.give_up_at = time.monotonic() + linger_seconds
         send_to_group(child.pid, signal.SIGKILL)
         send(descendants(child.pid), signal.SIGKILL)
 
     def _give_up(self, child: ChildProcess) -> None:
-        """Passes on what is known of a process that not even SIGKILL has ended."""
+        """Replies for a child that not even SIGKILL has ended, and stops waiting for it."""
         if child.reply is None:
-            hint = "see the kernel's log for what it waits for; the same command goes on from here"
-            child.reply = failure_of(
-                TrialLost(f"process {child.pid} of the trial cannot be ended", hint=hint)
+            error = TrialLost(
+                f"process {child.pid} of the trial cannot be ended",
+                hint="see the kernel's log for what it waits for; "
+                "the same command goes on from here",
             )
+            child.reply = failure_reply(error)
         self._forget(child)
 
     def _collect(self) -> None:
-        """Waits for every process that has ended; also those a trial left behind, whose parent we are by now."""
+        """Reaps every process that has ended, including those that a trial left to this reaper."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -234,34 +246,36 @@ class Server:
 
     def _finish_ended(self) -> None:
         self._collect()
-        while ended := [
-            child for child in self._children.values() if child.exit_status is not None
-        ]:
-            self._kill_what_is_left()
+        while True:
+            ended = [child for child in self._children.values() if child.exit_status is not None]
+            if not ended:
+                return
+            self._kill_leftovers()
             for child in ended:
                 self._read_all_output(child)
                 self._forget(child)
 
-    def _kill_what_is_left(self) -> None:
-        """Ends what a trial that has ended left behind: by now ours, as those who live keep their own."""
+    def _kill_leftovers(self) -> None:
+        """Kills what ended trials left behind.
 
-        def left() -> list[int]:
+        Orphans of an ended trial are children of this process; those of a running trial are its
+        own.
+        """
+
+        def leftovers() -> list[int]:
             return descendants(
                 os.getpid(), except_of=[child.pid for child in self._children.values()]
             )
 
-        kill_all(left, within_seconds=_LEFTOVER_SECONDS, between=self._collect)
+        kill_all(leftovers, within_seconds=_LEFTOVER_SECONDS, between=self._collect)
 
     def _forget(self, child: ChildProcess) -> None:
+        """Sends a child's reply, or starts it again where another process disturbed it."""
         del self._children[child.id]
         if child.pipe in self._selector.get_map():
             self._selector.unregister(child.pipe)
         os.close(child.pipe)
-        if (
-            child.was_disturbed
-            and child.may_be_repeated
-            and child.attempt < ATTEMPTS_WHERE_DISTURBED
-        ):
+        if child.was_disturbed and child.may_be_repeated and child.attempt < MAX_DISTURBED_ATTEMPTS:
             self._start(child.request, attempt=child.attempt + 1)
             return
         self._send(child.outcome() | {"id": child.id, "seconds": time.monotonic() - child.started})
@@ -273,15 +287,18 @@ class Server:
             pass  # nobody is left to read it
 
 
-def _asked_at(moment: float, payload: dict[str, Any]) -> dict[str, Any]:
-    """The payload of a training whose start-up is counted from `moment`."""
-    return {**payload, "requested_at": moment} if "requested_at" in payload else payload
+def _with_start_time(moment: float, payload: dict[str, Any]) -> dict[str, Any]:
+    """Returns the payload of a training whose start-up time counts from `moment`."""
+    if "requested_at" not in payload:
+        return payload
+    return {**payload, "requested_at": moment}
 
 
 def _import_what_trials_need() -> None:
-    """Only imports: no kernel, no thread, no device, or the forked children would hang or share a CUDA context.
+    """Imports modules and does nothing else.
 
-    Raises CudaTouched where an import has done so.
+    After a kernel, a thread or a device, forked children would hang or share a CUDA context. Raises
+    CudaTouched where an import has initialized CUDA.
     """
     with without_touching_cuda():
         import torch._dynamo
@@ -295,10 +312,10 @@ def _import_what_trials_need() -> None:
 
 
 def main() -> None:
-    # Keeps torch.cuda.is_available() from initializing CUDA, which a forked child could then not
+    # Keeps torch.cuda.is_available() from initializing CUDA, which forked children could then not
     # use.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    for number in END_SIGNALS:  # they are for the search, which decides what ends
+    for number in END_SIGNALS:  # the search gets them too, and decides what ends
         signal.signal(number, signal.SIG_IGN)
     replies = os.dup(1)
     os.dup2(2, 1)
@@ -309,12 +326,11 @@ def main() -> None:
         write_line(replies, {"failed": f"{error}, so that trials could not use it"})
         raise
     gc.collect()
-    gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the children
+    gc.freeze()  # or the collector would touch, and so copy, pages shared with the children
     write_line(replies, {"ready": os.getpid()})
     Server(replies=replies).serve(requests=0)
-    os._exit(
-        0
-    )  # taking down all that is imported costs more than a second, and the search waits for it
+    # A normal exit would take more than a second to unload modules, while the search waits.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A function in a process of its own, for what leaves traces in the process that does it: CUDA, above all."""
+"""Runs a function in a forked process, for work that changes its process, such as using CUDA."""
 
 import json
 import os
@@ -10,13 +10,13 @@ from autotune.errors import AutotuneError
 
 
 class ForkFailed(Exception):
-    """The function raised an exception, whose type and text this says, or its process died."""
+    """The function raised an exception, or its process died; the text says which."""
 
 
-def in_a_fork(run: Callable[[], Any]) -> Any:
-    """Returns what `run` returns, which must be JSON-ready.
+def run_in_fork(run: Callable[[], Any]) -> Any:
+    """Calls `run` in a fork and returns its result, which must be JSON-ready.
 
-    Raises the AutotuneError that it raises, and ForkFailed for any other.
+    Raises the AutotuneError that it raises, and ForkFailed for any other exception.
     """
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -27,30 +27,29 @@ def in_a_fork(run: Callable[[], Any]) -> Any:
         answer = pipe.read()
     exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     try:
-        said = json.loads(answer)
+        reply = json.loads(answer)
     except ValueError:
         raise ForkFailed(f"its process ended with exit code {exit_code}") from None
-    if said.get("kind"):
-        kind: type[AutotuneError] = getattr(errors, said["kind"])
-        raise kind(said["message"], hint=said["hint"])
-    if "message" in said:
-        raise ForkFailed(said["message"])
-    return said["result"]
+    if reply.get("kind"):
+        kind: type[AutotuneError] = getattr(errors, reply["kind"])
+        raise kind(reply["message"], hint=reply["hint"])
+    if "message" in reply:
+        raise ForkFailed(reply["message"])
+    return reply["result"]
 
 
 def _answer(run: Callable[[], Any], pipe: int) -> None:
-    """Leaves by os._exit: nothing of the process that was forked runs on."""
+    """Writes the reply and leaves by os._exit, so that no other code runs in the fork."""
     exit_code = 1
     try:
         try:
-            said = {"result": run()}
+            reply = {"result": run()}
         except AutotuneError as error:
-            said = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+            reply = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
         except Exception as error:
-            said = {
-                "message": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            }
-        data = json.dumps(said).encode()
+            first_line = str(error).strip().partition("\n")[0]
+            reply = {"message": f"{type(error).__name__}: {first_line}"}
+        data = json.dumps(reply).encode()
         while data:
             data = data[os.write(pipe, data) :]
         exit_code = 0

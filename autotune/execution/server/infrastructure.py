@@ -1,28 +1,29 @@
-"""What a machine does to a trial, and the configuration has no part in: it is TrialLost, and may be tried again.
+"""Recognizes failures of the machine, which raise TrialLost: the trial may be retried.
 
-A device's errors are told by what CUDA says, for torch passes on its words in exceptions of several
-types. Decided word by word, from NVIDIA's description of each code (CUDA Runtime API, "cudaError"):
+Errors of a device are recognized by CUDA's message, because torch passes it on in exceptions of
+several types. Each message was classified by NVIDIA's description of its code (CUDA Runtime API,
+"cudaError"). The machine is to blame for:
 
-| CUDA says | lost? | because |
-|---|---|---|
-| CUDA-capable device(s) is/are busy or unavailable | yes | another process has the device, or it does not come back |
-| no CUDA-capable device is detected, No CUDA GPUs are available | yes | the study began on one, and it is gone |
-| CUDA driver initialization failed, Found no NVIDIA driver | yes | so is the driver |
-| uncorrectable ECC error encountered | yes | the memory chip failed |
-| uncorrectable NVLink error, hardware error over NVLink | yes | a link failed |
-| GPU is lost, GPU requires restart, device is lost, fallen off the bus | yes | NVML and the driver say so |
-| hardware stack error | yes | of the chip, as NVIDIA describes it |
-| system not yet initialized, initialization error | yes | the driver or its fabric manager is not up |
-| unsupported display driver / cuda driver combination | yes | the driver was exchanged under a running study |
-| MPS ... | yes | the multi-process server of the device is at fault |
-| unknown error | yes | what programs see when a GPU falls off the bus; no kernel's fault has this code |
-| unspecified launch failure | no | mostly an access that a kernel of the configuration got wrong; seldom the device |
-| illegal memory access, misaligned address, device-side assert, illegal instruction | no | a kernel's own |
-| the launch timed out and was terminated | no | a kernel too slow for a device that also drives a display |
-| CUBLAS_STATUS_..., CUDNN_STATUS_... | no | what a library makes of any of them |
+- CUDA-capable device(s) is/are busy or unavailable: another process has the device, or it hangs.
+- no CUDA-capable device is detected, No CUDA GPUs are available: the device has disappeared.
+- CUDA driver initialization failed, Found no NVIDIA driver: the driver has disappeared.
+- uncorrectable ECC error encountered: the memory chip failed.
+- uncorrectable NVLink error, hardware error over NVLink: a link failed.
+- GPU is lost, GPU requires restart, device is lost, fallen off the bus: from NVML and the driver.
+- hardware stack error: an error of the chip, as NVIDIA describes it.
+- system not yet initialized, initialization error: the driver or its fabric manager is not running.
+- unsupported display driver / cuda driver combination: the driver was replaced during the study.
+- MPS ...: the multi-process server of the device failed.
+- unknown error: what programs get when a GPU falls off the bus; no faulty kernel has this code.
 
-Where a "no" was the device after all, the next thing that runs there shows it:
-`LocalExecutor.check_device`.
+The configuration is to blame for:
+
+- unspecified launch failure: mostly an invalid access of a kernel, rarely the device.
+- illegal memory access, misaligned address, device-side assert, illegal instruction: a kernel.
+- the launch timed out and was terminated: a kernel too slow for a device that drives a display.
+- CUBLAS_STATUS_..., CUDNN_STATUS_...: any of these errors, reported by a library.
+
+Where the device was to blame for one of the latter after all, `LocalExecutor.check_device` fails.
 """
 
 import errno
@@ -61,12 +62,12 @@ _DEVICE_LOST = (
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE)
 _DISK_TEXTS = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
-"""What a compiler or torch's own writer passes on as text."""
+"""Disk errors as text, from compilers and torch's file writer."""
 
 _HELPER_KILLED = tuple(
     f"is killed by signal: {name}" for name in ("Killed", "Terminated", "Hangup")
 )
-"""What torch says of a DataLoader's worker."""
+"""torch's messages about a killed DataLoader worker."""
 
 _FROM_OUTSIDE = (
     signal.SIGKILL,
@@ -78,28 +79,27 @@ _FROM_OUTSIDE = (
     signal.SIGUSR2,
     signal.SIGXCPU,
 )
-"""Sent by somebody: a person, a batch system that wants its machine back. The others a program
-earns by itself: SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS, SIGPIPE, SIGALRM."""
+"""Signals sent by a person or a batch system. A program causes the others itself: SIGSEGV, SIGBUS,
+SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS, SIGPIPE, SIGALRM."""
 
 _HINT = "nothing of the configuration is known from this; the same command goes on from here"
 
 
-def loss_behind(error: BaseException, *, device_type: str) -> TrialLost | None:
-    """Whether the machine is to blame for an exception that ended a training.
+def machine_failure_behind(error: BaseException, *, device_type: str) -> TrialLost | None:
+    """Returns the error to raise where the machine caused an exception in a training; else None.
 
-    On a CPU no device can be lost: a script that asks for a GPU there is wrong itself.
+    Device errors count on CUDA only: a script that requests a GPU in a study on the CPU is wrong.
     """
-    for cause in causes_of(error):
+    for cause in exception_chain(error):
         text = str(cause)
-        if device_type == "cuda" and any(face in text for face in _DEVICE_LOST):
+        if device_type == "cuda" and any(message in text for message in _DEVICE_LOST):
             return TrialLost(f"the device failed under the trial: {first_line(text)}", hint=_HINT)
-        if any(face in text for face in _HELPER_KILLED):
+        if any(message in text for message in _HELPER_KILLED):
             return TrialLost(
                 f"a process of the trial was killed from outside: {first_line(text)}", hint=_HINT
             )
-        if getattr(cause, "errno", None) in _DISK_ERRORS or any(
-            face in text for face in _DISK_TEXTS
-        ):
+        is_disk_error = getattr(cause, "errno", None) in _DISK_ERRORS
+        if is_disk_error or any(message in text for message in _DISK_TEXTS):
             return TrialLost(
                 f"the trial could not use its files: {first_line(text)}", hint=_DISK_HINT
             )
@@ -109,51 +109,63 @@ def loss_behind(error: BaseException, *, device_type: str) -> TrialLost | None:
 _DISK_HINT = "see that the disk works and has room; the same command goes on from here"
 
 
-def loss_by_signal(number: int) -> TrialLost | None:
-    """Whether the signal that ended a trial came from somebody else.
+def machine_failure_by_signal(number: int) -> TrialLost | None:
+    """Returns the error to raise where the signal that ended a trial came from outside; else None.
 
-    Not to be asked of one that was sent from here.
+    The server must not call it for a signal that it has sent itself.
     """
     if number not in _FROM_OUTSIDE:
         return None
     return TrialLost(
-        f"the trial's process was killed from outside, by {name_of_signal(number)}", hint=_HINT
+        f"the trial's process was killed from outside, by {signal_name(number)}", hint=_HINT
     )
 
 
-def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """The exception, what it was raised from or meanwhile, and so on."""
+def exception_chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields the exception, then its cause or context, and so on."""
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        if current.__cause__ is not None:
+            current = current.__cause__
+        elif current.__suppress_context__:
+            current = None
+        else:
+            current = current.__context__
 
 
-def name_of_signal(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # one of the real-time signals
+    except ValueError:  # a real-time signal
         return f"signal {number}"
 
 
 def first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    """Returns the first line of `text` that is not blank, without surrounding spaces."""
+    for line in text.splitlines():
+        if line.strip():
+            return line.strip()
+    return ""
 
 
 def host_memory_kills(*, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """How many processes the kernel has killed for lack of memory: in this control group, else since it booted.
+    """Returns how many processes the kernel has killed because the host ran out of memory.
 
-    A group's own count (version 2) leaves out what was killed elsewhere on the machine, beyond a
-    container's walls.
+    Counts this control group (version 2), which excludes other containers; without one, the whole
+    machine since it booted.
     """
-    own_group = re.search(r"^0::/?(.*)$", _read(proc / "self" / "cgroup"), re.MULTILINE)
-    in_group = _kills_in(groups / own_group[1] / "memory.events") if own_group else None
-    return _kills_in(proc / "vmstat") or 0 if in_group is None else in_group
+    group = re.search(r"^0::/?(.*)$", _read(proc / "self" / "cgroup"), re.MULTILINE)
+    if group:
+        kills = _oom_kills_in(groups / group[1] / "memory.events")
+        if kills is not None:
+            return kills
+    return _oom_kills_in(proc / "vmstat") or 0
 
 
-def _kills_in(file: Path) -> int | None:
+def _oom_kills_in(file: Path) -> int | None:
     match = re.search(r"^oom_kill (\d+)$", _read(file), re.MULTILINE)
     return int(match[1]) if match else None
 

@@ -1,10 +1,10 @@
-"""How long a trial may take: as a whole, for a pass that compiles, and from one finished step to the next.
+"""Time limits of a trial: for the whole, for a pass that compiles, and from one step to the next.
 
-Starting (reading weights and text, the device's context, a script's own preparations) is under the
-limit of the whole only: how long a script reads its data says nothing about whether it hangs, and a
-hung start is rare enough to be waited for. Reading gradients to compare trainings, about one second
-a billion parameters, is under no limit of the training's: the limit of the whole goes on when it
-has ended, and it may itself take no longer than that.
+Only the limit of the whole applies to the start (reading weights and text, creating the device's
+context, a script's preparations): how long a script reads its data does not show whether it hangs,
+and a start that hangs is rare enough to wait for. Reading gradients to compare trainings, about one
+second a billion parameters, does not count towards the training's limits: the limit of the whole is
+extended by its duration, which itself may not exceed that limit.
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,17 @@ REPORT_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimits:
-    """In seconds of wall-clock time, each a deadline of its own."""
+    """Three independent limits in seconds of wall-clock time.
+
+    Raises InvalidInput for a limit that is not positive, too large or above that of the trial.
+    """
 
     trial_seconds: float
     """From the request to the result."""
     compile_seconds: float
-    """For a step or a batch of evaluation in which code is compiled."""
+    """For a step or an evaluation batch in which code is compiled."""
     step_seconds: float
-    """For every other step, and every other batch of evaluation."""
+    """For every other step or evaluation batch."""
 
     def __post_init__(self) -> None:
         for name, seconds in (
@@ -45,8 +48,8 @@ class TimeLimits:
                 )
             if seconds > self.trial_seconds:
                 raise InvalidInput(
-                    f"a {name} time limit of {seconds:g} s is longer than the whole trial may take, "
-                    f"{self.trial_seconds:g} s",
+                    f"a {name} time limit of {seconds:g} s is longer than the whole trial may "
+                    f"take, {self.trial_seconds:g} s",
                     hint="raise --trial-time-limit, or choose a shorter one",
                 )
 
@@ -54,14 +57,14 @@ class TimeLimits:
 def time_limits(
     trial_seconds: float, *, compile_seconds: float | None = None, step_seconds: float | None = None
 ) -> TimeLimits:
-    """With what is not said as a share of the whole: half for compilation, a fifth for a step.
+    """Returns the limits; by default, half of the whole for compilation and a fifth for a step.
 
     Raises InvalidInput.
     """
+    if compile_seconds is None:
+        compile_seconds = trial_seconds * COMPILE_SHARE
+    if step_seconds is None:
+        step_seconds = trial_seconds * STEP_SHARE
     return TimeLimits(
-        trial_seconds=trial_seconds,
-        compile_seconds=trial_seconds * COMPILE_SHARE
-        if compile_seconds is None
-        else compile_seconds,
-        step_seconds=trial_seconds * STEP_SHARE if step_seconds is None else step_seconds,
+        trial_seconds=trial_seconds, compile_seconds=compile_seconds, step_seconds=step_seconds
     )

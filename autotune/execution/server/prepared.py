@@ -1,6 +1,6 @@
-"""The prepared files of a study: its text as tokens, its initial weights, and what they were made of.
+"""Prepares the files of a study: its text as tokens, its initial weights, and their SHA-256.
 
-Each task takes and returns JSON-ready values, in a process of its own.
+Each task takes and returns JSON-ready values, and runs in its own process.
 """
 
 import json
@@ -16,7 +16,7 @@ _MADE_OF = "made_of.json"
 
 
 def is_made_of(folder: Path, workload: Workload) -> bool:
-    """Whether the prepared files are there, and those of the workload's own text and model."""
+    """Whether the prepared files exist and are those of the workload's text and model."""
     try:
         content = json.loads((folder / _MADE_OF).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -27,27 +27,28 @@ def is_made_of(folder: Path, workload: Workload) -> bool:
 
 
 def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Writes tokens and initial weights into `folder`; returns {"text_sha256", "model_sha256", "parameters"}.
+    """Writes tokens and initial weights into `folder`, atomically.
 
-    The folder appears whole or not at all. Raises InvalidDataset, and InvalidInput for a model or a
-    tokenizer.
+    Returns {"text_sha256", "model_sha256", "parameters"}. Raises InvalidDataset, and InvalidInput
+    for an invalid model or tokenizer.
     """
     from autotune.data.sources import read_documents
     from autotune.data.tokens import write_tokens
     from autotune.models.weights import draw_weights
 
-    wanted, target = Workload(**workload), Path(folder)
+    study_workload = Workload(**workload)
+    target = Path(folder)
     made_of = {"text_sha256": "", "model_sha256": model_sha256(workload=workload)}
-    if wanted.script is not None:
-        target.mkdir(parents=True)  # a script reads its own text and draws its own weights
+    if study_workload.script is not None:
+        target.mkdir(parents=True)  # a script reads its text and draws its weights itself
         _write_made_of(target, made_of)
         return {**made_of, "parameters": None}
     unfinished = target.with_name(f"{target.name}.unfinished-{uuid.uuid4().hex}")
     unfinished.mkdir(parents=True)
     try:
-        parts = read_documents(wanted, cache_folder=unfinished / "datasets")
-        made_of["text_sha256"] = write_tokens(parts, wanted, folder=unfinished)
-        parameters = draw_weights(wanted, file=unfinished / "weights.pt")
+        parts = read_documents(study_workload, cache_folder=unfinished / "datasets")
+        made_of["text_sha256"] = write_tokens(parts, study_workload, folder=unfinished)
+        parameters = draw_weights(study_workload, file=unfinished / "weights.pt")
         shutil.rmtree(unfinished / "datasets", ignore_errors=True)
         _write_made_of(unfinished, made_of)
         shutil.rmtree(target, ignore_errors=True)
@@ -58,41 +59,46 @@ def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
 
 
 def model_sha256(*, workload: dict[str, Any]) -> str:
-    """SHA-256 of what the model is made of beside its config.json: a Python file, trained weights; else empty.
+    """Returns the SHA-256 of the model's Python file, script or trained weights.
 
-    Raises InvalidInput.
+    Empty for a model that its config.json describes completely. Raises InvalidInput.
     """
     from autotune.models.pretrained import weights_sha256
     from autotune.models.user_model import code_sha256
 
-    wanted = Workload(**workload)
-    if wanted.script is not None:
-        return script_sha256(wanted.script)
-    if wanted.pretrained:
-        return weights_sha256(wanted)
-    return code_sha256(wanted) if is_function_reference(wanted.model) else ""
+    study_workload = Workload(**workload)
+    if study_workload.script is not None:
+        return script_sha256(study_workload.script)
+    if study_workload.pretrained:
+        return weights_sha256(study_workload)
+    if is_function_reference(study_workload.model):
+        return code_sha256(study_workload)
+    return ""
 
 
 def prepare_seed(*, workload: dict[str, Any], prepared: str, folder: str) -> dict[str, Any]:
-    """Makes `folder` as `prepared` with the same text and the initial weights of the workload's own seed."""
+    """Creates `folder` with the text of `prepared` and the initial weights of the workload's seed.
+
+    Returns an empty dictionary.
+    """
     from autotune.models.weights import draw_weights
 
-    source, target = Path(prepared), Path(folder)
+    source = Path(prepared)
+    target = Path(folder)
     unfinished = target.with_name(f"{target.name}.unfinished-{uuid.uuid4().hex}")
     unfinished.mkdir(parents=True)
     try:
-        wanted = Workload(**workload)
+        seed_workload = Workload(**workload)
         for file in source.iterdir():
-            if (
-                file.name != "weights.pt" or wanted.pretrained
-            ):  # another seed is then another order only
+            # With pretrained weights, the seed changes only the order of the text.
+            if file.name != "weights.pt" or seed_workload.pretrained:
                 (unfinished / file.name).symlink_to(file.absolute())
-        if not wanted.pretrained:
-            draw_weights(wanted, file=unfinished / "weights.pt")
+        if not seed_workload.pretrained:
+            draw_weights(seed_workload, file=unfinished / "weights.pt")
         try:
             unfinished.rename(target)
         except OSError:
-            if not target.exists():  # else another worker has drawn the same weights meanwhile
+            if not target.exists():  # otherwise another worker has drawn the same weights
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

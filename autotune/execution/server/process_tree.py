@@ -1,11 +1,9 @@
-"""Finds every process that a trial has started, wherever it went, and ends it.
+"""Finds and ends every process that a trial has started, also in another session.
 
-Reads Linux's /proc; elsewhere nothing.
-
-A process can leave its group and its session, and lose its parent. It cannot leave its ancestors:
-each trial is the reaper of its own orphans, and the server that of a trial which has ended. Nor can
-it forget the environment that the server was started with, which finds it when the server itself is
-gone.
+Reads /proc of Linux; on other systems it finds nothing. A process can leave its group and its
+session, and lose its parent, but it stays a descendant: each trial is the reaper of its orphans,
+and the server is the reaper of the orphans of an ended trial. Its environment also contains a
+variable of the server, by which it is found after the server has died.
 """
 
 import os
@@ -18,42 +16,51 @@ _PASS_SECONDS = 0.005
 
 
 def descendants(pid: int, *, except_of: Iterable[int] = ()) -> list[int]:
-    """Children of `pid`, their children and so on, but for `except_of` and theirs; the dead not counted."""
-    left_out, found, looked_at = set(except_of), [], [pid]
+    """Returns the living descendants of `pid`, without those in `except_of` and below."""
+    excluded = set(except_of)
+    found = []
+    to_visit = [pid]
     children = _children_by_parent()
-    while looked_at:
-        of_one = [child for child in children.get(looked_at.pop(), ()) if child not in left_out]
-        found += of_one
-        looked_at += of_one
+    while to_visit:
+        parent = to_visit.pop()
+        for child in children.get(parent, ()):
+            if child not in excluded:
+                found.append(child)
+                to_visit.append(child)
     return found
 
 
 def _children_by_parent() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for pid in _pids():
-        if (parent := _parent_of(pid)) is not None:
+        parent = _parent_pid(pid)
+        if parent is not None:
             children.setdefault(parent, []).append(pid)
     return children
 
 
-def _parent_of(pid: int) -> int | None:
-    """None for a process that has ended, whether or not somebody has noticed."""
+def _parent_pid(pid: int) -> int | None:
+    """Returns the parent's pid; None for a process that has ended, reaped or not."""
     try:
-        state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:2]
+        content = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    return None if state in (b"Z", b"X") else int(parent)
+    # The command, in parentheses, may contain spaces and parentheses itself.
+    state, parent = content.rpartition(b")")[2].split()[:2]
+    if state in (b"Z", b"X"):
+        return None
+    return int(parent)
 
 
 def started_under(mark: str) -> list[int]:
-    """Every process of this user whose first environment, its own or its ancestor's, holds `mark`."""
+    """Returns every process of this user whose initial environment contains `mark`."""
     found = []
     for pid in _pids():
         try:
             if mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
                 found.append(pid)
         except OSError:
-            continue  # another user's, or it has just ended
+            continue  # a process of another user, or one that has just ended
     return found
 
 
@@ -65,13 +72,14 @@ def _pids() -> list[int]:
 
 
 def send(pids: Iterable[int], *signals: signal.Signals) -> None:
+    """Sends the signals to each process that still exists."""
     for pid in pids:
         for number in signals:
             _send(os.kill, pid, number)
 
 
 def send_to_group(pid: int, *signals: signal.Signals) -> None:
-    """To the process group that `pid` leads, and to `pid` itself, which may not have become its leader yet."""
+    """Sends the signals to the process group of `pid`, and to `pid`, which may not lead it yet."""
     for number in signals:
         _send(os.killpg, pid, number)
         _send(os.kill, pid, number)
@@ -80,15 +88,18 @@ def send_to_group(pid: int, *signals: signal.Signals) -> None:
 def kill_all(
     find: Callable[[], Sequence[int]], *, within_seconds: float, between: Callable[[], object]
 ) -> None:
-    """Kills what `find` finds until it finds nothing, for new ones may be forked meanwhile; `between` reaps the dead.
+    """Kills what `find` returns until it returns nothing, as processes may fork in the meantime.
 
-    Waits until they are gone: one that is on its way out still holds memory of the device. What
-    cannot be killed, as it waits in the kernel or belongs to another user, is left behind in the
-    end.
+    Waits until they have ended: a process that is exiting still holds memory of the device. Calls
+    `between` in each round, to reap the dead. A process that cannot be killed, because it hangs in
+    the kernel or belongs to another user, is left behind after `within_seconds`.
     """
     end = time.monotonic() + within_seconds
     killed: set[int] = set()
-    while (pids := find()) or any(_parent_of(pid) is not None for pid in killed):
+    while True:
+        pids = find()
+        if not pids and all(_parent_pid(pid) is None for pid in killed):
+            return
         send(pids, signal.SIGKILL)
         killed.update(pids)
         time.sleep(_PASS_SECONDS)

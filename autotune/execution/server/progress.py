@@ -1,8 +1,8 @@
-"""How a trial's process tells the server what it is doing, so that a deadline can be kept for it.
+"""Reports the phase of a trial to the server, which has a deadline for each phase.
 
-A line in the result pipe says what begins now: {"phase": "step"}. It is written at most ten times a
-second, from bytes that are there already: a line wakes the server, and on a machine with few cores
-that would be measured.
+A line in the result pipe names the phase that begins: {"phase": "step"}. Lines are written at most
+ten times a second, from prepared bytes: each one wakes the server, which on a machine with few
+cores would slow down the measured training.
 """
 
 import os
@@ -21,7 +21,7 @@ _LINES = {
 
 
 class PipeProgress:
-    """What a training calls whenever it goes on; notices by itself that code is compiled, whoever compiles it."""
+    """Called by a training at every step; it detects compilation itself, through torch._dynamo."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -39,15 +39,15 @@ class PipeProgress:
         try:
             os.write(self._pipe, _LINES[phase])
         except OSError:
-            pass  # the server is gone, and this process soon will be
+            pass  # the server is dead, and the kernel is ending this process
 
     def _watch_compilation(self) -> None:
-        """Again if need be: torch._dynamo.reset() forgets who watches."""
+        """Registers the callback, also again, because torch._dynamo.reset() removes it."""
         callbacks = torch._dynamo.callback.callback_handler
         if self._compilation_begins not in callbacks.start_callbacks:
             callbacks.register_start_callback(self._compilation_begins)
 
     def _compilation_begins(self, _: Any) -> None:
-        """Once in a step, however many graphs it compiles; what compiles while the trial starts is part of that."""
+        """Reports compilation once a step, for any number of graphs; the start includes its own."""
         if self._phase in ("step", "evaluation"):
             self._report("compile", time.monotonic())

@@ -1,8 +1,8 @@
-"""Locks that need no file: names of abstract Unix sockets, which Linux gives to one socket at a time.
+"""Locks without files: names of abstract Unix sockets, which Linux gives to one socket at a time.
 
-The kernel frees a name with the last descriptor of its socket, however the process ends. Every user
-of the machine sees the same names, except from another network namespace, as most containers have
-one: those have names of their own, and a lock does not reach from one to another.
+The kernel releases a name with the last descriptor of its socket, however the process ends. All
+users of the machine share the names of a network namespace. Most containers have their own
+namespace, and a lock does not work across namespaces.
 """
 
 import errno
@@ -11,43 +11,46 @@ import socket
 import struct
 
 _CREDENTIALS = struct.Struct("iII")
-"""Process, user and group, as SO_PEERCRED answers."""
+"""Process, user and group, as SO_PEERCRED returns them."""
 _CONNECTIONS = 64
-"""Those who asked for the holder; nobody accepts them, and beyond that the holder is not known."""
+"""How many processes can find out the holder; their connections are never accepted."""
 
 
-def take(name: str) -> int | None:
-    """A descriptor that holds the lock until its last copy is closed; None where another socket has the name.
+def acquire(name: str) -> int | None:
+    """Returns a descriptor that holds the lock until its last copy is closed; None if it is taken.
 
-    It is not inherited by other programs, but by forks. Raises OSError where there are no abstract
+    Forks inherit the descriptor, other programs do not. Raises OSError where there are no abstract
     sockets.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
         try:
-            made.bind(f"\0{name}")
+            bound.bind(f"\0{name}")
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return None
             raise
-        made.listen(_CONNECTIONS)
-        return made.detach()
+        bound.listen(_CONNECTIONS)
+        return bound.detach()
 
 
-def holder_of(name: str) -> str:
-    """Who has the lock, as `process 17 of user ada`; empty where nobody has it or it is not known."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.setblocking(False)
+def lock_holder(name: str) -> str:
+    """Returns who has the lock, as `process 17 of user ada`; empty if free or not known."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.setblocking(False)
         try:
-            asking.connect(f"\0{name}")
-            answer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            client.connect(f"\0{name}")
+            credentials = client.getsockopt(
+                socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+            )
         except OSError:
             return ""
-    process, user, _ = _CREDENTIALS.unpack(answer)
-    # A process of another process namespace has no number here.
-    return f"{f'process {process}' if process else 'a process'} of user {_name_of(user)}"
+    pid, user, _ = _CREDENTIALS.unpack(credentials)
+    # A process of another pid namespace has the number 0 here.
+    process = f"process {pid}" if pid else "a process"
+    return f"{process} of user {_user_name(user)}"
 
 
-def _name_of(user: int) -> str:
+def _user_name(user: int) -> str:
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""What a forked process can be asked to do: prepare a study's files, probe a device, predict or train one trial.
+"""The tasks of a forked process, such as preparing files, probing a device, or training a trial.
 
 Each task takes and returns JSON-ready values.
 """
@@ -12,7 +12,7 @@ import torch
 
 from autotune.errors import PredictionImpossible, StudyMismatch, TrialLost
 from autotune.execution.server import device as device_tasks
-from autotune.execution.server.forked import in_a_fork
+from autotune.execution.server.forked import run_in_fork
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.prepared import model_sha256, prepare, prepare_seed
 from autotune.spec.config import TrainingConfig
@@ -24,9 +24,9 @@ from autotune.spec.workload import Workload
 
 
 def identify(*, device: str | None) -> dict[str, Any]:
-    """Returns the DeviceInfo of `device`, and creates no CUDA context; None is the first CUDA device, else the CPU.
+    """Returns the DeviceInfo of `device`; None is the first CUDA device, else the CPU.
 
-    Raises InvalidInput for a device that is not there.
+    Creates no CUDA context. Raises InvalidInput for a device that does not exist.
     """
     return asdict(device_tasks.identify(device))
 
@@ -34,18 +34,18 @@ def identify(*, device: str | None) -> dict[str, Any]:
 def probe(
     *, device: str | None, choices: dict[str, list[Any]], with_context: bool = True
 ) -> dict[str, Any]:
-    """What `device` is and which of `choices`, {technique: values}, do not work on it.
+    """Finds out what `device` is and which of `choices`, {technique: values}, do not work on it.
 
     None is the first CUDA device, else the CPU. Returns {"device": DeviceInfo, "unavailable":
-    {technique: {value: reason}}}; `with_context` measures the size of a new CUDA context, too.
-    Raises InvalidInput, and AutotuneError for a torch on which no trial could run.
+    {technique: {value: reason}}}. With `with_context`, also measures the size of a new CUDA
+    context. Raises InvalidInput, and AutotuneError for a torch on which no trial could run.
     """
     from autotune.memory.torch_interfaces import check_cpu_meter, check_trials
     from autotune.techniques import find_unavailable
 
     check_trials()
-    # In processes of their own: what comes after must find CUDA untouched.
-    info = DeviceInfo(**in_a_fork(lambda: identify(device=device)))
+    # In a fork, because CUDA must not be initialized in this process for what follows.
+    info = DeviceInfo(**run_in_fork(lambda: identify(device=device)))
     if info.type == "cpu":
         check_cpu_meter()
     if info.type == "cuda" and with_context:
@@ -59,9 +59,10 @@ def probe(
 def examine(
     *, workload: dict[str, Any], choices: dict[str, list[Any]], device: str
 ) -> dict[str, dict[str, str]]:
-    """What of `choices`, {technique: values}, the model cannot take on `device`: {technique: {value: reason}}.
+    """Returns which of `choices`, {technique: values}, the model does not support on `device`.
 
-    Raises InvalidInput for a model that cannot be built.
+    The result is {technique: {value: reason}}. Raises InvalidInput for a model that cannot be
+    built.
     """
     from autotune.models import build_model
     from autotune.techniques.requirements import missing_parts
@@ -85,9 +86,9 @@ def devices() -> list[dict[str, Any]]:
 
 
 def check_device(*, device: str) -> dict[str, Any]:
-    """A tiny computation on `device`.
+    """Runs a tiny computation on `device`; returns an empty dictionary.
 
-    Raises whatever torch raises, and RuntimeError for a wrong result.
+    Raises what torch raises, and RuntimeError for a wrong result.
     """
     numbers = torch.arange(1000, dtype=torch.float64).to(device)
     if (numbers @ numbers).item() != 332833500.0:
@@ -96,10 +97,10 @@ def check_device(*, device: str) -> dict[str, Any]:
 
 
 def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
-    """Trains one configuration; returns a Measurement, whatever happens short of the process's death.
+    """Trains one configuration; returns a Measurement, also where the training fails.
 
-    Raises TrialLost for what the machine has done to it, and StudyMismatch where what the study is
-    made of has changed.
+    Raises TrialLost for a failure of the machine, and StudyMismatch where the study's text, model
+    or script has changed.
     """
     from autotune.training.script.trainer import train_script
     from autotune.training.trainer import train as run
@@ -116,9 +117,10 @@ def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
 
 
 def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
-    """A configuration's first steps; returns {"trace": ParityTrace or None, "failure": why there is none}.
+    """Runs a configuration's first steps.
 
-    Raises TrialLost as `train` does.
+    Returns {"trace": ParityTrace or None, "failure": why there is none}. Raises TrialLost and
+    StudyMismatch as `train` does.
     """
     from autotune.training.script.run import trace_script
     from autotune.training.trainer import trace as run
@@ -139,7 +141,7 @@ def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> d
 
 
 def _failed(error: Exception, *, device: str, memory_kills: int) -> Measurement:
-    """With the whole story in the trial's log. Raises TrialLost."""
+    """Returns the outcome for an error, and writes its traceback to the log. Raises TrialLost."""
     import traceback
 
     from autotune.execution.server.failures import measurement_of_exception
@@ -166,7 +168,7 @@ def _training_request(
 ) -> TrainingRequest:
     if workload["script"] is None and not Path(folder).is_dir():
         raise StudyMismatch(
-            f"{folder} is gone, the text and the weights",
+            f"the folder {folder} with the text and the weights is gone",
             hint="the same command prepares them again",
         )
     return TrainingRequest(
@@ -174,7 +176,7 @@ def _training_request(
         config=TrainingConfig(**config),
         folder=Path(folder),
         reference=None if reference is None else ParityTrace.from_dict(reference),
-        pruning_bounds=tuple(PruningBound(**rival) for rival in pruning_bounds),
+        pruning_bounds=tuple(PruningBound(**bound) for bound in pruning_bounds),
         snapshot_file=None if snapshot_file is None else Path(snapshot_file),
         **options,
     )
@@ -183,7 +185,7 @@ def _training_request(
 def predict(
     *, workload: dict[str, Any], config: dict[str, Any], device: str, **options: Any
 ) -> dict[str, Any]:
-    """Peak memory of one configuration on fake tensors; returns a Prediction.
+    """Predicts the peak memory of one configuration on fake tensors; returns a Prediction as JSON.
 
     Raises PredictionImpossible.
     """

@@ -132,7 +132,9 @@ class _Check:
                 orphans[table, parent] += 1
         for (table, parent), count in orphans.items():
             self._add_finding(
-                "the database", f"{table} has {count} rows of what is not in {parent}", SAVE
+                "the database",
+                f"{table} has {count} rows that refer to missing rows of {parent}",
+                SAVE,
             )
 
     # -- a study -----------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ class _Check:
         if numbers != list(range(len(numbers))):
             self._add_finding(
                 where,
-                f"has {len(numbers)} trials, and not those of all numbers up to the last",
+                f"has {len(numbers)} trials, but not one for every number up to the last",
                 SAVE,
             )
         predictions = select(PREDICTIONS.c.id).where(PREDICTIONS.c.study_id == study.id)

@@ -52,8 +52,8 @@ def attempt_findings(
         for attempt in attempts:
             if attempt.state == "late":
                 what = (
-                    f"the result of attempt {attempt.ordinal} came after it was given up "
-                    f"({attempt.cause}), and is kept aside"
+                    f"the result of attempt {attempt.ordinal} arrived after the attempt had ended "
+                    f"({attempt.cause}); it is stored but does not count"
                 )
                 yield Finding(
                     where=trial,
@@ -71,7 +71,7 @@ def _faults(attempts: Sequence[Any], *, has_result: bool) -> Iterator[str]:
         yield f"has an attempt that is {', '.join(unknown_states)}"
     ordinals = [attempt.ordinal for attempt in attempts]
     if ordinals != list(range(1, len(attempts) + 1)):
-        yield f"has attempts {', '.join(map(str, ordinals))}, and not those between"
+        yield f"has attempts {', '.join(map(str, ordinals))}, but not those in between"
     if states["running"] > 1 or (states["running"] and has_result):
         yield f"has {states['running']} running attempts{' and a result' if has_result else ''}"
     if states["finished"] != has_result:

@@ -153,6 +153,6 @@ def reject_orphaned_rows(connection: Connection, url: str) -> None:
             if connection.scalar(sqlalchemy.select(sqlalchemy.exists().where(is_orphan))):
                 raise StorageUnavailable(
                     f"the studies database {url} has rows in {table.name} "
-                    f"of what is not in {parent.table.name}",
+                    f"that refer to missing rows of {parent.table.name}",
                     hint=damage_hint(url),
                 )

@@ -6,8 +6,8 @@ from dataclasses import asdict
 import pytest
 
 from autotune.errors import DeviceDisturbed, InvalidInput
-from autotune.execution.server.device import agreed_size, identify
-from autotune.execution.server.forked import ForkFailed, in_a_fork
+from autotune.execution.server.device import identify, measure_repeatedly
+from autotune.execution.server.forked import ForkFailed, run_in_fork
 
 MIB = 1024**2
 
@@ -29,13 +29,13 @@ def measuring(*sizes_mib):
 )
 def test_a_context_has_the_size_on_which_two_measurements_agree(sizes, unused):
     measure, left = measuring(*sizes)
-    assert agreed_size(measure).size_bytes == pytest.approx(485 * MIB, abs=10 * MIB)
+    assert measure_repeatedly(measure).size_bytes == pytest.approx(485 * MIB, abs=10 * MIB)
     assert len(left) == unused
 
 
-def test_where_no_two_agree_the_size_is_not_known_and_said():
+def test_where_no_two_measurements_agree_the_size_is_unknown_and_the_note_says_why():
     measure, _ = measuring(480, 960, 240, 0, 1440)
-    found = agreed_size(measure)
+    found = measure_repeatedly(measure)
     assert found.size_bytes is None
     assert found.why.endswith("none agree: 480.0 MiB, 960.0 MiB, 240.0 MiB, 0 B, 1.41 GiB")
 
@@ -49,14 +49,14 @@ def test_a_disturbed_measurement_is_made_again():
             raise disturbances.pop()
         return measure()
 
-    assert agreed_size(disturbed_once).size_bytes == 480 * MIB
+    assert measure_repeatedly(disturbed_once).size_bytes == 480 * MIB
 
 
 def test_a_measurement_that_fails_is_the_reason():
     def measure():
         raise ForkFailed("RuntimeError: two processes could not use the device at the same time")
 
-    found = agreed_size(measure)
+    found = measure_repeatedly(measure)
     assert (found.size_bytes, "at the same time" in found.why) == (None, True)
 
 
@@ -68,20 +68,20 @@ def test_the_cpu_is_identified():
 
 
 def test_a_fork_returns_what_its_function_returns():
-    assert in_a_fork(lambda: [os.getpid()]) != [os.getpid()]
+    assert run_in_fork(lambda: [os.getpid()]) != [os.getpid()]
 
 
 def test_an_error_of_ours_passes_out_of_a_fork_whole():
     with pytest.raises(InvalidInput, match="no device cuda:99") as raised:
-        in_a_fork(lambda: asdict(identify("cuda:99")))
+        run_in_fork(lambda: asdict(identify("cuda:99")))
     assert "cpu is always there" in raised.value.hint
 
 
-def test_any_other_error_is_said():
+def test_any_other_error_raises_fork_failed_with_its_text():
     with pytest.raises(ForkFailed, match="ZeroDivisionError: division by zero"):
-        in_a_fork(lambda: 1 / 0)
+        run_in_fork(lambda: 1 / 0)
 
 
-def test_a_process_that_dies_is_said():
+def test_a_process_that_dies_raises_fork_failed():
     with pytest.raises(ForkFailed, match="exit code 7"):
-        in_a_fork(lambda: os._exit(7))
+        run_in_fork(lambda: os._exit(7))

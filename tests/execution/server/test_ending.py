@@ -113,7 +113,7 @@ def is_gone(pid: int) -> bool:
 # -- limits ----------------------------------------------------------------------------------------
 
 
-def test_a_training_longer_than_a_step_may_be_goes_on_as_long_as_steps_end(run):
+def test_a_training_longer_than_the_step_limit_goes_on_while_steps_end(run):
     assert (
         outcome_of(run("time.sleep(0.2)", limits=dataclasses.replace(LONG, step_seconds=1.5)))
         == "ok"
@@ -132,7 +132,7 @@ def test_a_step_that_compiles_may_take_as_long_as_compilation_may(run):
     assert outcome_of(future) == "ok"
 
 
-def test_a_comparison_that_hangs_ends_with_the_words_of_its_limit(run):
+def test_a_comparison_that_hangs_ends_with_the_message_of_its_limit(run):
     limits = dataclasses.replace(LONG, step_seconds=0.5)
     with pytest.raises(PreparationFailed, match=r"no step ended within 0.5 s; see .*trial.log"):
         run("time.sleep(3600)", limits=limits, task="trace", dropout=True).result(WAIT_SECONDS)
@@ -163,7 +163,7 @@ def test_a_cancelled_trial_that_ignores_the_signal_is_interrupted_all_the_same(
     assert is_gone(left)
 
 
-def test_a_trial_that_cleans_up_when_told_to_end_has_its_time(run, server, tmp_path):
+def test_a_trial_that_cleans_up_after_sigterm_has_the_grace_period(run, server, tmp_path):
     file = tmp_path / "cleaned"
     clean = (
         f"signal.signal(15, lambda *_: (time.sleep(0.2), open({str(file)!r}, 'w'), os._exit(0)))"
@@ -175,7 +175,7 @@ def test_a_trial_that_cleans_up_when_told_to_end_has_its_time(run, server, tmp_p
     assert file.exists()
 
 
-def test_what_a_killed_trial_left_behind_is_ended_before_its_loss_is_known(run, tmp_path):
+def test_what_a_killed_trial_left_behind_is_ended_before_its_failure_is_reported(run, tmp_path):
     future = run("leave_a_child_behind(); time.sleep(3600)")
     left, trial = left_by(tmp_path)
     os.kill(trial, signal.SIGKILL)
@@ -198,7 +198,10 @@ def test_what_a_finished_trial_left_behind_is_ended_and_another_trials_is_not(
 
 
 def test_a_process_of_anybody_may_have_a_name_in_any_encoding():
-    named = "import sys; open('/proc/self/comm', 'wb').write(b'caf\\xe9 \\xd0)'); print(flush=True); sys.stdin.read()"
+    named = (
+        "import sys; open('/proc/self/comm', 'wb').write(b'caf\\xe9 \\xd0)'); "
+        "print(flush=True); sys.stdin.read()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", named], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -208,7 +211,7 @@ def test_a_process_of_anybody_may_have_a_name_in_any_encoding():
 
 
 @pytest.mark.slow
-def test_a_closing_server_takes_along_what_ignores_it_and_has_left_its_session(run, tmp_path):
+def test_a_closing_server_ends_processes_that_ignore_sigterm_in_another_session(run, tmp_path):
     with TrialServer(log_file=tmp_path / "server.log") as closing:
         future = run(
             "signal.signal(15, signal.SIG_IGN); leave_a_child_behind(); time.sleep(3600)",

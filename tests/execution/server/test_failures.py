@@ -1,4 +1,4 @@
-"""Every way to run out of memory is recognised, and whose it was; everything else is not mistaken for it."""
+"""Every way to run out of memory is recognised, with whose memory it was, and nothing else."""
 
 import signal
 
@@ -12,7 +12,8 @@ from autotune.training.parity import ParityFailed
 from autotune.training.step import Diverged
 
 CPU_REFUSAL = (
-    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. "
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate "
     "16777216 bytes. Error code 12 (Cannot allocate memory)"
 )
 CUDA_REFUSAL = (
@@ -63,7 +64,7 @@ def test_running_out_of_memory_is_recognised_and_whose(error, whose):
 
 
 def test_memory_pinned_for_the_device_is_the_hosts():
-    """The words are the device's; the line that asked tells."""
+    """The message is that of the device; only the line of code shows that the host is meant."""
     with pytest.raises(RuntimeError) as refused:
         raise RuntimeError("CUDA error: out of memory")  # as torch.empty(..., pin_memory=True) does
     assert measurement_of_exception(refused.value, device_type="cuda").message == HOST
@@ -90,7 +91,7 @@ def test_memory_pinned_for_the_device_is_the_hosts():
     ],
     ids=["cpu", "cpu beside a device", "cuda", "numpy", "unsaid"],
 )
-def test_the_refused_request_is_read_from_the_message_and_counts_on_its_own_device_only(
+def test_the_size_of_the_failed_allocation_is_read_from_the_message_for_its_device_only(
     error, device_type, requested_bytes, message
 ):
     measurement = measurement_of_exception(error, device_type=device_type)
@@ -104,13 +105,13 @@ def test_the_refused_request_is_read_from_the_message_and_counts_on_its_own_devi
         "A child process terminated abruptly",
     ],
 )
-def test_a_process_of_the_trials_own_that_the_kernel_killed_for_memory_is_out_of_memory(text):
+def test_a_child_process_that_the_kernel_killed_for_memory_is_out_of_memory(text):
     error = RuntimeError(text)
     measurement = measurement_of_exception(error, device_type="cuda", host_killed_for_memory=True)
     assert (measurement.outcome, measurement.message) == ("out_of_memory", HOST)
 
 
-def test_a_real_refusal_of_the_cpu_allocator_is_recognised():
+def test_a_real_failure_of_the_cpu_allocator_is_recognised():
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**55)
     assert measurement_of_exception(refused.value, device_type="cpu").requested_bytes == 4 * 2**55
@@ -120,11 +121,11 @@ def _of(error, *, device_type="cuda"):
     return measurement_of_exception(error, device_type=device_type)
 
 
-def test_another_training_is_an_outcome_of_its_own():
+def test_another_training_is_a_separate_outcome():
     assert _of(ParityFailed("the loss of step 2 is off")).outcome == "parity_failed"
 
 
-def test_divergence_is_an_outcome_of_its_own():
+def test_divergence_is_a_separate_outcome():
     assert _of(Diverged("the loss became nan at step 3")).outcome == "diverged"
 
 
@@ -182,7 +183,8 @@ def test_the_log_of_a_trial_that_wrote_without_end_is_not_read_whole(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCUDA kernel errors might be asynchronous",
+        "CUDA error: CUDA-capable device(s) is/are busy or unavailable\n"
+        "CUDA kernel errors might be asynchronous",
         "CUDA error: no CUDA-capable device is detected",
         "No CUDA GPUs are available",
         "Found no NVIDIA driver on your system.",
@@ -246,7 +248,7 @@ def test_a_full_disk_and_a_killed_worker_are_no_result_of_the_configuration(erro
         _of(error, device_type="cpu")
 
 
-def test_a_file_that_a_script_misses_is_its_own_fault():
+def test_a_missing_file_of_a_script_is_a_crash():
     assert (
         _of(FileNotFoundError(2, "No such file or directory", "my.txt"), device_type="cpu").outcome
         == "crashed"
@@ -287,7 +289,7 @@ def _kernel(folder, *, group, events=None, vmstat=None):
     return host_memory_kills(proc=proc, groups=groups)
 
 
-def test_the_control_groups_own_count_leaves_out_the_rest_of_the_machine(tmp_path):
+def test_the_count_of_the_control_group_excludes_the_rest_of_the_machine(tmp_path):
     assert _kernel(tmp_path, group="0::/box\n", events=3, vmstat=70) == 3
 
 

@@ -1,4 +1,4 @@
-"""The trial server with real processes: what it runs, what it survives, and that nothing outlives it."""
+"""The trial server with real processes: what it runs and survives, and that nothing outlives it."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ def doomed_server(tmp_path):
 
 @pytest.fixture
 def train(server, workload, prepared, tmp_path):
-    """train(steps=..., ...) is the future of a training in a process of its own."""
+    """train(steps=..., ...) is the future of a training in its own process."""
 
     def submit(
         *,
@@ -155,7 +155,7 @@ def test_a_trial_killed_from_outside_says_nothing_of_its_configuration_and_the_n
     assert Measurement(**train().result(WAIT_SECONDS).result).outcome == "ok"
 
 
-def test_a_fault_of_a_trials_own_is_a_crash(server, train, workload):
+def test_an_error_in_the_trials_code_is_a_crash(server, train, workload):
     future = train(workload=endless(workload))
     os.kill(pid_of_trial(server), signal.SIGSEGV)
     measurement = Measurement(**future.result(WAIT_SECONDS).result)
@@ -187,7 +187,7 @@ def test_a_loss_that_is_no_number_is_diverged(train, workload):
 
 
 def test_more_memory_than_the_host_has_is_out_of_memory(server, workload, prepared, tmp_path):
-    """A batch of 2^38 bytes of logits: refused by the host limit, not by the kernel's killer."""
+    """A batch of 2^38 bytes of logits: the host limit rejects it before the kernel kills."""
     import dataclasses
 
     from autotune.execution.server.tasks import prepare
@@ -215,7 +215,7 @@ def test_more_memory_than_the_host_has_is_out_of_memory(server, workload, prepar
     assert measurement.requested_bytes == 512 * 32 * 2**22 * 4
 
 
-def test_a_task_that_refuses_its_input_raises_it_here(server, tmp_path):
+def test_an_error_of_a_task_about_its_input_is_raised_here(server, tmp_path):
     future = server.submit(
         "probe", {"device": "cuda:99", "choices": {}}, log_file=tmp_path / "probe.log"
     )
@@ -290,7 +290,7 @@ def disturbed_server(tmp_path_factory):
 
 @pytest.fixture
 def measure(disturbed_server, tmp_path):
-    """measure(disturbed=2) is the future of the task; the file `attempts` gets a letter for each attempt."""
+    """measure(disturbed=2) is the task's future; the file `attempts` gets a letter an attempt."""
 
     def submit(*, disturbed):
         payload = {
@@ -386,7 +386,8 @@ def test_requests_and_replies_larger_than_the_pipes_pass_each_other(tmp_path):
         import json, sys
         for line in sys.stdin:
             request = json.loads(line)
-            print(json.dumps({"id": request["id"], "result": "x" * 100_000, "error": None, "seconds": 0.0}), flush=True)
+            reply = {"id": request["id"], "result": "x" * 100_000, "error": None, "seconds": 0.0}
+            print(json.dumps(reply), flush=True)
     """
     with TrialServer(
         log_file=tmp_path / "server.log", command=(sys.executable, "-c", textwrap.dedent(echo))
@@ -437,14 +438,14 @@ def _payload(workload, prepared):
     }
 
 
-def test_the_server_has_no_thread_and_no_device_of_its_own(server, train):
+def test_the_server_has_no_thread_and_no_device(server, train):
     train().result(WAIT_SECONDS)
     assert len(list(Path(f"/proc/{server.pid}/task").iterdir())) == 1
 
 
 @pytest.mark.gpu
 def test_the_server_stays_free_of_cuda(server, tmp_path):
-    """A forked child could not use CUDA if its parent had; and the GPU must not carry the server's context."""
+    """A child could not use CUDA if its parent had; and the server must not have a GPU context."""
     result = (
         server.submit(
             "probe",
@@ -462,7 +463,7 @@ def test_the_server_stays_free_of_cuda(server, tmp_path):
 
 @pytest.mark.gpu
 def test_importing_touches_nothing_where_nvml_does_not_say_how_many_devices_there_are():
-    """As with CUDA_VISIBLE_DEVICES=MIG-...: torch then asks the CUDA runtime, and that process cannot fork any more."""
+    """As with CUDA_VISIBLE_DEVICES=MIG-...: torch asks the CUDA runtime, after which forks fail."""
     program = """
         import os
         from autotune.execution.server import fork_server

@@ -1,4 +1,4 @@
-"""Ten ways to hang, all at once: each is ended by the limit it is to meet, and none leaves a process behind."""
+"""Ten ways to hang, all at once: each is ended by its limit, and none leaves a process behind."""
 
 import importlib.util
 import sys

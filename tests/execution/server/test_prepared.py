@@ -1,4 +1,4 @@
-"""The prepared files of a study: made whole, told from those of another, and made once however many make them."""
+"""The prepared files of a study: created atomically, recognised, and created once."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ def prepared_of(folder, **settings):
     )
 
 
-def test_prepared_files_are_told_from_those_of_another_text(tmp_path):
+def test_prepared_files_of_another_text_are_recognised(tmp_path):
     lines = (json.dumps({"text": f"text number {number} of many"}) for number in range(2000))
     (tmp_path / "other.jsonl").write_text("\n".join(lines))
     workload = prepared_of(tmp_path / "one")

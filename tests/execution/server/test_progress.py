@@ -1,4 +1,4 @@
-"""What a training says of its progress, and what the server makes of what comes through the pipe."""
+"""What a training reports of its progress, and how the server handles data from the pipe."""
 
 import json
 import os
@@ -122,15 +122,15 @@ def test_what_is_compiled_before_the_first_step_belongs_to_the_start(pipe):
         ("parity", 101.0, "reading the gradients took more than 100 s"),
     ],
 )
-def test_each_phase_has_its_own_limit_beside_the_whole_trials(child, phase, seconds, words):
+def test_each_phase_has_a_limit_in_addition_to_that_of_the_trial(child, phase, seconds, words):
     if phase != "start":
         child.receive(b'{"phase": "%s"}\n' % phase.encode())
-    why, message = child.to_be_ended(time.monotonic() + seconds)
+    why, message = child.exceeded_limit(time.monotonic() + seconds)
     assert why == ("timeout" if words else "")
     assert message == (f"{words}; see {child.log_file}" if words else "")
 
 
-def test_a_finished_step_gives_the_next_one_its_own_time(child):
+def test_each_finished_step_restarts_the_step_limit(child):
     child.receive(b'{"phase": "step"}\n')
     first = child.deadline()
     time.sleep(0.01)
@@ -143,13 +143,13 @@ def test_reading_gradients_counts_for_no_limit_of_the_training(child, monkeypatc
     for phase, seconds in (("step", 1.0), ("parity", 2.0), ("step", 92.0)):
         monkeypatch.setattr("time.monotonic", lambda seconds=seconds: now + seconds)
         child.receive(b'{"phase": "%s"}\n' % phase.encode())
-    assert child.to_be_ended(now + 111.0) == ("", "")
-    assert "no step ended within 20 s" in child.to_be_ended(now + 113.0)[1]
+    assert child.exceeded_limit(now + 111.0) == ("", "")
+    assert "no step ended within 20 s" in child.exceeded_limit(now + 113.0)[1]
     child.receive(b'{"phase": "step"}\n')
     monkeypatch.setattr("time.monotonic", lambda: now + 185.0)
     child.receive(b'{"phase": "step"}\n')
-    assert child.to_be_ended(now + 189.0) == ("", "")
-    assert "no result within 100 s" in child.to_be_ended(now + 191.0)[1]
+    assert child.exceeded_limit(now + 189.0) == ("", "")
+    assert "no result within 100 s" in child.exceeded_limit(now + 191.0)[1]
 
 
 def test_a_result_may_come_in_pieces_among_whatever_else_was_written(child):
@@ -159,7 +159,7 @@ def test_a_result_may_come_in_pieces_among_whatever_else_was_written(child):
     assert child.reply == {"result": {"outcome": "ok"}, "error": None}
 
 
-def test_what_comes_after_it_was_told_to_end_is_not_its_result(child):
+def test_a_result_that_arrives_while_the_process_is_being_ended_is_ignored(child):
     child.ended_because, child.message = "timeout", "no result within 100 s"
     child.receive(b'{"result": {"outcome": "crashed"}, "error": null}\n')
     assert child.outcome()["result"]["outcome"] == "timeout"
@@ -194,7 +194,7 @@ def test_what_is_no_duration_is_no_limit(limit, seconds):
 
 
 @pytest.mark.parametrize("limit", ["compile", "step"])
-def test_a_limit_longer_than_the_whole_trials_is_refused(limit):
+def test_a_limit_above_that_of_the_trial_is_rejected(limit):
     with pytest.raises(
         InvalidInput, match=f"{limit} time limit of 601 s is longer than the whole trial"
     ):

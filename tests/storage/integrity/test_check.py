@@ -1,4 +1,4 @@
-"""`studies check`: what is found in a database and beside it, and that looking changes nothing."""
+"""`studies check`: what it finds in a database and next to it, and that it changes nothing."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def file(whole, tmp_path):
 
 
 def change(file, *statements):
-    """By hand, as with SQLite's own shell, which minds no foreign keys."""
+    """By hand, as with SQLite's shell, which does not enforce foreign keys."""
     with closing(sqlite3.connect(file)) as connection, connection:
         for statement in statements:
             connection.execute(statement)
@@ -55,10 +55,10 @@ def test_a_study_with_one_of_everything_is_whole(store_url):
     assert (checked.studies, checked.trials, checked.faults) == (("by-hand",), TRIALS, 0)
 
 
-def test_a_late_result_is_said_and_is_no_fault(file):
+def test_a_late_result_is_reported_and_is_no_fault(file):
     (said,) = findings(file, faults=False)
     assert said.startswith(
-        "study 'by-hand', trial 2: the result of attempt 1 came after it was given up (because)"
+        "study 'by-hand', trial 2: the result of attempt 1 arrived after the attempt had ended (because)"
     )
 
 
@@ -110,17 +110,17 @@ THE_BASELINES = "WHERE state = 'finished' AND trial_id = 1"
     [
         (
             "DELETE FROM autotune_studies",
-            "autotune_trials has 6 rows of what is not in autotune_studies",
+            "autotune_trials has 6 rows that refer to missing rows of autotune_studies",
         ),
         (
             "DELETE FROM autotune_trials WHERE number = 1",
-            "autotune_attempts has 2 rows of what is not in",
+            "autotune_attempts has 2 rows that refer to missing rows of",
         ),
         (
             "DELETE FROM autotune_trials WHERE number = 1",
-            "study 'by-hand': has 5 trials, and not those of all",
+            "study 'by-hand': has 5 trials, but not one for every",
         ),
-        ("UPDATE autotune_trials SET number = 77 WHERE number = 3", "and not those of all numbers"),
+        ("UPDATE autotune_trials SET number = 77 WHERE number = 3", "but not one for every number"),
         (
             "DELETE FROM autotune_attempts WHERE ordinal = 1 AND trial_id = 2",
             "trial 1: has attempts 2, and not",
@@ -209,12 +209,13 @@ def test_a_row_that_cannot_be_read_hides_no_other(file):
     ]
 
 
-def test_a_trial_that_two_workers_are_at_is_found(file):
+def test_a_trial_with_two_running_attempts_is_found(file):
     columns = "trial_id, worker, state, lease_until, renewals, cause"
     change(
         file,
         "DROP INDEX autotune_one_running_attempt",
-        f"INSERT INTO autotune_attempts (id, ordinal, {columns}) SELECT 'second', 2, {columns} {RUNNING}",
+        f"INSERT INTO autotune_attempts (id, ordinal, {columns}) "
+        f"SELECT 'second', 2, {columns} {RUNNING}",
     )
     assert findings(file) == ["study 'by-hand', trial 5: has 2 running attempts"]
 
@@ -237,7 +238,7 @@ def work(file):
 
 
 def running_trial(file):
-    """What is said of trial 5, which is running."""
+    """The report on trial 5, which is running."""
     return [
         line.partition(", but ")[2] for line in findings(file, faults=False) if "trial 5" in line
     ]
@@ -250,7 +251,7 @@ def test_a_running_trial_whose_worker_lives_is_nothing_to_say(file, work):
     worker.close()
 
 
-def test_a_running_trial_whose_worker_has_ended_is_said(file, work):
+def test_a_running_trial_whose_worker_has_ended_is_reported(file, work):
     worker = WorkerIdentity(work / WORKERS)
     change(file, f"UPDATE autotune_attempts SET worker = '{worker.name}' WHERE state = 'running'")
     lock = next((work / WORKERS).glob("*.lock"))
@@ -259,7 +260,7 @@ def test_a_running_trial_whose_worker_has_ended_is_said(file, work):
     assert running_trial(file) == ["its worker has ended"]
 
 
-def test_a_running_trial_whose_lease_is_over_is_said(file):
+def test_a_running_trial_whose_lease_is_over_is_reported(file):
     change(file, f"UPDATE autotune_attempts SET lease_until = lease_until - {LEASE_SECONDS + 60}")
     assert running_trial(file) == ["its lease has expired"]
 
@@ -272,7 +273,7 @@ def waiting(work):
         )
 
 
-def test_results_that_wait_are_said_with_who_delivers_them_and_still_wait(file, work):
+def test_waiting_results_are_reported_with_who_delivers_them_and_stay(file, work):
     waiting(work)
     found = [one for one in check_studies(f"sqlite:///{file}").findings if "wait in" in one.what]
     assert [(one.what.split()[0], one.is_fault) for one in found] == [("2", False)]
@@ -280,7 +281,7 @@ def test_results_that_wait_are_said_with_who_delivers_them_and_still_wait(file, 
     assert len(list((work / OUTBOX_FOLDER).glob("*.json"))) == 2
 
 
-def test_a_waiting_file_that_is_no_result_is_found_and_left_alone(file, work):
+def test_a_file_in_the_outbox_that_is_not_a_result_is_reported_and_unchanged(file, work):
     waiting(work)
     broken = work / OUTBOX_FOLDER / f"{'c' * 32}.json"
     broken.write_text("{")
@@ -288,7 +289,7 @@ def test_a_waiting_file_that_is_no_result_is_found_and_left_alone(file, work):
     assert broken.exists()
 
 
-def test_a_result_that_no_database_took_is_said(file, work):
+def test_a_result_that_no_database_accepted_is_reported(file, work):
     waiting(work)
     Outbox(work / OUTBOX_FOLDER).deliver(lambda _: "unknown")
     assert len([line for line in findings(file, faults=False) if ".unknown" in line]) == 2
@@ -321,7 +322,7 @@ def test_a_damaged_database_ends_with_an_error_after_what_was_found(run, file):
     assert said.splitlines()[1].startswith("hint: ")
 
 
-def test_the_storage_may_be_said_before_the_command(file, monkeypatch, capsys):
+def test_the_storage_option_may_come_before_the_command(file, monkeypatch, capsys):
     monkeypatch.chdir("/")
     code, out, _ = run_command(
         monkeypatch, capsys, "studies", "--storage", f"sqlite:///{file}", "check"

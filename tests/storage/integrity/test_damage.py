@@ -1,4 +1,4 @@
-"""Databases that are not as they were written: every command says one clear sentence, or is not concerned.
+"""Damaged databases: every command reports one clear sentence, or is not affected.
 
 What a command prints of a damaged database is what it prints of the whole one: nothing else is ever
 loaded in silence.
@@ -55,7 +55,7 @@ def run(file, monkeypatch, capsys):
 
 
 def by_hand(*statements):
-    """As with SQLite's own shell, which minds no foreign keys."""
+    """As with SQLite's shell, which does not enforce foreign keys."""
 
     def change(file):
         with closing(sqlite3.connect(file)) as connection, connection:
@@ -94,7 +94,8 @@ def set_json(column, value, *, table="trials", where="id = 1"):
 
 def set_field(column, field, value, *, table="trials", where="id = 1"):
     return by_hand(
-        f"UPDATE autotune_{table} SET {column} = json_set({column}, '$.{field}', {value}) WHERE {where}"
+        f"UPDATE autotune_{table} "
+        f"SET {column} = json_set({column}, '$.{field}', {value}) WHERE {where}"
     )
 
 
@@ -154,7 +155,7 @@ CASES = {
     "no studies": (
         by_hand("DELETE FROM autotune_studies"),
         ALL,
-        "of what is not in autotune_studies",
+        "that refer to missing rows of autotune_studies",
     ),
     "a trial less": (
         by_hand("DELETE FROM autotune_trials WHERE number = 1"),
@@ -255,9 +256,7 @@ CASES = {
 @pytest.mark.parametrize(
     ("damage", "command"), [(one, command) for one in CASES for command in CASES[one][1]]
 )
-def test_damage_is_refused_with_a_sentence_that_names_the_file_and_the_way_out(
-    file, run, damage, command
-):
+def test_the_error_for_damage_names_the_file_and_what_to_do(file, run, damage, command):
     change, _, named = CASES[damage]
     change(file)
     code, out, said = run(command)
@@ -275,7 +274,7 @@ def test_damage_is_refused_with_a_sentence_that_names_the_file_and_the_way_out(
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/any/project", "..", ".waiting-1", "a b"])
-def test_a_study_whose_name_could_not_be_that_of_a_folder_is_refused(file, name):
+def test_a_study_name_that_cannot_name_a_folder_is_rejected(file, name):
     by_hand(f"UPDATE autotune_studies SET name = '{name}'")(file)
     with (
         open_store(f"sqlite:///{file}", create=False) as store,
@@ -287,7 +286,7 @@ def test_a_study_whose_name_could_not_be_that_of_a_folder_is_refused(file, name)
     )
 
 
-def test_a_trial_whose_number_is_a_path_is_not_taken(file):
+def test_a_trial_whose_number_is_a_path_is_not_claimed(file):
     """Its log would be named by it; SQLite holds texts in columns of numbers."""
     with open_store(f"sqlite:///{file}", create=False) as store:
         keep(store, config(6))
@@ -328,7 +327,7 @@ PAGES = range(1, 17)
     "content", [bytes(PAGE_BYTES), b"\xa5" * PAGE_BYTES], ids=["zeros", "garbage"]
 )
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_that_was_overwritten_is_refused_or_held_nothing_that_is_read(
+def test_an_overwritten_page_is_rejected_or_contained_nothing_that_is_read(
     file, said_of_the_whole, page, content
 ):
     text = file.read_bytes()
@@ -352,10 +351,10 @@ def test_a_page_of_zeros_is_found_by_a_check(file, page):
     assert file.name in found.message if isinstance(found, AutotuneError) else found > 0
 
 
-def test_the_log_of_another_database_is_refused_or_changes_nothing(
+def test_the_log_of_another_database_is_rejected_or_changes_nothing(
     file, tmp_path, said_of_the_whole
 ):
-    """SQLite does not tell whose log it is; its pages are taken for those of the file."""
+    """SQLite does not check whose log it is; it reads the log's pages as those of the file."""
     other = tmp_path / "other" / "other.db"
     with open_store(f"sqlite:///{other}") as store:
         store.create_study(definition("other"), trials_wanted=1)
@@ -385,7 +384,9 @@ def test_a_log_that_was_cut_loses_no_more_than_what_was_cut_off(file, said_of_th
 
 def test_a_new_study_never_gets_the_trials_of_a_deleted_one(file):
     by_hand("DELETE FROM autotune_studies")(file)
-    refusal = pytest.raises(StorageUnavailable, match="of what is not in autotune_studies")
+    refusal = pytest.raises(
+        StorageUnavailable, match="that refer to missing rows of autotune_studies"
+    )
     with refusal as raised, open_store(f"sqlite:///{file}"):
         pass
     assert "autotune studies check" in raised.value.hint
@@ -423,7 +424,7 @@ def test_a_database_behind_a_link_is_the_one_it_leads_to(tmp_path):
     )
 
 
-def test_databases_whose_names_differ_have_work_folders_of_their_own():
+def test_databases_whose_names_differ_have_different_work_folders():
     assert (
         len(
             {
@@ -457,7 +458,7 @@ def test_a_database_that_another_process_has_locked_is_there_and_worth_waiting_f
             StudyStore(url, create=True, busy_timeout_seconds=0.1)
 
 
-def test_a_database_that_was_reached_before_is_away_and_another_is_refused(postgres_url):
+def test_a_database_that_was_reached_before_is_away_and_another_is_unavailable(postgres_url):
     url = f"{postgres_url.rsplit('/', 1)[0]}/not-there"
     for was_reached in (False, True):
         with pytest.raises(StorageUnavailable) as raised:

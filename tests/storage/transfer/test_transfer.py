@@ -1,4 +1,4 @@
-"""Studies as lines of JSON: all of them comes out, all or nothing goes in, on SQLite as on PostgreSQL."""
+"""Studies as lines of JSON: export is complete, import is atomic, on SQLite and PostgreSQL."""
 
 import hashlib
 import io
@@ -80,7 +80,7 @@ def test_only_the_studies_that_were_named_come_out(several):
     assert [line["name"] for line in found if line["kind"] == "study"] == ["three", "one"]
 
 
-def test_a_study_that_is_not_there_is_refused_with_those_that_are(other):
+def test_the_error_for_a_missing_study_lists_the_existing_ones(other):
     other.create_study(definition("there"), trials_wanted=1)
     with pytest.raises(UnknownStudy, match="no study 'elsewhere'") as raised:
         exported(other, "elsewhere")
@@ -142,7 +142,7 @@ def test_results_keep_the_order_in_which_they_came(lines, other, tmp_path):
     assert numbers[0] == numbers[1] != sorted(numbers[0])
 
 
-def test_an_attempt_that_was_running_elsewhere_is_given_up(store_url, other):
+def test_a_running_attempt_is_expired_after_the_import(store_url, other):
     write_whole_study(store_url)
     with open_store(store_url) as store:
         bring_in(other, exported(store))
@@ -151,7 +151,7 @@ def test_an_attempt_that_was_running_elsewhere_is_given_up(store_url, other):
     assert keep(other, config(5)).ordinal == 2
 
 
-def test_a_study_can_be_brought_in_beside_itself_under_another_name(store_url, lines):
+def test_a_study_can_be_imported_into_its_own_database_under_another_name(store_url, lines):
     with open_store(store_url) as store:
         bring_in(store, lines)
         bring_in(store, lines, name="copy")
@@ -172,7 +172,7 @@ def refusal(store, lines, **options):
     return raised.value.message
 
 
-def test_a_name_that_is_taken_is_refused_with_the_option_for_another(other, lines):
+def test_the_error_for_an_existing_name_has_the_option_for_another(other, lines):
     bring_in(other, lines)
     with pytest.raises(StudyMismatch, match="a study 'by-hand'") as raised:
         bring_in(other, lines)
@@ -180,7 +180,7 @@ def test_a_name_that_is_taken_is_refused_with_the_option_for_another(other, line
     assert len(other.trials("by-hand")) == TRIALS - 1
 
 
-def test_all_names_that_are_taken_are_said(several):
+def test_the_error_lists_all_existing_names(several):
     assert "studies three, one in" in refusal(several, exported(several, "three", "one"))
 
 
@@ -190,7 +190,7 @@ def test_a_new_name_is_for_a_file_with_one_study(several, tmp_path):
 
 
 @pytest.mark.parametrize("kept", range(15))
-def test_a_file_that_ends_early_is_refused_with_the_last_line_it_has(other, lines, kept):
+def test_the_error_for_a_truncated_file_has_the_number_of_its_last_line(other, lines, kept):
     message = refusal(other, lines[:kept])
     assert message == (
         "x.jsonl is empty" if kept == 0 else f"x.jsonl is truncated: it ends after line {kept}"
@@ -198,7 +198,7 @@ def test_a_file_that_ends_early_is_refused_with_the_last_line_it_has(other, line
 
 
 @pytest.mark.parametrize("kept_bytes", [5000, 6001, -2, -60])
-def test_a_file_that_ends_within_a_line_is_refused(other, lines, kept_bytes):
+def test_a_file_that_ends_within_a_line_is_rejected(other, lines, kept_bytes):
     assert "truncated" in refusal(other, [b"".join(lines)[:kept_bytes]])
 
 
@@ -233,7 +233,7 @@ def test_every_changed_digit_is_noticed(other, lines):
         (lambda x: [b"name,value\n", b"a,1\n"], "is not a file of exported studies"),
     ],
 )
-def test_a_file_that_is_not_as_it_was_written_is_refused(other, lines, change, named):
+def test_a_changed_file_is_rejected(other, lines, change, named):
     assert named in refusal(other, change(lines))
 
 
@@ -264,7 +264,7 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(other, lines, change, n
         (12, {"kind": "wish"}, "line 13"),
     ],
 )
-def test_content_that_none_of_ours_could_be_is_refused_with_its_line(
+def test_the_error_for_impossible_content_has_the_number_of_its_line(
     other, lines, place, values, named
 ):
     """Also where the last line fits it."""

@@ -1,4 +1,4 @@
-"""A study among its workers: whose a trial is, when it is taken from a worker, and what becomes of every result."""
+"""A study with several workers: who has a trial, when attempts expire, and how results arrive."""
 
 import socket
 import sqlite3
@@ -25,7 +25,7 @@ MOST = 5
 
 
 class Machines:
-    """Workers of one study, on as many machines as are named, and the clock that they all look at."""
+    """Workers of one study, on as many machines as are named, and the clock that they share."""
 
     def __init__(self, store, folder, workers):
         self.store, self._folder, self._workers = store, folder, workers
@@ -93,15 +93,15 @@ def finished(speed=1000.0):
     return FinishedTrial(measurement=measured(tokens_per_second=speed), seconds=1.0)
 
 
-# -- whose a trial is ------------------------------------------------------------------------------
+# -- claims ----------------------------------------------------------------------------------------
 
 
-def test_a_trial_goes_to_one_worker(machines):
+def test_a_trial_is_claimed_by_one_worker(machines):
     one, two = machines.worker(), machines.worker()
     assert [machines.claim(worker) is None for worker in (one, two)] == [False, True]
 
 
-def test_a_worker_sees_what_others_are_at_and_not_what_it_is_at_itself(machines):
+def test_running_trials_are_those_of_other_workers(machines):
     one, two = machines.worker(), machines.worker()
     machines.claim(one)
     one.refresh()
@@ -109,7 +109,7 @@ def test_a_worker_sees_what_others_are_at_and_not_what_it_is_at_itself(machines)
     assert (one.running, two.running) == (set(), {0})
 
 
-def test_results_are_heard_once_and_in_the_order_they_came(machines):
+def test_results_are_returned_once_and_in_the_order_of_their_arrival(machines):
     one, two = machines.worker(), machines.worker()
     attempts = [machines.claim(one, number) for number in range(3)]
     for attempt in (attempts[2], attempts[0], attempts[1]):
@@ -117,7 +117,7 @@ def test_results_are_heard_once_and_in_the_order_they_came(machines):
     assert [[record.number for record in two.refresh()] for _ in range(2)] == [[2, 0, 1], []]
 
 
-def test_what_has_no_result_is_known_as_unfinished_until_it_has(machines):
+def test_a_trial_is_unfinished_until_it_has_a_result(machines):
     one, two = machines.worker(), machines.worker()
     attempt = machines.claim(one)
     two.refresh()
@@ -127,10 +127,10 @@ def test_what_has_no_result_is_known_as_unfinished_until_it_has(machines):
     assert (before, list(two.unfinished)) == ([0], [])
 
 
-# -- when it is taken from a worker ----------------------------------------------------------------
+# -- expired attempts ------------------------------------------------------------------------------
 
 
-def test_the_attempt_of_a_worker_that_has_ended_here_is_given_up_at_once(machines):
+def test_the_attempt_of_a_dead_worker_of_this_machine_expires_at_once(machines):
     machines.dead_worker_with_an_attempt()
     machines.worker()
     assert machines.states() == ["given_up"]
@@ -138,7 +138,7 @@ def test_the_attempt_of_a_worker_that_has_ended_here_is_given_up_at_once(machine
 
 @pytest.fixture
 def worker_called_as_a_file(machines, tmp_path):
-    """The lock file of another program, of which a row of the database says that it is a worker's."""
+    """The lock file of another program, which a row of the database names as a worker's."""
     lock = tmp_path / "project" / "poetry.lock"
     lock.parent.mkdir()
     lock.touch()
@@ -147,12 +147,12 @@ def worker_called_as_a_file(machines, tmp_path):
     return lock
 
 
-def test_no_file_goes_for_a_row_that_calls_a_worker_by_its_path(machines, worker_called_as_a_file):
+def test_no_file_is_removed_for_a_worker_name_that_is_a_path(machines, worker_called_as_a_file):
     machines.worker().refresh()
     assert worker_called_as_a_file.exists()
 
 
-def test_of_a_worker_that_a_row_calls_by_a_path_only_the_lease_says_whether_it_lives(
+def test_a_worker_whose_name_is_a_path_is_dead_once_its_lease_is_over(
     machines, worker_called_as_a_file
 ):
     worker = machines.worker()
@@ -162,14 +162,14 @@ def test_of_a_worker_that_a_row_calls_by_a_path_only_the_lease_says_whether_it_l
     assert (before, machines.states()) == (["running"], ["given_up"])
 
 
-def test_the_attempt_of_a_worker_that_has_ended_elsewhere_runs_until_its_lease_is_over(machines):
+def test_the_attempt_of_a_dead_worker_elsewhere_runs_until_its_lease_is_over(machines):
     machines.dead_worker_with_an_attempt("elsewhere")
     worker = machines.worker()
     machines.look(worker, seconds=LEASE_SECONDS)
     assert machines.states() == ["running"]
 
 
-def test_an_attempt_whose_lease_has_run_out_is_given_up_and_can_be_taken_again(machines):
+def test_an_attempt_whose_lease_has_run_out_expires_and_can_be_claimed_again(machines):
     machines.dead_worker_with_an_attempt("elsewhere")
     worker = machines.worker()
     machines.expire()
@@ -178,7 +178,7 @@ def test_an_attempt_whose_lease_has_run_out_is_given_up_and_can_be_taken_again(m
     assert machines.claim(worker).ordinal == 2
 
 
-def test_a_clock_set_forward_takes_nothing_from_a_worker_that_renews(machines):
+def test_a_clock_set_forward_ends_no_lease_that_is_renewed(machines):
     here, elsewhere = machines.worker(), machines.worker("elsewhere")
     attempt = machines.claim(elsewhere)
     for _ in range(5):
@@ -188,7 +188,7 @@ def test_a_clock_set_forward_takes_nothing_from_a_worker_that_renews(machines):
     assert machines.states() == ["running"]
 
 
-def test_a_clock_set_back_keeps_nothing_for_a_worker_that_does_not_renew(machines):
+def test_a_clock_set_back_extends_no_lease_that_is_not_renewed(machines):
     machines.dead_worker_with_an_attempt("elsewhere")
     worker = machines.worker()
     machines._set(lease_until=1e12)
@@ -197,10 +197,10 @@ def test_a_clock_set_back_keeps_nothing_for_a_worker_that_does_not_renew(machine
 
 
 @pytest.mark.parametrize("machine", ["here", "elsewhere"])
-def test_a_database_that_was_away_for_longer_than_a_lease_takes_nothing_from_a_worker_that_lives(
+def test_a_database_away_for_longer_than_a_lease_ends_no_attempt_of_a_living_worker(
     machines, machine
 ):
-    """Nobody could renew meanwhile; who is first to see the database again must leave the others the time to."""
+    """No worker could renew; the first one back must leave the others the time to renew."""
     mine, other = machines.worker(), machines.worker(machine)
     attempt = machines.claim(other)
     machines.look(mine, seconds=RENEWAL_SECONDS)
@@ -212,7 +212,7 @@ def test_a_database_that_was_away_for_longer_than_a_lease_takes_nothing_from_a_w
     assert machines.states() == ["finished"]
 
 
-def test_what_is_watched_is_forgotten_when_it_has_ended(machines):
+def test_an_ended_attempt_is_no_longer_watched(machines):
     here, elsewhere = machines.worker(), machines.worker("elsewhere")
     attempts = [machines.claim(elsewhere, number) for number in range(4)]
     here.refresh()
@@ -223,7 +223,7 @@ def test_what_is_watched_is_forgotten_when_it_has_ended(machines):
     assert (watched, len(here._watched)) == (4, 0)
 
 
-def test_a_worker_learns_that_its_attempt_was_given_up(machines):
+def test_a_worker_learns_that_its_attempt_has_expired(machines):
     attempt = machines.claim(machines.worker())
     machines.store.attempts.end(attempt.id, "given_up", cause="as overdue")
     with LeaseHeartbeat(machines.store.attempts, attempt.id, renewal_seconds=0.001) as lease:
@@ -233,10 +233,10 @@ def test_a_worker_learns_that_its_attempt_was_given_up(machines):
     assert lease.is_lost
 
 
-# -- what becomes of a result ----------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
-def test_what_a_dead_worker_left_in_the_spool_is_its_result(machines):
+def test_the_outbox_of_a_dead_worker_is_delivered(machines):
     attempt = machines.dead_worker_with_an_attempt()
     result = OutboxResult(
         attempt_id=attempt.id, number=0, measurement=measured(tokens_per_second=7.0), seconds=1.0
@@ -246,7 +246,7 @@ def test_what_a_dead_worker_left_in_the_spool_is_its_result(machines):
     assert (machines.results(), machines.states()) == ([7.0], ["finished"])
 
 
-def test_a_late_result_is_refused_said_and_kept_aside(machines):
+def test_a_late_result_is_rejected_reported_and_stored_with_its_attempt(machines):
     here, elsewhere = machines.worker(), machines.worker("elsewhere")
     late = machines.claim(elsewhere)
     machines.expire()
@@ -283,7 +283,7 @@ def locked(machines):
             yield lambda: holder.execute("BEGIN IMMEDIATE")
 
 
-def test_a_result_that_the_database_does_not_take_waits_on_disk(machines, locked):
+def test_a_result_that_the_database_does_not_accept_waits_on_disk(machines, locked):
     worker = machines.worker()
     attempt = machines.claim(worker)
     locked()
@@ -292,7 +292,7 @@ def test_a_result_that_the_database_does_not_take_waits_on_disk(machines, locked
     assert [one.number for one in Outbox(machines.folder() / OUTBOX_FOLDER).waiting()] == [0]
 
 
-def test_where_neither_database_nor_disk_take_a_result_it_says_that_it_will_be_measured_again(
+def test_where_database_and_disk_fail_the_error_says_that_the_trial_will_be_measured_again(
     machines, locked
 ):
     worker = machines.worker()
@@ -305,7 +305,7 @@ def test_where_neither_database_nor_disk_take_a_result_it_says_that_it_will_be_m
         worker.keep(attempt, finished())
 
 
-def test_what_could_not_be_given_back_is_given_up_by_the_next_worker_at_once(machines, locked):
+def test_an_attempt_that_could_not_be_released_expires_with_the_next_worker(machines, locked):
     with machines.new_worker() as worker:
         attempt = machines.claim(worker)
         holder = locked()
@@ -324,19 +324,19 @@ def lose(machines, worker, times):
         worker.lose(machines.claim(worker), cause="the device is gone")
 
 
-def test_a_trial_that_was_lost_too_often_is_left_by_all_who_are_at_the_study(machines):
+def test_a_trial_that_failed_too_often_is_left_by_all_workers_of_the_search(machines):
     worker = machines.worker()
     lose(machines, worker, MOST_RETRIES + 1)
     assert machines.claim(worker) is None
 
 
-def test_a_later_search_tries_again_what_was_lost_too_often(machines):
+def test_a_later_search_retries_a_trial_that_failed_too_often(machines):
     with machines.new_worker() as earlier:
         lose(machines, earlier, MOST_RETRIES + 1)
     assert machines.claim(machines.worker()).ordinal == MOST_RETRIES + 2
 
 
-def test_who_joins_others_at_work_forgives_nothing(machines):
+def test_a_worker_that_joins_others_forgives_no_failures(machines):
     first = machines.worker()
     lose(machines, first, MOST_RETRIES + 1)
     machines.claim(first, 1)
@@ -353,7 +353,7 @@ def test_workers_leave_no_lock_files(machines):
     assert list((machines.folder() / WORKERS).iterdir()) == []
 
 
-def test_lock_files_of_dead_workers_go_with_the_next_worker(machines):
+def test_the_next_worker_removes_the_lock_files_of_dead_workers(machines):
     for number in range(3):
         machines.dead_worker_with_an_attempt(number=number)
     with machines.new_worker():

@@ -26,7 +26,7 @@ def me(tmp_path):
 
 @pytest.fixture
 def other(tmp_path):
-    """A worker in a process of its own, and its name."""
+    """A worker in its own process, and its name."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -59,7 +59,7 @@ def test_a_worker_that_ended_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dead_worker_that_is_forgotten_leaves_no_file(me, other, tmp_path):
+def test_the_lock_file_of_a_forgotten_dead_worker_is_removed(me, other, tmp_path):
     process, name = other
     process.kill()
     process.wait()
@@ -73,9 +73,7 @@ def test_a_worker_that_leaves_an_attempt_is_seen_to_be_dead(me, tmp_path):
     assert me.is_dead(other.name)
 
 
-def test_locks_of_the_dead_are_swept_but_not_of_those_that_left_something_nor_of_the_living(
-    me, tmp_path
-):
+def test_only_locks_of_dead_workers_without_attempts_are_removed(me, tmp_path):
     gone, left, alive = (WorkerIdentity(tmp_path) for _ in range(3))
     for one in (gone, left):
         one.close(leaves_attempts=True)
@@ -106,12 +104,12 @@ NO_WORKERS = {
     "no host": "0123456789ab",
     "nothing": "",
 }
-"""What a row of a shared database may say in the place of a worker's name."""
+"""What a row of a shared database may contain instead of a worker's name."""
 
 
 @pytest.fixture(params=NO_WORKERS.values(), ids=NO_WORKERS)
 def no_worker(request, me, tmp_path):
-    """A name like no worker's, and the files that it could be taken for, which nobody has locked."""
+    """An invalid worker name, and the unlocked files that it could be mistaken for."""
     project = tmp_path / "project"
     project.mkdir()
     name = request.param.format(host=me.name.split(":")[0], folder=project)
@@ -129,12 +127,12 @@ def no_worker(request, me, tmp_path):
     (tmp_path.parent / "poetry.lock").unlink(missing_ok=True)
 
 
-def test_of_what_is_no_name_of_a_worker_nothing_is_known(me, no_worker):
+def test_nothing_is_known_of_an_invalid_worker_name(me, no_worker):
     name, _ = no_worker
     assert not me.is_dead(name)
 
 
-def test_no_file_goes_for_what_is_no_name_of_a_worker(me, no_worker):
+def test_no_file_is_removed_for_an_invalid_worker_name(me, no_worker):
     name, files = no_worker
     me.forget(name)
     assert [file for file in files if not file.exists()] == []

@@ -1,4 +1,4 @@
-"""Results on their way to the database: on disk before it is asked, delivered once, never silently dropped."""
+"""The outbox of results: on disk before the database, delivered once, never silently dropped."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def test_results_are_delivered_in_the_order_they_were_put(outbox):
 
 
 @pytest.mark.parametrize("delivery", ["stored", "known", "late"])
-def test_a_delivered_result_is_gone_from_the_spool(outbox, delivery):
+def test_a_delivered_result_is_removed_from_the_outbox(outbox, delivery):
     outbox.put(result())
     assert outbox.deliver(lambda _: delivery) == {0: delivery}
     assert (list(outbox.waiting()), outbox.left_over()) == ([], [])
@@ -60,7 +60,7 @@ def test_a_result_that_could_not_be_delivered_waits_on(outbox):
     assert list(outbox.waiting()) == [result()]
 
 
-def test_a_result_whose_attempt_the_database_does_not_know_is_kept_aside(outbox):
+def test_a_result_whose_attempt_the_database_does_not_know_is_set_aside(outbox):
     outbox.put(result())
     outbox.deliver(lambda _: "unknown")
     assert (list(outbox.waiting()), len(outbox.left_over())) == ([], 1)
@@ -76,7 +76,7 @@ def test_a_result_whose_attempt_the_database_does_not_know_is_kept_aside(outbox)
         '{"attempt_id": "x", "number": 0, "measurement": 3, "seconds": 1}',
     ],
 )
-def test_a_file_that_is_no_result_is_kept_aside_and_hides_no_other(outbox, tmp_path, content):
+def test_a_file_that_is_not_a_result_is_set_aside_and_hides_no_other(outbox, tmp_path, content):
     outbox.put(result())
     (tmp_path / "spool" / f"{'b' * 32}.json").write_text(content)
     assert list(outbox.waiting()) == [result()]

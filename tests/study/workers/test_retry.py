@@ -8,7 +8,7 @@ from autotune.study.workers.retry import DatabaseRetry
 
 
 class Database:
-    """Away until `back_at` by its own clock."""
+    """A database that is away until `back_at`, by its clock."""
 
     def __init__(self, back_at=0.0, stop_at=1e9):
         self.now, self.back_at, self.stop_at = 0.0, back_at, stop_at
@@ -38,7 +38,7 @@ class Database:
         return "answer"
 
 
-def test_a_database_that_is_there_is_asked_once_and_nothing_is_said():
+def test_an_available_database_is_called_once_without_events():
     database = Database()
     assert database.patience()(database.answer) == "answer"
     assert (database.calls, database.events) == (1, [])

@@ -1,4 +1,4 @@
-"""One training to the end stands for all that compute the same numbers; the others measure memory and speed."""
+"""One full training represents all that compute the same numbers; others measure the rest."""
 
 import math
 import os
@@ -118,7 +118,7 @@ def test_another_precision_is_represented_by_none_of_ours():
     ],
     ids=["shared itself", "not compared", "not measured"],
 )
-def test_a_trial_whose_perplexity_is_not_its_own_represents_nothing(changes):
+def test_a_trial_without_a_measured_and_compared_perplexity_represents_no_others(changes):
     assert representative(CHECKPOINTED, [record(0, **{**MEASURED, **changes})], steps=30) is None
 
 
