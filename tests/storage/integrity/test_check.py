@@ -58,7 +58,8 @@ def test_a_study_with_one_of_everything_is_whole(store_url):
 def test_a_late_result_is_reported_and_is_no_fault(file):
     (said,) = findings(file, faults=False)
     assert said.startswith(
-        "study 'by-hand', trial 2: the result of attempt 1 arrived after the attempt had ended (because)"
+        "study 'by-hand', trial 2: "
+        "the result of attempt 1 arrived after the attempt had ended (because)"
     )
 
 
