@@ -124,7 +124,7 @@ THE_BASELINES = "WHERE state = 'finished' AND trial_id = 1"
         ("UPDATE autotune_trials SET number = 77 WHERE number = 3", "but not one for every number"),
         (
             "DELETE FROM autotune_attempts WHERE ordinal = 1 AND trial_id = 2",
-            "trial 1: has attempts 2, and not",
+            "trial 1: has attempts 2, but not",
         ),
         (
             "DELETE FROM autotune_attempts WHERE ordinal = 2 AND trial_id = 2",
