@@ -9,7 +9,7 @@
     │   ├── UnknownStudy            the storage has no study of that name
     │   └── StudyMismatch           the study of that name has other settings
     ├── StorageUnavailable      the database or a results folder cannot be used (exit 2)
-    │   └── StorageAway             it is unreachable for now; the search can be resumed (exit 75)
+    │   └── StorageUnreachable  it is unreachable for now; the search can be resumed (exit 75)
     ├── PredictionImpossible    a model that cannot run on fake tensors (exit 2)
     ├── PreparationFailed       the workload could not be built in its own process (exit 70)
     ├── TrialLost               the machine ended a trial (killed, device gone, disk full); the
@@ -70,7 +70,7 @@ class StorageUnavailable(AutotuneError):
     exit_code = 2
 
 
-class StorageAway(StorageUnavailable):
+class StorageUnreachable(StorageUnavailable):
     exit_code = 75
 
 

@@ -29,7 +29,7 @@ _SIZES = (
 """The fields of a workload that decide its memory."""
 
 _NOTHING_KNOWN = Figures()
-LEFT_OUT = "cannot be trained here"
+EXCLUDED = "cannot be trained here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ def rows_of_study(
 
     def own(name: str) -> OwnRow:
         if name not in named:
-            return OwnRow(remark=LEFT_OUT)
+            return OwnRow(remark=EXCLUDED)
         record = records.get(named[name].fingerprint)
         if record is None:
             return OwnRow(remark="not tried")

@@ -25,7 +25,7 @@ def doctor(
     from autotune.build_tools import c_compiler, cpp_compiler, python_headers
     from autotune.cli.tables import make_console
     from autotune.errors import InvalidInput, TrialLost
-    from autotune.execution.device_slots import reach_of_slots
+    from autotune.execution.device_slots import describe_slot_scope
     from autotune.execution.local import LocalExecutor
     from autotune.spec.config import CHOICES
     from autotune.study.request import check_device
@@ -82,7 +82,7 @@ def doctor(
                 say(f"  in use by others: {info.others}")
             for sentence in info.notes:
                 say(f"  note: {sentence}")
-            say(f"  device slots shared with: {reach_of_slots(info)}")
+            say(f"  device slots shared with: {describe_slot_scope(info)}")
             for technique, values in CHOICES.items():
                 works = [value for value in values if value not in unavailable.get(technique, {})]
                 say(f"  {technique}: {', '.join(works)}")

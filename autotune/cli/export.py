@@ -19,7 +19,7 @@ from autotune.spec.user_paths import expanded, is_there
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 if TYPE_CHECKING:
-    from autotune.exporters.export import Export, Refusal, Target
+    from autotune.exporters.export import Export, Target, Unsupported
 
 
 def export(
@@ -255,7 +255,7 @@ def _print_export(
         )
 
 
-def _setting(refusal: "Refusal") -> str:
+def _setting(refusal: "Unsupported") -> str:
     return refusal.setting if refusal.value is None else f"{refusal.setting} {refusal.value}"
 
 

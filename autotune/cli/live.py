@@ -21,12 +21,12 @@ from autotune.spec.result import TrialRecord
 from autotune.study.events import (
     AttemptLost,
     BudgetSpent,
-    ComesLast,
     Converged,
     Event,
     Notice,
+    PoisonTrial,
     Preparing,
-    ResultRefused,
+    ResultRejected,
     SameProgram,
     SpaceExhausted,
     StorageBack,
@@ -132,12 +132,12 @@ class PlainDisplay:
                 else:
                     then = "it is left for a later search"
                 self._print(f"#{number} failed for a reason outside the trial: {cause}; {then}.")
-            case ComesLast(number=number, deaths=deaths):
+            case PoisonTrial(number=number, deaths=deaths):
                 self._print(
                     f"#{number} was running each time when {deaths} searches or workers died; "
                     "it is run last."
                 )
-            case ResultRefused(number=number):
+            case ResultRejected(number=number):
                 self._print(
                     f"A stale result of #{number} was rejected: another worker has the trial. "
                     "The result is stored separately."
@@ -172,8 +172,8 @@ _PRINTED_ABOVE = (
     Converged,
     BudgetSpent,
     AttemptLost,
-    ComesLast,
-    ResultRefused,
+    PoisonTrial,
+    ResultRejected,
     WaitingForStorage,
     StorageBack,
     WorkerEnded,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import Preferences, choose
 from autotune.cli.tables import speed
-from autotune.execution.device_slots import waiting_words
+from autotune.execution.device_slots import waiting_message
 from autotune.reporting.outcomes import outcome_counts
 from autotune.spec.result import TrialRecord
 from autotune.study.eta import eta_seconds
@@ -65,7 +65,7 @@ class Progress:
             case SameProgram():
                 self.meanwhile = ""
             case WaitingForDevice(device=device, holder=holder):
-                self.meanwhile = waiting_words(device, holder)
+                self.meanwhile = waiting_message(device, holder)
             case WaitingForOthers(numbers=numbers):
                 self.meanwhile = f"waiting for {_trials(numbers)} of other workers"
             case WaitingForStorage(message=message):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.analysis.published_comparison import (
-    LEFT_OUT,
+    EXCLUDED,
     ComparedRow,
     OwnRow,
     compare_with_published,
@@ -88,7 +88,7 @@ def of_forecasts(
     known = {forecast.config.fingerprint: _predicted(forecast) for forecast in forecasts}
 
     def row_of(name: str) -> OwnRow:
-        return known[named[name].fingerprint] if name in named else OwnRow(remark=LEFT_OUT)
+        return known[named[name].fingerprint] if name in named else OwnRow(remark=EXCLUDED)
 
     has_published_size = is_of_published_size(space, workload)
     return ReferenceAnswer(

@@ -14,7 +14,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.option_groups import with_workload
-from autotune.errors import InvalidInput, Stopped, StorageAway, TrialLost
+from autotune.errors import InvalidInput, Stopped, StorageUnreachable, TrialLost
 from autotune.spec.study import DEFAULT_SAMPLER, SAMPLERS
 from autotune.units import format_duration, parse_duration, parse_size
 
@@ -252,7 +252,7 @@ def _search(request: "SearchRequest", *, as_json: bool, quiet: bool, verbose: bo
             else:
                 print("Stopped before the study began.", file=sys.stderr)
             raise typer.Exit(128 + signals[0]) from None
-        except (StorageAway, TrialLost) as error:
+        except (StorageUnreachable, TrialLost) as error:
             if opened:
                 command = continue_command(opened[0].definition.name, request)
             else:
@@ -297,13 +297,13 @@ def continue_command(study: str, request: "SearchRequest", *, trials: int | None
 
     A password in the storage URL is replaced by a placeholder.
     """
-    from autotune.storage.error_translation import shown_url
+    from autotune.storage.error_translation import redacted_url
     from autotune.study.request import DEFAULT_TIME_LIMIT_SECONDS
     from autotune.study.workers.retry import DEFAULT_DATABASE_WAIT_SECONDS
 
     arguments = ["autotune", "search", "--name", study]
     if request.storage != options.STORAGE:
-        arguments += ["--storage", shown_url(request.storage)]
+        arguments += ["--storage", redacted_url(request.storage)]
     if trials is not None:
         arguments += ["--trials", str(trials)]
     if request.until_converged:

@@ -23,7 +23,7 @@ def check(
 
     Changes nothing.
     """
-    from autotune.storage.error_translation import shown_url
+    from autotune.storage.error_translation import redacted_url
     from autotune.study.check import check_studies
 
     storage = options.storage_of(context, storage)
@@ -33,7 +33,7 @@ def check(
     if checked.faults:
         faults = "a fault" if checked.faults == 1 else f"{checked.faults} faults"
         raise StorageUnavailable(
-            f"the studies database {shown_url(storage)} has {faults} ({_size(checked)})",
+            f"the studies database {redacted_url(storage)} has {faults} ({_size(checked)})",
             hint="the lines on stdout say what to do about each",
         )
     print(f"{_size(checked)}: no faults")

@@ -144,7 +144,7 @@ def _wait_for(acquire: Callable[[], T | None], pause: Callable[[], None]) -> T:
         pause()
 
 
-def waiting_words(device: str, holder: str) -> str:
+def waiting_message(device: str, holder: str) -> str:
     """Returns the sentence, without its full stop, that says who has the device.
 
     `holder` is from `DeviceSlots.holder`: empty where it is not known.
@@ -180,7 +180,7 @@ def device_node(device: DeviceInfo) -> Path | None:
     return _verify_node(Path(f"/dev/nvidia{minor}"), minor)
 
 
-def reach_of_slots(device: DeviceInfo) -> str:
+def describe_slot_scope(device: DeviceInfo) -> str:
     """Returns a sentence that says which searches wait for each other on the device."""
     folder = os.environ.get(LOCK_FOLDER_VARIABLE)
     if folder:
@@ -200,7 +200,7 @@ def reach_of_slots(device: DeviceInfo) -> str:
 _NOT_BEYOND_CONTAINERS = "those in a container with its own network are not waited for"
 
 
-def why_containers_are_not_seen(device: DeviceInfo) -> str:
+def container_isolation_note(device: DeviceInfo) -> str:
     """Returns why a search on a GPU does not wait for other containers; empty where it does."""
     if device.type != "cuda" or os.environ.get(LOCK_FOLDER_VARIABLE):
         return ""

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from autotune.errors import AutotuneError, Stopped, TrialLost
 from autotune.execution.compile_cache import CompilerCaches
-from autotune.execution.device_slots import DeviceSlots, device_node, waiting_words
+from autotune.execution.device_slots import DeviceSlots, device_node, waiting_message
 from autotune.execution.server.client import SERVER_COMMAND, Reply, TrialServer
 from autotune.execution.server.limits import time_limits
 from autotune.spec.result import DeviceInfo
@@ -134,7 +134,7 @@ class ServerTasks:
             return
 
         def note_wait(holder: str) -> None:
-            self._note(waiting_words(device.device, holder))
+            self._note(waiting_message(device.device, holder))
 
         with self.slot(self.slots_on(device), on_wait=note_wait):
             yield

@@ -8,7 +8,7 @@ Keys: accelerate 1.15.
 import yaml
 
 from autotune.exporters import launch
-from autotune.exporters.export import Export, Refusal, Target
+from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
     BF16_WEIGHTS,
@@ -91,11 +91,11 @@ def _script_compiles_blocks(config: TrainingConfig) -> bool:
     return config.compile == "block" and config.checkpointing in ("every-4", "every-2", "sqrt")
 
 
-def _refusals(recipe: Recipe) -> tuple[Refusal, ...]:
+def _refusals(recipe: Recipe) -> tuple[Unsupported, ...]:
     values = recipe.settings()
     reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
     return tuple(
-        Refusal(setting=setting, value=values[setting], instead=instead, why=why)
+        Unsupported(setting=setting, value=values[setting], instead=instead, why=why)
         for setting, (instead, why) in reasons.items()
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from autotune.exporters.export import Export, Refusal, Target
+from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.named_schedule import named_schedule, warmup_refusal
@@ -47,7 +47,7 @@ def _recipe_for_launcher(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, config=config)
 
 
-def _refusals(recipe: Recipe) -> Iterator[Refusal]:
+def _refusals(recipe: Recipe) -> Iterator[Unsupported]:
     config = recipe.config
     yield from _optimizer_refusals(recipe)
     unsupported = {
@@ -60,7 +60,9 @@ def _refusals(recipe: Recipe) -> Iterator[Refusal]:
     for setting, replacement in unsupported.items():
         if replacement is not None:
             instead, why = replacement
-            yield Refusal(setting=setting, value=getattr(config, setting), instead=instead, why=why)
+            yield Unsupported(
+                setting=setting, value=getattr(config, setting), instead=instead, why=why
+            )
     yield from warmup_refusal(recipe, least=_LEAST_WARMUP)
 
 
@@ -108,11 +110,11 @@ _OFFLOAD = (
 )
 
 
-def _optimizer_refusals(recipe: Recipe) -> Iterator[Refusal]:
+def _optimizer_refusals(recipe: Recipe) -> Iterator[Unsupported]:
     config = recipe.config
     optimizer, why = _OPTIMIZERS.get(config.optimizer, (config.optimizer, ""))
     if why:
-        yield Refusal(setting="optimizer", value=config.optimizer, instead=optimizer, why=why)
+        yield Unsupported(setting="optimizer", value=config.optimizer, instead=optimizer, why=why)
     if config.optimizer == "adafactor":
         replacements = {
             "learning_rate": recipe.workload.learning_rate_of(optimizer),
@@ -124,11 +126,11 @@ def _optimizer_refusals(recipe: Recipe) -> Iterator[Refusal]:
                 why = (
                     f"it belongs to {config.optimizer}; the file has that of {optimizer} in trials"
                 )
-                yield Refusal(setting=setting, value=value, instead=instead, why=why)
+                yield Unsupported(setting=setting, value=value, instead=instead, why=why)
     fusions = list(_NAMES[optimizer])
     if config.optimizer_fusion not in fusions:
         why = _FUSIONS[config.optimizer_fusion]
-        yield Refusal(
+        yield Unsupported(
             setting="optimizer_fusion", value=config.optimizer_fusion, instead=fusions[-1], why=why
         )
 

@@ -9,7 +9,7 @@ Keys: deepspeed 0.19.
 import json
 
 from autotune.exporters import launch
-from autotune.exporters.export import Export, Refusal, Target
+from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
     BF16_WEIGHTS,
@@ -132,11 +132,11 @@ def _scheduler(recipe: Recipe) -> dict[str, object] | None:
     }
 
 
-def _refusals(recipe: Recipe) -> tuple[Refusal, ...]:
+def _refusals(recipe: Recipe) -> tuple[Unsupported, ...]:
     values = recipe.settings()
     reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
     return tuple(
-        Refusal(setting=setting, value=values[setting], instead=instead, why=why)
+        Unsupported(setting=setting, value=values[setting], instead=instead, why=why)
         for setting, (instead, why) in reasons.items()
     )
 

@@ -9,7 +9,7 @@ from autotune.spec.config import FIELD_ORDER
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
+class Unsupported:
     """A setting that the exported files do not express.
 
     It is always printed, and `--strict` makes it an error.
@@ -41,7 +41,7 @@ class Export:
     """{file name: text}, in the order in which a user should read them."""
     command: str
     """Command line that uses the files, to be typed in their folder."""
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[Unsupported, ...] = ()
     """Settings that the files do not express."""
     notes: tuple[str, ...] = ()
     """What a user must know, one sentence each: versions, extra packages, what to fill in."""

@@ -8,7 +8,7 @@ project may have set it.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.exporters.export import Export, Refusal, Target
+from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.named_schedule import named_schedule, warmup_refusal
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
 from autotune.exporters.script_lines import user_script_note
@@ -31,7 +31,7 @@ def write(recipe: Recipe, version: str) -> Export:
     )
 
 
-def _refusals(recipe: Recipe, version: str) -> Iterator[Refusal]:
+def _refusals(recipe: Recipe, version: str) -> Iterator[Unsupported]:
     config = recipe.config
     unsupported = {
         "precision": _PRECISIONS[version].get(config.precision),
@@ -43,7 +43,9 @@ def _refusals(recipe: Recipe, version: str) -> Iterator[Refusal]:
     for setting, replacement in unsupported.items():
         if replacement is not None:
             instead, why = replacement
-            yield Refusal(setting=setting, value=getattr(config, setting), instead=instead, why=why)
+            yield Unsupported(
+                setting=setting, value=getattr(config, setting), instead=instead, why=why
+            )
     yield from warmup_refusal(recipe)
 
 

@@ -6,7 +6,7 @@ file replaces their `configure_optimizers`. Keys: lightning 2.6.
 
 import yaml
 
-from autotune.exporters.export import Export, Refusal, Target
+from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.exporters.script_lines import (
     model_and_data_note,
@@ -106,11 +106,11 @@ def _callback(recipe: Recipe) -> dict[str, object]:
     }
 
 
-def _refusals(recipe: Recipe) -> tuple[Refusal, ...]:
+def _refusals(recipe: Recipe) -> tuple[Unsupported, ...]:
     values = recipe.settings()
     reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
     return tuple(
-        Refusal(setting=setting, value=values[setting], instead=instead, why=why)
+        Unsupported(setting=setting, value=values[setting], instead=instead, why=why)
         for setting, (instead, why) in reasons.items()
     )
 

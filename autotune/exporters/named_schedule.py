@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.exporters.export import Refusal
+from autotune.exporters.export import Unsupported
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 
 _FROM_ZERO = "{steps}, from a rate of 0"
@@ -25,7 +25,7 @@ class NamedSchedule:
     keywords: Mapping[str, Any]
 
 
-def warmup_refusal(recipe: Recipe, *, least: int = 1) -> Iterator[Refusal]:
+def warmup_refusal(recipe: Recipe, *, least: int = 1) -> Iterator[Unsupported]:
     """Yield a refusal if no named schedule has the warm-up of the trial.
 
     `least` is the shortest warm-up, other than none, that the trainer accepts.
@@ -38,7 +38,9 @@ def warmup_refusal(recipe: Recipe, *, least: int = 1) -> Iterator[Refusal]:
             "further"
         )
         instead = _FROM_ZERO.format(steps=steps)
-        yield Refusal(setting="learning_rate_warmup_steps", value=steps, instead=instead, why=why)
+        yield Unsupported(
+            setting="learning_rate_warmup_steps", value=steps, instead=instead, why=why
+        )
 
 
 def named_schedule(effective: Mapping[str, Any]) -> NamedSchedule:

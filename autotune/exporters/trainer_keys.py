@@ -29,7 +29,7 @@ class Change:
     instead: Any
     """What the keys do."""
     why: str
-    """The reason, as in `Refusal.why`."""
+    """The reason, as in `Unsupported.why`."""
 
 
 def closest_config(

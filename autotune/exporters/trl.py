@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from autotune.exporters import launch
-from autotune.exporters.export import Export, Refusal, Target
+from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.trainer_keys import (
@@ -67,12 +67,12 @@ def _trl_changes(config: TrainingConfig, closest: TrainingConfig) -> list[Change
     return changes
 
 
-def _refusal(recipe: Recipe, change: Change) -> Refusal:
+def _refusal(recipe: Recipe, change: Change) -> Unsupported:
     value = recipe.settings()[change.setting]
     why = change.why
     if change.setting == "checkpointing" and value == "selective":
         why = "its `selective: true` saves attention only; the trial saved every matrix product"
-    return Refusal(setting=change.setting, value=value, instead=change.instead, why=why)
+    return Unsupported(setting=change.setting, value=value, instead=change.instead, why=why)
 
 
 def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:

@@ -22,7 +22,7 @@ LEASE_SECONDS = 60.0
 checked directly."""
 RENEWAL_SECONDS = 10.0
 """Interval at which a worker renews its lease."""
-MOST_RETRIES = 3
+MAX_RETRIES = 3
 """Attempts after the first that a trial gets if every attempt was lost."""
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, case, func, insert, literal_column, select, update
 
 from autotune.failpoints import failpoint
-from autotune.spec.attempt import LEASE_SECONDS, MOST_RETRIES, Attempt, AttemptState, RunningAttempt
+from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, Attempt, AttemptState, RunningAttempt
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement
 from autotune.storage.database import Database
@@ -44,7 +44,8 @@ attempts: there may be very many ended ones."""
 class Attempts:
     """Reads and changes the attempts at the trials of all studies of one database.
 
-    All methods raise StorageUnavailable, and StorageAway for a database that is away for now.
+    All methods raise StorageUnavailable, and StorageUnreachable for a database that is away for
+    now.
     """
 
     def __init__(self, database: Database) -> None:
@@ -307,7 +308,7 @@ def _check_available(connection: Connection, trial: Any, attempt_id: str) -> Non
             raise _TrialUnavailable
         if attempt.state == "lost":
             losses += 1
-    if losses > MOST_RETRIES:
+    if losses > MAX_RETRIES:
         raise _TrialUnavailable
 
 

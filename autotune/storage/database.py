@@ -14,8 +14,8 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
 
-from autotune.errors import StorageAway, StorageUnavailable, UnknownStudy
-from autotune.storage.error_translation import StorageBusy, parse_url, shown_url, storage_errors
+from autotune.errors import StorageUnavailable, StorageUnreachable, UnknownStudy
+from autotune.storage.error_translation import StorageBusy, parse_url, redacted_url, storage_errors
 from autotune.storage.file_systems import check_journal_mode, reject_network_file_system
 from autotune.storage.integrity.sqlite_file import (
     check_sqlite_file,
@@ -59,7 +59,7 @@ class Database:
 
     With `create`, a SQLite file is created where there is none; with `read_only`, nothing in it
     changes. Where this process has used the database before (`was_reached`), one that cannot be
-    reached is treated as temporarily away: StorageAway instead of StorageUnavailable.
+    reached is treated as temporarily away: StorageUnreachable instead of StorageUnavailable.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Database:
         was_reached: bool = False,
         busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
     ) -> None:
-        self.url = shown_url(url)
+        self.url = redacted_url(url)
         """The URL without its password, for messages."""
         self.is_read_only = read_only
         self._was_reached = was_reached
@@ -112,7 +112,7 @@ class Database:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Raises StorageUnavailable instead of StorageAway for a database never reached before.
+        """Raises StorageUnavailable instead of StorageUnreachable for one never reached before.
 
         Its URL, its permissions or its server are then wrong, and waiting does not help.
         """
@@ -121,7 +121,7 @@ class Database:
                 yield
         except StorageBusy:
             raise
-        except StorageAway as error:
+        except StorageUnreachable as error:
             if self._was_reached:
                 raise
             raise StorageUnavailable(error.message, hint=error.hint) from None
@@ -232,7 +232,7 @@ def _read_only_engine(file: Path, busy_timeout_seconds: float, *, is_frozen: boo
 def _server_engine(url: URL) -> Engine:
     if url.get_backend_name() == "sqlite":
         raise StorageUnavailable(
-            f"{shown_url(str(url))!r} is a database in memory, which ends with this process",
+            f"{redacted_url(str(url))!r} is a database in memory, which ends with this process",
             hint="name a file: sqlite:///studies/autotune.db",
         )
     if url.drivername in ("postgresql", "postgres"):

@@ -1,4 +1,4 @@
-"""Translates errors of SQLAlchemy and the database drivers into StorageUnavailable and StorageAway.
+"""Translates errors of SQLAlchemy and the database drivers into those of `errors.py`.
 
 Each message is one sentence with the database's URL; the hint says what to do.
 """
@@ -21,7 +21,7 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
 )
 
-from autotune.errors import StorageAway, StorageUnavailable
+from autotune.errors import StorageUnavailable, StorageUnreachable
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.storage.tables import SCHEMA_VERSION
 
@@ -41,7 +41,7 @@ _READ_ONLY = "25006"
 """PostgreSQL's `read_only_sql_transaction`: the server is a standby, as during a failover."""
 
 
-class StorageBusy(StorageAway):
+class StorageBusy(StorageUnreachable):
     """Another process has held the database's lock for longer than the busy timeout."""
 
 
@@ -53,19 +53,20 @@ class Conflict(StorageUnavailable):
 def storage_errors(url: str) -> Iterator[None]:
     """Translates the errors of the block.
 
-    Raises Conflict, StorageBusy, StorageAway or StorageUnavailable, and nothing of SQLAlchemy.
+    Raises Conflict, StorageBusy, StorageUnreachable or StorageUnavailable, and nothing of
+    SQLAlchemy.
     """
     try:
         yield
     except IntegrityError as error:
         raise Conflict(
-            f"the studies database {shown_url(url)} rejects a row: "
+            f"the studies database {redacted_url(url)} rejects a row: "
             f"{_first_line(error.orig or error)}",
             hint=damage_hint(url),
         ) from None
     except (ArgumentError, NoSuchModuleError) as error:
         raise StorageUnavailable(
-            f"{shown_url(url)!r} is not a database URL: {_first_line(error)}",
+            f"{redacted_url(url)!r} is not a database URL: {_first_line(error)}",
             hint="write for example sqlite:///studies/autotune.db, or leave --storage out",
         ) from None
     except ImportError as error:
@@ -73,7 +74,7 @@ def storage_errors(url: str) -> Iterator[None]:
             error.name or "", error.name
         )
         raise StorageUnavailable(
-            f"the database driver {error.name!r} for {shown_url(url)!r} is not installed",
+            f"the database driver {error.name!r} for {redacted_url(url)!r} is not installed",
             hint=f'install it with: pip install "{package}"',
         ) from None
     except DBAPIError as error:
@@ -81,24 +82,24 @@ def storage_errors(url: str) -> Iterator[None]:
         if _is_busy(error):
             raise StorageBusy(message, hint=hint) from None
         if _is_away(error):
-            raise StorageAway(message, hint=hint) from None
+            raise StorageUnreachable(message, hint=hint) from None
         raise StorageUnavailable(message, hint=hint) from None
     except (SQLAlchemyError, ValueError, TypeError, KeyError, AttributeError) as error:
         # Reading damaged rows raises these.
         raise StorageUnavailable(
-            f"the studies database {shown_url(url)} cannot be used: {_first_line(error)}",
+            f"the studies database {redacted_url(url)} cannot be used: {_first_line(error)}",
             hint=damage_hint(url),
         ) from None
     except OSError as error:
         raise StorageUnavailable(
-            f"the studies database {shown_url(url)} cannot be used: {error.strerror or error}",
+            f"the studies database {redacted_url(url)} cannot be used: {error.strerror or error}",
             hint="choose a folder that can be written to, or name another database with --storage",
         ) from None
 
 
 def damage_hint(url: str) -> str:
     """Returns the hint for a damaged database: how to see the damage, or to restore a copy."""
-    storage = "" if url == DEFAULT_STORAGE else f" --storage {shlex.quote(shown_url(url))}"
+    storage = "" if url == DEFAULT_STORAGE else f" --storage {shlex.quote(redacted_url(url))}"
     copy = COPY_OF_FILE if url.startswith("sqlite") else COPY
     return f"see all that is damaged with: autotune studies check{storage}; or {copy}"
 
@@ -107,7 +108,7 @@ def check_schema_version(study: str, found: int, *, url: str) -> None:
     """Raises StorageUnavailable for a study of another schema version than this autotune reads."""
     if found != SCHEMA_VERSION:
         raise StorageUnavailable(
-            f"study {study!r} in {shown_url(url)} has schema {found}, "
+            f"study {study!r} in {redacted_url(url)} has schema {found}, "
             f"this autotune reads {SCHEMA_VERSION}",
             hint="use the autotune version that wrote it",
         )
@@ -138,7 +139,7 @@ def _message_and_hint(url: str, error: DBAPIError) -> tuple[str, str]:
     PostgreSQL gives no code for a rejected connection: the text of its message decides.
     """
     parsed = make_url(url)
-    shown = shown_url(url)
+    shown = redacted_url(url)
     text = _first_line(error.orig or error)
     if _is_broken(error.orig):
         return f"the studies database {shown} cannot be used: {text}", damage_hint(url)
@@ -188,7 +189,7 @@ def _createdb(url: URL) -> str:
     return " ".join(["createdb", *arguments, shlex.quote(url.database or "autotune")])
 
 
-def shown_url(url: str) -> str:
+def redacted_url(url: str) -> str:
     """Returns `url` without its password, also where it cannot be parsed."""
     try:
         parsed = parse_url(url)

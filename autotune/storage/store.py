@@ -67,9 +67,9 @@ class StudyStore:
 
     With `create`, the database is created where it does not exist. `was_reached` says that this
     process has used it before: what cannot be reached is then away for a while and not
-    misconfigured. `busy_timeout_seconds` is how long SQLite waits for another process's lock.
-    All methods raise StorageUnavailable for a database that cannot be used, and StorageAway for one
-    that cannot be used at the moment.
+    misconfigured. `busy_timeout_seconds` is how long SQLite waits for another process's lock. All
+    methods raise StorageUnavailable for a database that cannot be used, and StorageUnreachable for
+    one that cannot be used at the moment.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class StudyStore:
 
     # -- predictions -------------------------------------------------------------------------------
 
-    def keep_forecast(self, study: str, forecast: Forecast) -> None:
+    def store_forecast(self, study: str, forecast: Forecast) -> None:
         """Stores a prediction, or that there is none, unless the configuration has one already."""
         if self._has_forecast(study, forecast.config):
             return

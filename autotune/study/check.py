@@ -10,7 +10,7 @@ from autotune.spec.study import check_study_name
 from autotune.storage.database import Database
 from autotune.storage.integrity.check import check_database
 from autotune.storage.integrity.findings import Checked, Finding, RunningTrial
-from autotune.study.work_folder import place_of_work
+from autotune.study.work_folder import work_folder_path
 from autotune.study.workers.coordinator import WORKERS
 from autotune.study.workers.liveness import is_dead
 from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, read_result
@@ -22,7 +22,7 @@ def check_studies(storage: str, studies: Sequence[str] = ()) -> Checked:
     Raises UnknownStudy and StorageUnavailable.
     """
     checked = _check_database(storage, studies)
-    work = place_of_work(storage)
+    work = work_folder_path(storage)
     folders = {name: work / name for name in checked.studies if _is_study_name(name)}
     findings = list(checked.findings)
     for trial in checked.running:

@@ -106,7 +106,7 @@ class AttemptLost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComesLast:
+class PoisonTrial:
     """A poison trial: its attempts ended so many workers that the other trials run before it."""
 
     number: int
@@ -114,7 +114,7 @@ class ComesLast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResultRefused:
+class ResultRejected:
     """A result arrived after the lease of its attempt had expired; it is stored separately."""
 
     number: int
@@ -172,8 +172,8 @@ Event = (
     | Converged
     | BudgetSpent
     | AttemptLost
-    | ComesLast
-    | ResultRefused
+    | PoisonTrial
+    | ResultRejected
     | WaitingForStorage
     | StorageBack
     | WaitingForDevice

@@ -15,7 +15,7 @@ from autotune.errors import Stopped, TrialLost
 from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
 from autotune.failpoints import failpoint
-from autotune.spec.attempt import MOST_RETRIES
+from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.search_space import LegalSpace
@@ -34,7 +34,7 @@ from autotune.study.events import (
     WaitingForOthers,
 )
 from autotune.study.prediction_cache import PredictionCache
-from autotune.study.sampler.ehvi_sampler import CONVERGED_IMPROVEMENT, Choice, Ranking
+from autotune.study.sampler.ehvi_sampler import CONVERGED_IMPROVEMENT, Choice, EhviSampler
 from autotune.study.sampler.optuna_samplers import OptunaStudy, derived_seed
 from autotune.study.sampler.optuna_values import ObjectiveEncoder
 from autotune.study.trial_runner import TrialOptions, TrialRunner
@@ -85,7 +85,7 @@ class StudySession:
         self._objective_encoder = ObjectiveEncoder(
             cap_bytes=definition.cap_bytes, vocab_size=definition.workload.vocab_size
         )
-        self._ranking = Ranking(self._legal, cap_bytes=definition.cap_bytes)
+        self._ranking = EhviSampler(self._legal, cap_bytes=definition.cap_bytes)
         self.seconds_in_sampler = 0.0
         """Time spent in the sampler so far."""
         self._first = definition.first_configurations()
@@ -109,7 +109,8 @@ class StudySession:
         """Run until the study has `trials_wanted` configurations, or the clock passes `deadline`.
 
         Raises Stopped on a request to stop, TrialLost when the device no longer works, and
-        StorageAway when the database stays unreachable. However it ends, no measurement is lost.
+        StorageUnreachable when the database stays unreachable. However it ends, no measurement is
+        lost.
         """
         self._trials_wanted = trials_wanted
         self._deadline = deadline
@@ -179,9 +180,9 @@ class StudySession:
 
     def _measure_unfinished(self, *, poison: bool) -> bool:
         """Run a trial that has no result, is not running, and has attempts left."""
-        excluded = self._shared.running | self._shared.lost_too_often
+        excluded = self._shared.running | self._shared.failed_too_often
         for number, record in sorted(self._shared.unfinished.items()):
-            is_poison = number in self._shared.deadly
+            is_poison = number in self._shared.poison_trials
             if number in excluded or is_poison != poison:
                 continue
             if self._measure(record.config, name=record.name):
@@ -279,7 +280,7 @@ class StudySession:
         if self._prediction_cache.is_known(config):
             return
         self._listener(Predicting(config=config))
-        for _ in range(MOST_RETRIES):
+        for _ in range(MAX_RETRIES):
             try:
                 self._prediction_cache.of(config)
                 return
@@ -294,7 +295,7 @@ class StudySession:
     def _check_stop(self) -> None:
         if self._should_stop():
             raise Stopped("the search was stopped", hint="the same command goes on from here")
-        if self._shared.has_lost_its_lease:
+        if self._shared.lease_has_expired:
             raise _LeaseLost
 
     def _check_device_after(self, measurement: Measurement) -> None:
@@ -325,7 +326,7 @@ class StudySession:
             except _LeaseLost:
                 return True
             except BaseException:
-                self._shared.give_back(attempt)
+                self._shared.release_attempt(attempt)
                 raise
             failpoint("trial measured")
             self._shared.keep(attempt, finished)

@@ -49,7 +49,7 @@ class PredictionCache:
         return forecast
 
     def _store_forecast(self, forecast: Forecast) -> None:
-        self._retry(lambda: self._store.keep_forecast(self._definition.name, forecast))
+        self._retry(lambda: self._store.store_forecast(self._definition.name, forecast))
         self._known[forecast.config.fingerprint] = forecast
         failpoint("forecast kept")
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from autotune.errors import AutotuneError, StorageAway
+from autotune.errors import AutotuneError, StorageUnreachable
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DIRECTIONS, TrialRecord
@@ -64,7 +64,7 @@ def comparable_studies(store: StudyStore, new: StudyDefinition) -> Iterator[Earl
                     records=tuple(store.trials(name)),
                     forecasts=store.forecasts(name),
                 )
-        except StorageAway:
+        except StorageUnreachable:
             raise
         except (AutotuneError, TypeError, ValueError, KeyError):
             continue

@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, choose
 from autotune.errors import Stopped
-from autotune.execution.device_slots import why_containers_are_not_seen
+from autotune.execution.device_slots import container_isolation_note
 from autotune.execution.local import LocalExecutor
 from autotune.failpoints import failpoint
 from autotune.reporting.study_view import StudyView
@@ -179,7 +179,7 @@ def _device_warnings(device: DeviceInfo, request: SearchRequest) -> Iterator[str
             f"{format_size(device.context_bytes)} for its CUDA context, as of a new one, without "
             "the kernels that it loads; leave --trials-per-device out to measure both"
         )
-    if sentence := why_containers_are_not_seen(device):
+    if sentence := container_isolation_note(device):
         yield sentence
 
 

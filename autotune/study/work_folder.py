@@ -20,7 +20,7 @@ def work_folder(storage: str) -> Iterator[Path]:
     If the folder is new and the request turns out to be invalid (InvalidInput), its logs and
     compiler cache are removed, and then the new folders that are empty.
     """
-    folder = place_of_work(storage)
+    folder = work_folder_path(storage)
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     _make(folder)
     try:
@@ -35,7 +35,7 @@ def work_folder(storage: str) -> Iterator[Path]:
         raise
 
 
-def place_of_work(storage: str) -> Path:
+def work_folder_path(storage: str) -> Path:
     """Return the path of the work folder: next to a SQLite database, else in `studies/`.
 
     Each database has a folder of its own, because studies of the same name in two databases are

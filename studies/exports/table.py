@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.exporters import TARGETS
-from autotune.exporters.export import Refusal
+from autotune.exporters.export import Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.spec.config import CHOICES, TrainingConfig
 from autotune.spec.workload import make_workload
@@ -90,12 +90,12 @@ def _config(technique: str, value: Any) -> TrainingConfig:
     return TrainingConfig(**{**plain, **needed, technique: value})
 
 
-def refusals(config: TrainingConfig, name: str, version: str) -> Mapping[str, Refusal]:
+def refusals(config: TrainingConfig, name: str, version: str) -> Mapping[str, Unsupported]:
     recipe = Recipe(config=config, workload=WORKLOAD, device_type="cuda", origin="the table")
     return {refusal.setting: refusal for refusal in TARGETS[name].write(recipe, version).refusals}
 
 
-def _cell(setting: str, refused: Mapping[str, Refusal]) -> str:
+def _cell(setting: str, refused: Mapping[str, Unsupported]) -> str:
     if setting not in refused:
         return "yes"
     instead = refused[setting].instead

@@ -20,7 +20,7 @@ LOGS = frozenset({".log", ".txt"})
 DATABASES = frozenset({".db"})
 NEVER = frozenset({"prepared", "inductor", "triton", "snapshots", "predictions", "__pycache__"})
 """Folders with weights, tokens, compiled code and allocation histories."""
-LEFT_OUT = "LEFT_OUT.txt"
+EXCLUDED = "LEFT_OUT.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +55,12 @@ def unpack_archive(file: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file) as archive:
         archive.extractall(out, filter="data")
-    (out / LEFT_OUT).unlink(missing_ok=True)
+    (out / EXCLUDED).unlink(missing_ok=True)
 
 
 def _packed(members: list[Member], excluded: list[str]) -> bytes:
     packed = io.BytesIO()
-    extra = [Member(name=LEFT_OUT, content="\n".join(excluded).encode())] if excluded else []
+    extra = [Member(name=EXCLUDED, content="\n".join(excluded).encode())] if excluded else []
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
         for member in sorted([*members, *extra], key=lambda member: member.name):
             header = tarfile.TarInfo(member.name)

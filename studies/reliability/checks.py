@@ -14,7 +14,7 @@ from stand_in import measurement_of
 from autotune.spec.result import Measurement, TrialRecord
 from autotune.storage.database import Database, sqlite_file
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
-from autotune.study.work_folder import place_of_work
+from autotune.study.work_folder import work_folder_path
 from autotune.study.workers.outbox import OUTBOX_FOLDER
 
 MARK = "AUTOTUNE_PROOF"
@@ -76,7 +76,7 @@ def _of_attempts(storage: str, study: str) -> Iterator[str]:
 
 
 def _of_spool(storage: str, study: str) -> Iterator[str]:
-    for file in sorted((place_of_work(storage) / study / OUTBOX_FOLDER).glob("*")):
+    for file in sorted((work_folder_path(storage) / study / OUTBOX_FOLDER).glob("*")):
         yield f"the spool still has {file.name}"
 
 

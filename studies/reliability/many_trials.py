@@ -87,7 +87,7 @@ def choices(trials: int) -> Iterator[dict[str, Any]]:
         converged = math.inf if has_converged else ehvi_sampler.CONVERGED_IMPROVEMENT
         for count in sorted({min(count, trials) for count in RECORDS}):
             records, forecasts = made.records[:count], made.forecasts[:count]
-            chooser = ehvi_sampler.Ranking(study.legal_space(), cap_bytes=study.cap_bytes)
+            chooser = ehvi_sampler.EhviSampler(study.legal_space(), cap_bytes=study.cap_bytes)
             tried = {record.config for record in records}
             took = []
             with patch.object(ehvi_sampler, "CONVERGED_IMPROVEMENT", converged):

@@ -56,7 +56,7 @@ def main() -> int:
             "seconds_from_the_stop_to_given_up": round(given_up, 1),
             "attempts_at_its_trial": [row.state for row in of_trial],
             "the_late_result_was_kept": of_trial[0].measurement is not None,
-            "it_said": [line for line in stopped.said if "ResultRefused" in line],
+            "it_said": [line for line in stopped.said if "ResultRejected" in line],
             "trials_it_ran_after_that": went_on,
             "exit_codes": codes,
             "attempts": study.attempts(),

@@ -14,11 +14,11 @@ from sqlalchemy import Connection, inspect, select
 from sqlalchemy.engine import make_url
 from stand_in import measurement_of
 
-from autotune.spec.attempt import MOST_RETRIES
+from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.config import TrainingConfig
 from autotune.storage.database import Database, sqlite_file
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
-from autotune.study.work_folder import place_of_work
+from autotune.study.work_folder import work_folder_path
 from autotune.study.workers.coordinator import WORKERS
 from autotune.study.workers.outbox import OUTBOX_FOLDER
 
@@ -139,7 +139,7 @@ def _of_trial(trial: Mapping[str, Any], attempts: list[Mapping[str, Any]]) -> It
         yield f"{name}: finished {has_result}, attempts {dict(states)}"
     if states["running"] + has_result > 1:
         yield f"{name}: {states['running']} attempts run, result {has_result}"
-    if states["lost"] > MOST_RETRIES + 1:
+    if states["lost"] > MAX_RETRIES + 1:
         yield f"{name}: {states['lost']} attempts were lost"
     if has_result and not _is_right(trial["config"], trial["measurement"]):
         yield f"{name}: says {json.dumps(trial['measurement'])}"
@@ -188,7 +188,7 @@ def violations_at_the_end(url: str, study: str, *, trials_wanted: int) -> list[s
         found.append(f"{len(now.trials)} trials, {now.finished} with a result, of {trials_wanted}")
     if now.states["running"]:
         found.append(f"{now.states['running']} attempts run for ever")
-    work = place_of_work(url)
+    work = work_folder_path(url)
     left = [
         *(work / study / OUTBOX_FOLDER).glob("*"),
         *(work / study / WORKERS).glob("*"),

@@ -21,7 +21,7 @@ import made_study
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import TrialRecord
 from autotune.study.sampler.ehvi import Point, hypervolume, not_dominated
-from autotune.study.sampler.ehvi_sampler import Ranking
+from autotune.study.sampler.ehvi_sampler import EhviSampler
 from autotune.study.sampler.surrogate import MOST_SEEN
 from autotune.study.sampler.training_subset import TrainingSubset
 
@@ -66,7 +66,7 @@ def go_on(way: Places, *, trials: int, further: int, seed: int) -> float:
     before = hypervolume(
         not_dominated([point(r) for r in records if r.feasible]), reference=reference
     )
-    ranking = Ranking(study.legal_space(), cap_bytes=study.cap_bytes)
+    ranking = EhviSampler(study.legal_space(), cap_bytes=study.cap_bytes)
     with patch.object(TrainingSubset, "places", way):
         for _ in range(further):
             tried = {record.config for record in records}

@@ -32,11 +32,11 @@ from autotune.execution.server_tasks import PREPARED
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import Workload
-from autotune.study.work_folder import place_of_work
+from autotune.study.work_folder import work_folder_path
 from autotune.training.trainer import Trainer
 
 PAIRS, WARMUP_STEPS, SAMPLE, REPEATS = 8, 3, 24, 3
-STUDY = place_of_work("sqlite:///record.db") / "record"
+STUDY = work_folder_path("sqlite:///record.db") / "record"
 
 
 Job = tuple[Workload, TrainingConfig, int]

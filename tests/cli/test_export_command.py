@@ -14,7 +14,7 @@ import autotune
 from autotune.cli import app
 from autotune.errors import AutotuneError, IllegalConfiguration, InvalidInput, StorageUnavailable
 from autotune.exporters import TARGETS
-from autotune.exporters.export import Export, Refusal, Target
+from autotune.exporters.export import Export, Target, Unsupported
 from autotune.spec.workload import make_workload
 
 MEASUREMENTS = [
@@ -45,13 +45,13 @@ def poor_target(monkeypatch):
 
     def write(recipe, version):
         refusals = [
-            Refusal(
+            Unsupported(
                 setting="micro_batch_size",
                 value=recipe.config.micro_batch_size,
                 instead=8,
                 why="it has no key",
             ),
-            Refusal(
+            Unsupported(
                 setting="learning_rate", value=0.002, instead=None, why="lr=0.002 in your script"
             ),
         ]
@@ -116,7 +116,9 @@ def test_strictly_what_expresses_every_technique_is_written(folder):
 
 
 def test_strictly_a_replacement_is_an_error(folder, monkeypatch):
-    refusal = Refusal(setting="schedule", value="cosine", instead="constant", why="it has no other")
+    refusal = Unsupported(
+        setting="schedule", value="cosine", instead="constant", why="it has no other"
+    )
     export = Export(files={"poor.txt": ""}, command="poor poor.txt", refusals=(refusal,))
     target = Target(
         title="Poor", versions=("1",), checked_with="nothing", write=lambda recipe, version: export

@@ -44,7 +44,9 @@ def folder(tmp_path_factory):
         store.create_study(definition(), trials_wanted=len(tried))
         for number, config in enumerate(tried):
             peak = (60 - number) * MIB
-            store.keep_forecast("by-hand", Forecast(config=config, prediction=predicted(peak=peak)))
+            store.store_forecast(
+                "by-hand", Forecast(config=config, prediction=predicted(peak=peak))
+            )
             measurement = measured(
                 peak_memory_bytes=peak, device_bytes=peak, tokens_per_second=1000.0 + number
             )

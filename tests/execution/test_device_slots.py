@@ -16,9 +16,9 @@ from autotune.cli.progress import Progress
 from autotune.errors import Stopped, StorageUnavailable
 from autotune.execution.device_slots import (
     DeviceSlots,
+    container_isolation_note,
+    describe_slot_scope,
     device_node,
-    reach_of_slots,
-    why_containers_are_not_seen,
 )
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server import socket_lock
@@ -489,19 +489,20 @@ GPU = replace(CPU, device="cuda:0", uuid="GPU-of-no-machine", context_bytes=2**2
 
 
 def test_the_reach_of_the_slots_is_described(our, monkeypatch, tmp_path):
-    assert reach_of_slots(CPU).startswith("all searches of this machine; those in a container")
+    assert describe_slot_scope(CPU).startswith("all searches of this machine; those in a container")
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
     assert (
-        reach_of_slots(CPU) == f"searches whose AUTOTUNE_LOCK_FOLDER is {tmp_path}, and no others"
+        describe_slot_scope(CPU)
+        == f"searches whose AUTOTUNE_LOCK_FOLDER is {tmp_path}, and no others"
     )
 
 
 def test_without_sockets_the_reach_excludes_other_users(no_sockets):
-    assert "this user's searches; others are not waited for" in reach_of_slots(CPU)
+    assert "this user's searches; others are not waited for" in describe_slot_scope(CPU)
 
 
 def test_a_search_on_a_gpu_without_a_node_says_that_containers_do_not_see_it(our):
-    assert why_containers_are_not_seen(GPU) == (
+    assert container_isolation_note(GPU) == (
         "of the searches on cuda:0 those in a container with its own network "
         "are not waited for: "
         "it has no device node"
@@ -511,9 +512,9 @@ def test_a_search_on_a_gpu_without_a_node_says_that_containers_do_not_see_it(our
 def test_there_is_no_note_about_containers_for_a_cpu_or_a_chosen_lock_folder(
     our, monkeypatch, tmp_path
 ):
-    assert why_containers_are_not_seen(CPU) == ""
+    assert container_isolation_note(CPU) == ""
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
-    assert why_containers_are_not_seen(GPU) == ""
+    assert container_isolation_note(GPU) == ""
 
 
 def test_a_note_says_that_several_trials_share_the_gpu(our, monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import select, update
 from study_building import config, definition, keep, measured, open_store
 
-from autotune.spec.attempt import LEASE_SECONDS, MOST_RETRIES, new_attempt_id
+from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, new_attempt_id
 from autotune.storage.error_translation import Conflict
 from autotune.storage.tables import ATTEMPTS
 
@@ -221,7 +221,7 @@ def lose(store, times):
 
 
 def test_a_trial_that_the_machine_ended_is_retried_but_not_for_ever(store):
-    lose(store, MOST_RETRIES + 1)
+    lose(store, MAX_RETRIES + 1)
     assert claim(store) is None
 
 
@@ -235,9 +235,9 @@ def test_a_trial_that_failed_says_how_often_and_why(store):
 
 
 def test_losses_can_be_forgiven(store):
-    lose(store, MOST_RETRIES + 1)
+    lose(store, MAX_RETRIES + 1)
     store.attempts.forgive_losses("by-hand")
-    assert claim(store).ordinal == MOST_RETRIES + 2
+    assert claim(store).ordinal == MAX_RETRIES + 2
 
 
 def test_a_forgiven_failure_is_not_an_expired_attempt(store):
@@ -258,7 +258,7 @@ def test_only_expired_attempts_count_as_deaths_of_workers(store):
 
 
 def test_released_attempts_do_not_count_as_failures(store):
-    for _ in range(MOST_RETRIES + 1):
+    for _ in range(MAX_RETRIES + 1):
         store.attempts.end(claim(store).id, "given_back", cause="stopped")
     assert claim(store) is not None
 

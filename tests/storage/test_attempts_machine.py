@@ -25,7 +25,7 @@ from hypothesis.strategies import integers, sampled_from
 from sqlalchemy import select, update
 from study_building import config, definition, measured, open_store
 
-from autotune.spec.attempt import LEASE_SECONDS, MOST_RETRIES, new_attempt_id
+from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, new_attempt_id
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
 from autotune.study.workers.outbox import Outbox, OutboxResult
@@ -72,7 +72,7 @@ class Model:
         return (
             number not in self.results
             and "running" not in states
-            and states.count("lost") <= MOST_RETRIES
+            and states.count("lost") <= MAX_RETRIES
         )
 
     def claim(self, attempt_id, configuration, worker):

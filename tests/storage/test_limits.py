@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import event
 from study_building import config, definition, keep, measured, open_store
 
-from autotune.errors import InvalidInput, StorageAway
+from autotune.errors import InvalidInput, StorageUnreachable
 from autotune.spec.prediction import Forecast
 from autotune.study.search import SearchRequest
 
@@ -43,7 +43,7 @@ def test_a_late_result_that_is_not_finite_is_stored_too(store):
 def test_any_text_can_be_a_name_a_message_a_cause_or_a_reason(store, text):
     attempt = keep(store, config(0), name=text)
     store.attempts.end(attempt.id, "lost", cause=text)
-    store.keep_forecast("by-hand", Forecast(config=config(0), refusal=text))
+    store.store_forecast("by-hand", Forecast(config=config(0), refusal=text))
     keep(store, config(0), measured(message=text))
     (record,) = store.trials("by-hand")
     assert record.message == text
@@ -73,7 +73,7 @@ def test_a_full_disk_is_reported_and_stored_results_stay(tmp_path):
         )
         keep(store, config(0), measured(message="short"))
         with pytest.raises(
-            StorageAway, match=r"^the disk of sqlite:.*studies\.db is full$"
+            StorageUnreachable, match=r"^the disk of sqlite:.*studies\.db is full$"
         ) as raised:
             keep(store, config(1), measured(message="x" * 40 * 4096))
         assert raised.value.hint == "free some space"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autotune.execution.local import LocalExecutor
-from autotune.spec.attempt import MOST_RETRIES, new_attempt_id
+from autotune.spec.attempt import MAX_RETRIES, new_attempt_id
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.storage.store import StudyStore
 from autotune.study.events import AttemptLost, TrialBegan, TrialEnded
@@ -87,7 +87,7 @@ def once(folder):
 @pytest.fixture(scope="module")
 def always(folder):
     """A study whose trial 1 was killed as often as it was tried, and the events."""
-    killer = Killer(1, times=MOST_RETRIES + 1)
+    killer = Killer(1, times=MAX_RETRIES + 1)
     return run(killer, name="always"), killer
 
 
@@ -100,16 +100,14 @@ def test_a_trial_that_was_killed_from_outside_is_tried_again(once):
 def test_a_failed_attempt_is_reported_with_its_cause(once):
     _, killer = once
     [lost] = killer.of(AttemptLost)
-    assert (lost.number, lost.attempts_left, "SIGKILL" in lost.cause) == (1, MOST_RETRIES, True)
+    assert (lost.number, lost.attempts_left, "SIGKILL" in lost.cause) == (1, MAX_RETRIES, True)
 
 
 def test_a_trial_is_not_tried_for_ever(always):
     result, killer = always
-    assert [event.number for event in killer.of(TrialBegan)].count(1) == MOST_RETRIES + 1
+    assert [event.number for event in killer.of(TrialBegan)].count(1) == MAX_RETRIES + 1
     assert (result.trial(1).outcome, result.trial(1).is_finished) == ("interrupted", False)
-    assert result.trial(1).message.startswith(
-        f"lost {MOST_RETRIES + 1} times, not by its own fault"
-    )
+    assert result.trial(1).message.startswith(f"lost {MAX_RETRIES + 1} times, not by its own fault")
 
 
 def test_the_search_goes_on_with_the_other_trials(always):
@@ -139,7 +137,7 @@ def test_a_trial_at_which_too_many_workers_died_comes_last(folder):
         config = next(
             one for one in definition.legal_space().configurations() if one != known.config
         )
-        for _ in range(MOST_RETRIES + 1):
+        for _ in range(MAX_RETRIES + 1):
             attempt = store.attempts.claim(
                 "poison",
                 config,

@@ -10,7 +10,7 @@ from autotune.analysis.front import Tolerance, TrialIndex
 from autotune.analysis.no_worse_than import find_matches
 from autotune.cli.tables import make_console, print_trials
 from autotune.study.sampler import surrogate
-from autotune.study.sampler.ehvi_sampler import MOST_CANDIDATES, Knowledge, Ranking
+from autotune.study.sampler.ehvi_sampler import MOST_CANDIDATES, EhviSampler, Knowledge
 from autotune.study.sampler.optuna_samplers import RESULTS_SEEN, OptunaStudy
 from autotune.study.sampler.optuna_values import ObjectiveEncoder
 from autotune.study.sampler.surrogate import MOST_SEEN
@@ -66,7 +66,7 @@ def inverted(monkeypatch):
 
 def test_the_surrogate_of_a_choice_sees_no_more_than_some_hundreds_of_trials(study, made, inverted):
     legal = study.legal_space()
-    Ranking(legal, cap_bytes=study.cap_bytes).choose(
+    EhviSampler(legal, cap_bytes=study.cap_bytes).choose(
         made.records, made.forecasts, excluded={record.config for record in made.records}, seed=1
     )
     assert max(inverted) == MOST_SEEN
@@ -80,7 +80,7 @@ def test_scales_are_found_once_a_choice_however_many_configurations_are_looked_a
     )  # every batch of the space
     legal = study.legal_space()
     all_but_three_batches = {*list(legal.configurations())[3 * MOST_CANDIDATES :]}
-    Ranking(legal, cap_bytes=study.cap_bytes).choose(
+    EhviSampler(legal, cap_bytes=study.cap_bytes).choose(
         made.records, (), excluded=all_but_three_batches, seed=1
     )
     assert (
@@ -99,7 +99,9 @@ def test_nothing_is_chosen_only_after_the_whole_space_was_scored(study, made, mo
     legal = study.legal_space()
     tried = {record.config for record in made.records}
     assert (
-        Ranking(legal, cap_bytes=study.cap_bytes).choose(made.records, (), excluded=tried, seed=1)
+        EhviSampler(legal, cap_bytes=study.cap_bytes).choose(
+            made.records, (), excluded=tried, seed=1
+        )
         is None
     )
     assert {*looked_at} == {

@@ -9,7 +9,7 @@ from building import out_of_memory, record
 from study_building import SPACE, config, definition, measured, open_store, write_study
 from view_building import predicted
 
-from autotune.errors import StorageAway
+from autotune.errors import StorageUnreachable
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
@@ -299,7 +299,7 @@ def url(tmp_path):
     url = f"sqlite:///{tmp_path}/autotune.db"
     write_study(url, [measured(**WHOLE)], name="earlier")
     with open_store(url) as store:
-        store.keep_forecast("earlier", Forecast(config=BASELINE, prediction=predicted()))
+        store.store_forecast("earlier", Forecast(config=BASELINE, prediction=predicted()))
     return url
 
 
@@ -347,9 +347,9 @@ def test_a_database_that_goes_away_meanwhile_is_waited_for_and_not_passed_over(
     write_study(url, [measured()])
 
     def away(*_):
-        raise StorageAway("the studies database is away")
+        raise StorageUnreachable("the studies database is away")
 
     with open_store(url) as store:
         monkeypatch.setattr(store, "definition", away)
-        with pytest.raises(StorageAway):
+        with pytest.raises(StorageUnreachable):
             reuse(store, NEW, NOTHING_SAID)

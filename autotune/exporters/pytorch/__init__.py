@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.exporters import launch
-from autotune.exporters.export import Export, Refusal, Target
+from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.pytorch import script
 from autotune.exporters.pytorch.models import MODEL_CONFIG_FILE
 from autotune.exporters.recipe import Recipe
@@ -76,7 +76,7 @@ def _for_a_script(recipe: Recipe) -> Export:
     )
 
 
-def _decided_by_script(recipe: Recipe) -> list[Refusal]:
+def _decided_by_script(recipe: Recipe) -> list[Unsupported]:
     """Return the settings that the user's script decides.
 
     The search knows values only of those that it passed to the script, which may use them.
@@ -92,7 +92,7 @@ def _decided_by_script(recipe: Recipe) -> list[Refusal]:
     known = {name: recipe.settings()[name] for name in ("steps", "seed", "global_batch")}
     why = f"{recipe.workload.script} decides it"
     return [
-        Refusal(setting=name, value=known.get(name), instead=None, why=why)
+        Unsupported(setting=name, value=known.get(name), instead=None, why=why)
         for name in (*unknown, *known)
     ]
 

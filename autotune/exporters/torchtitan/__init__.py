@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.exporters.export import Export, Refusal, Target
+from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
@@ -49,7 +49,7 @@ def _recipe_for_launcher(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, config=config)
 
 
-def _refusals(recipe: Recipe, version: str) -> Iterator[Refusal]:
+def _refusals(recipe: Recipe, version: str) -> Iterator[Unsupported]:
     config = recipe.config
     yield from _optimizer_refusals(recipe)
     unsupported = {
@@ -67,7 +67,9 @@ def _refusals(recipe: Recipe, version: str) -> Iterator[Refusal]:
     for setting, replacement in unsupported.items():
         if replacement is not None:
             instead, why = replacement
-            yield Refusal(setting=setting, value=getattr(config, setting), instead=instead, why=why)
+            yield Unsupported(
+                setting=setting, value=getattr(config, setting), instead=instead, why=why
+            )
 
 
 _FSDP2 = "it uses FSDP2, which computes the residual stream and every norm in bfloat16 as well"
@@ -128,11 +130,11 @@ _FULL = (
 )
 
 
-def _optimizer_refusals(recipe: Recipe) -> Iterator[Refusal]:
+def _optimizer_refusals(recipe: Recipe) -> Iterator[Unsupported]:
     name = recipe.config.optimizer
     if name == "adamw":
         return
-    yield Refusal(
+    yield Unsupported(
         setting="optimizer", value=name, instead="adamw", why="torchtitan has only Adam and AdamW"
     )
     replacements = {
@@ -143,7 +145,7 @@ def _optimizer_refusals(recipe: Recipe) -> Iterator[Refusal]:
         value = recipe.settings()[setting]
         if value != instead:
             why = f"it belongs to {name}; the files have that of adamw in trials"
-            yield Refusal(setting=setting, value=value, instead=instead, why=why)
+            yield Unsupported(setting=setting, value=value, instead=instead, why=why)
 
 
 def _checkpointing(value: str, version: str) -> tuple[str, str] | None:

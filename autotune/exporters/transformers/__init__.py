@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.exporters import launch
-from autotune.exporters.export import Export, Refusal, Target
+from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.trainer_keys import (
@@ -49,11 +49,11 @@ def write(recipe: Recipe, version: str) -> Export:
     return Export(files=files, command="python train.py", refusals=_refusals(recipe), notes=notes)
 
 
-def _refusals(recipe: Recipe) -> tuple[Refusal, ...]:
+def _refusals(recipe: Recipe) -> tuple[Unsupported, ...]:
     if not recipe.is_fp16_on_cpu:
         return ()
     return (
-        Refusal(
+        Unsupported(
             setting="precision", value=recipe.config.precision, instead="fp32", why=FP16_ON_CPU
         ),
     )

@@ -91,7 +91,7 @@ class Candidates:
     features: Array
 
 
-class Ranking:
+class EhviSampler:
     """Picks the next configuration of a space that is bound to a workload and a device."""
 
     def __init__(self, legal: LegalSpace, *, cap_bytes: int) -> None:

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import StorageAway, StorageUnavailable
+from autotune.errors import StorageUnavailable, StorageUnreachable
 from autotune.execution.local import FinishedTrial
 from autotune.failpoints import failpoint
 from autotune.spec.attempt import (
     LEASE_SECONDS,
-    MOST_RETRIES,
+    MAX_RETRIES,
     RENEWAL_SECONDS,
     Attempt,
     RunningAttempt,
@@ -28,7 +28,7 @@ from autotune.spec.result import TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.storage.attempts import Delivery
 from autotune.storage.store import StudyStore
-from autotune.study.events import AttemptLost, ComesLast, Listener, ResultRefused
+from autotune.study.events import AttemptLost, Listener, PoisonTrial, ResultRejected
 from autotune.study.workers.heartbeat import LeaseHeartbeat
 from autotune.study.workers.liveness import WorkerIdentity
 from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
@@ -58,7 +58,7 @@ class Coordinator:
     """Takes part in a study as one worker. Use it as a context manager.
 
     `folder` is the study's work folder. `clock` is a monotonic clock in seconds. Methods raise what
-    `retry` raises: StorageAway for a database that stays away, and what stops the search.
+    `retry` raises: StorageUnreachable for a database that stays away, and what stops the search.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class Coordinator:
         """The trials without a result, by number."""
         self.running: set[int] = set()
         """Numbers of the trials that other workers are running."""
-        self.lost_too_often: set[int] = set()
+        self.failed_too_often: set[int] = set()
         """Numbers of the trials that failed too often and are left to a later search."""
-        self.deadly: set[int] = set()
+        self.poison_trials: set[int] = set()
         """Numbers of poison trials, on which more than MOST_RETRIES workers died: they run last.
 
         When a whole container ends, as when its host runs out of memory, no process remains to
@@ -132,15 +132,15 @@ class Coordinator:
             else:
                 self.unfinished[record.number] = record
         losses = self._retry(lambda: self._attempts.losses(self._study, self.unfinished))
-        self.lost_too_often = set()
+        self.failed_too_often = set()
         for number, (count, _) in losses.items():
-            if count > MOST_RETRIES:
-                self.lost_too_often.add(number)
+            if count > MAX_RETRIES:
+                self.failed_too_often.add(number)
         deaths = self._retry(lambda: self._attempts.deaths(self._study, self.unfinished))
         for number, count in deaths.items():
-            if count > MOST_RETRIES and number not in self.deadly:
-                self.deadly.add(number)
-                self._listener(ComesLast(number=number, deaths=count))
+            if count > MAX_RETRIES and number not in self.poison_trials:
+                self.poison_trials.add(number)
+                self._listener(PoisonTrial(number=number, deaths=count))
         return [record for record in changes.records if record.is_finished]
 
     # -- this worker's attempt ---------------------------------------------------------------------
@@ -180,15 +180,15 @@ class Coordinator:
                 self._lease = None
 
     @property
-    def has_lost_its_lease(self) -> bool:
+    def lease_has_expired(self) -> bool:
         """Whether another worker has ended the attempt that this one is working on."""
         return self._lease is not None and self._lease.is_lost
 
     def keep(self, attempt: Attempt, finished: FinishedTrial) -> None:
         """Stores a result, first on disk and then in the database.
 
-        Raises StorageAway; the result then waits on disk, unless that is full, which the message
-        says.
+        Raises StorageUnreachable; the result then waits on disk, unless that is full, which the
+        message says.
         """
         result = OutboxResult(
             attempt_id=attempt.id,
@@ -206,10 +206,10 @@ class Coordinator:
 
         try:
             delivery = self._retry(finish)
-        except StorageAway as error:
+        except StorageUnreachable as error:
             if waits_on_disk:
                 raise
-            raise StorageAway(
+            raise StorageUnreachable(
                 f"{error.message}; the result of trial {attempt.number} could not be written to "
                 f"{self._folder} either, and will be measured again",
                 hint="free some space; the same command then goes on from here",
@@ -238,10 +238,10 @@ class Coordinator:
         failpoint("attempt lost")
         by_trial = self._retry(lambda: self._attempts.losses(self._study, [attempt.number]))
         losses, _ = by_trial.get(attempt.number, (1, cause))
-        attempts_left = max(0, MOST_RETRIES + 1 - losses)
+        attempts_left = max(0, MAX_RETRIES + 1 - losses)
         self._listener(AttemptLost(number=attempt.number, cause=cause, attempts_left=attempts_left))
 
-    def give_back(self, attempt: Attempt) -> None:
+    def release_attempt(self, attempt: Attempt) -> None:
         """Releases an attempt of a search that was stopped, without waiting for the database.
 
         Where it is away, the next worker ends the attempt, as its worker is dead by then.
@@ -284,7 +284,7 @@ class Coordinator:
 
     def _report_rejected_result(self, number: int, delivery: Delivery) -> None:
         if delivery in ("late", "unknown"):
-            self._listener(ResultRefused(number=number))
+            self._listener(ResultRejected(number=number))
 
     def _expire_dead_attempts(self) -> None:
         """Ends the attempts of dead workers and those with an expired lease."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from autotune.errors import StorageAway
+from autotune.errors import StorageUnreachable
 from autotune.study.events import Listener, StorageBack, WaitingForStorage
 from autotune.units import format_duration
 
@@ -22,8 +22,8 @@ T = TypeVar("T")
 class DatabaseRetry:
     """Calls functions that use the database, and repeats them while it is away.
 
-    The functions must be idempotent. Raises StorageAway after `limit_seconds` without success, and
-    what `check_stop` raises while waiting.
+    The functions must be idempotent. Raises StorageUnreachable after `limit_seconds` without
+    success, and what `check_stop` raises while waiting.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class DatabaseRetry:
         while True:
             try:
                 result = call()
-            except StorageAway as error:
+            except StorageUnreachable as error:
                 seconds = self._clock() - began
                 if seconds >= self._limit_seconds:
-                    raise StorageAway(
+                    raise StorageUnreachable(
                         f"{error.message}; waited {format_duration(seconds)} for it",
                         hint=f"{error.hint}; {_HINT}" if error.hint else _HINT,
                     ) from None

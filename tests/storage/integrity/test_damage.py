@@ -15,12 +15,12 @@ from study_building import CAP_BYTES, config, definition, keep, measured, open_s
 from whole_study import run_command, write_whole_study
 
 import autotune
-from autotune.errors import AutotuneError, StorageAway, StorageUnavailable, UnknownStudy
+from autotune.errors import AutotuneError, StorageUnavailable, StorageUnreachable, UnknownStudy
 from autotune.storage.database import Database
 from autotune.storage.error_translation import StorageBusy
 from autotune.storage.store import StudyStore
 from autotune.study.check import check_studies
-from autotune.study.work_folder import place_of_work
+from autotune.study.work_folder import work_folder_path
 
 COMMANDS = {
     "show": ("show", "by-hand"),
@@ -419,7 +419,7 @@ def test_a_database_behind_a_link_is_the_one_it_leads_to(tmp_path):
     with open_store(f"sqlite:///{tmp_path}/real.db") as store:
         store.create_study(definition(), trials_wanted=3)
         assert check_studies(f"sqlite:///{tmp_path}/link.db").studies == ("by-hand",)
-    assert place_of_work(f"sqlite:///{tmp_path}/link.db") == place_of_work(
+    assert work_folder_path(f"sqlite:///{tmp_path}/link.db") == work_folder_path(
         f"sqlite:///{tmp_path}/real.db"
     )
 
@@ -428,7 +428,7 @@ def test_databases_whose_names_differ_have_different_work_folders():
     assert (
         len(
             {
-                place_of_work(f"sqlite:///studies/{name}")
+                work_folder_path(f"sqlite:///studies/{name}")
                 for name in ("a", "a.sqlite", "a.sqlite3", "b.db")
             }
         )
@@ -463,4 +463,4 @@ def test_a_database_that_was_reached_before_is_away_and_another_is_unavailable(p
     for was_reached in (False, True):
         with pytest.raises(StorageUnavailable) as raised:
             StudyStore(url, create=True, was_reached=was_reached)
-        assert isinstance(raised.value, StorageAway) is was_reached
+        assert isinstance(raised.value, StorageUnreachable) is was_reached

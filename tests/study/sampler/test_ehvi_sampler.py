@@ -7,7 +7,7 @@ from ranking_building import CAP_BYTES, MIB, forecast, record
 from study_building import definition
 
 from autotune.spec.config import TrainingConfig
-from autotune.study.sampler.ehvi_sampler import Ranking
+from autotune.study.sampler.ehvi_sampler import EhviSampler
 
 DEFINITION = definition()
 LEGAL = DEFINITION.legal_space()
@@ -17,7 +17,7 @@ BASELINE = TrainingConfig(micro_batch_size=8, optimizer_fusion="foreach")
 
 def choose(records, forecasts=(), *, cap_bytes=CAP_BYTES, excluded=()):
     tried = {one.config for one in records}
-    return Ranking(LEGAL, cap_bytes=cap_bytes).choose(
+    return EhviSampler(LEGAL, cap_bytes=cap_bytes).choose(
         records, forecasts, excluded={*tried, *excluded}, seed=1
     )
 
@@ -107,7 +107,9 @@ def test_a_technique_that_crashes_every_trial_is_avoided():
 def test_the_same_knowledge_and_seed_choose_the_same(seed):
     records = [record(BASELINE)]
     chosen = {
-        Ranking(LEGAL, cap_bytes=CAP_BYTES).choose(records, (), excluded=set(), seed=seed).config
+        EhviSampler(LEGAL, cap_bytes=CAP_BYTES)
+        .choose(records, (), excluded=set(), seed=seed)
+        .config
         for _ in range(3)
     }
     assert len(chosen) == 1

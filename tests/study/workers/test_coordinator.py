@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import select, update
 from study_building import config, definition, measured, open_store
 
-from autotune.errors import StorageAway
+from autotune.errors import StorageUnreachable
 from autotune.execution.local import FinishedTrial
-from autotune.spec.attempt import LEASE_SECONDS, MOST_RETRIES, RENEWAL_SECONDS
+from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, RENEWAL_SECONDS
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
-from autotune.study.events import ResultRefused
+from autotune.study.events import ResultRejected
 from autotune.study.workers.coordinator import WORKERS, Coordinator
 from autotune.study.workers.heartbeat import LeaseHeartbeat
 from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
@@ -255,8 +255,8 @@ def test_a_late_result_is_rejected_reported_and_stored_with_its_attempt(machines
     here.keep(machines.claim(here), finished(1.0))
     elsewhere.keep(late, finished(2.0))
     assert (machines.results(), machines.states()) == ([1.0], ["late", "finished"])
-    assert [event for event in machines.events if isinstance(event, ResultRefused)] == [
-        ResultRefused(number=0)
+    assert [event for event in machines.events if isinstance(event, ResultRejected)] == [
+        ResultRejected(number=0)
     ]
     with machines.store._database.reading() as connection:
         kept = connection.scalar(select(ATTEMPTS.c.measurement).where(ATTEMPTS.c.id == late.id))
@@ -287,7 +287,7 @@ def test_a_result_that_the_database_does_not_accept_waits_on_disk(machines, lock
     worker = machines.worker()
     attempt = machines.claim(worker)
     locked()
-    with pytest.raises(StorageAway):
+    with pytest.raises(StorageUnreachable):
         worker.keep(attempt, finished())
     assert [one.number for one in Outbox(machines.folder() / OUTBOX_FOLDER).waiting()] == [0]
 
@@ -300,7 +300,7 @@ def test_where_database_and_disk_fail_the_error_says_that_the_trial_will_be_meas
     locked()
     (machines.folder() / OUTBOX_FOLDER).write_text("a file where the folder would be")
     with pytest.raises(
-        StorageAway, match=r"trial 0 could not be written to .* will be measured again"
+        StorageUnreachable, match=r"trial 0 could not be written to .* will be measured again"
     ):
         worker.keep(attempt, finished())
 
@@ -309,7 +309,7 @@ def test_an_attempt_that_could_not_be_released_expires_with_the_next_worker(mach
     with machines.new_worker() as worker:
         attempt = machines.claim(worker)
         holder = locked()
-        worker.give_back(attempt)
+        worker.release_attempt(attempt)
         assert machines.states() == ["running"]
     holder.execute("ROLLBACK")
     machines.worker()
@@ -326,19 +326,19 @@ def lose(machines, worker, times):
 
 def test_a_trial_that_failed_too_often_is_left_by_all_workers_of_the_search(machines):
     worker = machines.worker()
-    lose(machines, worker, MOST_RETRIES + 1)
+    lose(machines, worker, MAX_RETRIES + 1)
     assert machines.claim(worker) is None
 
 
 def test_a_later_search_retries_a_trial_that_failed_too_often(machines):
     with machines.new_worker() as earlier:
-        lose(machines, earlier, MOST_RETRIES + 1)
-    assert machines.claim(machines.worker()).ordinal == MOST_RETRIES + 2
+        lose(machines, earlier, MAX_RETRIES + 1)
+    assert machines.claim(machines.worker()).ordinal == MAX_RETRIES + 2
 
 
 def test_a_worker_that_joins_others_forgives_no_failures(machines):
     first = machines.worker()
-    lose(machines, first, MOST_RETRIES + 1)
+    lose(machines, first, MAX_RETRIES + 1)
     machines.claim(first, 1)
     assert machines.claim(machines.worker()) is None
 

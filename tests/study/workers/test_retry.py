@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.errors import Stopped, StorageAway, StorageUnavailable
+from autotune.errors import Stopped, StorageUnavailable, StorageUnreachable
 from autotune.study.events import StorageBack, WaitingForStorage
 from autotune.study.workers.retry import DatabaseRetry
 
@@ -34,7 +34,7 @@ class Database:
     def answer(self):
         self.calls += 1
         if self.now < self.back_at:
-            raise StorageAway("the studies database is away")
+            raise StorageUnreachable("the studies database is away")
         return "answer"
 
 
@@ -58,7 +58,7 @@ def test_it_says_once_that_it_waits_and_once_that_the_database_is_back():
 
 def test_it_does_not_wait_beyond_its_limit():
     database = Database(back_at=1000.0)
-    with pytest.raises(StorageAway, match=r"waited 1 m 00 s") as raised:
+    with pytest.raises(StorageUnreachable, match=r"waited 1 m 00 s") as raised:
         database.patience(limit_seconds=60.0)(database.answer)
     assert (database.now < 63.0, raised.value.exit_code) == (True, 75)
 

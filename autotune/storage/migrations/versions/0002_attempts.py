@@ -1,4 +1,4 @@
-"""Attempts with their leases, and the count of changes by which processes that share a study follow each other."""
+"""Adds attempts with their leases, and a count of changes for processes that share a study."""
 
 import sqlalchemy as sa
 from alembic import op
