@@ -8,10 +8,10 @@ from typing import Any
 
 import hypothesis
 import pytest
-from building import ON_CUDA_IN_THIS_PROCESS
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload, make_workload
+from tests.building.results import ON_CUDA_IN_THIS_PROCESS
 
 # The same examples in every run, so that a failure is caused by a change of the code.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -107,7 +107,7 @@ def server(tmp_path):
 @pytest.fixture(scope="session")
 def postgres():
     """A PostgreSQL server of this test process; a test that stops it must restart it."""
-    from postgres import PostgresServer, unavailable
+    from tests.building.postgres import PostgresServer, unavailable
 
     pytest.importorskip("psycopg")
     if reason := unavailable():

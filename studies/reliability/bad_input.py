@@ -19,11 +19,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "cli")]
+sys.path.insert(0, str(ROOT))
 
-from mistaken_files import write_files  # noqa: E402
-from mistakes import LATE, all_mistakes, mistakes  # noqa: E402
 from quick_study import provenance  # noqa: E402
+
+from tests.cli.mistaken_files import write_files  # noqa: E402
+from tests.cli.mistakes import LATE, all_mistakes, mistakes  # noqa: E402
 
 LIMIT_SECONDS = {"argument": 1.0, "data": 3.0}
 SHOWN = 120

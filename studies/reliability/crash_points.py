@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from quick_executor import QuickExecutor
@@ -208,7 +208,7 @@ def on_sqlite(chosen: list[Point], folder: Path) -> list[str]:
 
 
 def on_postgresql(chosen: list[Point], folder: Path) -> list[str]:
-    from postgres import PostgresServer
+    from tests.building.postgres import PostgresServer
 
     found = []
     with PostgresServer(durable=True) as server:

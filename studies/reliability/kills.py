@@ -26,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 import nursery
 from processes import Family, family, wait_until_gone
@@ -182,7 +182,7 @@ def storage_of(kind: str, folder: Path) -> Iterator[str]:
     if kind == "sqlite":
         yield f"sqlite:///{folder}/kills.db"
     elif kind == "postgresql":
-        from postgres import PostgresServer
+        from tests.building.postgres import PostgresServer
 
         with PostgresServer(durable=True) as server:
             yield server.create_database("kills")

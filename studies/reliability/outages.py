@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from postgres import PostgresServer
 from quick_study import quick_study, report, say
 
 from autotune.spec.attempt import LEASE_SECONDS
 from autotune.storage.tables import ATTEMPTS, TRIALS
+from tests.building.postgres import PostgresServer
 
 WORKERS = 4
 TRIALS_WANTED = 400

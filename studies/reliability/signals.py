@@ -15,11 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from checks import processes
-from postgres import PostgresServer
 from quick_study import QuickStudy, Worker, quick_study, report, say
+
+from tests.building.postgres import PostgresServer
 
 MOST_SECONDS = 10.0
 SPACE = """

@@ -45,7 +45,7 @@ WAYS: dict[str, Places] = {
     "the first": _first,
     "the latest": _latest,
     "evenly spaced": _spaced,
-    "near, latest and spaced": TrainingSubset.places,
+    "near, latest and spaced": TrainingSubset.indices,
 }
 
 
@@ -67,7 +67,7 @@ def go_on(way: Places, *, trials: int, further: int, seed: int) -> float:
         not_dominated([point(r) for r in records if r.feasible]), reference=reference
     )
     ranking = EhviSampler(study.legal_space(), cap_bytes=study.cap_bytes)
-    with patch.object(TrainingSubset, "places", way):
+    with patch.object(TrainingSubset, "indices", way):
         for _ in range(further):
             tried = {record.config for record in records}
             choice = ranking.choose(records, forecasts, excluded=tried, seed=seed + len(records))

@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
-from building import MIB, out_of_memory, record
-from view_building import BASELINE, BF16, BLOCK, BOTH, config, four_trials
 
 from autotune.analysis.ablation import Effect, ladder, without
 from autotune.spec.config import Circumstances
+from tests.building.results import MIB, out_of_memory, record
+from tests.building.views import BASELINE, BF16, BLOCK, BOTH, config, four_trials
 
 
 def rungs(trials=None, *, pick=3, peaks=None):

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from building import record
 
 from autotune.analysis.explanation import explain
 from autotune.analysis.peak import describe_module, moment_of, peak_sentences
@@ -16,6 +15,7 @@ from autotune.analysis.variants import (
 )
 from autotune.spec.config import Circumstances, TrainingConfig
 from autotune.spec.prediction import CATEGORIES, Holder, Prediction, Timeline
+from tests.building.results import record
 
 GIB = 1024**3
 BATCH = 4

@@ -1,7 +1,6 @@
 import statistics
 
 import pytest
-from building import out_of_memory, record
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +8,7 @@ from autotune.analysis.front import Tolerance, pareto_front, perplexity_spread
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Outcome
+from tests.building.results import out_of_memory, record
 
 TOLERANCE = Tolerance(speed=0.03, perplexity=0.005)
 

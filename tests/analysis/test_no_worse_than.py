@@ -1,12 +1,12 @@
 import dataclasses
 
 import pytest
-from building import MIB, record, study_result
 
 from autotune.analysis.front import Tolerance
 from autotune.analysis.no_worse_than import find_matches
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
+from tests.building.results import MIB, record, study_result
 
 BLOCK = TrainingConfig(checkpointing="block")
 

@@ -1,10 +1,10 @@
 import pytest
-from building import MIB, out_of_memory, record
 
 from autotune.analysis.front import Tolerance, pareto_front
 from autotune.analysis.pick import PREFERENCES, Preferences, choose, closest_miss, savings
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
+from tests.building.results import MIB, out_of_memory, record
 
 SMALL = record(0, memory=100 * MIB, speed=1000.0, perplexity=10.0)
 MIDDLE = record(1, memory=120 * MIB, speed=1900.0, perplexity=10.02)

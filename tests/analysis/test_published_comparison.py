@@ -1,6 +1,4 @@
 import pytest
-from building import GIB, record
-from study_building import definition
 
 from autotune.analysis.published_comparison import (
     OwnRow,
@@ -14,6 +12,8 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.published_table import Figures, Reference
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
+from tests.building.results import GIB, record
+from tests.building.studies import definition
 
 REFERENCE = Reference(
     source="a paper",

@@ -5,8 +5,8 @@ import os
 import sqlite3
 from pathlib import Path
 
-from mistaken_spaces import SPACES, space_file
-from study_building import measured, write_study
+from tests.building.studies import measured, write_study
+from tests.cli.mistaken_spaces import SPACES, space_file
 
 IN_REAL = "--storage sqlite:///real.db"
 

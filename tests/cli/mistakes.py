@@ -8,8 +8,8 @@ of a command is in none of these lines.
 import shlex
 from collections.abc import Iterator, Mapping
 
-from mistaken_files import DATASETS, IN_REAL, dataset_options
-from mistaken_spaces import SPACES, space_file
+from tests.cli.mistaken_files import DATASETS, IN_REAL, dataset_options
+from tests.cli.mistaken_spaces import SPACES, space_file
 
 COMMAND_LINES = {
     "": "--bogus | frobnicate | --version=3 | --nonesuch search",

@@ -9,15 +9,15 @@ import subprocess
 import sys
 
 import pytest
-from mistaken_files import write_files
-from mistaken_spaces import SPACES, space_file
-from mistakes import LATE, all_mistakes, mistakes
 from typer.main import get_command
 
 from autotune import cli
 from autotune.spec import published_table
 from autotune.spec import space_file as reader
 from autotune.spec.config import FIELD_ORDER
+from tests.cli.mistaken_files import write_files
+from tests.cli.mistaken_spaces import SPACES, space_file
+from tests.cli.mistakes import LATE, all_mistakes, mistakes
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ import sys
 
 import pytest
 import typer.main
-from study_building import CAP_BYTES, MIB, measured, write_study
 
 import autotune
 from autotune.cli import app
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import Measurement
+from tests.building.studies import CAP_BYTES, MIB, measured, write_study
 
 COMMANDS = (
     "search",

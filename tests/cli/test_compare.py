@@ -4,10 +4,10 @@ import json
 import sys
 
 import pytest
-from study_building import CAP_BYTES, MIB, measured, write_study
 
 from autotune.cli import compare, main
 from autotune.spec.workload import make_workload
+from tests.building.studies import CAP_BYTES, MIB, measured, write_study
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import sys
 
 import pytest
-from study_building import MIB, definition, keep, measured, open_store
 
 import autotune
 from autotune import cli
@@ -14,6 +13,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo
 from autotune.spec.workload import make_workload
 from autotune.study.fit.fit import FitRequest, fit
+from tests.building.studies import MIB, definition, keep, measured, open_store
 
 SIZES = {"layers": 1, "width": 16, "heads": 2, "sequence_length": 16, "global_batch": 1}
 H100 = DeviceInfo(

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from study_building import MIB, definition, keep, measured, open_store
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import make_workload
+from tests.building.studies import MIB, definition, keep, measured, open_store
 
 SIZES = {"layers": 2, "width": 16, "heads": 2, "sequence_length": 16, "global_batch": 2}
 FLAGS = (

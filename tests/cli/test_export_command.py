@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from study_building import CAP_BYTES, MIB, measured, write_study
 from typer.testing import CliRunner
 
 import autotune
@@ -16,6 +15,7 @@ from autotune.errors import AutotuneError, IllegalConfiguration, InvalidInput, S
 from autotune.exporters import TARGETS
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.spec.workload import make_workload
+from tests.building.studies import CAP_BYTES, MIB, measured, write_study
 
 MEASUREMENTS = [
     measured(

@@ -7,14 +7,22 @@ import subprocess
 import sys
 
 import pytest
-from study_building import CAP_BYTES, MIB, definition, keep, measured, open_store, write_study
-from view_building import predicted
 
 from autotune.cli import main
 from autotune.reporting.figures import FIGURES
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement
+from tests.building.studies import (
+    CAP_BYTES,
+    MIB,
+    definition,
+    keep,
+    measured,
+    open_store,
+    write_study,
+)
+from tests.building.views import predicted
 
 HAND_MADE = ("pareto", "parallel", "importance", "ladder", "memory", "history", "predicted")
 """All but the timeline, which is predicted on the spot."""

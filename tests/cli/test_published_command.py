@@ -5,14 +5,14 @@ import subprocess
 import sys
 
 import pytest
-from study_building import MIB, keep, measured, open_store
-from study_building import definition as study_definition
 
 from autotune.cli.published import of_forecasts
 from autotune.spec.prediction import Forecast
 from autotune.spec.search_space import bind_space
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
+from tests.building.studies import MIB, keep, measured, open_store
+from tests.building.studies import definition as study_definition
 
 TABLE = """
 [techniques]

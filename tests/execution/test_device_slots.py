@@ -25,7 +25,7 @@ from autotune.execution.server import socket_lock
 from autotune.execution.server.child import MAX_SLOT_HOLDERS, _hold_slot
 from autotune.spec.result import DeviceInfo
 from autotune.study.events import WaitingForDevice
-from autotune.study.search import SearchRequest, _of_this_machine
+from autotune.study.search import SearchRequest, _device_warnings
 
 CPU = DeviceInfo(device="cpu", name="a CPU", total_memory_bytes=2**30, versions={})
 NOBODY = 65534
@@ -519,9 +519,9 @@ def test_there_is_no_note_about_containers_for_a_cpu_or_a_chosen_lock_folder(
 
 def test_a_note_says_that_several_trials_share_the_gpu(our, monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path))
-    assert list(_of_this_machine(GPU, SearchRequest(trials_per_device=1))) == []
-    (sentence,) = _of_this_machine(GPU, SearchRequest(trials_per_device=3))
+    assert list(_device_warnings(GPU, SearchRequest(trials_per_device=1))) == []
+    (sentence,) = _device_warnings(GPU, SearchRequest(trials_per_device=3))
     assert sentence.startswith(
         "3 trials at a time share cuda:0: their speeds are those of sharing it"
     )
-    assert list(_of_this_machine(CPU, SearchRequest(trials_per_device=3))) == []
+    assert list(_device_warnings(CPU, SearchRequest(trials_per_device=3))) == []

@@ -9,12 +9,12 @@ import sys
 
 import deepspeed
 import torch
-from own_training import distance, global_batches, mean_loss, small_model, trained
-from recipes import recipe
 
 from autotune.exporters import TARGETS
 from autotune.exporters.deepspeed_config import FILE
 from autotune.spec.config import TrainingConfig
+from tests.exporters.own_training import distance, global_batches, mean_loss, small_model, trained
+from tests.exporters.recipes import recipe
 
 STEPS = 3
 WORKLOAD = {

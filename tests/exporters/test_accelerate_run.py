@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from own_training import small_model
-from recipes import recipe
 
 from autotune.exporters import TARGETS
 from autotune.exporters.accelerate_config import FILE
 from autotune.exporters.shipped.autotune_blocks import prepare_blocks
 from autotune.spec.config import TrainingConfig
+from tests.exporters.own_training import small_model
+from tests.exporters.recipes import recipe
 
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
@@ -24,8 +24,8 @@ import torch
 import autotune_blocks
 from accelerate import Accelerator
 sys.path.append(sys.argv[1])
-from own_training import distance, global_batches, mean_loss, small_model, trained
-from recipes import recipe
+from tests.exporters.own_training import distance, global_batches, mean_loss, small_model, trained
+from tests.exporters.recipes import recipe
 from autotune.spec.config import TrainingConfig
 
 config = TrainingConfig(**json.loads(sys.argv[2]))
@@ -97,7 +97,7 @@ def launched(export, folder):
 
     (folder / BLOCKS).write_text(shipped_text(BLOCKS))
     lines = {refusal.setting: refusal.why.partition("write ")[2] for refusal in export.refusals}
-    arguments = [str(Path(__file__).parent), json.dumps(CONFIG), json.dumps(WORKLOAD)]
+    arguments = [str(Path(__file__).parents[2]), json.dumps(CONFIG), json.dumps(WORKLOAD)]
     command = f"{export.command} {shlex.join(arguments)}".replace(
         "accelerate launch", f"{sys.executable} -m accelerate.commands.launch"
     )

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from techniques.operators import OperatorCount
 
 from autotune.exporters.shipped.autotune_blocks import SAVED_OPERATORS, find_blocks, prepare_blocks
 from autotune.memory.cpu import CpuMeter
@@ -13,6 +12,7 @@ from autotune.models.structure import find_blocks as find_own
 from autotune.spec.config import CHOICES
 from autotune.spec.workload import make_workload
 from autotune.techniques import checkpointing as technique
+from tests.techniques.operators import OperatorCount
 
 CHECKPOINTING = CHOICES["checkpointing"]
 LAYERS = 6

@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 import yaml
-from readers import READERS
-from readers.torchtitan import read
-from recipes import recipe
-from test_exporter_contract import check
 
 from autotune.exporters import TARGETS
 from autotune.exporters.torchtitan.files import chunks
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
 from autotune.techniques.loss import tokens_in_a_chunk
+from tests.exporters.readers import READERS
+from tests.exporters.readers.torchtitan import read
+from tests.exporters.recipes import recipe
+from tests.exporters.test_exporter_contract import check
 
 TRAINERS = [
     (name, version)

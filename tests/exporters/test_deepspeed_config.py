@@ -5,13 +5,13 @@ import os
 
 import pytest
 import torch
-from readers.deepspeed_reader import rates
-from readers.rates import trial_rates
-from recipes import recipe
 
 from autotune.exporters import TARGETS
 from autotune.exporters.deepspeed_config import AUTO_FILE, FILE
 from autotune.spec.config import TrainingConfig
+from tests.exporters.readers.deepspeed_reader import rates
+from tests.exporters.readers.rates import trial_rates
+from tests.exporters.recipes import recipe
 
 pytest.importorskip("deepspeed", reason="deepspeed is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

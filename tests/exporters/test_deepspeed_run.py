@@ -12,7 +12,7 @@ pytest.importorskip("deepspeed", reason="deepspeed is not installed")
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="DeepSpeed's processes are those of Linux"
 )
-FOLDER = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 STEPS = 3
 CASES = ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed", "sgd", "adafactor")
 
@@ -24,8 +24,8 @@ def runs():
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     done = subprocess.run(
-        [sys.executable, "deepspeed_training.py", port],
-        cwd=FOLDER,
+        [sys.executable, "-m", "tests.exporters.deepspeed_training", port],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

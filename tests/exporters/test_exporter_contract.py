@@ -7,13 +7,13 @@ trainer's own package where that is installed.
 
 import pytest
 import torch
-from readers import READERS
-from recipes import configurations, recipe
 
 from autotune.exporters import TARGETS
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, SETTINGS
 from autotune.techniques.adafactor_fixed_rate import WEIGHT_DECAY
 from autotune.techniques.optimizer import make_optimizer
+from tests.exporters.readers import READERS
+from tests.exporters.recipes import configurations, recipe
 
 CONFIGURATIONS = configurations()
 WORKLOADS = {

@@ -8,12 +8,12 @@ import tomllib
 
 import pytest
 import yaml
-from recipes import recipe
 
 from autotune.exporters import TARGETS
 from autotune.exporters.pytorch.script import FILE as SCRIPT
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
+from tests.exporters.recipes import recipe
 
 HOSTILE = (
     'a"""\nimport os\n"""b',

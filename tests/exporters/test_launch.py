@@ -4,12 +4,12 @@ import subprocess
 import sys
 
 import pytest
-from readers.launcher import process_settings
-from recipes import recipe
 
 from autotune.exporters.export import Export
 from autotune.exporters.launch import FILE, is_needed, launcher
 from autotune.spec.config import TrainingConfig
+from tests.exporters.readers.launcher import process_settings
+from tests.exporters.recipes import recipe
 
 SCRIPT = """
 import os, sys

@@ -5,13 +5,13 @@ import os
 import pytest
 import torch
 import torch._functorch.config
-from own_training import distance, global_batches, mean_loss, small_model, trained
-from readers.lightning_reader import provide_shipped
-from recipes import recipe
 
 from autotune.exporters import TARGETS
 from autotune.exporters.lightning_cli import FILE
 from autotune.spec.config import TrainingConfig
+from tests.exporters.own_training import distance, global_batches, mean_loss, small_model, trained
+from tests.exporters.readers.lightning_reader import provide_shipped
+from tests.exporters.recipes import recipe
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
 pytest.importorskip("jsonargparse", reason="jsonargparse is not installed")

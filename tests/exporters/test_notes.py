@@ -3,10 +3,10 @@
 import shlex
 
 import pytest
-from recipes import recipe
 
 from autotune.exporters import TARGETS
 from autotune.spec.config import TrainingConfig
+from tests.exporters.recipes import recipe
 
 READ_BY_THE_TRAINER = ("trl", "axolotl", "transformers")
 USER_LOOPS = ("accelerate", "deepspeed", "lightning")

@@ -5,9 +5,6 @@ import time
 
 import pytest
 import torch
-from readers.pytorch_script import loaded
-from recipes import recipe
-from texts import settings_of_text
 
 from autotune.execution.server.tasks import prepare
 from autotune.exporters import TARGETS
@@ -15,6 +12,9 @@ from autotune.memory.cpu import CpuMeter
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
 from autotune.spec.workload import make_workload
+from tests.exporters.readers.pytorch_script import loaded
+from tests.exporters.recipes import recipe
+from tests.exporters.texts import settings_of_text
 
 STEPS = 5
 GLOBAL_BATCH = 4

@@ -2,14 +2,14 @@
 
 import numpy
 import pytest
-from readers.pytorch_script import loaded
-from recipes import recipe
-from texts import KINDS, settings_of_text
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from autotune.execution.server.tasks import prepare
 from autotune.exporters import TARGETS
 from autotune.spec.workload import make_workload
+from tests.exporters.readers.pytorch_script import loaded
+from tests.exporters.recipes import recipe
+from tests.exporters.texts import KINDS, settings_of_text
 
 
 def exported(workload):

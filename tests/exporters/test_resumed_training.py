@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from readers.hugging_face import imported, tiny_llama
-from recipes import recipe
 
 from autotune.exporters import transformers
 from autotune.spec.config import TrainingConfig
+from tests.exporters.readers.hugging_face import imported, tiny_llama
+from tests.exporters.recipes import recipe
 
 STEPS, SAVED_AT = 6, 3
 

@@ -7,11 +7,11 @@ import time
 
 import pytest
 import torch
-from test_pytorch_script import COMPILED, EAGER, OWN, exported
-from texts import settings_of_text
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload, make_workload
+from tests.exporters.test_pytorch_script import COMPILED, EAGER, OWN, exported
+from tests.exporters.texts import settings_of_text
 
 
 def every_script(tmp_path):

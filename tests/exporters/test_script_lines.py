@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 import yaml
-from readers.rates import trial_rates
-from recipes import recipe
 
 from autotune.exporters import TARGETS
 from autotune.exporters.script_lines import model_and_data_note, optimizer_line, write_schedule
 from autotune.spec.config import Circumstances, TrainingConfig, broken_rules
 from autotune.spec.workload import make_workload
+from tests.exporters.readers.rates import trial_rates
+from tests.exporters.recipes import recipe
 
 SCHEDULES = [(schedule, warmup) for schedule in ("constant", "cosine") for warmup in (1, 2, 5, 20)]
 

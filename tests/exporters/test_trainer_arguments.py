@@ -5,20 +5,20 @@ import json
 import pytest
 import torch
 import transformers.modeling_utils
-from readers.hugging_face import (
+
+from autotune.exporters import launch
+from autotune.exporters.transformers import write
+from autotune.spec.config import TrainingConfig
+from autotune.techniques.adafactor_fixed_rate import AdafactorFixedRate
+from tests.exporters.readers.hugging_face import (
     autocast_by_arguments,
     checkpointing_of,
     parse_json,
     tiny_llama,
     workload_settings,
 )
-from readers.transformers import optimizer_of
-from recipes import configurations, recipe
-
-from autotune.exporters import launch
-from autotune.exporters.transformers import write
-from autotune.spec.config import TrainingConfig
-from autotune.techniques.adafactor_fixed_rate import AdafactorFixedRate
+from tests.exporters.readers.transformers import optimizer_of
+from tests.exporters.recipes import configurations, recipe
 
 
 @pytest.mark.parametrize("config", configurations().values(), ids=configurations())

@@ -2,12 +2,12 @@
 
 import pytest
 import yaml
-from readers.hugging_face import FOLDER, imported
-from recipes import recipe
 from transformers import HfArgumentParser, TrainingArguments
 
 from autotune.exporters import transformers, trl
 from autotune.spec.config import TrainingConfig
+from tests.exporters.readers.hugging_face import FOLDER, imported
+from tests.exporters.recipes import recipe
 
 TARGETS = {"transformers": transformers.TARGET, "trl": trl.TARGET}
 

@@ -4,12 +4,12 @@ import ast
 import types
 
 import pytest
-from readers.hugging_face import tiny_llama
-from recipes import recipe
 
 from autotune.exporters import transformers, trl
 from autotune.exporters.transformers.training_script import MODEL_CONFIG_FILE, training_script
 from autotune.spec.model_file import model_name
+from tests.exporters.readers.hugging_face import tiny_llama
+from tests.exporters.recipes import recipe
 
 CONFIG = {**tiny_llama().config.to_dict(), "model_type": "llama", "vocab_size": 256}
 NAMED = {"model": model_name(CONFIG), "model_config": CONFIG}

@@ -7,14 +7,6 @@ import sys
 import pytest
 import torch
 import transformers.modeling_utils
-from readers.hugging_face import (
-    LAYERS,
-    counted_checkpoints,
-    imported,
-    tiny_llama,
-)
-from recipes import recipe
-from test_exporter_contract import WORKLOADS
 
 from autotune.exporters.source import excerpt
 from autotune.exporters.transformers import write
@@ -22,6 +14,14 @@ from autotune.exporters.transformers.training_script import FILE as SCRIPT
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
 from autotune.training.step import TrainingStep
+from tests.exporters.readers.hugging_face import (
+    LAYERS,
+    counted_checkpoints,
+    imported,
+    tiny_llama,
+)
+from tests.exporters.recipes import recipe
+from tests.exporters.test_exporter_contract import WORKLOADS
 
 STEPS = 2
 

@@ -8,9 +8,6 @@ import torch
 import transformers.modeling_utils
 import yaml
 from datasets import Dataset
-from readers.hugging_face import LAYERS, counted_checkpoints, tiny_llama
-from readers.trl import parse
-from recipes import recipe
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import SFTTrainer
@@ -18,6 +15,9 @@ from trl import SFTTrainer
 from autotune.exporters.trl import write
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
+from tests.exporters.readers.hugging_face import LAYERS, counted_checkpoints, tiny_llama
+from tests.exporters.readers.trl import parse
+from tests.exporters.recipes import recipe
 
 STEPS = 2
 

@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 import torch
-from recipes import configurations, recipe
 
 from autotune.exporters import TARGETS
 from autotune.training.step import TrainingStep
+from tests.exporters.recipes import configurations, recipe
 
 TRAINERS = ("torchtitan", "axolotl", "forgather")
 WORKLOADS = {

@@ -4,13 +4,13 @@ import time
 
 import pytest
 import torch._dynamo
-from building import ON_CUDA_IN_THIS_PROCESS
 
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.spec.config import CHOICES, TrainingConfig
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import Workload
 from autotune.training.trainer import Trainer, train
+from tests.building.results import ON_CUDA_IN_THIS_PROCESS
 
 GLOBAL_BATCH = 4
 TOLERANCE = 0.001

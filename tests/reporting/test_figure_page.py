@@ -4,13 +4,13 @@ from html.parser import HTMLParser
 
 import plotly.graph_objects as go
 import pytest
-from building import out_of_memory, record, study_result
-from view_building import HOSTILE, failures_only, ladder_view, study_view
 
 from autotune.reporting.figure_page import figure_page
 from autotune.reporting.figures import FIGURES, FigureOptions
 from autotune.reporting.style import with_heading
 from autotune.spec.result import Pick
+from tests.building.results import out_of_memory, record, study_result
+from tests.building.views import HOSTILE, failures_only, ladder_view, study_view
 
 FETCHING = {"src", "href", "data", "srcset", "poster", "action"}
 

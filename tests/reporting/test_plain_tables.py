@@ -2,11 +2,11 @@ import csv
 import io
 
 import pytest
-from building import MIB, out_of_memory, record, study_result
 
 from autotune.reporting.plain_tables import CSV_COLUMNS, csv_text, markdown_text
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.result import Pick
+from tests.building.results import MIB, out_of_memory, record, study_result
 
 SMALL = record(0, memory=100 * MIB, name="small | not *large*", tokens_per_second_spread=50.0)
 FAST = record(

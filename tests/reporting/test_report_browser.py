@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from report_building import HOSTILE, hostile_view, large_view, plain_view, report_of
 
 from autotune.reporting.report.commands import rerun_command
 from autotune.reporting.report.page import page
+from tests.building.reports import HOSTILE, hostile_view, large_view, plain_view, report_of
 
 CHROMIUM = shutil.which("chromium")
 playwright = pytest.importorskip(

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 import typer.main
-from report_building import TARGETS, view_of
-from study_building import definition
 
 from autotune.analysis.front import Tolerance
 from autotune.analysis.pick import Preferences
@@ -20,6 +18,8 @@ from autotune.spec.search_space import bind_space
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
 from autotune.spec.workload_settings import OPTION_NAMES
+from tests.building.reports import TARGETS, view_of
+from tests.building.studies import definition
 
 CONFIG = TrainingConfig(
     precision="bf16-mixed",

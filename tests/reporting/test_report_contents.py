@@ -1,18 +1,6 @@
 from dataclasses import replace
 
 import pytest
-from building import MIB, out_of_memory, record
-from report_building import (
-    BASELINE,
-    FAILED,
-    FAST,
-    SMALL,
-    nothing_view,
-    plain_view,
-    report_of,
-    view_of,
-)
-from study_building import SPACE
 
 from autotune.analysis.pick import Preferences
 from autotune.reporting.report import excluded as module
@@ -22,6 +10,18 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import Pick
 from autotune.spec.workload import make_workload
+from tests.building.reports import (
+    BASELINE,
+    FAILED,
+    FAST,
+    SMALL,
+    nothing_view,
+    plain_view,
+    report_of,
+    view_of,
+)
+from tests.building.results import MIB, out_of_memory, record
+from tests.building.studies import SPACE
 
 
 def group(view, title):

@@ -6,7 +6,9 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from report_building import (
+
+from autotune.reporting.report.page import page, script_json
+from tests.building.reports import (
     BASELINE,
     FAST,
     HOSTILE,
@@ -19,8 +21,6 @@ from report_building import (
     report_of,
     view_of,
 )
-
-from autotune.reporting.report.page import page, script_json
 
 FETCHING = {"src", "href", "data", "srcset", "poster", "action"}
 

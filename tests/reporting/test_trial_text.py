@@ -1,7 +1,6 @@
 """Texts about a trial: one form for tables, pages and figures."""
 
 import pytest
-from building import out_of_memory, record
 
 from autotune.reporting.trial_text import (
     format_perplexity,
@@ -10,6 +9,7 @@ from autotune.reporting.trial_text import (
     outcome_line,
     short_hover,
 )
+from tests.building.results import out_of_memory, record
 
 HOVERS = (lambda one: full_hover(one, None), short_hover)
 

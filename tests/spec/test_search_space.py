@@ -4,7 +4,6 @@ import json
 import random
 
 import pytest
-from building import bound
 
 from autotune.errors import InvalidSpace
 from autotune.spec.config import FIELD_ORDER, Circumstances, TrainingConfig, broken_rules
@@ -12,6 +11,7 @@ from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
+from tests.building.results import bound
 
 BUDGETS = """
 [techniques]

@@ -3,13 +3,13 @@ import tomllib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from study_building import SPACE
 
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
 from autotune.spec.space_text import space_text, workload_table
 from autotune.spec.workload import make_workload
+from tests.building.studies import SPACE
 
 
 def read_back(space, folder, **settings):

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from machine import BUILD_VARIABLE, Machine
+
+from tests.stand_in_gpu.machine import BUILD_VARIABLE, Machine
 
 FOLDER = Path(__file__).parent
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import ledger
+from tests.stand_in_gpu import ledger
 
 FOLDER = Path(__file__).parent
 PROJECT = FOLDER.parents[1]

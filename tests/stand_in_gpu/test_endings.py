@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from machine import Machine, wait_until
+
+from tests.stand_in_gpu.machine import Machine, wait_until
 
 MIB = 1024**2
 LONG = ("--steps", "500000", "--trials", "1", "--no-predict")

@@ -6,7 +6,8 @@ Here it has compute capability 9.0, which has a larger cuBLAS workspace.
 import json
 
 import pytest
-from machine import SMALL_MODEL, Machine
+
+from tests.stand_in_gpu.machine import SMALL_MODEL, Machine
 
 PREDICTIONS = """
 import json

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from machine import FOLDER, Machine
+
+from tests.stand_in_gpu.machine import FOLDER, Machine
 
 MIB = 1024**2
 CONTEXT_MIB = 480

@@ -5,9 +5,10 @@ import threading
 import time
 from contextlib import contextmanager
 
-import ledger
 import pytest
-from machine import Machine
+
+from tests.stand_in_gpu import ledger
+from tests.stand_in_gpu.machine import Machine
 
 MIB = 1024**2
 CONTEXT_BYTES = 480 * MIB

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from machine import SMALL_MODEL
+
+from tests.stand_in_gpu.machine import SMALL_MODEL
 
 SIZES = (*SMALL_MODEL[:10], "--json", "--quiet")
 PREDICT = ("-m", "autotune", "predict", *SIZES)

@@ -3,7 +3,8 @@
 import subprocess
 
 import pytest
-from machine import Machine, wait_until
+
+from tests.stand_in_gpu.machine import Machine, wait_until
 
 DRIVER = """
 import ctypes, os, sys

@@ -5,9 +5,9 @@ import subprocess
 import tomllib
 
 import pytest
-from machine import FOLDER, SMALL_MODEL, Machine
 
 from autotune.spec.config import CHOICES
+from tests.stand_in_gpu.machine import FOLDER, SMALL_MODEL, Machine
 
 SPACE = FOLDER / "every_technique.toml"
 CONTENT = tomllib.loads(SPACE.read_text())

@@ -5,11 +5,11 @@ On SQLite and on PostgreSQL alike.
 
 import pytest
 from sqlalchemy import select, update
-from study_building import config, definition, keep, measured, open_store
 
 from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, new_attempt_id
 from autotune.storage.error_translation import Conflict
 from autotune.storage.tables import ATTEMPTS
+from tests.building.studies import config, definition, keep, measured, open_store
 
 MOST = 5
 

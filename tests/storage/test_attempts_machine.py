@@ -23,12 +23,12 @@ from hypothesis.stateful import (
 )
 from hypothesis.strategies import integers, sampled_from
 from sqlalchemy import select, update
-from study_building import config, definition, measured, open_store
 
 from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, new_attempt_id
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
 from autotune.study.workers.outbox import Outbox, OutboxResult
+from tests.building.studies import config, definition, measured, open_store
 
 STUDY = "by-hand"
 MOST_TRIALS = 3

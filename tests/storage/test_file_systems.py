@@ -5,10 +5,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from study_building import definition, open_store
 
 from autotune.errors import StorageUnavailable
 from autotune.storage.file_systems import MOUNTINFO, file_system, reject_network_file_system
+from tests.building.studies import definition, open_store
 
 LAPTOP = r"""
 22 1 0:21 / / rw,relatime shared:1 - ext4 /dev/sda2 rw

@@ -4,11 +4,11 @@ import math
 
 import pytest
 from sqlalchemy import event
-from study_building import config, definition, keep, measured, open_store
 
 from autotune.errors import InvalidInput, StorageUnreachable
 from autotune.spec.prediction import Forecast
 from autotune.study.search import SearchRequest
+from tests.building.studies import config, definition, keep, measured, open_store
 
 
 @pytest.fixture

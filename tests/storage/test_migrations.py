@@ -17,7 +17,6 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from alembic.script import ScriptDirectory
-from study_building import config, keep, measured, open_store
 
 from autotune.errors import StorageUnavailable
 from autotune.spec.config import TrainingConfig
@@ -26,6 +25,7 @@ from autotune.storage.database import Database
 from autotune.storage.schema import MIGRATIONS
 from autotune.storage.tables import METADATA, REVISION, VERSION_TABLE
 from autotune.study.check import check_studies
+from tests.building.studies import config, keep, measured, open_store
 
 OLD = Path(__file__).parent / "data" / "schema-1.db"
 STUDY = "before-attempts"

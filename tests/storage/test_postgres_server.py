@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-from postgres import unavailable
+
+from tests.building.postgres import unavailable
 
 PROGRAM = """
 import sys
-from postgres import PostgresServer
+from tests.building.postgres import PostgresServer
 server = PostgresServer()
 server.start()
 print(server.folder, flush=True)
@@ -21,7 +22,7 @@ sys.stdin.read()
 
 @pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 def test_a_server_and_its_folder_are_gone_after_the_process_that_made_it_was_killed():
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, **pipes) as maker:
         folder = Path(maker.stdout.readline().strip())

@@ -3,9 +3,9 @@
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
-from study_building import config, definition, keep, measured, open_store
 
 from autotune.errors import StorageUnavailable
+from tests.building.studies import config, definition, keep, measured, open_store
 
 
 @pytest.fixture

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import optuna
 import pytest
-from study_building import CAP_BYTES, config, definition, keep, measured, open_store, write_study
 
 from autotune.errors import StorageUnavailable, UnknownStudy
+from tests.building.studies import (
+    CAP_BYTES,
+    config,
+    definition,
+    keep,
+    measured,
+    open_store,
+    write_study,
+)
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from study_building import definition
 
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import PREPARED
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import make_workload
 from autotune.study.parity_gate import ParityGate
+from tests.building.studies import definition
 
 GPT2 = {
     "model_type": "gpt2",

@@ -1,9 +1,8 @@
 """Which trials may end another one early."""
 
-from ranking_building import record
-
 from autotune.spec.config import TrainingConfig
 from autotune.study.trial_runner import pruning_bounds
+from tests.building.ranking import record
 
 CONFIG = TrainingConfig(micro_batch_size=8, checkpointing="block")
 PLAIN = TrainingConfig(micro_batch_size=8)

@@ -3,7 +3,6 @@
 from contextlib import ExitStack, closing
 
 import pytest
-from study_building import config, definition, keep, measured, open_store
 
 from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
@@ -12,6 +11,7 @@ from autotune.study.prediction_cache import PredictionCache
 from autotune.study.trial_runner import TrialOptions
 from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.retry import DatabaseRetry
+from tests.building.studies import config, definition, keep, measured, open_store
 
 WANTED = 5
 

@@ -6,11 +6,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from study_building import definition
-
 import autotune
 from autotune.reporting.report.commands import rerun_command
 from autotune.spec.config import TrainingConfig
+from tests.building.studies import definition
 
 
 def test_the_command_that_reruns_a_trial_measures_the_same_peak(

@@ -5,9 +5,6 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from building import out_of_memory, record
-from study_building import SPACE, config, definition, measured, open_store, write_study
-from view_building import predicted
 
 from autotune.errors import StorageUnreachable
 from autotune.spec.prediction import Forecast
@@ -16,6 +13,9 @@ from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import make_workload
 from autotune.study.request import SearchRequest
 from autotune.study.reuse import EarlierStudy, are_comparable, rate_under_cap, reuse, select
+from tests.building.results import out_of_memory, record
+from tests.building.studies import SPACE, config, definition, measured, open_store, write_study
+from tests.building.views import predicted
 
 MIB = 1024**2
 GPU = DeviceInfo(

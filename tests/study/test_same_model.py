@@ -1,13 +1,13 @@
 """A study of somebody's own model goes on only with the file it was begun with."""
 
 import pytest
-from study_building import definition
 
 from autotune.errors import StudyMismatch
 from autotune.execution.local import LocalExecutor
 from autotune.spec.user_code import sha256_of
 from autotune.spec.workload import make_workload
 from autotune.study.resume import check_same_model
+from tests.building.studies import definition
 
 
 def test_a_changed_file_is_rejected_and_the_old_content_accepted(tmp_path):

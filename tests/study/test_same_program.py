@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-from study_building import definition, measured, open_store
-
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import CATEGORIES, Forecast, Prediction
 from autotune.spec.result import TrialRecord
 from autotune.study.prediction_cache import PredictionCache
+from tests.building.studies import definition, measured, open_store
 
 MIB = 1024**2
 

@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
-from building import record
 
 import autotune
 from autotune.study.trial_runner import representative
+from tests.building.results import record
 
 SCRIPT = """
 import torch, autotune

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 from sqlalchemy import select
-from study_building import definition
 
 from autotune.errors import Stopped
 from autotune.execution.device_slots import DeviceSlots
@@ -25,6 +24,7 @@ from autotune.study.prediction_cache import PredictionCache
 from autotune.study.trial_runner import TrialOptions
 from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.retry import DatabaseRetry
+from tests.building.studies import definition
 
 STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
 

@@ -3,13 +3,13 @@
 import io
 
 import pytest
-from building import record
 from rich.console import Console
-from study_building import config, definition
 
 from autotune.analysis.pick import Preferences
 from autotune.cli.live import LiveDisplay, PlainDisplay, Progress, reused_line
 from autotune.study.events import StudyOpened
+from tests.building.results import record
+from tests.building.studies import config, definition
 
 BASELINE = config(0)
 NEW = definition("new")

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from operators import operators_in_a_step
 
 from autotune.techniques import attention
 from autotune.techniques.attention import AttentionCall, CallsOfAttention
+from tests.techniques.operators import operators_in_a_step
 
 LAYERS = 4
 FLASH_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"

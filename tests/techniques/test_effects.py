@@ -5,10 +5,10 @@ import sys
 
 import pytest
 import torch
-from operators import operators_in_a_step
 
 from autotune.techniques import checkpointing
 from autotune.techniques.precision import unavailable
+from tests.techniques.operators import operators_in_a_step
 
 LAYERS = 4
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"

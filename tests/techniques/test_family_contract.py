@@ -9,9 +9,6 @@ import time
 
 import pytest
 import torch
-from families import FAMILIES, GLOBAL_BATCH, LAYERS, RUN, workload_of
-from operators import OperatorCount
-from pairwise import pairwise
 
 from autotune.execution.server.tasks import prepare
 from autotune.models import build_model
@@ -20,6 +17,9 @@ from autotune.spec.training_request import TrainingRequest
 from autotune.techniques import activation_offload, find_unavailable
 from autotune.techniques.requirements import missing_parts
 from autotune.training.trainer import Trainer
+from tests.techniques.families import FAMILIES, GLOBAL_BATCH, LAYERS, RUN, workload_of
+from tests.techniques.operators import OperatorCount
+from tests.techniques.pairwise import pairwise
 
 STEPS = 3
 TOLERANCES = {"fp32": 1e-5, "fp8": 3e-2}

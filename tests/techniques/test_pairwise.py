@@ -2,7 +2,7 @@
 
 import itertools
 
-from pairwise import pairwise
+from tests.techniques.pairwise import pairwise
 
 CHOICES = {"a": range(4), "b": range(3), "c": range(3), "d": range(2)}
 

@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-from building import ON_CUDA_IN_THIS_PROCESS
 
 from autotune.execution.server.failures import measurement_of_exception
 from autotune.memory.host import HostMemoryExceeded
@@ -15,6 +14,7 @@ from autotune.techniques import activation_offload, pinned_memory
 from autotune.techniques.activation_offload import pinned_bytes
 from autotune.techniques.pinned_memory import PinnedMemoryBudget
 from autotune.training.trainer import train
+from tests.building.results import ON_CUDA_IN_THIS_PROCESS
 
 MIB = 2**20
 

@@ -6,13 +6,13 @@ import time
 
 import pytest
 import torch
-from building import ON_CUDA_IN_THIS_PROCESS
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest, unwatched
 from autotune.training.parity import GradientSketch
 from autotune.training.step import Diverged
 from autotune.training.trainer import Trainer, trace, train
+from tests.building.results import ON_CUDA_IN_THIS_PROCESS
 
 
 @pytest.fixture
@@ -128,13 +128,13 @@ def test_a_nan_loss_ends_the_training(request_for):
 
 def test_reading_gradients_for_parity_does_not_count_as_training_time(request_for, monkeypatch):
     reference = trace(request_for(), dropout=True)
-    take = GradientSketch._take
+    take = GradientSketch._add
 
     def take_slowly(*args, **options):
         time.sleep(0.1)
         return take(*args, **options)
 
-    monkeypatch.setattr(GradientSketch, "_take", take_slowly)
+    monkeypatch.setattr(GradientSketch, "_add", take_slowly)
     began = time.monotonic()
     request = dataclasses.replace(request_for(), reference=reference, requested_at=began)
     parts = train(request).seconds_by_part

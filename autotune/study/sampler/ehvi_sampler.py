@@ -342,7 +342,7 @@ class Knowledge:
     def _fit(
         self, records: Sequence[TrialRecord], values: Sequence[float], noises: Sequence[float]
     ) -> Surrogate:
-        indices = self._training_subset.places([record.config for record in records])
+        indices = self._training_subset.indices([record.config for record in records])
         x_train = features_of([records[index].config for index in indices])
         return Surrogate(x_train, [values[index] for index in indices], noises=noises)
 

@@ -115,7 +115,7 @@ class MemoryModel:
     @cached_property
     def _surrogate(self) -> Surrogate:
         configs, sizes = zip(*self._peaks.values(), strict=True)
-        indices = self._training_subset.places(configs)
+        indices = self._training_subset.indices(configs)
         x_train = features_of([configs[index] for index in indices])
         y_train = [math.log(sizes[index]) for index in indices]
         return Surrogate(x_train, y_train, noises=(_NOISE,))

@@ -25,7 +25,7 @@ class TrainingSubset:
     near: frozenset[str] = frozenset()
     """Fingerprints of the front's configurations and of those one technique away from it."""
 
-    def places(self, configs: Sequence[TrainingConfig]) -> Sequence[int]:
+    def indices(self, configs: Sequence[TrainingConfig]) -> Sequence[int]:
         """Return the indices of the selected trials; all indices if there are few enough.
 
         `configs` are in the order of the study. The evenly spaced trials come first, because the

@@ -3,7 +3,7 @@
 One module per target, with the names of `TARGETS`.
 """
 
-from readers import (
+from tests.exporters.readers import (
     accelerate_reader,
     axolotl,
     deepspeed_reader,

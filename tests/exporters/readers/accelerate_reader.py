@@ -11,7 +11,7 @@ import pytest
 
 from autotune.exporters import launch
 from autotune.exporters.accelerate_config import ACCUMULATION, FILE
-from readers.launcher import process_settings
+from tests.exporters.readers.launcher import process_settings
 
 PRECISIONS = {"no": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed", "fp8": "another fp8"}
 

@@ -5,9 +5,9 @@ import shlex
 
 import yaml
 
-from readers.key_table import check, defaults, load
-from readers.launcher import process_settings
-from readers.named_rates import schedule_named
+from tests.exporters.readers.key_table import check, defaults, load
+from tests.exporters.readers.launcher import process_settings
+from tests.exporters.readers.named_rates import schedule_named
 
 OPTIMIZERS = {
     "adamw_torch": ("adamw", "foreach"),  # on CUDA, where torch batches by itself

@@ -10,9 +10,9 @@ import torch
 
 from autotune.exporters import launch
 from autotune.exporters.deepspeed_config import FILE
-from readers.accelerate_reader import process_settings_of_nothing
-from readers.launcher import process_settings
-from readers.rates import schedule_of
+from tests.exporters.readers.accelerate_reader import process_settings_of_nothing
+from tests.exporters.readers.launcher import process_settings
+from tests.exporters.readers.rates import schedule_of
 
 OPTIMIZERS = {"adamw": "adamw", "Adafactor": "adafactor", "SGD": "sgd"}
 STEPS = 20

@@ -5,8 +5,8 @@ import textwrap
 
 import yaml
 
-from readers.key_table import check, defaults, load
-from readers.named_rates import schedule_named
+from tests.exporters.readers.key_table import check, defaults, load
+from tests.exporters.readers.named_rates import schedule_named
 
 OPTIMIZERS = {
     "torch:optim.AdamW": ("adamw", {"betas": [0.9, 0.999], "eps": 1e-8}),

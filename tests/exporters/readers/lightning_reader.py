@@ -12,7 +12,7 @@ import torch
 
 from autotune.exporters.lightning_cli import FILE
 from autotune.exporters.shipped import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
-from readers.rates import schedule_of
+from tests.exporters.readers.rates import schedule_of
 
 PRECISIONS = {
     "32-true": "fp32",

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from autotune.spec.workload import make_workload
-from readers.rates import schedule_of, trial_rates
+from tests.exporters.readers.rates import schedule_of, trial_rates
 
 
 def schedule_named(name, *, warmup, steps, keywords):

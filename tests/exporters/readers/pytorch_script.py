@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from readers.launcher import settings_of_this_process, settings_undone
+from tests.exporters.readers.launcher import settings_of_this_process, settings_undone
 
 
 @contextmanager

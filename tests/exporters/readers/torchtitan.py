@@ -5,8 +5,8 @@ import math
 import shlex
 import tomllib
 
-from readers.key_table import check, defaults, load
-from readers.launcher import process_settings
+from tests.exporters.readers.key_table import check, defaults, load
+from tests.exporters.readers.launcher import process_settings
 
 IMPLEMENTATIONS = {"for-loop": "none", "foreach": "foreach", "fused": "kernel"}
 

@@ -7,7 +7,7 @@ import torch
 import torch._functorch.config
 import transformers.modeling_utils
 
-from readers.hugging_face import (
+from tests.exporters.readers.hugging_face import (
     FOLDER,
     SWITCHES,
     attention_of_process,

@@ -13,14 +13,14 @@ import yaml
 from transformers import Trainer
 from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
 
-from readers.hugging_face import (
+from tests.exporters.readers.hugging_face import (
     FOLDER,
     autocast_by_arguments,
     checkpointing_of,
     tiny_llama,
     workload_settings,
 )
-from readers.launcher import process_settings
+from tests.exporters.readers.launcher import process_settings
 
 
 def parse(text, **changes):

@@ -3,12 +3,12 @@
 import dataclasses
 
 import pytest
-from building import MIB, record, study_result
-from view_building import BASELINE, four_trials, ladder_view, predicted, study_view
 
 from autotune.errors import InvalidInput
 from autotune.reporting.figures.ablation import compute, draw
 from autotune.spec.result import Pick
+from tests.building.results import MIB, record, study_result
+from tests.building.views import BASELINE, four_trials, ladder_view, predicted, study_view
 
 
 def rows(view):

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from building import MIB, record, study_result
-from view_building import BASELINE, BLOCK, HOSTILE, study_view
 
 from autotune.errors import InvalidInput
 from autotune.reporting.figures.comparison import INCOMPARABLE, compute, draw
 from autotune.spec.result import Pick
 from autotune.spec.workload import make_workload
+from tests.building.results import MIB, record, study_result
+from tests.building.views import BASELINE, BLOCK, HOSTILE, study_view
 
 
 def view(study, *, speed=1000.0, baseline=400, workload=None, **changes):

@@ -6,14 +6,14 @@ import subprocess
 import sys
 
 import pytest
-from building import out_of_memory, study_result
-from test_memory_timeline import prediction
-from view_building import HOSTILE, failures_only, ladder_view, many_trials, study_view
 
 from autotune.errors import InvalidInput
 from autotune.reporting import style
 from autotune.reporting.figures import FIGURES, FigureOptions, figure_kind
 from autotune.spec.result import Pick
+from tests.building.results import out_of_memory, study_result
+from tests.building.views import HOSTILE, failures_only, ladder_view, many_trials, study_view
+from tests.reporting.figures.test_memory_timeline import prediction
 
 OPTIONS = FigureOptions(prediction=prediction())
 WITH_OPTIONS = {

@@ -1,11 +1,11 @@
 """Progress of a search: best so far, and hypervolumes that can be computed by hand."""
 
 import pytest
-from building import MIB, out_of_memory, record, study_result
-from view_building import failures_only, ladder_view, study_view
 
 from autotune.errors import InvalidInput
 from autotune.reporting.figures.history import compute, draw, hypervolumes
+from tests.building.results import MIB, out_of_memory, record, study_result
+from tests.building.views import failures_only, ladder_view, study_view
 
 REFERENCE = (200.0 * MIB, 1 / 100, 20.0)
 

@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-from view_building import ladder_view, many_trials
 
 from autotune.errors import InvalidInput
 from autotune.reporting.figures.importance import FEWEST_TRIALS, MOST_TRIALS, compute, draw
+from tests.building.views import ladder_view, many_trials
 
 
 @pytest.fixture(scope="module")

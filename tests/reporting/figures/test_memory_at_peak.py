@@ -3,12 +3,12 @@
 import dataclasses
 
 import pytest
-from building import MIB, out_of_memory, record, study_result
-from view_building import BASELINE, BLOCK, four_trials, ladder_view, predicted, study_view
 
 from autotune.errors import InvalidInput
 from autotune.reporting.figures.memory_at_peak import compute, draw
 from autotune.reporting.style import OTHER
+from tests.building.results import MIB, out_of_memory, record, study_result
+from tests.building.views import BASELINE, BLOCK, four_trials, ladder_view, predicted, study_view
 
 
 def test_baseline_pick_and_front_are_shown_where_none_are_named():

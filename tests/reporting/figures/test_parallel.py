@@ -1,11 +1,11 @@
 """Parallel coordinates of what trials chose and came to."""
 
 import pytest
-from building import record
-from view_building import config, failures_only, ladder_view, many_trials
 
 from autotune.errors import InvalidInput
 from autotune.reporting.figures.parallel import MOST_LINES, compute, draw
+from tests.building.results import record
+from tests.building.views import config, failures_only, ladder_view, many_trials
 
 
 def test_only_techniques_that_differ_are_axes():

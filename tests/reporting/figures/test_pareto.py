@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from building import MIB, out_of_memory, record, study_result
-from view_building import HOSTILE, study_view
 
 from autotune.errors import InvalidInput
 from autotune.reporting.figures import pareto_space
@@ -13,6 +11,8 @@ from autotune.reporting.figures.pareto_drawing import LABELLED, draw
 from autotune.reporting.style import note_of
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Pick
+from tests.building.results import MIB, out_of_memory, record, study_result
+from tests.building.views import HOSTILE, study_view
 
 BASELINE = record(
     0, memory=300 * MIB, speed=900.0, perplexity=10.0, outcome="over_cap", message="too large"

@@ -1,11 +1,11 @@
 """Predicted against measured peaks."""
 
 import pytest
-from building import MIB, record, study_result
-from view_building import config, failures_only, predicted, study_view
 
 from autotune.errors import InvalidInput
 from autotune.reporting.figures.predicted import compute, draw
+from tests.building.results import MIB, record, study_result
+from tests.building.views import config, failures_only, predicted, study_view
 
 EAGER, COMPILED = config(), config(compile="block", precision="bf16-mixed")
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import update
-from study_building import config, definition, keep, measured, open_store
-from whole_study import TRIALS, run_command, write_whole_study
 
 from autotune.errors import UnknownStudy
 from autotune.spec.attempt import LEASE_SECONDS
@@ -19,6 +17,8 @@ from autotune.study.check import check_studies
 from autotune.study.workers.coordinator import WORKERS
 from autotune.study.workers.liveness import WorkerIdentity
 from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
+from tests.building.studies import config, definition, keep, measured, open_store
+from tests.building.whole_study import TRIALS, run_command, write_whole_study
 
 
 @pytest.fixture(scope="module")

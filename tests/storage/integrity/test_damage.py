@@ -11,8 +11,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from study_building import CAP_BYTES, config, definition, keep, measured, open_store
-from whole_study import run_command, write_whole_study
 
 import autotune
 from autotune.errors import AutotuneError, StorageUnavailable, StorageUnreachable, UnknownStudy
@@ -21,6 +19,8 @@ from autotune.storage.error_translation import StorageBusy
 from autotune.storage.store import StudyStore
 from autotune.study.check import check_studies
 from autotune.study.work_folder import work_folder_path
+from tests.building.studies import CAP_BYTES, config, definition, keep, measured, open_store
+from tests.building.whole_study import run_command, write_whole_study
 
 COMMANDS = {
     "show": ("show", "by-hand"),

@@ -7,12 +7,12 @@ import math
 
 import pytest
 from sqlalchemy import update
-from study_building import config, definition, keep, measured, open_store
-from whole_study import TRIALS, write_whole_study
 
 from autotune.errors import InvalidInput, StudyMismatch, UnknownStudy
 from autotune.storage.tables import STUDIES
 from autotune.storage.tables import TRIALS as TRIALS_TABLE
+from tests.building.studies import config, definition, keep, measured, open_store
+from tests.building.whole_study import TRIALS, write_whole_study
 
 
 def exported(store, *names):

@@ -1,10 +1,10 @@
 import optuna
 import pytest
-from building import bound
 from optuna.distributions import CategoricalDistribution
 
 from autotune.spec.space_content import named_spaces
 from autotune.study.sampler.distributions import as_parameters, decide
+from tests.building.results import bound
 
 DEPENDENT = """
 [techniques]

@@ -3,11 +3,11 @@
 import math
 
 import pytest
-from ranking_building import CAP_BYTES, MIB, forecast, record
-from study_building import definition
 
 from autotune.spec.config import TrainingConfig
 from autotune.study.sampler.ehvi_sampler import EhviSampler
+from tests.building.ranking import CAP_BYTES, MIB, forecast, record
+from tests.building.studies import definition
 
 DEFINITION = definition()
 LEGAL = DEFINITION.legal_space()

@@ -1,10 +1,10 @@
 """What a configuration will need, from predictions and trials made by hand."""
 
 import pytest
-from ranking_building import CAP_BYTES, MIB, forecast, record
 
 from autotune.spec.config import TrainingConfig
 from autotune.study.sampler.memory_model import MemoryModel
+from tests.building.ranking import CAP_BYTES, MIB, forecast, record
 
 PLAIN = TrainingConfig(micro_batch_size=8)
 CHECKPOINTED = TrainingConfig(micro_batch_size=8, checkpointing="block")

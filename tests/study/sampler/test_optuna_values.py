@@ -2,7 +2,6 @@ import math
 from typing import get_args
 
 import pytest
-from building import MIB, out_of_memory, record
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from autotune.study.sampler.optuna_values import (
     TRAINING_CONSTRAINT,
     ObjectiveEncoder,
 )
+from tests.building.results import MIB, out_of_memory, record
 
 CAP = 100 * MIB
 VOCABULARY = 256

@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 import pytest
 from sqlalchemy import select, update
-from study_building import config, definition, measured, open_store
 
 from autotune.errors import StorageUnreachable
 from autotune.execution.local import FinishedTrial
@@ -20,6 +19,7 @@ from autotune.study.workers.coordinator import WORKERS, Coordinator
 from autotune.study.workers.heartbeat import LeaseHeartbeat
 from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
 from autotune.study.workers.retry import DatabaseRetry
+from tests.building.studies import config, definition, measured, open_store
 
 MOST = 5
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from study_building import measured
 
 from autotune.study.workers.outbox import Outbox, OutboxResult
+from tests.building.studies import measured
 
 
 def result(number=0, *, attempt_id="a" * 32, **changes):
@@ -112,11 +112,11 @@ def test_a_result_is_there_after_a_sigkill_right_after_it_was_put(tmp_path):
     program = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from test_outbox import Outbox, result\n"
+        "from tests.study.workers.test_outbox import Outbox, result\n"
         "Outbox(Path(sys.argv[1])).put(result())\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    paths = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[2])))
+    paths = str(Path(__file__).parents[3])
     ended = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "spool")],
         env={**os.environ, "PYTHONPATH": paths},

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from building import record
 
 import autotune
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement
 from autotune.study.trial_runner import bits_per_byte_at, representative
+from tests.building.results import record
 
 SPACE = """
 [techniques]

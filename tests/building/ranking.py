@@ -1,9 +1,8 @@
 """Hand-made records and predictions for tests of samplers."""
 
-from study_building import CAP_BYTES, MIB, measured
-
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import TrialRecord
+from tests.building.studies import CAP_BYTES, MIB, measured
 
 __all__ = ["CAP_BYTES", "MIB", "forecast", "record"]
 

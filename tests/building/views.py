@@ -1,12 +1,11 @@
-"""Views of hand-made studies for figures: results of `building.py` with a definition."""
-
-from building import MIB, record, study_result
-from study_building import definition
+"""Views of hand-made studies for figures: results of `results.py` with a definition."""
 
 from autotune.reporting.study_view import StudyView
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import CATEGORIES, Forecast, Prediction
 from autotune.spec.result import Pick
+from tests.building.results import MIB, record, study_result
+from tests.building.studies import definition
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 GLOBAL_BATCH = 8

@@ -2,11 +2,10 @@
 
 import sys
 
-from study_building import config, definition, keep, measured, open_store
-from view_building import predicted
-
 from autotune.cli import main
 from autotune.spec.prediction import Forecast
+from tests.building.studies import config, definition, keep, measured, open_store
+from tests.building.views import predicted
 
 TRIALS = 6
 

@@ -2,9 +2,6 @@
 
 from itertools import product
 
-from building import MIB, out_of_memory, record, study_result
-from study_building import definition
-
 from autotune.reporting.report import contents
 from autotune.reporting.study_view import StudyView
 from autotune.spec.config import CHOICES, TrainingConfig
@@ -12,6 +9,8 @@ from autotune.spec.published_table import Figures, Reference
 from autotune.spec.result import Pick
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import make_workload
+from tests.building.results import MIB, out_of_memory, record, study_result
+from tests.building.studies import definition
 
 HOSTILE = (
     "</script><!--<script>document.title='owned'</script>"

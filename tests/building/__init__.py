@@ -1,0 +1,1 @@
+"""Makes what tests look at: records, studies, views, reports, and a PostgreSQL server."""
