@@ -18,6 +18,7 @@ from autotune.spec.config import CHOICES, FIELD_ORDER
 from autotune.spec.result import Outcome
 from autotune.spec.space_file import load_space
 from autotune.spec.study import SAMPLERS
+from autotune.spec.workload import DEFAULTS_BY_DEVICE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -95,6 +96,25 @@ def test_the_page_of_the_command_line_has_every_command():
         cell.removeprefix("autotune ") for cell in first_cells("docs/command-line.md", "command")
     ]
     assert sorted(listed) == sorted(commands)
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        ("--layers", "layers"),
+        ("--width", "width"),
+        ("--heads", "heads"),
+        ("--seq-len", "sequence_length"),
+        ("--global-batch", "global_batch"),
+        ("--steps", "steps"),
+        ("--eval-sequences", "evaluation_sequences"),
+    ],
+)
+def test_the_workload_of_each_device_is_in_the_table(option, setting):
+    (row,) = re.findall(
+        rf"^\| `{option}` \| (.*) \|$", text_of("docs/command-line.md"), re.MULTILINE
+    )
+    assert row.split(" | ") == [str(DEFAULTS_BY_DEVICE[kind][setting]) for kind in ("cpu", "cuda")]
 
 
 @pytest.mark.parametrize("field", FIELD_ORDER)
