@@ -53,7 +53,7 @@ def workload() -> Workload:
 @pytest.fixture(scope="session")
 def prepared(workload, tmp_path_factory) -> Path:
     """The prepared folder of the workload, with its tokens and initial weights."""
-    from autotune.execution.server.tasks import prepare
+    from autotune.execution.server.prepared import prepare
 
     folder = tmp_path_factory.mktemp("study") / "prepared"
     prepare(workload=workload.to_dict(), folder=str(folder))

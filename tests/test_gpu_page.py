@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
+from typer.main import get_group
 
 from autotune.cli import app
 from autotune.exporters import TARGETS
@@ -37,7 +37,7 @@ def test_no_row_is_of_a_value_that_is_gone():
 
 
 def test_every_command_has_a_row():
-    assert [name for name in get_command(app).commands if f"`autotune {name}`" not in ROWS] == []
+    assert [name for name in get_group(app).commands if f"`autotune {name}`" not in ROWS] == []
 
 
 def test_every_trainer_that_can_be_exported_to_has_a_row():

@@ -1,4 +1,5 @@
 import statistics
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -113,7 +114,7 @@ def test_the_front_is_in_the_order_of_its_memory():
     assert pareto_front(trials, tolerance=TOLERANCE) == (1, 2, 0)
 
 
-@pytest.mark.parametrize("outcome", Outcome.__args__[1:])
+@pytest.mark.parametrize("outcome", get_args(Outcome)[1:])
 def test_a_trial_that_is_not_ok_is_never_on_it(outcome):
     better = record(0, memory=1, speed=9e9, perplexity=1.0, outcome=outcome)
     assert pareto_front([better, record(1)], tolerance=TOLERANCE) == (1,)

@@ -150,7 +150,7 @@ class PostgresServer:
             "dbname": "postgres",
         }
         with psycopg.connect(**where, autocommit=True) as connection:
-            connection.execute(SQL(statement).format(Identifier(name)))  # type: ignore[arg-type]
+            connection.execute(SQL(statement).format(Identifier(name)))
 
     # -- its folder and its processes --------------------------------------------------------------
 

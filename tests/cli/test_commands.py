@@ -148,7 +148,7 @@ def test_the_help_of_a_command_names_its_options_on_a_narrow_terminal(command, f
     text = output(command, "--help", folder=folder, COLUMNS="80")
     options = [
         name
-        for parameter in typer.main.get_command(app).commands[command].params
+        for parameter in typer.main.get_group(app).commands[command].params
         for name in parameter.opts
     ]
     assert [name for name in options if name.startswith("--") and name not in text] == []

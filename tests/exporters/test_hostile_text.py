@@ -130,6 +130,8 @@ def test_a_path_of_ones_own_code_stays_one_word(text, tmp_path):
     assert shlex.split(export.command)[-1] == script
     module = ast.parse(TARGETS["pytorch"].write(recipe(model=f"{script}:make"), "2").files[SCRIPT])
     places = [
-        ast.literal_eval(s.value) for s in module.body if ast.unparse(s).startswith("MODEL =")
+        ast.literal_eval(statement.value)
+        for statement in module.body
+        if isinstance(statement, ast.Assign) and ast.unparse(statement).startswith("MODEL =")
     ]
     assert places == [script]

@@ -1,6 +1,7 @@
 """An exported configuration trains with LightningCLI: effects of the file and the callback."""
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tests.exporters.own_training import distance, global_batches, mean_loss, sm
 from tests.exporters.readers.lightning_reader import provide_shipped
 from tests.exporters.recipes import recipe
 
-lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+lightning: Any = pytest.importorskip("lightning", reason="lightning is not installed")
 pytest.importorskip("jsonargparse", reason="jsonargparse is not installed")
 
 STEPS = 3

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from autotune.execution.server.tasks import prepare
+from autotune.execution.server.prepared import prepare
 from autotune.exporters import TARGETS
 from autotune.memory.cpu import CpuMeter
 from autotune.spec.config import TrainingConfig

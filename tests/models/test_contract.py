@@ -8,7 +8,7 @@ import torch
 
 from autotune.models import MODELS, build_model
 from autotune.spec.config import CHOICES
-from autotune.spec.workload import MODEL_NAMES
+from autotune.spec.model_choice import MODEL_NAMES
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
 from autotune.techniques.compilation import compile_blocks, compile_model
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autotune.errors import InvalidInput
-from autotune.execution.server.tasks import model_sha256
+from autotune.execution.server.prepared import model_sha256
 from autotune.models.weights import draw_weights, load_model
 from autotune.spec.model_file import is_hub_name
 from autotune.spec.workload import make_workload

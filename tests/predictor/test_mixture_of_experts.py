@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from autotune.execution.server.tasks import prepare
+from autotune.execution.server.prepared import prepare
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest

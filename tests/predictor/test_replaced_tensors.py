@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.execution.server.tasks import prepare
+from autotune.execution.server.prepared import prepare
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest

@@ -58,7 +58,7 @@ def rerun(defined, folder, *, config=CONFIG):
 
 def settings_of(words):
     """The workload settings in a command line, as `autotune search` reads them."""
-    search = typer.main.get_command(app).commands["search"]
+    search = typer.main.get_group(app).commands["search"]
     parameters = search.make_context("search", list(words)).params
     fields = {option.replace("-", "_"): field for field, option in OPTION_NAMES.items()}
     known = set(make_workload("cpu").to_dict())

@@ -9,7 +9,6 @@ import pytest
 from autotune.analysis.front import Tolerance, TrialIndex
 from autotune.analysis.no_worse_than import find_matches
 from autotune.cli.tables import make_console, print_trials
-from autotune.study.sampler import surrogate
 from autotune.study.sampler.ehvi_sampler import MOST_CANDIDATES, EhviSampler, Knowledge
 from autotune.study.sampler.optuna_samplers import RESULTS_SEEN, OptunaStudy
 from autotune.study.sampler.optuna_values import ObjectiveEncoder
@@ -58,9 +57,7 @@ def inverted(monkeypatch):
     """Sizes of the matrices that are factorized while the test runs."""
     sizes = []
     factorize = numpy.linalg.cholesky
-    monkeypatch.setattr(
-        surrogate.numpy.linalg, "cholesky", lambda m: sizes.append(len(m)) or factorize(m)
-    )
+    monkeypatch.setattr(numpy.linalg, "cholesky", lambda m: sizes.append(len(m)) or factorize(m))
     return sizes
 
 

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from autotune.analysis.pick import Preferences
-from autotune.cli.live import LiveDisplay, PlainDisplay, Progress, reused_line
+from autotune.cli.live import LiveDisplay, PlainDisplay, reused_line
+from autotune.cli.progress import Progress
 from autotune.study.events import StudyOpened
 from tests.building.results import record
 from tests.building.studies import config, definition

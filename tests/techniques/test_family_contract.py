@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from autotune.execution.server.tasks import prepare
+from autotune.execution.server.prepared import prepare
 from autotune.models import build_model
 from autotune.spec.config import CHOICES, Circumstances, TrainingConfig, broken_rules
 from autotune.spec.training_request import TrainingRequest

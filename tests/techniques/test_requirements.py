@@ -9,7 +9,8 @@ from autotune.errors import IllegalConfiguration
 from autotune.models import build_model
 from autotune.models.parts import ModelParts
 from autotune.spec.config import TrainingConfig
-from autotune.spec.workload import MODEL_NAMES, make_workload
+from autotune.spec.model_choice import MODEL_NAMES
+from autotune.spec.workload import make_workload
 from autotune.techniques.requirements import check_parts, missing_parts
 
 CHOICES = {

@@ -326,7 +326,7 @@ def test_evaluation_never_sets_the_peak_of_a_compiled_training(precision, worklo
     """Eager logits of a large vocabulary would exceed all that the compiled training holds."""
     import time
 
-    from autotune.execution.server.tasks import prepare
+    from autotune.execution.server.prepared import prepare
     from autotune.spec.config import TrainingConfig
 
     wide = dataclasses.replace(workload, vocab_size=8192, layers=1)

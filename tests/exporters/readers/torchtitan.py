@@ -76,6 +76,7 @@ def _assignments(text, table):
     assert used == imported
     values, calls = {}, {}
     for node in assigned:
+        assert isinstance(node, ast.Assign)
         (target,) = node.targets
         key = ast.unparse(target).removeprefix("c.")
         if key in table["objects"]:
