@@ -125,7 +125,7 @@ def _known_peak(record: TrialRecord) -> int:
 
 def closest_miss(records: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the trial over the cap by least, measured or predicted; None if no size is known."""
-    over = [record for record in records if record.outcome in ("over_cap", "predicted_over_cap")]
+    over = [record for record in records if record.is_over_cap]
     return min((record for record in over if needed_bytes(record)), key=needed_bytes, default=None)
 
 

@@ -137,6 +137,21 @@ class Measurement:
     reused_from: str | None = None
     """`trial 3 of study 'x'` if an earlier study measured it; None: measured in this study."""
 
+    @property
+    def is_over_cap(self) -> bool:
+        """Whether it needs more memory than the cap, by measurement or by prediction."""
+        return self.outcome in ("over_cap", "predicted_over_cap")
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether it was begun and needed more memory than it was given."""
+        return self.outcome in ("over_cap", "out_of_memory")
+
+    @property
+    def failed(self) -> bool:
+        """Whether the training itself failed, whatever memory it needed."""
+        return self.outcome in ("crashed", "timeout", "diverged", "parity_failed")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord(Measurement):

@@ -57,7 +57,7 @@ class Confirmation:
     @property
     def went_over(self) -> bool:
         """Also False if the trial ended before it could tell, for example by a timeout."""
-        return self.measurement.outcome in ("over_cap", "out_of_memory")
+        return self.measurement.ran_out_of_memory
 
     def to_dict(self) -> dict[str, Any]:
         row, measured = self.row.to_dict(), self.measurement

@@ -331,10 +331,7 @@ class Knowledge:
     @cached_property
     def _failure(self) -> Surrogate | None:
         """A model of the failure indicator, 1 for a failure and 0 else; None without failures."""
-        failed = [
-            float(record.outcome in ("crashed", "timeout", "diverged", "parity_failed"))
-            for record in self._records
-        ]
+        failed = [float(record.failed) for record in self._records]
         if not any(failed):
             return None
         return self._fit(self._records, failed, (_FAILURE_NOISE,))

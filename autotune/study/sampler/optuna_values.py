@@ -54,17 +54,10 @@ class ObjectiveEncoder:
         memory = needed_bytes
         if record.outcome not in ("out_of_memory", "predicted_over_cap"):
             memory = float(record.peak_memory_bytes or needed_bytes)
-        trained = record.outcome in (
-            "ok",
-            "dominated",
-            "over_cap",
-            "out_of_memory",
-            "predicted_over_cap",
-        )
         self._note_worst(record)
         constraints = {
             MEMORY_CONSTRAINT: needed_bytes / self._cap_bytes - 1,
-            TRAINING_CONSTRAINT: 0.0 if trained else 1.0,
+            TRAINING_CONSTRAINT: 1.0 if record.failed or not record.is_finished else 0.0,
         }
         return OptunaValues(values=(memory, speed, perplexity), constraints=constraints)
 
