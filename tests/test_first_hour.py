@@ -95,7 +95,7 @@ def test_an_unknown_part_is_rejected_with_the_names_of_all():
         [sys.executable, str(STUDY / "run.py"), "parity"], capture_output=True, text=True
     )
     assert ended.returncode == 1
-    assert "there is no part 'parity'" in ended.stderr
+    assert "Invalid part: 'parity'" in ended.stderr
     assert "techniques" in ended.stderr
 
 
@@ -246,7 +246,7 @@ def test_results_of_another_machine_are_not_mixed(study, tmp_path, monkeypatch):
     study.run.check_machine(settings)
     study.run.check_machine(settings)
     machine["device"]["name"] = "GPU B"
-    with pytest.raises(SystemExit, match="give another --out"):
+    with pytest.raises(SystemExit, match="Choose another --out"):
         study.run.check_machine(settings)
 
 

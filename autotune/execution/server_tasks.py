@@ -155,7 +155,7 @@ class ServerTasks:
 
     def _pause(self) -> None:
         if self._should_stop():
-            raise Stopped("the search was stopped", hint="the same command goes on from here")
+            raise Stopped("the search was stopped", hint="run the same command again to continue")
         time.sleep(POLL_SECONDS)
 
     # -- requests to the server --------------------------------------------------------------------
@@ -238,7 +238,7 @@ class ServerTasks:
         except (Stopped, TrialLost):
             raise
         except AutotuneError as error:
-            hint = "see what the device's driver says; the same command goes on from here"
+            hint = "see what the device's driver says; run the same command again to continue"
             raise TrialLost(f"{device} does not answer: {error.message}", hint=hint) from error
 
     def prepare(self, workload: Workload, folder: Path) -> dict[str, Any]:

@@ -294,7 +294,7 @@ class StudySession:
 
     def _check_stop(self) -> None:
         if self._should_stop():
-            raise Stopped("the search was stopped", hint="the same command goes on from here")
+            raise Stopped("the search was stopped", hint="run the same command again to continue")
         if self._shared.lease_has_expired:
             raise _LeaseLost
 

@@ -56,7 +56,7 @@ def search(
 
     def check_stop() -> None:
         if should_stop():
-            raise Stopped("the search was stopped", hint="the same command goes on from here")
+            raise Stopped("the search was stopped", hint="run the same command again to continue")
 
     retry = DatabaseRetry(
         limit_seconds=request.database_wait_seconds, listener=listener, check_stop=check_stop

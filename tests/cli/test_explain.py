@@ -179,7 +179,7 @@ def test_options_name_a_configuration(folder):
         (["--space", "rows.toml", "--name", "two", "--device", "cpu"], "it names one"),
         (["--space", "rows.toml", "--name", "one", "--checkpointing", "none"], "checkpointing"),
         (["--device", "gpu"], "'gpu' is not a device"),
-        ([*FLAGS, "--torch", "newest"], "'newest' is no release of torch"),
+        ([*FLAGS, "--torch", "newest"], "'newest' is not a release of torch"),
         ([*FLAGS, "--memory-budget", "0.5"], "needs torch.compile"),
         ([*FLAGS, "--precision", "fp3"], "fp3"),
     ],

@@ -122,7 +122,7 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
         (("--memory-budget", "0.5"), "needs torch.compile"),
         (("--micro-batch", "3", "--global-batch", "4"), "does not divide"),
         (("--max-mem", "8,5GiB"), "is not a memory size"),
-        (("--torch", "two"), "'two' is no release of torch"),
+        (("--torch", "two"), "'two' is not a release of torch"),
         (("--compute-capability", "9"), "'9' is not a compute capability"),
         (
             ("--compute-capability", "9.0"),

@@ -400,7 +400,7 @@ def test_a_lock_folder_that_cannot_be_used_is_named_in_one_sentence(monkeypatch,
     (tmp_path / "file").touch()
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path / "file"))
     with pytest.raises(
-        StorageUnavailable, match=f"cannot be kept in {tmp_path / 'file'}: File exists"
+        StorageUnavailable, match=f"cannot be stored in {tmp_path / 'file'}: File exists"
     ):
         DeviceSlots(CPU)
 

@@ -468,7 +468,7 @@ def test_a_report_while_the_script_is_ended_changes_nothing(script, trial_of):
 
 
 def test_several_seeds_of_a_script_are_rejected(script):
-    with pytest.raises(InvalidInput, match="draws its own weights"):
+    with pytest.raises(InvalidInput, match="draws its initial weights itself"):
         SearchRequest(perplexity_seeds=2, workload={"script": str(script())})
 
 
@@ -615,7 +615,7 @@ def test_a_fusion_cannot_be_applied_to_a_model_alone_and_warns():
 
 def test_another_optimizer_than_the_measured_one_warns():
     model = stack()
-    with pytest.warns(UserWarning, match="measured with AdamW: SGD"):
+    with pytest.warns(UserWarning, match="measured with AdamW, and the optimizer is SGD"):
         autotune.apply(model, torch.optim.SGD(model.parameters(), lr=0.1), config=TrainingConfig())
 
 

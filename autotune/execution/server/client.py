@@ -186,7 +186,7 @@ class TrialServer:
     def _loss(self) -> TrialServerLost:
         return TrialServerLost(
             f"the process that starts the trials has ended{self._why_lost}",
-            hint=f"see {self._log_file}; the same command goes on from here",
+            hint=f"see {self._log_file}; run the same command again to continue",
         )
 
 

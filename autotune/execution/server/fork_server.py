@@ -107,7 +107,8 @@ class Server:
             self._fork(request, attempt=attempt)
         except OSError as error:  # no more processes, no more memory
             lost = TrialLost(
-                f"no process could be started: {error}", hint="the same command goes on from here"
+                f"no process could be started: {error}",
+                hint="run the same command again to continue",
             )
             self._send(failure_reply(lost) | {"id": request["id"], "seconds": 0.0})
 
@@ -226,7 +227,7 @@ class Server:
             error = TrialLost(
                 f"process {child.pid} of the trial cannot be ended",
                 hint="see the kernel's log for what it waits for; "
-                "the same command goes on from here",
+                "run the same command again to continue",
             )
             child.reply = failure_reply(error)
         self._forget(child)

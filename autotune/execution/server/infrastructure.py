@@ -82,7 +82,7 @@ _FROM_OUTSIDE = (
 """Signals sent by a person or a batch system. A program causes the others itself: SIGSEGV, SIGBUS,
 SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS, SIGPIPE, SIGALRM."""
 
-_HINT = "nothing of the configuration is known from this; the same command goes on from here"
+_HINT = "nothing of the configuration is known from this; run the same command again to continue"
 
 
 def machine_failure_behind(error: BaseException, *, device_type: str) -> TrialLost | None:
@@ -106,7 +106,7 @@ def machine_failure_behind(error: BaseException, *, device_type: str) -> TrialLo
     return None
 
 
-_DISK_HINT = "see that the disk works and has room; the same command goes on from here"
+_DISK_HINT = "see that the disk works and has room; run the same command again to continue"
 
 
 def machine_failure_by_signal(number: int) -> TrialLost | None:

@@ -212,7 +212,7 @@ class Coordinator:
             raise StorageUnreachable(
                 f"{error.message}; the result of trial {attempt.number} could not be written to "
                 f"{self._folder} either, and will be measured again",
-                hint="free some space; the same command then goes on from here",
+                hint="free some space; run the same command again to continue",
             ) from None
         self._outbox.settle(attempt.id, delivery)
         failpoint("result delivered")
