@@ -322,7 +322,7 @@ HOLD = f"""
 from autotune.execution.device_slots import DeviceSlots
 from autotune.spec.result import DeviceInfo
 device = DeviceInfo(device="cuda:0", name="", total_memory_bytes=1, versions={{}}, uuid={GPU!r})
-with DeviceSlots(device).turn(lambda: None):
+with DeviceSlots(device).slot(lambda: None):
     print("held", flush=True)
     input()
 """
