@@ -182,7 +182,8 @@ def test_before_ampere_bf16_uses_plain_operators():
 
 def test_a_backend_that_does_not_support_a_call_is_named():
     with pytest.raises(
-        PredictionImpossible, match=r"attention flash does not support .* of compute capability 8\.0"
+        PredictionImpossible,
+        match=r"attention flash does not support .* of compute capability 8\.0",
     ):
         choice("fp32", gpu_of("8.0", "2.11"), backend="flash")
 
