@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from typer.main import get_group
 
 from autotune.cli import app
 from autotune.exporters import TARGETS
@@ -90,8 +91,7 @@ def test_every_option_that_is_mentioned_is_one_of_some_command():
 
 
 def test_the_page_of_the_command_line_has_every_command():
-    commands = [command.name for command in app.registered_commands]
-    commands += [group.name for group in app.registered_groups]
+    commands = get_group(app).commands
     listed = [
         cell.removeprefix("autotune ") for cell in first_cells("docs/command-line.md", "command")
     ]

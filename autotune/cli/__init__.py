@@ -1,4 +1,6 @@
-"""The command line. Each command has a file of its name; `main` turns errors into exit codes.
+"""The command line; `main` turns errors into exit codes.
+
+Each command has a file of its name, which is imported when the command is used.
 
 Exit codes: 0 success; 1 the command finished and nothing is feasible; 2 wrong usage or an invalid
 file; 70 internal error; 75 the search stopped and can be continued; 130 and 143 on SIGINT and
@@ -17,26 +19,81 @@ import typer
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from autotune.cli import (
-    compare,
-    doctor,
-    explain,
-    export,
-    fit,
-    plot,
-    predict,
-    report,
-    search,
-    show,
-    studies,
-)
+from autotune import __version__
+from autotune.cli.lazy import LazyCommand, LazyGroup
 from autotune.errors import AutotuneError
 
 _PROGRAM = "autotune"
 _LONGEST_LINE = 1000
 
+
+class _Commands(LazyGroup):
+    """All commands, each with the first sentence of its own help."""
+
+    lazy_commands = (
+        LazyCommand(
+            "search",
+            "autotune.cli.search:search",
+            help="Search for the fastest way to train a model under a memory cap.",
+        ),
+        LazyCommand(
+            "predict",
+            "autotune.cli.predict:predict",
+            help="Predict peak memory on fake tensors.",
+        ),
+        LazyCommand(
+            "show",
+            "autotune.cli.show:show",
+            help="Print every trial of a study, its front and the pick.",
+        ),
+        LazyCommand(
+            "plot",
+            "autotune.cli.plot:plot",
+            help="Draw a figure of a study, by default its front, and print the name of the file.",
+        ),
+        LazyCommand(
+            "report",
+            "autotune.cli.report:report",
+            help="Write a study as one HTML page that opens offline.",
+        ),
+        LazyCommand(
+            "compare",
+            "autotune.cli.compare:compare",
+            help="Compare the picks of several studies and draw their fronts in one figure.",
+        ),
+        LazyCommand(
+            "export",
+            "autotune.cli.export:export",
+            help="Export a trial to another trainer, and say what that trainer cannot express.",
+        ),
+        LazyCommand(
+            "explain",
+            "autotune.cli.explain:explain",
+            help="Explain a trial's memory peak: where it is, why, and what each technique would "
+            "save there.",
+        ),
+        LazyCommand(
+            "fit",
+            "autotune.cli.fit:fit",
+            help="Find the largest model, sequence length or micro batch that fits under a memory "
+            "cap.",
+        ),
+        LazyCommand(
+            "doctor",
+            "autotune.cli.doctor:doctor",
+            help="Check this machine: versions, devices, and which techniques work on them.",
+        ),
+        LazyCommand(
+            "studies",
+            "autotune.cli.studies:app",
+            help="List the studies of a database; with a subcommand, check, export or import them.",
+        ),
+    )
+
+
 app = typer.Typer(
     name=_PROGRAM,
+    cls=_Commands,
     help="Find the fastest way to train a model within your GPU memory, by short real trainings.",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -44,17 +101,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("search")(search.search)
-app.command("predict")(predict.predict)
-app.command("show")(show.show)
-app.add_typer(studies.app, name="studies")
-app.command("plot")(plot.plot)
-app.command("report")(report.report)
-app.command("compare")(compare.compare)
-app.command("export")(export.export)
-app.command("explain")(explain.explain)
-app.command("fit")(fit.fit)
-app.command("doctor")(doctor.doctor)
 
 
 @app.callback(invoke_without_command=True)
@@ -63,8 +109,6 @@ def root(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
-        from autotune import __version__
-
         print(__version__)
         raise typer.Exit
     if context.invoked_subcommand is None:

@@ -3,13 +3,32 @@
 import typer
 
 from autotune.cli import options
-from autotune.cli.studies_check import check
-from autotune.cli.studies_files import export, import_file
+from autotune.cli.lazy import LazyCommand, LazyGroup
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-app.command("check")(check)
-app.command("export")(export)
-app.command("import")(import_file)
+
+class _Commands(LazyGroup):
+    lazy_commands = (
+        LazyCommand(
+            "check",
+            "autotune.cli.studies_check:check",
+            help="Check a studies database.",
+        ),
+        LazyCommand(
+            "export",
+            "autotune.cli.studies_files:export",
+            help="Write studies with all their trials, predictions and attempts as JSON lines.",
+        ),
+        LazyCommand(
+            "import",
+            "autotune.cli.studies_files:import_file",
+            help="Import exported studies into a database: all of the file, or nothing.",
+        ),
+    )
+
+
+app = typer.Typer(
+    cls=_Commands, invoke_without_command=True, add_completion=False, rich_markup_mode=None
+)
 
 
 @app.callback()

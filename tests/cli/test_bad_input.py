@@ -154,7 +154,7 @@ def commands(of, *path):
     """Return {path of the command: its parameters} for every command and group below `of`."""
     found = {path: of.params}
     for name, command in getattr(of, "commands", {}).items():
-        found |= commands(command, *path, name)
+        found |= commands(command.load(), *path, name)
     return found
 
 

@@ -11,9 +11,11 @@ import sys
 
 import pytest
 import typer.main
+from typer.core import TyperGroup
 
 import autotune
 from autotune.cli import app
+from autotune.cli.lazy import LazyCommand
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import Measurement
 from tests.building.studies import CAP_BYTES, MIB, measured, write_study
@@ -138,6 +140,47 @@ def test_help_loads_nothing_heavy(arguments, folder):
     assert set(HEAVY).isdisjoint(ended.stderr.split())
 
 
+def command_of(name):
+    """Return a command with its options."""
+    command = typer.main.get_group(app).commands[name]
+    assert isinstance(command, LazyCommand)
+    return command.load()
+
+
+def modules_loaded(*arguments, folder):
+    """Return the modules of the command line that `autotune ARGUMENTS` has imported."""
+    program = [sys.executable, "-c", HELP_AND_MODULES, *arguments]
+    ended = subprocess.run(
+        program, cwd=folder, capture_output=True, text=True, timeout=60, check=True
+    )
+    return {name for name in ended.stderr.split() if name.startswith("autotune.cli")}
+
+
+def test_the_list_of_commands_imports_no_command(folder):
+    assert modules_loaded("--help", folder=folder) == {"autotune.cli", "autotune.cli.lazy"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_imports_no_other_command(command, folder):
+    loaded = modules_loaded(command, "-h", folder=folder)
+    assert {f"autotune.cli.{name}" for name in COMMANDS} & loaded == {f"autotune.cli.{command}"}
+
+
+def lazy_commands(group, *path):
+    for name, command in group.commands.items():
+        yield pytest.param(command, id=" ".join((*path, name)))
+        loaded = command.load()
+        if isinstance(loaded, TyperGroup):
+            yield from lazy_commands(loaded, *path, name)
+
+
+@pytest.mark.parametrize("command", list(lazy_commands(typer.main.get_group(app))))
+def test_the_line_of_a_command_in_its_group_is_the_first_sentence_of_its_help(command):
+    limit = 1000  # nothing is cut
+    assert command.get_short_help_str(limit) == command.load().get_short_help_str(limit)
+    assert command.help == command.get_short_help_str(limit)
+
+
 def test_the_help_lists_every_command(folder):
     words = output("--help", folder=folder).split()
     assert set(COMMANDS) <= set(words)
@@ -146,11 +189,7 @@ def test_the_help_lists_every_command(folder):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_names_its_options_on_a_narrow_terminal(command, folder):
     text = output(command, "--help", folder=folder, COLUMNS="80")
-    options = [
-        name
-        for parameter in typer.main.get_group(app).commands[command].params
-        for name in parameter.opts
-    ]
+    options = [name for parameter in command_of(command).params for name in parameter.opts]
     assert [name for name in options if name.startswith("--") and name not in text] == []
 
 

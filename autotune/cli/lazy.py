@@ -1,0 +1,48 @@
+"""Commands that are imported when they are used, so that `autotune --help` stays fast."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+
+class LazyCommand(TyperCommand):
+    """Stands for a command in its group, which needs only the name and one line of help.
+
+    Parsing arguments, or asking for the help of the command, imports it.
+    """
+
+    def __init__(self, name: str, source: str, help: str) -> None:
+        """`source` is `module:name` of a function or, for a group, of a `typer.Typer`."""
+        super().__init__(name, help=help)
+        self._source = source
+
+    def load(self) -> TyperCommand | TyperGroup:
+        """Import the command and return it with its options."""
+        module, _, name = self._source.partition(":")
+        found = getattr(import_module(module), name)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone.command(self.name)(found)
+            found = alone
+        command = get_command(found)
+        assert isinstance(command, TyperCommand | TyperGroup)
+        return command
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """Return the context of the imported command: it is then run instead of this one."""
+        return self.load().make_context(*arguments, **settings)
+
+
+class LazyGroup(TyperGroup):
+    """A group of `LazyCommand`, in the order of its help."""
+
+    lazy_commands: ClassVar[Sequence[LazyCommand]] = ()
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for command in self.lazy_commands:
+            self.add_command(command)
