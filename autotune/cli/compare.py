@@ -6,19 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+from autotune import api
+from autotune.analysis.no_worse_than import Match, find_matches
 from autotune.cli import options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
+from autotune.cli.tables import make_console
 from autotune.errors import InvalidInput
-from autotune.reporting.trial_text import format_speed
+from autotune.reporting.trial_text import format_speed, trial_label
+from autotune.spec.result import TrialRecord
+from autotune.spec.study import RESULTS_FOLDER
 from autotune.units import format_size
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from autotune.analysis.no_worse_than import Match
     from autotune.reporting.figures.comparison import Comparison, Side
-    from autotune.spec.result import TrialRecord
 
 _LONGEST_NAME = 120
 _TITLE = "Fronts of several studies"
@@ -57,12 +60,9 @@ def compare(
     as_json: options.JsonOption = False,
 ) -> None:
     """Compare the picks of several studies and draw their fronts in one figure."""
-    from autotune import api
-    from autotune.analysis.no_worse_than import find_matches
-    from autotune.cli.tables import make_console
+    # plotly takes 0.1 s to import, which the help of this command does without.
     from autotune.reporting.figures import comparison
     from autotune.reporting.html_page import whole_page
-    from autotune.spec.study import RESULTS_FOLDER
 
     name = "-".join(["compare", *studies])[:_LONGEST_NAME]
     target = Target(
@@ -104,7 +104,7 @@ def compare(
 
 
 def _to_dict(
-    compared: "Comparison", file: Path, matches: "tuple[Match, ...] | None"
+    compared: "Comparison", file: Path, matches: tuple[Match, ...] | None
 ) -> dict[str, object]:
     found = {} if matches is None else {"no_worse": [match.to_dict() for match in matches]}
     return {
@@ -123,10 +123,7 @@ def _summary(side: "Side") -> str:
     return f"{side.study}: #{side.pick} {side.pick_words}, {_peak(side)}, {_speed(side)} tokens/s."
 
 
-def _table(compared: "Comparison") -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
+def _table(compared: "Comparison") -> Table:
     table = Table(box=None, pad_edge=False)
     columns = ["study", "device", "torch", "cap"]
     if compared.workloads_differ:
@@ -145,12 +142,7 @@ def _table(compared: "Comparison") -> "Table":
     return table
 
 
-def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    from autotune.reporting.trial_text import trial_label
-
+def _matches_table(matches: tuple[Match, ...], first: str, other: str) -> Table:
     found = [match for match in matches if match.found is not None]
     itself = sum(match.found_itself for match in found)
     title = (
@@ -181,13 +173,13 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> "Tab
     return table
 
 
-def _found_name(match: "Match", found: "TrialRecord") -> str:
+def _found_name(match: Match, found: TrialRecord) -> str:
     if match.found_itself:
         return f"#{found.number}, itself, on the front"
     return f"#{found.number} {found.config.describe()}"
 
 
-def _objectives(record: "TrialRecord") -> list[str]:
+def _objectives(record: TrialRecord) -> list[str]:
     return [format_size(record.peak_memory_bytes or 0), f"{record.perplexity or 0.0:,.2f}"]
 
 

@@ -1,8 +1,22 @@
 """`autotune doctor`: show what this machine can do."""
 
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
+from rich.text import Text
+
+from autotune.build_tools import c_compiler, cpp_compiler, python_headers
+from autotune.cli.tables import make_console
+from autotune.errors import InvalidInput, TrialLost
+from autotune.execution.device_slots import describe_slot_scope
+from autotune.execution.local import LocalExecutor
+from autotune.spec.config import CHOICES
+from autotune.spec.study import check_device
+from autotune.units import format_size
 
 
 def doctor(
@@ -15,22 +29,6 @@ def doctor(
 
     Gives the reason for every technique that does not work, and says who else uses a device.
     """
-    import sys
-    from importlib.metadata import version
-    from pathlib import Path
-    from tempfile import TemporaryDirectory
-
-    from rich.text import Text
-
-    from autotune.build_tools import c_compiler, cpp_compiler, python_headers
-    from autotune.cli.tables import make_console
-    from autotune.errors import InvalidInput, TrialLost
-    from autotune.execution.device_slots import describe_slot_scope
-    from autotune.execution.local import LocalExecutor
-    from autotune.spec.config import CHOICES
-    from autotune.study.request import check_device
-    from autotune.units import format_size
-
     check_device(device)
     console = make_console()
 

@@ -1,27 +1,22 @@
 """`autotune explain`: say where a configuration's memory peak is and what would lower it."""
 
 import json
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import typer
 
 from autotune.cli import options
 from autotune.cli.option_groups import options_given, with_configuration, with_model_size
 from autotune.errors import InvalidInput
-from autotune.spec.config import TrainingConfig, check_legal
-from autotune.spec.result import JSON_SCHEMA, TrialRecord
-
-if TYPE_CHECKING:
-    from autotune.analysis.explanation import Explanation
-    from autotune.execution.local import LocalExecutor
-    from autotune.spec.search_space import SearchSpace
-    from autotune.spec.workload import Workload
-    from autotune.study.predictions import Forecaster
+from autotune.execution.local import LocalExecutor
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import check_release
+from autotune.spec.study import check_device
+from autotune.spec.workload import Workload
 
 
 @with_model_size
@@ -63,17 +58,14 @@ def explain(
 
     Without a study, explains the configuration that the options describe.
     """
-    from tempfile import TemporaryDirectory
-
-    from autotune.execution.local import LocalExecutor
-    from autotune.spec.prediction import check_release
+    # These import numpy, 0.2 s that the help of this command does without.
+    from autotune.cli import explanations
     from autotune.study.predictions import (
         Forecaster,
         device_meant,
         on_some_device,
         predicted_device_of,
     )
-    from autotune.study.request import check_device
 
     given = options_given(
         workload,
@@ -93,8 +85,8 @@ def explain(
     check_release(torch_version)
     loaded = None if space is None else options.scaled_space(space, scale)
 
-    def requested(device_type: str) -> tuple["Workload", TrainingConfig]:
-        return _requested(device_type, workload, configuration, space=loaded, name=name)
+    def requested(device_type: str) -> tuple[Workload, TrainingConfig]:
+        return explanations.requested(device_type, workload, configuration, space=loaded, name=name)
 
     if study is None:
         on_some_device(target_device, requested)
@@ -104,7 +96,7 @@ def explain(
         folder = stack.enter_context(TemporaryDirectory())
         executor = stack.enter_context(LocalExecutor(Path(folder)))
         if study is not None and trial is not None:
-            question = question_of_trial(
+            question = explanations.question_of_trial(
                 executor, study, trial, storage=storage, torch_version=torch_version
             )
         else:
@@ -119,95 +111,16 @@ def explain(
                 compute_capability=capability,
                 torch_version=torch_version,
             )
-            question = Question(forecaster=forecaster, config=config, unavailable={})
-        explanation = _explain(question, quiet=quiet)
+            question = explanations.Question(forecaster=forecaster, config=config, unavailable={})
+        explanation = explanations.explain_question(question, quiet=quiet)
     if as_json:
-        print(json.dumps(_to_dict(question, explanation), indent=2, allow_nan=False))
-    else:
-        print_explanation(question, explanation)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """The configuration to explain, and the trial and study it comes from, if any."""
-
-    forecaster: "Forecaster"
-    config: TrainingConfig
-    study: str | None = None
-    record: TrialRecord | None = None
-    records: tuple[TrialRecord, ...] = ()
-    unavailable: Mapping[str, Mapping[str, str]]
-
-    def about(self) -> str:
-        workload = self.forecaster.workload
-        return f"{workload.describe()}, for {self.forecaster.device_type}"
-
-
-def question_of_trial(
-    executor: "LocalExecutor", study: str, trial: int, *, storage: str, torch_version: str | None
-) -> Question:
-    """Load a trial to explain. Raises UnknownStudy, and InvalidInput for an unknown trial."""
-    from autotune.storage.store import StudyStore
-    from autotune.study.predictions import Forecaster
-
-    store = StudyStore(storage)
-    try:
-        definition, _ = store.definition(study)
-        records = tuple(store.trials(study))
-    finally:
-        store.close()
-    record = next((record for record in records if record.number == trial), None)
-    if record is None:
-        known = f"its trials are 0 to {len(records) - 1}" if records else "it has none yet"
-        raise InvalidInput(
-            f"study {study!r} has no trial {trial}", hint=f"{known}; see autotune show {study}"
+        print(
+            json.dumps(
+                explanations.explanation_to_dict(question, explanation), indent=2, allow_nan=False
+            )
         )
-    forecaster = Forecaster.of_device(
-        definition.device,
-        executor=executor,
-        workload=definition.workload,
-        torch_version=torch_version,
-    )
-    return Question(
-        forecaster=forecaster,
-        config=record.config,
-        study=study,
-        record=record,
-        records=records,
-        unavailable=definition.unavailable,
-    )
-
-
-def _requested(
-    device_type: str,
-    settings: Mapping[str, Any],
-    configuration: Mapping[str, Any],
-    *,
-    space: "SearchSpace | None",
-    name: str | None,
-) -> tuple["Workload", TrainingConfig]:
-    """Return the workload and configuration that the options describe. Raises InvalidInput."""
-    from autotune.study.predictions import workload_of
-
-    workload = workload_of(device_type, settings, space=space)
-    if space is not None:
-        config = _named_configuration(space, name, workload=workload)
     else:
-        config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
-    check_legal(config, workload.circumstances)
-    return workload, config
-
-
-def _named_configuration(space: Any, name: str | None, *, workload: "Workload") -> TrainingConfig:
-    from autotune.spec.search_space import bind_space
-
-    named = bind_space(space, workload.circumstances, unavailable={}).named
-    if name is None or name not in named:
-        raise InvalidInput(
-            f"search space {space.name!r} has no legal configuration {name!r}",
-            hint=f"it names {', '.join(named) or 'none'}",
-        )
-    return named[name]
+        explanations.print_explanation(question, explanation)
 
 
 def _check_together(
@@ -236,70 +149,3 @@ def _check_together(
             f"--name and {', '.join(configuration)} both set the configuration",
             hint="leave one of them out",
         )
-
-
-def _explain(question: Question, *, quiet: bool) -> "Explanation":
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from autotune.cli.tables import make_console
-    from autotune.study.explain.explain import explain_configuration
-
-    columns = (TextColumn("predicting"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns,
-        console=make_console(sys.stderr),
-        transient=True,
-        disable=quiet or not sys.stderr.isatty(),
-    ) as progress:
-        task = progress.add_task("", total=None)
-        return explain_configuration(
-            question.forecaster,
-            question.config,
-            record=question.record,
-            records=question.records,
-            unavailable=question.unavailable,
-            progress=lambda made, wanted: progress.update(task, completed=made, total=wanted),
-        )
-
-
-def print_explanation(question: Question, explanation: "Explanation") -> None:
-    from rich.text import Text
-
-    from autotune.cli.tables import make_console
-
-    console = make_console()
-
-    def say(line: str, style: str = "") -> None:
-        console.print(Text(line, style=style), soft_wrap=True)
-
-    number = "" if question.record is None else f"#{question.record.number} "
-    say(f"{number}{explanation.config.describe()}", "bold")
-    say(question.about())
-    for title, lines in (
-        ("Where the peak is", [f"{line[:1].upper()}{line[1:]}" for line in explanation.peak]),
-        ("In use", [remark.sentence for remark in explanation.in_use]),
-        (
-            "What would save memory",
-            [alternative.sentence for alternative in explanation.alternatives],
-        ),
-        ("What would not", [remark.sentence for remark in explanation.no_help]),
-    ):
-        if lines:
-            say("")
-            say(title, "bold")
-            for line in lines:
-                say(f"  {line}")
-    say("")
-    say("All sizes are predicted, except where a line says measured.")
-    for note in explanation.prediction.notes:
-        say(f"Note: {note}.")
-
-
-def _to_dict(question: Question, explanation: "Explanation") -> dict[str, Any]:
-    return {
-        "schema": JSON_SCHEMA,
-        "study": question.study,
-        "trial": None if question.record is None else question.record.number,
-        "workload": question.forecaster.workload.to_dict(),
-        **explanation.to_dict(),
-    }

@@ -4,22 +4,24 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
+from autotune import api
 from autotune.analysis.pick import PREFERENCES
 from autotune.cli import options
+from autotune.cli.tables import make_console
 from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailable
 from autotune.exporters import TARGETS
+from autotune.exporters.export import Export, Target, Unsupported
+from autotune.exporters.recipe import recipe_of
 from autotune.spec.result import JSON_SCHEMA, StudyResult, TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
 from autotune.spec.user_code import is_function_reference, read_reference
 from autotune.spec.user_paths import expanded, is_there
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
-
-if TYPE_CHECKING:
-    from autotune.exporters.export import Export, Target, Unsupported
 
 
 def export(
@@ -73,9 +75,6 @@ def export(
     as_json: options.JsonOption = False,
 ) -> None:
     """Export a trial to another trainer, and say what that trainer cannot express."""
-    import autotune
-    from autotune.exporters.recipe import recipe_of
-
     if to not in TARGETS:
         raise InvalidInput(f"there is no target {to!r}", hint=f"use one of {', '.join(TARGETS)}")
     target = TARGETS[to]
@@ -86,7 +85,7 @@ def export(
             hint="leave one of them out",
         )
     preferences = options.preferences_of(tolerance, pick or options.PREFER, max_perplexity_increase)
-    result = autotune.show(study, storage=storage, preferences=preferences)
+    result = api.show(study, storage=storage, preferences=preferences)
     record = _record(result, trial)
     recipe = recipe_of(result, record)
     recipe = dataclasses.replace(recipe, workload=_with_absolute_paths(recipe.workload))
@@ -102,7 +101,7 @@ def export(
         _print_export(written, target=target, record=record, folder=folder)
 
 
-def _version(name: str, target: "Target", requested: str | None) -> str:
+def _version(name: str, target: Target, requested: str | None) -> str:
     if requested is not None and requested not in target.versions:
         raise InvalidInput(
             f"there is no export to version {requested!r} of {name}",
@@ -153,7 +152,7 @@ def _absolute(path: str | None) -> str | None:
     return str(expanded(path).absolute()) if path and is_there(path) else path
 
 
-def _check_complete(written: "Export", target: str) -> None:
+def _check_complete(written: Export, target: str) -> None:
     """Raise IllegalConfiguration if the target cannot express the trial.
 
     A setting that is left to the user's script does not count, unless it is a technique.
@@ -174,7 +173,7 @@ def _check_complete(written: "Export", target: str) -> None:
     raise IllegalConfiguration(message, hint=hint)
 
 
-def _write(written: "Export", folder: Path, *, overwrite: bool) -> None:
+def _write(written: Export, folder: Path, *, overwrite: bool) -> None:
     """Write the files. Without `overwrite`, write nothing if a different file exists already."""
     contents = {
         folder / name: text.encode("utf-8", errors="backslashreplace")
@@ -211,13 +210,7 @@ def _warn_of_others(folder: Path, written: set[str]) -> None:
 # -- output ----------------------------------------------------------------------------------------
 
 
-def _print_export(
-    written: "Export", *, target: "Target", record: TrialRecord, folder: Path
-) -> None:
-    from rich.text import Text
-
-    from autotune.cli.tables import make_console
-
+def _print_export(written: Export, *, target: Target, record: TrialRecord, folder: Path) -> None:
     console = make_console()
 
     def say(line: str = "", style: str = "") -> None:
@@ -255,12 +248,12 @@ def _print_export(
         )
 
 
-def _setting(refusal: "Unsupported") -> str:
+def _setting(refusal: Unsupported) -> str:
     return refusal.setting if refusal.value is None else f"{refusal.setting} {refusal.value}"
 
 
 def _to_dict(
-    written: "Export", *, target: str, version: str, record: TrialRecord, folder: Path
+    written: Export, *, target: str, version: str, record: TrialRecord, folder: Path
 ) -> dict[str, Any]:
     return {
         "schema": JSON_SCHEMA,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.errors import InvalidInput, StorageUnavailable
-from autotune.reporting.image import DEFAULT_HEIGHT, DEFAULT_WIDTH
+from autotune.reporting.image import DEFAULT_HEIGHT, DEFAULT_WIDTH, image_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -74,8 +74,6 @@ class Target:
         write_file(self.file, self._content(drawing, title=title, page=page))
 
     def _content(self, drawing: "go.Figure", *, title: str, page: Callable[[], str]) -> str | bytes:
-        from autotune.reporting.image import image_of
-
         if self.format == "html":
             return page()
         if self.format == "json":

@@ -1,19 +1,22 @@
 """`autotune plot`: draw one figure of a study as an HTML page, an image or plotly's JSON."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import typer
 
+from autotune import api
 from autotune.cli import options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
 from autotune.errors import InvalidInput
+from autotune.execution.local import LocalExecutor
 from autotune.reporting.figures import DEFAULT_KIND, FIGURES, FigureKind, FigureOptions, figure_kind
 from autotune.reporting.figures.axes import AXES
-
-if TYPE_CHECKING:
-    from autotune.reporting.study_view import StudyView
-    from autotune.spec.prediction import Prediction
+from autotune.reporting.study_view import StudyView
+from autotune.spec.prediction import Prediction
+from autotune.spec.study import RESULTS_FOLDER
 
 _OPTION_OF = {
     "x": "--x",
@@ -76,11 +79,8 @@ def plot(
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
     """Draw a figure of a study, by default its front, and print the name of the file."""
-    from dataclasses import replace
-
-    from autotune import api
+    # plotly takes 0.1 s to import, which the help of this command does without.
     from autotune.reporting.figure_page import figure_page
-    from autotune.spec.study import RESULTS_FOLDER
 
     figure = figure_kind(kind)
     figure_options = FigureOptions(
@@ -129,11 +129,9 @@ def _check_options(name: str, kind: FigureKind, given: FigureOptions) -> None:
         )
 
 
-def _timeline_of(view: "StudyView", number: int | None) -> "Prediction":
+def _timeline_of(view: StudyView, number: int | None) -> Prediction:
     """Predict one trial again: stored predictions have no timeline."""
-    from tempfile import TemporaryDirectory
-
-    from autotune.execution.local import LocalExecutor
+    # These import plotly and numpy, 0.2 s that only this one kind of figure takes.
     from autotune.reporting.figures.memory_timeline import trial_shown
     from autotune.study.predictions import Forecaster
 

@@ -1,30 +1,26 @@
 """`autotune predict`: predict peak memory and what holds it, without running the model."""
 
 import json
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import typer
 
+from autotune.analysis.published_comparison import reference_of
 from autotune.cli import options
 from autotune.cli.option_groups import options_given, with_configuration, with_model_size
-from autotune.cli.output import check_writable, write_file
+from autotune.cli.output import check_writable
 from autotune.errors import InvalidInput
-from autotune.spec.config import TrainingConfig, check_legal
+from autotune.execution.local import LocalExecutor
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import check_release
+from autotune.spec.study import check_device
+from autotune.spec.workload import Workload
 from autotune.units import parse_size
-
-if TYPE_CHECKING:
-    from autotune.cli.predictions import Answer
-    from autotune.execution.local import LocalExecutor
-    from autotune.spec.prediction import Forecast
-    from autotune.spec.result import StudyResult, TrialRecord
-    from autotune.spec.search_space import LegalSpace, SearchSpace
-    from autotune.spec.workload import Workload
-    from autotune.study.predictions import Forecaster
 
 
 @with_model_size
@@ -72,18 +68,14 @@ def predict(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
 ) -> None:
     """Predict peak memory on fake tensors. Needs no device, no data and no memory."""
-    from tempfile import TemporaryDirectory
-
-    from autotune.analysis.published_comparison import reference_of
-    from autotune.execution.local import LocalExecutor
-    from autotune.spec.prediction import check_release
+    # These import numpy, 0.2 s that the help of this command does without.
+    from autotune.cli import predictions
     from autotune.study.predictions import (
         Forecaster,
         device_meant,
         on_some_device,
         predicted_device_of,
     )
-    from autotune.study.request import check_device
 
     cap_bytes = None if max_mem is None else parse_size(max_mem)
     check_device(device)
@@ -107,8 +99,8 @@ def predict(
         )
     loaded = None if space is None else options.scaled_space(space, scale)
 
-    def requested_workload(device_type: str) -> "Workload":
-        return _requested_workload(device_type, workload, configuration, space=loaded)
+    def requested_workload(device_type: str) -> Workload:
+        return predictions.requested_workload(device_type, workload, configuration, space=loaded)
 
     if reference and loaded is not None:
         reference_of(loaded, what="what is predicted")
@@ -137,18 +129,18 @@ def predict(
             ):
                 forecaster = replace(forecaster, torch_version=loaded.reference.torch)
             if reference:
-                _predict_reference(forecaster, loaded, as_json=as_json, quiet=quiet)
+                predictions.predict_reference(forecaster, loaded, as_json=as_json, quiet=quiet)
             else:
-                _predict_space(
+                predictions.predict_space(
                     forecaster, loaded, cap_bytes=cap_bytes, as_json=as_json, quiet=quiet
                 )
             return
         record = None
         measured_on = None
         if study is not None and trial is not None:
-            result, record = _stored(study, trial, storage=storage)
+            result, record = predictions.stored_trial(study, trial, storage=storage)
             measured_on = result.device
-            forecaster = forecaster_of(
+            forecaster = predictions.forecaster_of(
                 result,
                 executor=executor,
                 compute_capability=compute_capability,
@@ -160,9 +152,7 @@ def predict(
                 **{"micro_batch_size": forecaster.workload.global_batch, **configuration}
             )
         prediction = forecaster.predict(config, with_timeline=plot is not None)
-    from autotune.cli.predictions import Answer, print_answer
-
-    answer = Answer(
+    answer = predictions.Answer(
         forecaster=forecaster,
         config=config,
         prediction=prediction,
@@ -173,140 +163,11 @@ def predict(
     if as_json:
         print(json.dumps(answer.to_dict(), indent=2))
     else:
-        print_answer(answer)
+        predictions.print_answer(answer)
     if plot is not None:
-        _write_page(answer, plot)
+        predictions.write_page(answer, plot)
     if answer.is_too_large:
         raise typer.Exit(1)
-
-
-def _predict_space(
-    forecaster: "Forecaster",
-    space: "SearchSpace",
-    *,
-    cap_bytes: int | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    from autotune.cli.predictions import space_table, space_to_dict
-    from autotune.cli.tables import make_console
-
-    legal = _legal(forecaster, space)
-    names = {config.fingerprint: name for name, config in legal.named.items()}
-    configs = {c.fingerprint: c for c in [*legal.named.values(), *legal.configurations()]}
-    forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
-    forecasts.sort(
-        key=lambda forecast: forecast.prediction.peak_memory_bytes if forecast.prediction else 2**63
-    )
-    if as_json:
-        print(
-            json.dumps(space_to_dict(forecaster, forecasts, names, cap_bytes=cap_bytes), indent=2)
-        )
-    else:
-        make_console().print(space_table(forecasts, names, cap_bytes=cap_bytes))
-
-
-def _predict_reference(
-    forecaster: "Forecaster", space: "SearchSpace", *, as_json: bool, quiet: bool
-) -> None:
-    from autotune.analysis.published_comparison import reference_of
-    from autotune.cli.published import of_forecasts, print_reference
-
-    rows = reference_of(space, what="what is predicted").rows
-    named = {
-        name: config for name, config in _legal(forecaster, space).named.items() if name in rows
-    }
-    configs = {config.fingerprint: config for config in named.values()}
-    forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
-    about = f"{forecaster.workload.describe()}, for {forecaster.device_type}"
-    if forecaster.torch_version is not None:
-        about += f" as with torch {forecaster.torch_version}"
-    answer = of_forecasts(space, forecaster.workload, forecasts, named, about=about)
-    print_reference(answer, form="json" if as_json else "table")
-
-
-def _legal(forecaster: "Forecaster", space: "SearchSpace") -> "LegalSpace":
-    from autotune.spec.search_space import bind_space
-
-    return bind_space(space, forecaster.workload.circumstances, unavailable={})
-
-
-def _with_progress(
-    forecaster: "Forecaster", configs: list[TrainingConfig], *, quiet: bool
-) -> "list[Forecast]":
-    from rich.progress import Progress
-
-    from autotune.cli.tables import make_console
-
-    with Progress(console=make_console(sys.stderr), transient=True, disable=quiet) as progress:
-        task = progress.add_task("predicting", total=len(configs))
-        return forecaster.forecast_all(configs, on_each=lambda _: progress.advance(task))
-
-
-def _requested_workload(
-    device_type: str,
-    settings: Mapping[str, Any],
-    configuration: Mapping[str, Any],
-    *,
-    space: "SearchSpace | None",
-) -> "Workload":
-    """Return the workload that the options describe.
-
-    Raises InvalidInput, also where the configuration of the options is not legal for it.
-    """
-    from autotune.study.predictions import workload_of
-
-    workload = workload_of(device_type, settings, space=space)
-    if space is None:
-        config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
-        check_legal(config, workload.circumstances)
-    return workload
-
-
-def _stored(study: str, trial: int, *, storage: str) -> "tuple[StudyResult, TrialRecord]":
-    """Return a study and one of its trials.
-
-    Raises UnknownStudy, and InvalidInput for an unknown trial.
-    """
-    import autotune
-
-    result = autotune.show(study, storage=storage)
-    record = next((record for record in result.trials if record.number == trial), None)
-    if record is None:
-        raise InvalidInput(
-            f"study {study!r} has no trial {trial}",
-            hint=f"it has {len(result.trials)}, see autotune show {study}",
-        )
-    return result, record
-
-
-def forecaster_of(
-    result: "StudyResult",
-    *,
-    executor: "LocalExecutor",
-    compute_capability: str | None,
-    torch_version: str | None,
-) -> "Forecaster":
-    """Return a forecaster for the study's device, or for a GPU of another compute capability.
-
-    Raises InvalidInput if a compute capability is given and the study ran on a CPU: its workload
-    has the defaults of a CPU.
-    """
-    from autotune.study.predictions import Forecaster
-
-    device = result.device
-    if compute_capability is not None:
-        if device.type == "cpu":
-            raise InvalidInput(
-                f"compute capability {compute_capability} is for a GPU, "
-                f"but study {result.study!r} ran on cpu",
-                hint="leave --compute-capability out, or describe the model by its options "
-                "instead of --study",
-            )
-        device = replace(device, compute_capability=compute_capability)
-    return Forecaster.of_device(
-        device, executor=executor, workload=result.workload, torch_version=torch_version
-    )
 
 
 def _check_together(
@@ -343,17 +204,3 @@ def _check_page(file: Path) -> None:
             f"Invalid file for --plot: {str(file)!r}", hint="end the file's name in .html"
         )
     check_writable(file, option="--plot")
-
-
-def _write_page(answer: "Answer", file: Path) -> None:
-    from autotune.reporting.figures import memory_timeline
-
-    figure = memory_timeline.compute(
-        answer.prediction,
-        title=answer.config.describe(),
-        about=answer.about(),
-        answer=f"{answer.verdict()}.",
-        cap_bytes=answer.cap_bytes,
-    )
-    write_file(file, memory_timeline.page(figure), option="--plot")
-    print(file, file=sys.stderr)

@@ -1,17 +1,32 @@
-"""Print predictions as text or JSON: one with what holds the memory, or a whole search space."""
+"""What `autotune predict` does: make predictions, and print them as text, JSON or a page.
 
+One prediction is printed with what holds the memory, a whole search space as one table.
+"""
+
+import json
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from autotune import api
+from autotune.analysis.published_comparison import reference_of
+from autotune.cli.output import write_file
+from autotune.cli.published import of_forecasts, print_reference
 from autotune.cli.tables import make_console
-from autotune.spec.config import TrainingConfig
+from autotune.errors import InvalidInput
+from autotune.execution.local import LocalExecutor
+from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast, Prediction
-from autotune.spec.result import JSON_SCHEMA, DeviceInfo, TrialRecord
-from autotune.study.predictions import Forecaster
+from autotune.spec.result import JSON_SCHEMA, DeviceInfo, StudyResult, TrialRecord
+from autotune.spec.search_space import LegalSpace, SearchSpace, bind_space
+from autotune.spec.workload import Workload
+from autotune.study.predictions import Forecaster, workload_of
 from autotune.units import format_size
 
 
@@ -194,3 +209,129 @@ def space_table(
             style="dim" if remark else "",
         )
     return table
+
+
+def predict_space(
+    forecaster: Forecaster,
+    space: SearchSpace,
+    *,
+    cap_bytes: int | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    legal = _legal(forecaster, space)
+    names = {config.fingerprint: name for name, config in legal.named.items()}
+    configs = {c.fingerprint: c for c in [*legal.named.values(), *legal.configurations()]}
+    forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
+    forecasts.sort(
+        key=lambda forecast: forecast.prediction.peak_memory_bytes if forecast.prediction else 2**63
+    )
+    if as_json:
+        print(
+            json.dumps(space_to_dict(forecaster, forecasts, names, cap_bytes=cap_bytes), indent=2)
+        )
+    else:
+        make_console().print(space_table(forecasts, names, cap_bytes=cap_bytes))
+
+
+def predict_reference(
+    forecaster: Forecaster, space: SearchSpace, *, as_json: bool, quiet: bool
+) -> None:
+    rows = reference_of(space, what="what is predicted").rows
+    named = {
+        name: config for name, config in _legal(forecaster, space).named.items() if name in rows
+    }
+    configs = {config.fingerprint: config for config in named.values()}
+    forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
+    about = f"{forecaster.workload.describe()}, for {forecaster.device_type}"
+    if forecaster.torch_version is not None:
+        about += f" as with torch {forecaster.torch_version}"
+    answer = of_forecasts(space, forecaster.workload, forecasts, named, about=about)
+    print_reference(answer, form="json" if as_json else "table")
+
+
+def _legal(forecaster: Forecaster, space: SearchSpace) -> LegalSpace:
+    return bind_space(space, forecaster.workload.circumstances, unavailable={})
+
+
+def _with_progress(
+    forecaster: Forecaster, configs: list[TrainingConfig], *, quiet: bool
+) -> list[Forecast]:
+    with Progress(console=make_console(sys.stderr), transient=True, disable=quiet) as progress:
+        task = progress.add_task("predicting", total=len(configs))
+        return forecaster.forecast_all(configs, on_each=lambda _: progress.advance(task))
+
+
+def requested_workload(
+    device_type: str,
+    settings: Mapping[str, Any],
+    configuration: Mapping[str, Any],
+    *,
+    space: SearchSpace | None,
+) -> Workload:
+    """Return the workload that the options describe.
+
+    Raises InvalidInput, also where the configuration of the options is not legal for it.
+    """
+    workload = workload_of(device_type, settings, space=space)
+    if space is None:
+        config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
+        check_legal(config, workload.circumstances)
+    return workload
+
+
+def stored_trial(study: str, trial: int, *, storage: str) -> tuple[StudyResult, TrialRecord]:
+    """Return a study and one of its trials.
+
+    Raises UnknownStudy, and InvalidInput for an unknown trial.
+    """
+    result = api.show(study, storage=storage)
+    record = next((record for record in result.trials if record.number == trial), None)
+    if record is None:
+        raise InvalidInput(
+            f"study {study!r} has no trial {trial}",
+            hint=f"it has {len(result.trials)}, see autotune show {study}",
+        )
+    return result, record
+
+
+def forecaster_of(
+    result: StudyResult,
+    *,
+    executor: LocalExecutor,
+    compute_capability: str | None,
+    torch_version: str | None,
+) -> Forecaster:
+    """Return a forecaster for the study's device, or for a GPU of another compute capability.
+
+    Raises InvalidInput if a compute capability is given and the study ran on a CPU: its workload
+    has the defaults of a CPU.
+    """
+    device = result.device
+    if compute_capability is not None:
+        if device.type == "cpu":
+            raise InvalidInput(
+                f"compute capability {compute_capability} is for a GPU, "
+                f"but study {result.study!r} ran on cpu",
+                hint="leave --compute-capability out, or describe the model by its options "
+                "instead of --study",
+            )
+        device = replace(device, compute_capability=compute_capability)
+    return Forecaster.of_device(
+        device, executor=executor, workload=result.workload, torch_version=torch_version
+    )
+
+
+def write_page(answer: Answer, file: Path) -> None:
+    # plotly takes 0.1 s to import, and few predictions are drawn.
+    from autotune.reporting.figures import memory_timeline
+
+    figure = memory_timeline.compute(
+        answer.prediction,
+        title=answer.config.describe(),
+        about=answer.about(),
+        answer=f"{answer.verdict()}.",
+        cap_bytes=answer.cap_bytes,
+    )
+    write_file(file, memory_timeline.page(figure), option="--plot")
+    print(file, file=sys.stderr)

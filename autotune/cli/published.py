@@ -3,7 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from rich.table import Table
+from rich.text import Text
 
 from autotune.analysis.published_comparison import (
     EXCLUDED,
@@ -13,15 +16,16 @@ from autotune.analysis.published_comparison import (
     is_of_published_size,
     reference_of,
 )
+from autotune.cli.tables import make_console
+from autotune.reporting import published_rows
+from autotune.reporting.plain_tables import reference_markdown
+from autotune.reporting.study_view import StudyView
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Forecast
 from autotune.spec.published_table import Figures, Reference
 from autotune.spec.result import JSON_SCHEMA
-
-if TYPE_CHECKING:
-    from autotune.reporting.study_view import StudyView
-    from autotune.spec.config import TrainingConfig
-    from autotune.spec.prediction import Forecast
-    from autotune.spec.search_space import SearchSpace
-    from autotune.spec.workload import Workload
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.workload import Workload
 
 _NARROW = 124
 """On a console of fewer columns each row of the table takes three lines."""
@@ -52,13 +56,11 @@ class ReferenceAnswer:
         }
 
 
-def of_study(view: "StudyView") -> ReferenceAnswer:
+def of_study(view: StudyView) -> ReferenceAnswer:
     """Compare a study with the published table of its search space.
 
     Raises InvalidInput if the search space has no table.
     """
-    from autotune.reporting import published_rows
-
     result = view.result
     torch = result.device.versions.get("torch", "?")
     return ReferenceAnswer(
@@ -72,10 +74,10 @@ def of_study(view: "StudyView") -> ReferenceAnswer:
 
 
 def of_forecasts(
-    space: "SearchSpace",
-    workload: "Workload",
-    forecasts: "Sequence[Forecast]",
-    named: "Mapping[str, TrainingConfig]",
+    space: SearchSpace,
+    workload: Workload,
+    forecasts: Sequence[Forecast],
+    named: Mapping[str, TrainingConfig],
     *,
     about: str,
 ) -> ReferenceAnswer:
@@ -100,7 +102,7 @@ def of_forecasts(
     )
 
 
-def _predicted(forecast: "Forecast") -> OwnRow:
+def _predicted(forecast: Forecast) -> OwnRow:
     if forecast.prediction is None:
         return OwnRow(remark=forecast.refusal)
     return OwnRow(
@@ -113,26 +115,18 @@ def print_reference(answer: ReferenceAnswer, *, form: Form) -> None:
     if form == "json":
         print(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
     elif form == "markdown":
-        from autotune.reporting.plain_tables import reference_markdown
-
         print(reference_markdown(answer.about, _notes(answer), answer.rows), end="")
     else:
         _print_table(answer)
 
 
 def _notes(answer: ReferenceAnswer) -> list[str]:
-    from autotune.reporting.published_rows import notes
-
-    return notes(answer.reference, answer.rows, has_published_size=answer.has_published_size)
+    return published_rows.notes(
+        answer.reference, answer.rows, has_published_size=answer.has_published_size
+    )
 
 
 def _print_table(answer: ReferenceAnswer) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from autotune.cli.tables import make_console
-    from autotune.reporting import published_rows
-
     console = make_console()
     if console.width < _NARROW:
         heads, lines = list(published_rows.STACKED_HEADS), published_rows.stacked_cells(answer.rows)

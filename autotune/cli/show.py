@@ -1,15 +1,18 @@
 """`autotune show`: print the trials, the front and the pick of one study."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from autotune import api
 from autotune.cli import options
+from autotune.cli.published import of_study, print_reference
+from autotune.cli.tables import make_console, print_pick, print_trials
 from autotune.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from autotune.spec.result import StudyResult
+from autotune.reporting.outcomes import outcome_counts
+from autotune.reporting.plain_tables import csv_text, markdown_text
+from autotune.spec.result import StudyResult
 
 MOST_INDENTED = 1000
 """The JSON of a study with more trials is printed on one line."""
@@ -40,8 +43,6 @@ def show(
     ] = False,
 ) -> None:
     """Print every trial of a study, its front and the pick."""
-    import autotune
-
     formats = {"--json": as_json, "--csv": as_csv, "--markdown": as_markdown}
     forms = [option for option, is_given in formats.items() if is_given]
     if len(forms) > 1:
@@ -50,27 +51,20 @@ def show(
     if reference:
         _show_reference(study, storage=storage, forms=forms)
         return
-    result = autotune.show(study, storage=storage, preferences=preferences)
+    result = api.show(study, storage=storage, preferences=preferences)
     if as_json:
         # Indentation makes Python's JSON writer take seconds for thousands of trials.
         indent = 2 if len(result.trials) <= MOST_INDENTED else None
         print(json.dumps(result.to_dict(), indent=indent, allow_nan=False))
     elif as_csv:
-        from autotune.reporting.plain_tables import csv_text
-
         print(csv_text(result), end="")
     elif as_markdown:
-        from autotune.reporting.plain_tables import markdown_text
-
         print(markdown_text(result), end="")
     else:
         _print_tables(result)
 
 
 def _show_reference(study: str, *, storage: str, forms: list[str]) -> None:
-    from autotune import api
-    from autotune.cli.published import of_study, print_reference
-
     if "--csv" in forms:
         raise InvalidInput("--reference has no CSV form", hint="use --json or --markdown")
     answer = of_study(api.view(study, storage=storage))
@@ -82,10 +76,7 @@ def _show_reference(study: str, *, storage: str, forms: list[str]) -> None:
         print_reference(answer, form="table")
 
 
-def _print_tables(result: "StudyResult") -> None:
-    from autotune.cli.tables import make_console, print_pick, print_trials
-    from autotune.reporting.outcomes import outcome_counts
-
+def _print_tables(result: StudyResult) -> None:
     console = make_console()
     title = f"Study {result.study}: {outcome_counts(result.trials)}"
     print_trials(console, result, result.trials, title=title, with_predictions=True)

@@ -1,9 +1,15 @@
 """`autotune studies`: list the studies of a database, or check, export or import them."""
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+from autotune import api
 from autotune.cli import options
+from autotune.cli.database import open_store
 from autotune.cli.lazy import LazyCommand, LazyGroup
+from autotune.cli.tables import describe, make_console
+from autotune.units import format_size
 
 
 class _Commands(LazyGroup):
@@ -39,24 +45,13 @@ def studies(context: typer.Context, storage: options.StorageOption = options.STO
 
 
 def _list(storage: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    import autotune
-    from autotune.cli.tables import describe, make_console
-    from autotune.storage.store import StudyStore
-    from autotune.units import format_size
-
-    store = StudyStore(storage)
-    try:
+    with open_store(storage) as store:
         summaries = store.studies()
-    finally:
-        store.close()
     table = Table(box=None, pad_edge=False)
     for column in ("study", "begun (UTC)", "trials", "state", "cap", "pick"):
         table.add_column(column, overflow="fold")
     for summary in summaries:
-        result = autotune.show(summary.name, storage=storage)
+        result = api.show(summary.name, storage=storage)
         pick = (
             "nothing feasible"
             if result.pick is None

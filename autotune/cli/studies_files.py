@@ -7,8 +7,12 @@ from typing import Annotated
 
 import typer
 
+from autotune import __version__
 from autotune.cli import options
+from autotune.cli.database import open_store
 from autotune.errors import InvalidInput, StorageUnavailable
+from autotune.spec.study import check_study_name
+from autotune.storage.durable_file import durable_file
 
 
 def export(
@@ -27,20 +31,14 @@ def export(
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
     """Write studies with all their trials, predictions and attempts as JSON lines."""
-    import autotune
-    from autotune.storage.store import StudyStore
-
     if out is not None:
         _check_target(out)
-    store = StudyStore(options.storage_of(context, storage))
-    try:
-        lines = store.exported(list(dict.fromkeys(study)), version=autotune.__version__)
+    with open_store(options.storage_of(context, storage)) as store:
+        lines = store.exported(list(dict.fromkeys(study)), version=__version__)
         if out is None:
             sys.stdout.buffer.writelines(lines)
         else:
             _write(out, lines)
-    finally:
-        store.close()
 
 
 def import_file(
@@ -57,8 +55,7 @@ def import_file(
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
     """Import exported studies into a database: all of the file, or nothing."""
-    from autotune.spec.study import check_study_name
-    from autotune.storage.store import StudyStore
+    # This imports SQLAlchemy, as in `database.py`.
     from autotune.storage.transfer.transfer import check_file
 
     if name is not None:
@@ -72,11 +69,8 @@ def import_file(
         ) from None
     with opened:
         check_file(opened, source=str(file))  # before a database is created for it
-        store = StudyStore(options.storage_of(context, storage), create=True)
-        try:
+        with open_store(options.storage_of(context, storage), create=True) as store:
             imported = store.import_studies(opened, source=str(file), name=name)
-        finally:
-            store.close()
     print(f"imported {', '.join(imported.studies)}: {imported.trials} trials")
 
 
@@ -92,8 +86,6 @@ def _check_target(file: Path) -> None:
 
 
 def _write(file: Path, lines: Iterator[bytes]) -> None:
-    from autotune.storage.durable_file import durable_file
-
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.exists() and not file.is_file():  # a pipe or a device; a folder raises an error

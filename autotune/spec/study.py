@@ -1,5 +1,6 @@
 """The definition of a study: everything that, when changed, makes it another study."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,12 @@ class StudyDefinition:
             "seed": self.seed,
             "sampler": self.sampler,
         }
+
+
+def check_device(name: str | None) -> None:
+    """Raise InvalidInput unless `name` has the form of a device; a probe checks that it exists."""
+    if name is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
+        raise InvalidInput(f"{name!r} is not a device", hint="use cpu, cuda or for example cuda:1")
 
 
 def check_study_name(name: str) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from autotune.spec.study import (
     SAMPLERS,
     Sampler,
     StudyDefinition,
+    check_device,
     check_study_name,
 )
 from autotune.spec.workload import Workload, make_workload
@@ -186,12 +186,6 @@ def check_sampler(sampler: Sampler, *, until_converged: bool) -> None:
             "with --until-converged",
             hint="leave --until-converged out, or begin a study with --sampler ehvi",
         )
-
-
-def check_device(name: str | None) -> None:
-    """Raise InvalidInput unless `name` has the form of a device; a probe checks that it exists."""
-    if name is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
-        raise InvalidInput(f"{name!r} is not a device", hint="use cpu, cuda or for example cuda:1")
 
 
 def check_snapshot(is_wanted: bool, device: str | None) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 import autotune
 from autotune import cli
-from autotune.cli.explain import question_of_trial
-from autotune.cli.predict import forecaster_of
+from autotune.cli.explanations import question_of_trial
+from autotune.cli.predictions import forecaster_of
 from autotune.execution.local import LocalExecutor
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo

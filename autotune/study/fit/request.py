@@ -9,10 +9,11 @@ from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import check_release
 from autotune.spec.search_space import SearchSpace
+from autotune.spec.study import check_device
 from autotune.study.fit.ablation import AblationStep, ablation_steps
 from autotune.study.fit.varying import VARY, Vary, Varying
 from autotune.study.predictions import device_meant, on_some_device, workload_of
-from autotune.study.request import check_cap, check_device
+from autotune.study.request import check_cap
 
 CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)
 """Memory that a CUDA device uses outside the allocator: contexts measured 300 to 600 MiB."""
