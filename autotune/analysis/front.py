@@ -160,7 +160,7 @@ def perplexity_spread(records: Sequence[TrialRecord]) -> float:
     over_seeds = 0.0
     for record in records:
         is_shared = (record.perplexity_source or "").startswith("shared")
-        if record.outcome in ("ok", "over_cap") and record.perplexity is not None and not is_shared:
+        if record.was_trained and record.perplexity is not None and not is_shared:
             over_seeds = max(over_seeds, (record.perplexity_spread or 0.0) / record.perplexity)
             classes[record.config.numerics_class].append(record.perplexity)
     repeated = [values for values in classes.values() if len(values) > 1]

@@ -163,7 +163,7 @@ def rows_of_study(
 
 def _own_row(record: TrialRecord) -> OwnRow:
     # What a training held when it ran out of memory is not its peak: it would have needed more.
-    measured = None if record.outcome == "out_of_memory" else record.peak_memory_bytes
+    measured = record.peak_memory_bytes if record.was_trained else None
     predicted = record.predicted_peak_memory_bytes
     return OwnRow(
         figures=Figures(

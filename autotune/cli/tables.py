@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.analysis.pick import closest_miss, needed_bytes
-from autotune.reporting.outcomes import OUTCOME_LABELS
+from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_reason
 from autotune.reporting.trial_text import (
     SHARED_MARK_NOTE,
     format_perplexity,
@@ -147,8 +147,8 @@ def _remark(result: StudyResult, record: TrialRecord) -> str:
         marks.append("baseline")
     if record.outcome != "ok":
         marks.append(OUTCOME_LABELS[record.outcome])
-    if record.outcome not in ("ok", "over_cap") and record.message:
-        marks.append(record.message)
+        if reason := outcome_reason(record):
+            marks.append(reason)
     if record.compile_seconds is not None:
         marks.append(f"compiled in {record.compile_seconds:.0f} s")
     if record.reused_from:

@@ -19,6 +19,11 @@ OUTCOME_LABELS: Mapping[Outcome, str] = {
 }
 
 
+def outcome_reason(record: TrialRecord) -> str:
+    """Return why a trial that is not ok ended as it did; empty where its size says it already."""
+    return "" if record.outcome == "over_cap" else record.message
+
+
 def outcome_counts(records: Sequence[TrialRecord]) -> str:
     """Return the number of trials by outcome: `16 trials: 11 ok, 5 over the cap`."""
     counts: Counter[str] = Counter(record.outcome for record in records)

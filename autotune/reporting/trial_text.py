@@ -2,7 +2,7 @@
 
 from autotune.analysis.pick import savings
 from autotune.reporting import style
-from autotune.reporting.outcomes import OUTCOME_LABELS
+from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_reason
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_size
 
@@ -60,8 +60,9 @@ SHARED_MARK_NOTE = (
 def outcome_line(record: TrialRecord) -> str:
     """Return in one line how a trial without a speed ended."""
     size = f" at {format_size(record.device_bytes)}" if record.device_bytes else ""
-    reason = "" if record.outcome == "over_cap" or not record.message else f" ({record.message})"
-    return f"#{record.number} {trial_label(record)}: {OUTCOME_LABELS[record.outcome]}{size}{reason}"
+    line = f"#{record.number} {trial_label(record)}: {OUTCOME_LABELS[record.outcome]}{size}"
+    reason = outcome_reason(record)
+    return f"{line} ({reason})" if reason else line
 
 
 def no_pick_reason(result: StudyResult) -> str:

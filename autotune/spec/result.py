@@ -138,6 +138,11 @@ class Measurement:
     """`trial 3 of study 'x'` if an earlier study measured it; None: measured in this study."""
 
     @property
+    def is_within_cap(self) -> bool:
+        """Whether it trained within the cap, to its end or until another trial dominated it."""
+        return self.outcome in ("ok", "dominated")
+
+    @property
     def is_over_cap(self) -> bool:
         """Whether it needs more memory than the cap, by measurement or by prediction."""
         return self.outcome in ("over_cap", "predicted_over_cap")
@@ -146,6 +151,16 @@ class Measurement:
     def ran_out_of_memory(self) -> bool:
         """Whether it was begun and needed more memory than it was given."""
         return self.outcome in ("over_cap", "out_of_memory")
+
+    @property
+    def was_rejected(self) -> bool:
+        """Whether it needs more memory than it may have: predicted, measured, or run out of."""
+        return self.is_over_cap or self.ran_out_of_memory
+
+    @property
+    def was_trained(self) -> bool:
+        """Whether it trained for long enough that its peak memory was measured."""
+        return self.is_within_cap or self.outcome == "over_cap"
 
     @property
     def failed(self) -> bool:

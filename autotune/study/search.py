@@ -241,7 +241,7 @@ def _baseline_of(definition: StudyDefinition, records: Iterable[TrialRecord]) ->
     """Return the baseline's record; None while it has no result to compare others with."""
     baseline = definition.baseline_config()
     for record in records:
-        is_comparable = record.outcome in ("ok", "over_cap", "predicted_over_cap")
+        is_comparable = record.outcome == "ok" or record.is_over_cap
         if is_comparable and record.config == baseline:
             return record
     return None

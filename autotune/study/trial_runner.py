@@ -238,7 +238,7 @@ class TrialRunner:
         ):
             return train(enforce_cap=False)
         finished = train(enforce_cap=True)
-        if is_baseline and finished.measurement.outcome in ("over_cap", "out_of_memory"):
+        if is_baseline and finished.measurement.ran_out_of_memory:
             return train(enforce_cap=False)
         return finished
 
@@ -387,7 +387,7 @@ def _with_verdict(measurement: Measurement, verdict: Verdict) -> Measurement:
 
 
 def _with_perplexity_of(record: TrialRecord, measurement: Measurement) -> Measurement:
-    if measurement.outcome not in ("ok", "dominated"):
+    if not measurement.is_within_cap:
         return measurement
     return replace(
         measurement,

@@ -52,7 +52,7 @@ class ObjectiveEncoder:
                 perplexity = float(self._vocab_size)
         needed_bytes = _needed_bytes(record, self._cap_bytes)
         memory = needed_bytes
-        if record.outcome not in ("out_of_memory", "predicted_over_cap"):
+        if record.was_trained:
             memory = float(record.peak_memory_bytes or needed_bytes)
         self._note_worst(record)
         constraints = {
@@ -76,7 +76,7 @@ def _needed_bytes(record: TrialRecord, cap_bytes: int) -> float:
     """Return the device memory that the configuration needs, measured or at least."""
     if record.device_bytes is not None:
         return float(record.device_bytes)
-    if record.outcome in ("out_of_memory", "predicted_over_cap"):
+    if record.was_rejected:
         requested_in_all = (record.peak_memory_bytes or 0) + (record.requested_bytes or 0)
         predicted = record.predicted_peak_memory_bytes or 0
         return _MORE_THAN_REQUESTED * max(cap_bytes, requested_in_all, predicted)
