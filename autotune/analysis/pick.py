@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.front import Tolerance, perplexity_spread
 from autotune.errors import InvalidInput
 from autotune.spec.result import Pick, TrialRecord
@@ -126,12 +127,8 @@ def _known_peak(record: TrialRecord) -> int:
 def closest_miss(records: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the trial over the cap by least, measured or predicted; None if no size is known."""
     over = [record for record in records if record.is_over_cap]
-    return min((record for record in over if needed_bytes(record)), key=needed_bytes, default=None)
-
-
-def needed_bytes(record: TrialRecord) -> int:
-    """Return what the device must have: measured, else predicted; 0 if neither is known."""
-    return record.device_bytes or record.predicted_peak_memory_bytes or 0
+    known = [record for record in over if least_needed_bytes(record)]
+    return min(known, key=least_needed_bytes, default=None)
 
 
 def _perplexity(record: TrialRecord) -> float:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from autotune.analysis.pick import closest_miss, needed_bytes, savings
+from autotune.analysis.feasibility import least_needed_bytes
+from autotune.analysis.pick import closest_miss, savings
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import (
@@ -153,7 +154,7 @@ def _nothing(result: StudyResult) -> Answer:
     if closest is None:
         sentence = "No trial got far enough to measure how much memory it needs."
     else:
-        needed = format_size(needed_bytes(closest))
+        needed = format_size(least_needed_bytes(closest))
         outcome = OUTCOME_LABELS[closest.outcome]
         sentence = (
             f"The closest miss needs {needed}, {outcome}: #{closest.number} {trial_label(closest)}."

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy
 from numpy.typing import NDArray
 
+from autotune.analysis.feasibility import needed_bytes
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import TrialRecord
@@ -27,9 +28,6 @@ from autotune.study.sampler.training_subset import TrainingSubset
 _NOISE = 0.01
 _LEAST_DEVIATION = 0.001
 """Standard deviations of a measured peak and of any estimate (at least), in logarithms."""
-_MORE_THAN_REQUESTED = 1.05
-"""A trial that ran out of memory is assumed to need this much more than what it held and requested
-when it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,7 @@ class MemoryModel:
         """By fingerprint."""
         self.room_bytes = _room_bytes(records, cap_bytes=cap_bytes)
         """The largest peak that fits, in bytes."""
-        self._peaks = _known_peaks(records, forecasts, self.predictions, room_bytes=self.room_bytes)
+        self._peaks = _known_peaks(records, forecasts, room_bytes=self.room_bytes)
         self._errors = _PredictionErrors(self._peaks, self.predictions, records)
         self._training_subset = training_subset or TrainingSubset()
 
@@ -140,22 +138,14 @@ _Peak = tuple[TrainingConfig, float]
 
 
 def _known_peaks(
-    records: Sequence[TrialRecord],
-    forecasts: Iterable[Forecast],
-    predictions: Mapping[str, Prediction],
-    *,
-    room_bytes: float,
+    records: Sequence[TrialRecord], forecasts: Iterable[Forecast], *, room_bytes: float
 ) -> dict[str, _Peak]:
-    """Return peaks by fingerprint: measured, else the least after running out, else predicted."""
+    """Return peaks by fingerprint: measured, else assumed after running out, else predicted."""
     peaks: dict[str, _Peak] = {}
     for record in records:
         size = float(record.peak_memory_bytes or 0)
         if record.outcome == "out_of_memory":
-            requested_in_all = (record.peak_memory_bytes or 0) + (record.requested_bytes or 0)
-            size = _MORE_THAN_REQUESTED * max(room_bytes, requested_in_all)
-            prediction = predictions.get(record.config.fingerprint)
-            if prediction is not None:
-                size = max(size, prediction.peak_memory_bytes)
+            size = needed_bytes(record, limit_bytes=room_bytes)
         if size:
             peaks[record.config.fingerprint] = record.config, size
     for forecast in forecasts:

@@ -8,13 +8,11 @@ measured are for the sampler only; reports show the record.
 import math
 from dataclasses import dataclass
 
+from autotune.analysis.feasibility import needed_bytes
 from autotune.spec.result import TrialRecord
 
 MEMORY_CONSTRAINT = "device_memory"
 TRAINING_CONSTRAINT = "training"
-_MORE_THAN_REQUESTED = 1.01
-"""A configuration that ran out of memory is assumed to need a little more than what it held and
-requested when it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +48,13 @@ class ObjectiveEncoder:
             perplexity = self._worst_perplexity
             if perplexity is None:
                 perplexity = float(self._vocab_size)
-        needed_bytes = _needed_bytes(record, self._cap_bytes)
-        memory = needed_bytes
+        needed = needed_bytes(record, limit_bytes=self._cap_bytes)
+        memory = needed
         if record.was_trained:
-            memory = float(record.peak_memory_bytes or needed_bytes)
+            memory = float(record.peak_memory_bytes or needed)
         self._note_worst(record)
         constraints = {
-            MEMORY_CONSTRAINT: needed_bytes / self._cap_bytes - 1,
+            MEMORY_CONSTRAINT: needed / self._cap_bytes - 1,
             TRAINING_CONSTRAINT: 1.0 if record.failed or not record.is_finished else 0.0,
         }
         return OptunaValues(values=(memory, speed, perplexity), constraints=constraints)
@@ -70,14 +68,3 @@ class ObjectiveEncoder:
         if perplexity is not None and math.isfinite(perplexity):
             worst = perplexity if self._worst_perplexity is None else self._worst_perplexity
             self._worst_perplexity = max(worst, perplexity)
-
-
-def _needed_bytes(record: TrialRecord, cap_bytes: int) -> float:
-    """Return the device memory that the configuration needs, measured or at least."""
-    if record.device_bytes is not None:
-        return float(record.device_bytes)
-    if record.was_rejected:
-        requested_in_all = (record.peak_memory_bytes or 0) + (record.requested_bytes or 0)
-        predicted = record.predicted_peak_memory_bytes or 0
-        return _MORE_THAN_REQUESTED * max(cap_bytes, requested_in_all, predicted)
-    return float(cap_bytes)
