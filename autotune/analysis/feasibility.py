@@ -1,11 +1,11 @@
-"""How much memory a configuration needs.
+"""Whether a configuration is a solution, and how much memory it needs.
 
 Configurations are rejected for their memory in three ways: `predicted_over_cap` was never trained,
 `out_of_memory` ended when an allocation failed, and `over_cap` was measured. What the first two
 need is not known, only that it is more than the limit and more than what was seen of it.
 """
 
-from autotune.spec.result import TrialRecord
+from autotune.spec.result import Measurement, TrialRecord
 
 MORE_THAN_KNOWN = 1.01
 """A configuration that was rejected before its memory was measured is assumed to need this factor
@@ -14,6 +14,19 @@ exceeded, the training would have gone on after the failed allocation, and a pre
 without what an allocator adds. A sampler has to see it beyond the limit, and nothing says by how
 much: in replays in which every training over the cap ran out of memory (the table of
 `studies/search_efficiency/`), 1.05 changed the searches by less than another seed does."""
+
+
+def is_feasible(measurement: Measurement, *, cap_bytes: int) -> bool:
+    """Return whether a trial is a solution: trained, with all objectives, on a device of the cap.
+
+    What the device must have is compared, not the peak of the tensors.
+    """
+    return (
+        measurement.outcome == "ok"
+        and measurement.has_all_objectives
+        and measurement.device_bytes is not None
+        and measurement.device_bytes <= cap_bytes
+    )
 
 
 def least_needed_bytes(record: TrialRecord) -> int:

@@ -138,6 +138,11 @@ class Measurement:
     """`trial 3 of study 'x'` if an earlier study measured it; None: measured in this study."""
 
     @property
+    def has_all_objectives(self) -> bool:
+        """Whether memory, speed and perplexity were all measured."""
+        return all(getattr(self, objective) is not None for objective in DIRECTIONS)
+
+    @property
     def is_within_cap(self) -> bool:
         """Whether it trained within the cap, to its end or until another trial dominated it."""
         return self.outcome in ("ok", "dominated")
@@ -176,6 +181,7 @@ class TrialRecord(Measurement):
     config: TrainingConfig
     name: str | None = None
     feasible: bool = False
+    """Whether it is a solution (`analysis/feasibility.py`); stored, as a record has no cap."""
     predicted_peak_memory_bytes: int | None = None
     seconds: float | None = None
     """Wall-clock time of the whole trial, including the start of its process. None for a trial that

@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
+from autotune.analysis.feasibility import is_feasible
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, Prediction
@@ -18,6 +19,8 @@ from autotune.storage.tables import SCHEMA_VERSION
 from autotune.storage.typed import check_types
 
 _MEASUREMENT_FIELDS = tuple(field.name for field in fields(Measurement))
+_DECIDING_FIELDS = ("outcome", "device_bytes", *DIRECTIONS)
+"""What every version has stored: a measurement without one of these is damaged, not unmeasured."""
 
 LONGEST_NAME, LONGEST_REASON = 200, 500
 """Characters of a trial's or worker's name, and of a cause or of why there is no prediction."""
@@ -156,12 +159,15 @@ def record_from_row(
         if measurement["perplexity"] is not None and measurement.get("perplexity_source") is None:
             # Written by a version in which trials could not share a perplexity.
             measurement = {**measurement, "perplexity_source": "measured"}
+        for field in _DECIDING_FIELDS:
+            if field not in measurement:
+                raise KeyError(field)
         record = TrialRecord(
             **measurement,
             number=row.number,
             config=_config_from_row(row),
             name=row.name,
-            feasible=_is_feasible(measurement, cap_bytes=cap_bytes),
+            feasible=is_feasible(Measurement(**measurement), cap_bytes=cap_bytes),
             predicted_peak_memory_bytes=None if predicted_bytes is None else int(predicted_bytes),
             seconds=row.seconds,
         )
@@ -174,16 +180,6 @@ def _message_without_result(losses: int, cause: str) -> str:
         return "has no result yet"
     times = "1 time" if losses == 1 else f"{losses} times"
     return f"lost {times}, not by its own fault: {cause}"
-
-
-def _is_feasible(measurement: dict[str, Any], *, cap_bytes: int) -> bool:
-    device_bytes = measurement["device_bytes"]
-    return (
-        measurement["outcome"] == "ok"
-        and all(measurement[objective] is not None for objective in DIRECTIONS)
-        and device_bytes is not None
-        and device_bytes <= cap_bytes
-    )
 
 
 def _config_from_row(row: Any) -> TrainingConfig:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from autotune.errors import AutotuneError, StorageUnreachable
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
-from autotune.spec.result import DIRECTIONS, TrialRecord
+from autotune.spec.result import TrialRecord
 from autotune.spec.search_space import LegalSpace
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
@@ -179,14 +179,13 @@ def _measured(
 ) -> TrialRecord | None:
     """As `rate_under_cap`, for a trial whose memory was measured."""
     assert record.device_bytes is not None
-    is_complete = all(getattr(record, objective) is not None for objective in DIRECTIONS)
     if record.alloc_retries and new.cap_bytes != earlier.cap_bytes:
         # The allocator reached its limit and freed cached memory, at a cost in speed: with another
         # limit the result is another.
         return None
     if record.device_bytes <= new.cap_bytes:
-        return replace(record, outcome="ok", message="") if is_complete else None
-    if not is_complete and record.config == new.baseline_config():
+        return replace(record, outcome="ok", message="") if record.has_all_objectives else None
+    if not record.has_all_objectives and record.config == new.baseline_config():
         return None  # the baseline is trained to its end if the device can hold it
     if new.device.type == "cuda" and not _cannot_fit(record, earlier=earlier, new=new):
         return None  # with the allocator limited to the cap, it may fit

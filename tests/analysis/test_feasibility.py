@@ -1,10 +1,18 @@
-"""What a configuration needs, as far as its trial tells."""
+"""Whether a trial is feasible, and what its configuration needs, as far as the trial tells."""
+
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.analysis.feasibility import MORE_THAN_KNOWN, least_needed_bytes, needed_bytes
+from autotune.analysis.feasibility import (
+    MORE_THAN_KNOWN,
+    is_feasible,
+    least_needed_bytes,
+    needed_bytes,
+)
+from autotune.spec.result import Outcome
 from tests.building.results import MIB, out_of_memory, record
 
 CAP = 100 * MIB
@@ -71,3 +79,29 @@ def test_a_trial_rejected_unmeasured_is_told_over_the_limit_and_over_all_that_is
 def test_a_trial_that_ended_for_another_reason_is_told_at_the_limit(outcome):
     failed = record(0, outcome=outcome, memory=None, predicted_peak_memory_bytes=2 * CAP)
     assert needed_bytes(failed, limit_bytes=CAP) == CAP
+
+
+# -- feasible --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "feasible"),
+    [
+        ({}, True),
+        ({"device_bytes": CAP + 1}, False),
+        ({"memory": CAP + 1}, True),
+        ({"device_bytes": None}, False),
+        ({"speed": None}, False),
+        ({"perplexity": None}, False),
+        ({"memory": None}, False),
+    ],
+)
+def test_feasible_is_an_ok_trial_with_all_objectives_whose_device_is_within_the_cap(
+    fields, feasible
+):
+    assert is_feasible(record(0, **{"device_bytes": CAP, **fields}), cap_bytes=CAP) is feasible
+
+
+@pytest.mark.parametrize("outcome", [one for one in get_args(Outcome) if one != "ok"])
+def test_no_other_outcome_is_feasible(outcome):
+    assert not is_feasible(record(0, outcome=outcome, device_bytes=1), cap_bytes=CAP)

@@ -194,6 +194,14 @@ CASES = {
         "[1]",
     ),
     "measurement: unknown field": (set_field("measurement", "colour", "'red'"), SOME, "colour"),
+    "measurement: no field that decides": (
+        by_hand(
+            "UPDATE autotune_trials "
+            "SET measurement = json_remove(measurement, '$.device_bytes') WHERE id = 1"
+        ),
+        SOME,
+        "has no 'device_bytes'",
+    ),
     "measurement: bytes that are no text": (
         by_hand("UPDATE autotune_trials SET measurement = CAST(x'fffefd' AS TEXT) WHERE id = 1"),
         SOME,
