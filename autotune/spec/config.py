@@ -8,6 +8,7 @@ What a particular device cannot do is not decided here: a probe finds it
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -346,3 +347,12 @@ def check_legal(config: TrainingConfig, at: Circumstances) -> None:
 def baseline_of(*, optimizer: Optimizer, global_batch: int) -> TrainingConfig:
     """Return what savings are relative to: fp32, no technique, the global batch in one pass."""
     return TrainingConfig(optimizer=optimizer, micro_batch_size=global_batch)
+
+
+def segment_bounds(layers: int) -> list[int]:
+    """Return where `sqrt` cuts the blocks: segment i has those from bounds[i] to bounds[i + 1].
+
+    It makes round(sqrt(layers)) segments of nearly equal length.
+    """
+    segments = round(math.sqrt(layers))
+    return [round(index * layers / segments) for index in range(segments + 1)]

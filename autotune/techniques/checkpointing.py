@@ -15,7 +15,6 @@ https://pytorch.org/blog/activation-checkpointing-techniques/
 """
 
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +27,7 @@ from torch.utils.checkpoint import (
 )
 
 from autotune.models.parts import ModelParts
-from autotune.spec.config import Checkpointing
+from autotune.spec.config import Checkpointing, segment_bounds
 
 _aten = torch.ops.aten
 _KEPT_OPERATORS = frozenset(
@@ -108,8 +107,7 @@ def checkpoint_segments(parts: ModelParts, granularity: Checkpointing) -> None:
         return
     assert parts.blocks_are_called_alike
     blocks = list(parts.blocks)
-    segments = round(math.sqrt(len(blocks)))
-    bounds = [round(index * len(blocks) / segments) for index in range(segments + 1)]
+    bounds = segment_bounds(len(blocks))
     parts.replace_blocks(
         [Checkpointed(Segment(blocks[start:end])) for start, end in itertools.pairwise(bounds)]
     )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autotune.exporters.shipped.autotune_blocks import SAVED_OPERATORS, find_blocks, prepare_blocks
+from autotune.exporters.source import excerpt
 from autotune.memory.cpu import CpuMeter
 from autotune.models.gpt import build, find_parts
 from autotune.models.structure import find_blocks as find_own
@@ -60,6 +61,13 @@ def test_blocks_are_recomputed_as_in_a_trial(model, plain_peak, granularity):
 
 def test_selective_saves_the_outputs_that_a_trial_saves():
     assert SAVED_OPERATORS == technique._KEPT_OPERATORS
+
+
+def test_segments_are_cut_by_the_function_of_a_trial():
+    """The file is shipped whole and imports nothing of autotune, so it has the same text."""
+    assert excerpt("exporters.shipped.autotune_blocks", "segment_bounds") == excerpt(
+        "spec.config", "segment_bounds"
+    )
 
 
 @pytest.mark.parametrize("granularity", [one for one in CHECKPOINTING if one != "sqrt"])

@@ -15,6 +15,7 @@ from autotune.spec.config import (
     broken_rules,
     check_legal,
     check_value,
+    segment_bounds,
 )
 
 GLOBAL_BATCH = 8
@@ -341,3 +342,11 @@ def test_the_baseline_uses_no_technique():
 )
 def test_a_description_holds_what_differs_from_a_plain_training(config, words):
     assert TrainingConfig(**config).describe() == words
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4, 6, 7, 12, 48, 100])
+def test_sqrt_cuts_all_blocks_into_about_sqrt_segments_of_nearly_equal_length(layers):
+    bounds = segment_bounds(layers)
+    lengths = [end - start for start, end in itertools.pairwise(bounds)]
+    assert (bounds[0], bounds[-1], len(lengths)) == (0, layers, round(layers**0.5))
+    assert max(lengths) - min(lengths) <= 1

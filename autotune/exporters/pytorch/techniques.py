@@ -7,7 +7,7 @@ use are omitted.
 from autotune.exporters.pytorch.pieces import Piece, own_source, piece
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import optimizer_flags
-from autotune.exporters.source import STEP_IN_BACKWARD, STOCHASTIC_ROUNDING
+from autotune.exporters.source import STEP_IN_BACKWARD, STOCHASTIC_ROUNDING, spaced
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
 
@@ -89,7 +89,11 @@ def _checkpointing(config: TrainingConfig) -> Piece:
         names.append("Segment")
         imports |= {"import itertools", "import math"}
     imports.add(f"from torch.utils.checkpoint import {', '.join(sorted(checkpoint))}")
-    return own_source("techniques.checkpointing", *names, imports=imports)
+    checkpointing = own_source("techniques.checkpointing", *names, imports=imports)
+    if config.checkpointing != "sqrt":
+        return checkpointing
+    bounds = own_source("spec.config", "segment_bounds")
+    return Piece(spaced([checkpointing.text, bounds.text]), checkpointing.imports)
 
 
 def _application(recipe: Recipe) -> Piece:
@@ -156,8 +160,7 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
         ]
     if kind == "sqrt":
         lines += [
-            "number = round(math.sqrt(len(blocks)))",
-            "bounds = [round(index * len(blocks) / number) for index in range(number + 1)]",
+            "bounds = segment_bounds(len(blocks))",
             "segments = [Segment(blocks[start:end]) for start, end in itertools.pairwise(bounds)]",
             "blocks = [Checkpointed(segment) for segment in segments]",
         ]

@@ -143,11 +143,19 @@ def _checkpoint_in_blocks(model: nn.Module, path: str, checkpointing: str) -> No
         raise ValueError(f"Invalid checkpointing: {checkpointing!r}. Choose one of {known}.")
 
 
+def segment_bounds(layers: int) -> list[int]:
+    """Return where `sqrt` cuts the blocks: segment i has those from bounds[i] to bounds[i + 1].
+
+    It makes round(sqrt(layers)) segments of nearly equal length.
+    """
+    segments = round(math.sqrt(layers))
+    return [round(index * layers / segments) for index in range(segments + 1)]
+
+
 def _checkpoint_segments(model: nn.Module, path: str) -> None:
     """Recomputes the blocks in round(sqrt(layers)) segments of nearly equal length."""
     blocks = _blocks(model, path)
-    segments = round(math.sqrt(len(blocks)))
-    bounds = [round(index * len(blocks) / segments) for index in range(segments + 1)]
+    bounds = segment_bounds(len(blocks))
     parts = [Segment(blocks[start:end]) for start, end in itertools.pairwise(bounds)]
     _replace(model, path, [_recomputed(part) for part in parts])
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from autotune.spec.config import segment_bounds
+
 IGNORED_LABEL = -100
 
 
@@ -49,8 +51,7 @@ def checkpoint_segments(blocks: Sequence[nn.Module], *, compiled: bool) -> None:
     """
     kind = type(blocks[0])
     run = torch.compile(kind.forward, dynamic=False) if compiled else kind.forward
-    segments = round(math.sqrt(len(blocks)))
-    bounds = [round(index * len(blocks) / segments) for index in range(segments + 1)]
+    bounds = segment_bounds(len(blocks))
     leading, following = _segment_classes(kind, run)
     for start, end in itertools.pairwise(bounds):
         for block in blocks[start:end]:

@@ -67,7 +67,8 @@ def _checkpointing_definitions(config: TrainingConfig, *, by_keys: bool) -> list
     if by_keys or config.checkpointing == "none":
         return []
     if config.checkpointing == "sqrt":
-        return [excerpt(HERE, "checkpoint_segments", "_segment_classes")]
+        segments = excerpt(HERE, "checkpoint_segments", "_segment_classes")
+        return [excerpt("spec.config", "segment_bounds"), segments]
     policy = ("_aten", "_KEPT_OPERATORS", "_selective_contexts", "_keep_matrix_products")
     policies = [excerpt(_CHECKPOINTING, *policy)] if config.checkpointing == "selective" else []
     return [excerpt(HERE, "checkpointed_class"), *policies]
