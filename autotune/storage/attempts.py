@@ -1,12 +1,12 @@
 """Attempts at trials: claiming a trial under a lease, renewing it, and storing one result a trial.
 
 Each call is one transaction and is idempotent: a process that lost the connection during a call
-does not know whether it was committed, and can repeat the call with the same attempt id. Every
+does not know whether it was committed, and repeats the call with the same attempt id. Every
 change locks the study's row from its first statement to the commit, so that changes to a study are
 serialized, on SQLite and on PostgreSQL.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 from sqlalchemy import Connection, case, func, insert, literal_column, select, update
@@ -16,6 +16,7 @@ from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, Attempt, AttemptSt
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement
 from autotune.storage.database import Database
+from autotune.storage.retry import RetryPolicy, retried
 from autotune.storage.rows import (
     LONGEST_NAME,
     LONGEST_REASON,
@@ -45,12 +46,14 @@ class Attempts:
     """Reads and changes the attempts at the trials of all studies of one database.
 
     All methods raise StorageUnavailable, and StorageUnreachable for a database that is away for
-    now.
+    now. With `retry`, all but `renew` and `release` first wait for it as that policy says.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, retry: RetryPolicy | None = None) -> None:
         self._database = database
+        self._retry = retry
 
+    @retried
     def claim(
         self,
         study: str,
@@ -97,11 +100,28 @@ class Attempts:
         failpoint("trial claimed")
         return attempt
 
-    def finish(self, attempt_id: str, measurement: Measurement, *, seconds: float) -> Delivery:
+    def finish(
+        self,
+        attempt_id: str,
+        measurement: Measurement,
+        *,
+        seconds: float,
+        before_retry: Callable[[], None] = lambda: None,
+    ) -> Delivery:
         """Stores the result of an attempt; a repeated call stores nothing.
 
-        `seconds` is the wall-clock time of the trial. When this returns, the result is on disk.
+        `seconds` is the wall-clock time of the trial. `before_retry` is called whenever the retry
+        policy is about to try again. When this returns, the result is on disk.
         """
+
+        def store_result() -> Delivery:
+            return self._finish(attempt_id, measurement, seconds=seconds)
+
+        if self._retry is None:
+            return store_result()
+        return self._retry.repeat(store_result, before_retry=before_retry)
+
+    def _finish(self, attempt_id: str, measurement: Measurement, *, seconds: float) -> Delivery:
         study_of_attempt = (
             select(TRIALS.c.study_id).join(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)
         )
@@ -127,8 +147,19 @@ class Attempts:
         failpoint("result kept")
         return "stored"
 
+    @retried
     def end(self, attempt_id: str, state: AttemptState, *, cause: str) -> bool:
         """Ends a running attempt without a result; returns whether it was running."""
+        return self._end(attempt_id, state, cause=cause)
+
+    def release(self, attempt_id: str, *, cause: str) -> bool:
+        """Ends a running attempt of a search that stops; returns whether it was running.
+
+        Never waits for the database: the search ends now, and the next worker ends the attempt.
+        """
+        return self._end(attempt_id, "given_back", cause=cause)
+
+    def _end(self, attempt_id: str, state: AttemptState, *, cause: str) -> bool:
         trial_of_attempt = (
             select(TRIALS.c.id, TRIALS.c.study_id).join(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)
         )
@@ -155,7 +186,11 @@ class Attempts:
             return True
 
     def renew(self, attempt_id: str) -> bool:
-        """Extends the lease by LEASE_SECONDS from now; returns whether the attempt still runs."""
+        """Extends the lease by LEASE_SECONDS from now; returns whether the attempt still runs.
+
+        Never waits for the database: a lease is renewed from a thread of its own, which tries again
+        after RENEWAL_SECONDS anyway.
+        """
         with self._database.writing() as connection:
             renewed = connection.execute(
                 update(ATTEMPTS)
@@ -164,6 +199,7 @@ class Attempts:
             )
             return renewed.rowcount == 1
 
+    @retried
     def running(self, study: str) -> list[RunningAttempt]:
         """Returns the running attempts of the study, ordered by trial number."""
         expired = case((ATTEMPTS.c.lease_until < DatabaseNow(), 1), else_=0).label("expired")
@@ -186,29 +222,15 @@ class Attempts:
                 for row in connection.execute(query)
             ]
 
+    @retried
     def losses(self, study: str, numbers: Collection[int]) -> Mapping[int, tuple[int, str]]:
         """Returns {trial number: (failed attempts, cause of the last one)} for `numbers`.
 
         Only attempts that the machine ended (state `lost`) count; trials without one are left out.
         """
-        if not numbers:
-            return {}
-        query = (
-            select(TRIALS.c.number, ATTEMPTS.c.cause)
-            .join(TRIALS, ATTEMPTS.c.trial_id == TRIALS.c.id)
-            .join(STUDIES, TRIALS.c.study_id == STUDIES.c.id)
-            .where(
-                STUDIES.c.name == study, TRIALS.c.number.in_(numbers), ATTEMPTS.c.state == "lost"
-            )
-            .order_by(ATTEMPTS.c.ordinal)
-        )
-        losses: dict[int, tuple[int, str]] = {}
-        with self._database.reading() as connection:
-            for number, cause in connection.execute(query):
-                earlier, _ = losses.get(number, (0, ""))
-                losses[number] = (earlier + 1, cause)
-        return losses
+        return read_losses(self._database, study, numbers)
 
+    @retried
     def deaths(self, study: str, numbers: Collection[int]) -> Mapping[int, int]:
         """Returns {trial number: expired attempts} for `numbers`.
 
@@ -230,6 +252,7 @@ class Attempts:
         with self._database.reading() as connection:
             return {row.number: row.deaths for row in connection.execute(query)}
 
+    @retried
     def forgive_losses(self, study: str) -> None:
         """Resets the count of failed attempts, so that a later search retries such trials."""
         trials_of_study = select(TRIALS.c.id).join(STUDIES).where(STUDIES.c.name == study)
@@ -240,6 +263,27 @@ class Attempts:
                 .where(ATTEMPTS.c.trial_id.in_(trials_of_study), ATTEMPTS.c.state == "lost")
                 .values(state="forgiven")
             )
+
+
+def read_losses(
+    database: Database, study: str, numbers: Collection[int]
+) -> Mapping[int, tuple[int, str]]:
+    """Does what `Attempts.losses` does, without its retry policy."""
+    if not numbers:
+        return {}
+    query = (
+        select(TRIALS.c.number, ATTEMPTS.c.cause)
+        .join(TRIALS, ATTEMPTS.c.trial_id == TRIALS.c.id)
+        .join(STUDIES, TRIALS.c.study_id == STUDIES.c.id)
+        .where(STUDIES.c.name == study, TRIALS.c.number.in_(numbers), ATTEMPTS.c.state == "lost")
+        .order_by(ATTEMPTS.c.ordinal)
+    )
+    losses: dict[int, tuple[int, str]] = {}
+    with database.reading() as connection:
+        for number, cause in connection.execute(query):
+            earlier, _ = losses.get(number, (0, ""))
+            losses[number] = (earlier + 1, cause)
+    return losses
 
 
 class _TrialUnavailable(Exception):

@@ -4,20 +4,20 @@ The database is the only state of a study. Optuna's samplers keep none: each pro
 feeds it the stored trials.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import sqlalchemy
-from sqlalchemy import Select, and_, insert, select, update
+from sqlalchemy import Connection, Select, and_, insert, select, update
 
 from autotune.errors import StorageUnavailable, StudyMismatch, UnknownStudy
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import TrialRecord
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
-from autotune.storage.attempts import Attempts
+from autotune.storage.attempts import Attempts, read_losses
 from autotune.storage.database import BUSY_TIMEOUT_SECONDS, Database
 from autotune.storage.error_translation import (
     Conflict,
@@ -25,6 +25,7 @@ from autotune.storage.error_translation import (
     damage_hint,
     storage_errors,
 )
+from autotune.storage.retry import RetryPolicy, retried
 from autotune.storage.rows import (
     definition_from_row,
     definition_row,
@@ -69,7 +70,8 @@ class StudyStore:
     process has used it before: what cannot be reached is then away for a while and not
     misconfigured. `busy_timeout_seconds` is how long SQLite waits for another process's lock. All
     methods raise StorageUnavailable for a database that cannot be used, and StorageUnreachable for
-    one that cannot be used at the moment.
+    one that cannot be used at the moment. With `retry`, opening it and the methods that are
+    `retried` first wait for it as that policy says.
     """
 
     def __init__(
@@ -79,37 +81,49 @@ class StudyStore:
         create: bool = False,
         was_reached: bool = False,
         busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
+        retry: RetryPolicy | None = None,
     ) -> None:
-        self._database = Database(
-            url, create=create, was_reached=was_reached, busy_timeout_seconds=busy_timeout_seconds
-        )
+        self._retry = retry
+
+        def open_database() -> Database:
+            database = Database(
+                url,
+                create=create,
+                was_reached=was_reached,
+                busy_timeout_seconds=busy_timeout_seconds,
+            )
+            with database.opening():
+                try:
+                    open_studies(database, create=create)
+                except BaseException:
+                    database.close()
+                    raise
+            return database
+
+        self._database = open_database() if retry is None else retry.repeat(open_database)
         self.url = self._database.url
         """The database's URL without its password, for messages."""
-        self.attempts = Attempts(self._database)
-        with self._database.opening():
-            try:
-                open_studies(self._database, create=create)
-            except BaseException:
-                self._database.close()
-                raise
+        self.attempts = Attempts(self._database, retry=retry)
 
     def close(self) -> None:
         self._database.close()
 
     # -- studies -----------------------------------------------------------------------------------
 
+    @retried
     def create_study(
         self,
         definition: StudyDefinition,
         *,
         trials_wanted: int,
-        records: Iterable[TrialRecord] = (),
-        forecasts: Iterable[Forecast] = (),
+        records: Sequence[TrialRecord] = (),
+        forecasts: Sequence[Forecast] = (),
     ) -> None:
         """Adds a study with the trials and predictions that it begins with, in one transaction.
 
         `records` and `forecasts` may come from earlier studies. Raises StudyMismatch where there is
-        a study of that name.
+        a study of that name; with a retry policy it may be of this very call, where the connection
+        was lost during the commit.
         """
         try:
             with self._database.writing() as connection:
@@ -130,29 +144,33 @@ class StudyStore:
                 hint="give the new one another --name",
             ) from None
 
+    @retried
     def set_trials_wanted(self, study: str, trials_wanted: int) -> None:
         with self._database.writing() as connection:
             connection.execute(
                 update(STUDIES).where(STUDIES.c.name == study).values(trials_wanted=trials_wanted)
             )
 
+    @retried
     def names(self) -> list[str]:
         """Returns the names of all studies, oldest first."""
         with self._database.reading() as connection:
-            return list(connection.scalars(select(STUDIES.c.name).order_by(STUDIES.c.id)).all())
+            return _names(connection)
 
+    @retried
     def has_study(self, study: str) -> bool:
         with self._database.reading() as connection:
             return (
                 connection.scalar(select(STUDIES.c.id).where(STUDIES.c.name == study)) is not None
             )
 
+    @retried
     def definition(self, study: str) -> tuple[StudyDefinition, int]:
         """Returns the study's definition and its number of wanted trials. Raises UnknownStudy."""
         with self._database.reading() as connection:
             row = connection.execute(select(STUDIES).where(STUDIES.c.name == study)).one_or_none()
             if row is None:
-                names = self.names()
+                names = _names(connection)
                 hint = "begin one with: autotune search"
                 if names:
                     hint = f"there is {', '.join(names)}"
@@ -160,6 +178,7 @@ class StudyStore:
             check_schema_version(study, row.schema_version, url=self.url)
             return definition_from_row(row), row.trials_wanted
 
+    @retried
     def studies(self) -> list[StudySummary]:
         """Returns a summary of every study, oldest first."""
         finished = sqlalchemy.func.count(TRIALS.c.finished_at).label("finished")
@@ -181,6 +200,7 @@ class StudyStore:
                 for row in connection.execute(query)
             ]
 
+    @retried
     def dates(self, study: str) -> tuple[str, str]:
         """Returns when the study was created and its last trial finished, to the minute in UTC.
 
@@ -211,6 +231,7 @@ class StudyStore:
 
     # -- trials ------------------------------------------------------------------------------------
 
+    @retried
     def trials(self, study: str) -> list[TrialRecord]:
         """Returns every trial of the study by number; one without a result is interrupted.
 
@@ -225,6 +246,7 @@ class StudyStore:
                 )
         return records
 
+    @retried
     def changes(self, study: str, *, since: int) -> Changes:
         """Returns the trials that changed after revision `since`; -1 returns all of them."""
         with self._database.reading() as connection:
@@ -241,7 +263,7 @@ class StudyStore:
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
         unfinished = [row.number for row in rows if row.measurement is None]
-        losses = self.attempts.losses(study, unfinished)
+        losses = read_losses(self._database, study, unfinished)
         with storage_errors(self.url):  # translates DamagedRow
             records = []
             for row in rows:
@@ -258,6 +280,7 @@ class StudyStore:
 
     # -- predictions -------------------------------------------------------------------------------
 
+    @retried
     def store_forecast(self, study: str, forecast: Forecast) -> None:
         """Stores a prediction, or that there is none, unless the configuration has one already."""
         if self._has_forecast(study, forecast.config):
@@ -280,6 +303,7 @@ class StudyStore:
         with self._database.reading() as connection:
             return connection.scalar(query) is not None
 
+    @retried
     def forecasts(self, study: str) -> dict[str, Forecast]:
         """Returns the study's predictions by the configuration's fingerprint."""
         with self._database.reading() as connection:
@@ -287,6 +311,11 @@ class StudyStore:
                 select(PREDICTIONS).join(STUDIES).where(STUDIES.c.name == study)
             ).all()
             return {row.fingerprint: forecast_from_row(row) for row in rows}
+
+
+def _names(connection: Connection) -> list[str]:
+    """Returns the names of all studies, oldest first."""
+    return list(connection.scalars(select(STUDIES.c.name).order_by(STUDIES.c.id)).all())
 
 
 def _select_trials(study: str) -> Select[Any]:

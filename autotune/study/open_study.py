@@ -1,7 +1,7 @@
 """Opens the study of a search: resumes the stored one after checks, or creates a new one."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from autotune.failpoints import failpoint
 from autotune.spec.study import StudyDefinition
 from autotune.storage.database import SHORT_BUSY_TIMEOUT_SECONDS, sqlite_file
 from autotune.storage.error_translation import storage_errors
+from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
 from autotune.study.request import NewStudy, SearchRequest, check_snapshot, check_trials_per_device
 from autotune.study.resume import (
@@ -25,7 +26,6 @@ from autotune.study.resume import (
 )
 from autotune.study.reuse import ReusedResults, reuse
 from autotune.study.staging import sweep
-from autotune.study.workers.retry import DatabaseRetry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,38 +39,41 @@ class OpenedStudy:
     """What a new study reuses; None for a resumed study."""
 
 
-def stored_study(request: SearchRequest) -> StudyDefinition | None:
+def stored_study(request: SearchRequest, retry: RetryPolicy) -> StudyDefinition | None:
     """Return the definition of the stored study that the request resumes; None if it is new.
 
-    Raises StorageUnavailable for a database that is not a studies database.
+    Raises StorageUnavailable for a database that is not a studies database, or that cannot be
+    reached.
     """
     file = sqlite_file(request.storage)
     with storage_errors(request.storage):
         if file is not None and not file.exists():
             return None
-    with opened_store(request.storage) as store:
+    with closing(_open_store(request.storage, retry, was_reached=False)) as store:
         names = store.names()
         return store.definition(request.name)[0] if request.name in names else None
 
 
 @contextmanager
-def opened_store(storage: str, retry: DatabaseRetry | None = None) -> Iterator[StudyStore]:
-    """Open the studies database, and create it if there is none.
+def opened_store(storage: str, retry: RetryPolicy) -> Iterator[StudyStore]:
+    """Open the studies database after `stored_study`, and create it if there is none.
 
-    With `retry`, the database has been reached before, so wait for it while it is unreachable.
+    A database that is there has been reached before, so wait for it while it is unreachable.
     """
     file = sqlite_file(storage)
-    was_reached = retry is not None and (file is None or file.exists())
-
-    def open_store() -> StudyStore:
-        busy = SHORT_BUSY_TIMEOUT_SECONDS
-        return StudyStore(storage, create=True, was_reached=was_reached, busy_timeout_seconds=busy)
-
-    store = open_store() if retry is None else retry(open_store)
-    try:
+    was_reached = file is None or file.exists()
+    with closing(_open_store(storage, retry, was_reached=was_reached)) as store:
         yield store
-    finally:
-        store.close()
+
+
+def _open_store(storage: str, retry: RetryPolicy, *, was_reached: bool) -> StudyStore:
+    return StudyStore(
+        storage,
+        create=True,
+        was_reached=was_reached,
+        busy_timeout_seconds=SHORT_BUSY_TIMEOUT_SECONDS,
+        retry=retry,
+    )
 
 
 def open_study(
@@ -81,20 +84,19 @@ def open_study(
     *,
     executor: LocalExecutor,
     work: Path,
-    retry: DatabaseRetry,
 ) -> OpenedStudy:
     """Create the study, or check that the stored one can be resumed on this device.
 
     Raises StudyMismatch for a stored study that was made with other options or elsewhere.
     """
     sweep(work)
-    if new is not None and not retry(lambda: store.has_study(name)):
-        created = _create(store, new, request, folder=work / name, retry=retry)
+    if new is not None and not store.has_study(name):
+        created = _create(store, new, request, folder=work / name)
         if created is not None:
             return created
-    stored, stored_wanted = retry(lambda: store.definition(name))
+    stored, stored_wanted = store.definition(name)
     check_same_study(request, stored)
-    reused = sum(record.reused_from is not None for record in retry(lambda: store.trials(name)))
+    reused = sum(record.reused_from is not None for record in store.trials(name))
     check_fresh(request, stored, reused=reused)
     device, _ = executor.probe(request.device or stored.device.device, {})
     check_same_device(stored, device)
@@ -106,26 +108,27 @@ def open_study(
     if request.trials or request.until_converged:
         wanted = stored.possible_trials(request.new_trials + reused)
     if wanted != stored_wanted:
-        retry(lambda: store.set_trials_wanted(name, wanted))
+        store.set_trials_wanted(name, wanted)
     return OpenedStudy(definition=replace(stored, device=device), trials_wanted=wanted)
 
 
 def _create(
-    store: StudyStore, new: NewStudy, request: SearchRequest, *, folder: Path, retry: DatabaseRetry
+    store: StudyStore, new: NewStudy, request: SearchRequest, *, folder: Path
 ) -> OpenedStudy | None:
-    """Create the study; return None if another process, on any machine, was faster."""
+    """Create the study; return None if it is there already.
+
+    Another process, on any machine, was faster, or the reply to this one's commit was lost.
+    """
     new.settle(folder)
     failpoint("files settled")
-    reused = retry(lambda: reuse(store, new.definition, request))
+    reused = reuse(store, new.definition, request)
     wanted = new.definition.possible_trials(request.new_trials + len(reused.records))
     try:
-        retry(
-            lambda: store.create_study(
-                new.definition,
-                trials_wanted=wanted,
-                records=reused.records,
-                forecasts=reused.forecasts,
-            )
+        store.create_study(
+            new.definition,
+            trials_wanted=wanted,
+            records=reused.records,
+            forecasts=reused.forecasts,
         )
     except StudyMismatch:
         return None

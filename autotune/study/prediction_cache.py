@@ -1,7 +1,6 @@
 """Predictions of a study's configurations, and which of them compile to the same program."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from autotune.failpoints import failpoint
 from autotune.spec.config import TrainingConfig
@@ -24,13 +23,11 @@ class PredictionCache:
         *,
         store: StudyStore,
         predict: Callable[[TrainingConfig], Forecast] | None,
-        retry: Callable[[Callable[[], Any]], Any] = lambda call: call(),
     ) -> None:
         self._definition = definition
         self._store = store
         self._predict = predict
-        self._retry = retry
-        self._known: dict[str, Forecast] = retry(lambda: store.forecasts(definition.name))
+        self._known: dict[str, Forecast] = store.forecasts(definition.name)
         self._not_needed: set[TrainingConfig] = set()
 
     def mark_not_needed(self, config: TrainingConfig) -> None:
@@ -49,7 +46,7 @@ class PredictionCache:
         return forecast
 
     def _store_forecast(self, forecast: Forecast) -> None:
-        self._retry(lambda: self._store.store_forecast(self._definition.name, forecast))
+        self._store.store_forecast(self._definition.name, forecast)
         self._known[forecast.config.fingerprint] = forecast
         failpoint("forecast kept")
 

@@ -34,7 +34,7 @@ from autotune.study.trial_runner import TrialOptions
 from autotune.study.work_folder import work_folder
 from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.processes import Workers
-from autotune.study.workers.retry import DatabaseRetry
+from autotune.study.workers.retry import search_retry
 from autotune.units import format_size
 
 __all__ = ["SearchRequest", "result_of", "search", "view_of"]
@@ -58,10 +58,10 @@ def search(
         if should_stop():
             raise Stopped("the search was stopped", hint="run the same command again to continue")
 
-    retry = DatabaseRetry(
+    retry = search_retry(
         limit_seconds=request.database_wait_seconds, listener=listener, check_stop=check_stop
     )
-    stored = retry(lambda: stored_study(request))
+    stored = stored_study(request, retry)
     if stored is not None:
         check_same_study(request, stored)
         check_sampler(stored.sampler, until_converged=request.until_converged)
@@ -83,9 +83,7 @@ def search(
             # The database is opened only now, so that a rejected request does not create one.
             with opened_store(request.storage, retry) as store:
                 with opening_lock(work / f".{name}.opening", check_stop):
-                    opened = open_study(
-                        store, name, new, request, executor=executor, work=work, retry=retry
-                    )
+                    opened = open_study(store, name, new, request, executor=executor, work=work)
                 with Workers(
                     request,
                     name=name,
@@ -102,9 +100,8 @@ def search(
                         work / name,
                         listener,
                         should_stop,
-                        retry,
                     )
-                return retry(lambda: result_of(store, name, request.preferences))
+                return result_of(store, name, request.preferences)
         finally:
             if new is not None:
                 new.discard()
@@ -118,7 +115,6 @@ def _run(
     folder: Path,
     listener: Listener,
     should_stop: Callable[[], bool],
-    retry: DatabaseRetry,
 ) -> None:
     from autotune.study.loop import StudySession
 
@@ -133,9 +129,7 @@ def _run(
     if request.time_budget_seconds is not None:
         deadline = time.monotonic() + request.time_budget_seconds
     slots = executor.slots_on(definition.device, places=request.trials_per_device)
-    with Coordinator(
-        definition, store=store, folder=folder, listener=listener, retry=retry
-    ) as shared:
+    with Coordinator(definition, store=store, folder=folder, listener=listener) as shared:
         for sentence in _device_warnings(definition.device, request):
             listener(Notice(message=sentence))
         listener(
@@ -153,7 +147,7 @@ def _run(
             shared=shared,
             executor=executor,
             slots=slots,
-            prediction_cache=PredictionCache(definition, store=store, predict=predict, retry=retry),
+            prediction_cache=PredictionCache(definition, store=store, predict=predict),
             study_folder=folder,
             listener=listener,
             should_stop=should_stop,

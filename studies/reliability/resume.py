@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "search_efficiency"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from replay import cap_of, joined, the_table
+from replay import cap_of, the_table
 from table import ReplayExecutor
 
 from autotune.spec.study import SAMPLERS
@@ -32,6 +32,7 @@ from autotune.storage.store import StudyStore
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.trial_runner import TrialOptions
+from autotune.study.workers.coordinator import Coordinator
 
 TRIALS = 20
 FAILPOINTS = ("trial claimed", "result kept")
@@ -83,7 +84,7 @@ def search(sampler: str, folder: Path, *, seed: int = 0) -> None:
     if not store.has_study(definition.name):
         store.create_study(definition, trials_wanted=TRIALS)
     executor = ReplayExecutor(table, seed=seed)
-    with joined(definition, store, folder=folder, listener=lambda event: None) as shared:
+    with Coordinator(definition, store=store, folder=folder, listener=lambda event: None) as shared:
         session = StudySession(
             definition,
             shared=shared,

@@ -36,16 +36,14 @@ from autotune.errors import Stopped
 from autotune.spec.config import TrainingConfig
 from autotune.spec.search_space import LegalSpace
 from autotune.spec.space_file import load_space
-from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
-from autotune.study.events import Converged, Event, Listener, TrialEnded
+from autotune.study.events import Converged, Event, TrialEnded
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.sampler.distributions import decide, decide_static
 from autotune.study.sampler.ehvi import Point, hypervolume, not_dominated
 from autotune.study.trial_runner import TrialOptions
 from autotune.study.workers.coordinator import Coordinator
-from autotune.study.workers.retry import DatabaseRetry
 
 CAPS = {"loose": 1.0, "middle": 0.5, "tight": 0.05}
 """The cap fits this share of the table's configurations."""
@@ -188,7 +186,7 @@ def run_ours(
         session = StudySession(
             definition,
             shared=stack.enter_context(
-                joined(definition, store, folder=Path(folder), listener=listen)
+                Coordinator(definition, store=store, folder=Path(folder), listener=listen)
             ),
             slots=None,  # type: ignore[arg-type]
             executor=executor,  # type: ignore[arg-type]
@@ -222,13 +220,6 @@ def run_ours(
         "seconds_by_part": executor.seconds_by_part,
         "seconds_in_sampler": session.seconds_in_sampler,
     }
-
-
-def joined(
-    definition: StudyDefinition, store: StudyStore, *, folder: Path, listener: Listener
-) -> Coordinator:
-    retry = DatabaseRetry(limit_seconds=10.0, listener=listener, check_stop=lambda: None)
-    return Coordinator(definition, store=store, folder=folder, listener=listener, retry=retry)
 
 
 def run_plain(

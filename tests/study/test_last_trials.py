@@ -10,7 +10,6 @@ from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.trial_runner import TrialOptions
 from autotune.study.workers.coordinator import Coordinator
-from autotune.study.workers.retry import DatabaseRetry
 from tests.building.studies import config, definition, keep, measured, open_store
 
 WANTED = 5
@@ -34,12 +33,7 @@ def session(tmp_path):
                     keep(store, config(number), measured())
             return False
 
-        retry = DatabaseRetry(
-            limit_seconds=0.0, listener=lambda event: None, check_stop=lambda: None
-        )
-        shared = Coordinator(
-            settled, store=store, folder=tmp_path, listener=lambda event: None, retry=retry
-        )
+        shared = Coordinator(settled, store=store, folder=tmp_path, listener=lambda event: None)
         yield (
             StudySession(
                 settled,

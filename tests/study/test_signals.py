@@ -6,7 +6,7 @@ tests; how long it takes, `studies/reliability/signals.py` measures.
 
 import sqlite3
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psutil
@@ -23,7 +23,7 @@ from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.trial_runner import TrialOptions
 from autotune.study.workers.coordinator import Coordinator
-from autotune.study.workers.retry import DatabaseRetry
+from autotune.study.workers.retry import search_retry
 from tests.building.studies import definition
 
 STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
@@ -32,11 +32,16 @@ STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
 class Search:
     """A search that is told to stop at the event `until`."""
 
-    def __init__(self, folder, store, *, until):
-        self.folder, self.store, self._until = folder, store, until
+    def __init__(self, folder, url, *, until):
+        self.folder, self._until = folder, until
         self._was_said = False
         self.server_pids = []
         self.before_its_trials = lambda: None
+        retry = search_retry(
+            limit_seconds=600.0, listener=self.listener, check_stop=self.check_stop
+        )
+        self.store = StudyStore(url, create=True, busy_timeout_seconds=0.05, retry=retry)
+        self.store.create_study(definition(sampler="random"), trials_wanted=1)
 
     def listener(self, event):
         self._was_said = self._was_said or isinstance(event, self._until)
@@ -52,9 +57,6 @@ class Search:
 
     def run(self):
         study = definition(sampler="random")
-        retry = DatabaseRetry(
-            limit_seconds=600.0, listener=self.listener, check_stop=self.check_stop
-        )
         with (
             LocalExecutor(
                 self.folder,
@@ -67,7 +69,6 @@ class Search:
                 store=self.store,
                 folder=self.folder,
                 listener=self.listener,
-                retry=retry,
             ) as shared,
         ):
             self.server_pids.append(executor.server_pid)
@@ -97,10 +98,14 @@ class Search:
 def begin(tmp_path, monkeypatch):
     """begin(until=TrialBegan) is a search that stops there; its trials wait for `gate`."""
     monkeypatch.setenv("STAND_IN_GATE", str(tmp_path / "gate"))
-    url = f"sqlite:///{tmp_path}/autotune.db"
-    with closing(StudyStore(url, create=True, busy_timeout_seconds=0.05)) as store:
-        store.create_study(definition(sampler="random"), trials_wanted=1)
-        yield lambda until: Search(tmp_path, store, until=until)
+    with ExitStack() as stores:
+
+        def begin_search(until):
+            search = Search(tmp_path, f"sqlite:///{tmp_path}/autotune.db", until=until)
+            stores.enter_context(closing(search.store))
+            return search
+
+        yield begin_search
 
 
 def test_stopped_in_a_trial_it_gives_the_trial_back_and_ends_its_processes(begin):

@@ -32,7 +32,6 @@ from autotune.study.events import AttemptLost, Listener, PoisonTrial, ResultReje
 from autotune.study.workers.heartbeat import LeaseHeartbeat
 from autotune.study.workers.liveness import WorkerIdentity
 from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
-from autotune.study.workers.retry import DatabaseRetry
 
 WORKERS = "workers"
 
@@ -58,7 +57,7 @@ class Coordinator:
     """Takes part in a study as one worker. Use it as a context manager.
 
     `folder` is the study's work folder. `clock` is a monotonic clock in seconds. Methods raise what
-    `retry` raises: StorageUnreachable for a database that stays away, and what stops the search.
+    the store does: StorageUnreachable for a database that stays away, and what ends its waiting.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class Coordinator:
         store: StudyStore,
         folder: Path,
         listener: Listener,
-        retry: DatabaseRetry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._study = definition.name
@@ -76,7 +74,6 @@ class Coordinator:
         self._store = store
         self._attempts = store.attempts
         self._listener = listener
-        self._retry = retry
         self._clock = clock
         self._outbox = Outbox(folder / OUTBOX_FOLDER)
         self._identity = WorkerIdentity(folder / WORKERS)
@@ -107,7 +104,7 @@ class Coordinator:
             self.refresh()
             self._remove_leftovers()
             if not self.running:
-                self._retry(lambda: self._attempts.forgive_losses(self._study))
+                self._attempts.forgive_losses(self._study)
         except BaseException:
             self._identity.close(leaves_attempts=False)
             raise
@@ -123,7 +120,7 @@ class Coordinator:
         """
         self._deliver_outbox()
         self._expire_dead_attempts()
-        changes = self._retry(lambda: self._store.changes(self._study, since=self.revision))
+        changes = self._store.changes(self._study, since=self.revision)
         self.revision = changes.revision
         for record in changes.records:
             self.records[record.config.fingerprint] = record
@@ -131,12 +128,12 @@ class Coordinator:
                 self.unfinished.pop(record.number, None)
             else:
                 self.unfinished[record.number] = record
-        losses = self._retry(lambda: self._attempts.losses(self._study, self.unfinished))
+        losses = self._attempts.losses(self._study, self.unfinished)
         self.failed_too_often = set()
         for number, (count, _) in losses.items():
             if count > MAX_RETRIES:
                 self.failed_too_often.add(number)
-        deaths = self._retry(lambda: self._attempts.deaths(self._study, self.unfinished))
+        deaths = self._attempts.deaths(self._study, self.unfinished)
         for number, count in deaths.items():
             if count > MAX_RETRIES and number not in self.poison_trials:
                 self.poison_trials.add(number)
@@ -154,15 +151,13 @@ class Coordinator:
         """
         attempt_id = new_attempt_id()
         self._open_attempts.add(attempt_id)
-        attempt = self._retry(
-            lambda: self._attempts.claim(
-                self._study,
-                config,
-                worker=self._identity.name,
-                attempt_id=attempt_id,
-                most_trials=most_trials,
-                name=name,
-            )
+        attempt = self._attempts.claim(
+            self._study,
+            config,
+            worker=self._identity.name,
+            attempt_id=attempt_id,
+            most_trials=most_trials,
+            name=name,
         )
         if attempt is None:
             self._open_attempts.discard(attempt_id)
@@ -196,16 +191,16 @@ class Coordinator:
             measurement=finished.measurement,
             seconds=finished.seconds,
         )
-        waits_on_disk = False
+        waits_on_disk = self._write_to_outbox(result)
 
-        def finish() -> Delivery:
+        def write_again() -> None:
+            """The disk may have space by now, and the database stay away."""
             nonlocal waits_on_disk
             if not waits_on_disk:
                 waits_on_disk = self._write_to_outbox(result)
-            return self._finish(result)
 
         try:
-            delivery = self._retry(finish)
+            delivery = self._finish(result, before_retry=write_again)
         except StorageUnreachable as error:
             if waits_on_disk:
                 raise
@@ -233,10 +228,10 @@ class Coordinator:
 
     def lose(self, attempt: Attempt, *, cause: str) -> None:
         """Ends an attempt that failed because of the machine; its trial is retried a few times."""
-        self._retry(lambda: self._attempts.end(attempt.id, "lost", cause=cause))
+        self._attempts.end(attempt.id, "lost", cause=cause)
         self._open_attempts.discard(attempt.id)
         failpoint("attempt lost")
-        by_trial = self._retry(lambda: self._attempts.losses(self._study, [attempt.number]))
+        by_trial = self._attempts.losses(self._study, [attempt.number])
         losses, _ = by_trial.get(attempt.number, (1, cause))
         attempts_left = max(0, MAX_RETRIES + 1 - losses)
         self._listener(AttemptLost(number=attempt.number, cause=cause, attempts_left=attempts_left))
@@ -247,7 +242,7 @@ class Coordinator:
         Where it is away, the next worker ends the attempt, as its worker is dead by then.
         """
         try:
-            self._attempts.end(attempt.id, "given_back", cause="its search was stopped")
+            self._attempts.release(attempt.id, cause="its search was stopped")
             self._open_attempts.discard(attempt.id)
             failpoint("attempt given back")
         except StorageUnavailable:
@@ -260,25 +255,27 @@ class Coordinator:
         # These come first, so that an attempt that starts in between is among the running ones.
         dead_locks = self._identity.dead()
         partly_written = self._outbox.half_written()
-        running = self._retry(self._running_attempts)
+        running = self._attempts.running(self._study)
         self._identity.sweep(dead_locks, but={attempt.worker for attempt in running})
         being_written = {
             attempt.id for attempt in running if not self._identity.is_dead(attempt.worker)
         }
         self._outbox.sweep(partly_written - being_written)
 
-    def _finish(self, result: OutboxResult) -> Delivery:
+    def _finish(
+        self, result: OutboxResult, *, before_retry: Callable[[], None] = lambda: None
+    ) -> Delivery:
         delivery = self._attempts.finish(
-            result.attempt_id, result.measurement, seconds=result.seconds
+            result.attempt_id,
+            result.measurement,
+            seconds=result.seconds,
+            before_retry=before_retry,
         )
         self._open_attempts.discard(result.attempt_id)
         return delivery
 
-    def _running_attempts(self) -> list[RunningAttempt]:
-        return self._attempts.running(self._study)
-
     def _deliver_outbox(self) -> None:
-        delivered = self._outbox.deliver(lambda result: self._retry(lambda: self._finish(result)))
+        delivered = self._outbox.deliver(self._finish)
         for number, delivery in delivered.items():
             self._report_rejected_result(number, delivery)
 
@@ -288,7 +285,7 @@ class Coordinator:
 
     def _expire_dead_attempts(self) -> None:
         """Ends the attempts of dead workers and those with an expired lease."""
-        running = self._retry(self._running_attempts)
+        running = self._attempts.running(self._study)
         dead = {attempt.worker for attempt in running if self._identity.is_dead(attempt.worker)}
         if dead:
             self._deliver_outbox()  # what they finished since the last delivery
@@ -298,7 +295,7 @@ class Coordinator:
             elif self._is_overdue(attempt):
                 self._expire(attempt, cause="its worker has not renewed its lease")
         if dead:
-            running = self._retry(self._running_attempts)
+            running = self._attempts.running(self._study)
         # A dead worker may have claimed another trial after the first reading.
         for worker in dead - {attempt.worker for attempt in running}:
             self._identity.forget(worker)
@@ -309,7 +306,7 @@ class Coordinator:
         }
 
     def _expire(self, attempt: RunningAttempt, *, cause: str) -> None:
-        self._retry(lambda: self._attempts.end(attempt.id, "given_up", cause=cause))
+        self._attempts.end(attempt.id, "given_up", cause=cause)
         failpoint("dead attempt given up")
 
     def _is_overdue(self, attempt: RunningAttempt) -> bool:

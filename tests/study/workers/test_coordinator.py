@@ -12,13 +12,13 @@ from sqlalchemy import select, update
 from autotune.errors import StorageUnreachable
 from autotune.execution.local import FinishedTrial
 from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, RENEWAL_SECONDS
+from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
 from autotune.study.events import ResultRejected
 from autotune.study.workers.coordinator import WORKERS, Coordinator
 from autotune.study.workers.heartbeat import LeaseHeartbeat
 from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
-from autotune.study.workers.retry import DatabaseRetry
 from tests.building.studies import config, definition, measured, open_store
 
 MOST = 5
@@ -37,13 +37,11 @@ class Machines:
         return self._workers.enter_context(self.new_worker(machine))
 
     def new_worker(self, machine="here"):
-        listener = self.events.append
         return Coordinator(
             definition(),
             store=self.store,
             folder=self.folder(machine),
-            listener=listener,
-            retry=DatabaseRetry(limit_seconds=0.0, listener=listener, check_stop=lambda: None),
+            listener=self.events.append,
             clock=lambda: self.now,
         )
 
@@ -274,9 +272,22 @@ def test_a_result_of_an_attempt_that_the_database_does_not_know_stays_on_disk(ma
 
 
 @pytest.fixture
-def locked(machines):
+def waits():
+    """What is called when the store begins to wait for its database; nothing unless added."""
+    return []
+
+
+@pytest.fixture
+def locked(machines, waits):
     """A database that takes no result: somebody holds it for longer than anybody waits."""
-    with closing(StudyStore(machines.store.url, busy_timeout_seconds=0.01)) as store:
+
+    def begin_to_wait(message):
+        for wait in waits:
+            wait()
+
+    retry = RetryPolicy(limit_seconds=0.2, on_waiting=begin_to_wait)
+    url = machines.store.url
+    with closing(StudyStore(url, busy_timeout_seconds=0.01, retry=retry)) as store:
         machines.store = store
         holder = sqlite3.connect(store.url.removeprefix("sqlite:///"), isolation_level=None)
         with closing(holder):
@@ -303,6 +314,20 @@ def test_where_database_and_disk_fail_the_error_says_that_the_trial_will_be_meas
         StorageUnreachable, match=r"trial 0 could not be written to .* will be measured again"
     ):
         worker.keep(attempt, finished())
+
+
+def test_where_the_disk_has_space_again_the_result_waits_there_for_the_database(
+    machines, locked, waits
+):
+    worker = machines.worker()
+    attempt = machines.claim(worker)
+    locked()
+    outbox = machines.folder() / OUTBOX_FOLDER
+    outbox.write_text("a file where the folder would be")
+    waits.append(outbox.unlink)
+    with pytest.raises(StorageUnreachable, match=r"database is locked; waited \S+ s for it$"):
+        worker.keep(attempt, finished())
+    assert [one.number for one in Outbox(outbox).waiting()] == [0]
 
 
 def test_an_attempt_that_could_not_be_released_expires_with_the_next_worker(machines, locked):
