@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from autotune.execution.server.client import SERVER_COMMAND, Reply
 from autotune.execution.server.limits import TimeLimits, time_limits
 from autotune.execution.server_tasks import ServerTasks, prepared_folder, warn
+from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
@@ -21,15 +22,6 @@ _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 """Environment of a prediction, which needs no GPU: a context there would disturb a trial."""
 _PREDICTION_SECONDS = 1800.0
 """Time limit of a prediction: building a model may hang, too."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinishedTrial:
-    """What a trial has measured."""
-
-    measurement: Measurement
-    seconds: float
-    """Wall-clock time of the trial's process."""
 
 
 class LocalExecutor(ServerTasks):

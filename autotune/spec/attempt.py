@@ -4,6 +4,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Literal
 
+from autotune.spec.result import Measurement
+
 AttemptState = Literal["running", "finished", "lost", "forgiven", "given_up", "given_back", "late"]
 """State of an attempt, as stored in the database. The states after `running`:
 
@@ -47,6 +49,15 @@ class Attempt:
         if self.ordinal == 1:
             return f"trial-{self.number}"
         return f"trial-{self.number}-attempt-{self.ordinal}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedTrial:
+    """What a trial has measured, as the executor returns it and an attempt stores it."""
+
+    measurement: Measurement
+    seconds: float
+    """Wall-clock time of the trial."""
 
 
 @dataclass(frozen=True, kw_only=True)

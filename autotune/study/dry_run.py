@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.errors import UnknownStudy
-from autotune.execution.local import FinishedTrial, LocalExecutor
+from autotune.execution.local import LocalExecutor
+from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement
 from autotune.spec.search_space import LegalSpace

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import PreparationFailed
-from autotune.execution.local import FinishedTrial, LocalExecutor
+from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import POLL_SECONDS
+from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace

@@ -20,9 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from autotune.execution.local import FinishedTrial, LocalExecutor
+from autotune.execution.local import LocalExecutor
 from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.process_tree import started_under
+from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace

@@ -11,8 +11,9 @@ from typing import Any
 from stand_in import measurement_of
 
 from autotune.errors import PredictionImpossible, TrialLost
-from autotune.execution.local import FinishedTrial, LocalExecutor
+from autotune.execution.local import LocalExecutor
 from autotune.execution.server.client import Reply
+from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.study import StudyDefinition

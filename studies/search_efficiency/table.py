@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune.execution.local import FinishedTrial
+from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.parity import ParityTrace

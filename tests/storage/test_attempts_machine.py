@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from hypothesis.strategies import integers, sampled_from
 from sqlalchemy import select, update
 
-from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, new_attempt_id
+from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, FinishedTrial, new_attempt_id
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
 from autotune.study.workers.outbox import Outbox, OutboxResult
@@ -195,10 +195,8 @@ class Sharing(RuleBasedStateMachine):
     def put_into_the_spool(self, attempt_id):
         """And die, or wait for a database that is away."""
         if one := self.model.tries.get(attempt_id):
-            result = measured(perplexity=one.result)
-            self.outbox.put(
-                OutboxResult(attempt_id=one.id, number=one.number, measurement=result, seconds=1.0)
-            )
+            finished = FinishedTrial(measurement=measured(perplexity=one.result), seconds=1.0)
+            self.outbox.put(OutboxResult(attempt_id=one.id, number=one.number, finished=finished))
 
     @rule(attempt_id=attempts, state=sampled_from(["given_back", "lost"]))
     def end(self, attempt_id, state):
@@ -225,7 +223,7 @@ class Sharing(RuleBasedStateMachine):
 
         def finish(result):
             said[result.attempt_id] = self.store.attempts.finish(
-                result.attempt_id, result.measurement, seconds=1.0
+                result.attempt_id, result.finished.measurement, seconds=1.0
             )
             return said[result.attempt_id]
 

@@ -24,7 +24,10 @@ SERVER_COMMAND = (sys.executable, "-P", "-m", "autotune.execution.server.fork_se
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """A task's return value and the wall-clock seconds of its process."""
+    """The return value of any task, as JSON, and the wall-clock seconds of its process.
+
+    That of a training becomes a `FinishedTrial` in `execution/local.py`.
+    """
 
     result: Any
     seconds: float

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import StorageUnavailable, StorageUnreachable
-from autotune.execution.local import FinishedTrial
 from autotune.failpoints import failpoint
 from autotune.spec.attempt import (
     LEASE_SECONDS,
     MAX_RETRIES,
     RENEWAL_SECONDS,
     Attempt,
+    FinishedTrial,
     RunningAttempt,
     new_attempt_id,
 )
@@ -185,12 +185,7 @@ class Coordinator:
         Raises StorageUnreachable; the result then waits on disk, unless that is full, which the
         message says.
         """
-        result = OutboxResult(
-            attempt_id=attempt.id,
-            number=attempt.number,
-            measurement=finished.measurement,
-            seconds=finished.seconds,
-        )
+        result = OutboxResult(attempt_id=attempt.id, number=attempt.number, finished=finished)
         waits_on_disk = self._write_to_outbox(result)
 
         def write_again() -> None:
@@ -267,8 +262,8 @@ class Coordinator:
     ) -> Delivery:
         delivery = self._attempts.finish(
             result.attempt_id,
-            result.measurement,
-            seconds=result.seconds,
+            result.finished.measurement,
+            seconds=result.finished.seconds,
             before_retry=before_retry,
         )
         self._open_attempts.discard(result.attempt_id)

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.failpoints import failpoint
+from autotune.spec.attempt import FinishedTrial
 from autotune.spec.result import Measurement
 from autotune.storage.attempts import Delivery
 from autotune.storage.typed import check_types
@@ -25,12 +27,11 @@ _UNFINISHED, _UNREADABLE, _UNKNOWN = ".unfinished", ".unreadable", ".unknown"
 
 @dataclass(frozen=True, kw_only=True)
 class OutboxResult:
-    """The result of an attempt at trial `number`; `seconds` is its wall-clock time."""
+    """The result of an attempt at trial `number`."""
 
     attempt_id: str
     number: int
-    measurement: Measurement
-    seconds: float
+    finished: FinishedTrial
 
 
 class Outbox:
@@ -45,7 +46,7 @@ class Outbox:
         unfinished = self._folder / f"{result.attempt_id}{_UNFINISHED}"
         try:
             with unfinished.open("w", encoding="utf-8") as file:
-                json.dump(asdict(result), file)
+                json.dump(_to_json(result), file)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
@@ -129,15 +130,33 @@ def _modified_at(file: Path) -> int:
 def read_result(file: Path) -> OutboxResult | None:
     """Returns the result in a file; None where it is not a complete result."""
     try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        result = OutboxResult(**{**stored, "measurement": Measurement(**stored["measurement"])})
+        result = _from_json(**json.loads(file.read_text(encoding="utf-8")))
         check_types(result)
-        check_types(result.measurement)
+        check_types(result.finished)
+        check_types(result.finished.measurement)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if result.attempt_id != file.stem:
         return None
     return result
+
+
+def _to_json(result: OutboxResult) -> dict[str, Any]:
+    """Returns the content of a file; a later version of autotune may deliver it."""
+    return {
+        "attempt_id": result.attempt_id,
+        "number": result.number,
+        "measurement": asdict(result.finished.measurement),
+        "seconds": result.finished.seconds,
+    }
+
+
+def _from_json(
+    *, attempt_id: Any, number: Any, measurement: dict[str, Any], seconds: Any
+) -> OutboxResult:
+    """Returns the result of a file's content; an earlier version may have written it."""
+    finished = FinishedTrial(measurement=Measurement(**measurement), seconds=seconds)
+    return OutboxResult(attempt_id=attempt_id, number=number, finished=finished)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import update
 
 from autotune.errors import UnknownStudy
-from autotune.spec.attempt import LEASE_SECONDS
+from autotune.spec.attempt import LEASE_SECONDS, FinishedTrial
 from autotune.storage.tables import ATTEMPTS
 from autotune.study.check import check_studies
 from autotune.study.workers.coordinator import WORKERS
@@ -269,9 +269,8 @@ def test_a_running_trial_whose_lease_is_over_is_reported(file):
 def waiting(work):
     outbox = Outbox(work / OUTBOX_FOLDER)
     for letter in "ab":
-        outbox.put(
-            OutboxResult(attempt_id=letter * 32, number=0, measurement=measured(), seconds=1.0)
-        )
+        finished = FinishedTrial(measurement=measured(), seconds=1.0)
+        outbox.put(OutboxResult(attempt_id=letter * 32, number=0, finished=finished))
 
 
 def test_waiting_results_are_reported_with_who_delivers_them_and_stay(file, work):

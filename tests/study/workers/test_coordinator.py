@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import select, update
 
 from autotune.errors import StorageUnreachable
-from autotune.execution.local import FinishedTrial
-from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, RENEWAL_SECONDS
+from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, RENEWAL_SECONDS, FinishedTrial
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
@@ -236,9 +235,7 @@ def test_a_worker_learns_that_its_attempt_has_expired(machines):
 
 def test_the_outbox_of_a_dead_worker_is_delivered(machines):
     attempt = machines.dead_worker_with_an_attempt()
-    result = OutboxResult(
-        attempt_id=attempt.id, number=0, measurement=measured(tokens_per_second=7.0), seconds=1.0
-    )
+    result = OutboxResult(attempt_id=attempt.id, number=0, finished=finished(7.0))
     Outbox(machines.folder() / OUTBOX_FOLDER).put(result)
     machines.worker()
     assert (machines.results(), machines.states()) == ([7.0], ["finished"])

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from autotune.spec.attempt import FinishedTrial
 from autotune.study.workers.outbox import Outbox, OutboxResult
 from tests.building.studies import measured
 
 
 def result(number=0, *, attempt_id="a" * 32, **changes):
-    return OutboxResult(
-        attempt_id=attempt_id, number=number, measurement=measured(**changes), seconds=2.5
-    )
+    finished = FinishedTrial(measurement=measured(**changes), seconds=2.5)
+    return OutboxResult(attempt_id=attempt_id, number=number, finished=finished)
 
 
 @pytest.fixture
@@ -27,6 +27,24 @@ def outbox(tmp_path):
 def test_a_result_comes_back_as_it_was_put(outbox):
     outbox.put(result(perplexity=17.125))
     assert list(outbox.waiting()) == [result(perplexity=17.125)]
+
+
+def test_a_file_of_an_earlier_version_is_a_result(outbox, tmp_path):
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / f"{'b' * 32}.json").write_text(
+        '{"attempt_id": "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb", "number": 3, "measurement": '
+        '{"outcome": "ok", "peak_memory_bytes": 41943040, "tokens_per_second": 1000.0, '
+        '"perplexity": 20.0}, "seconds": 2.5}'
+    )
+    (waiting,) = outbox.waiting()
+    assert (waiting.number, waiting.finished.seconds) == (3, 2.5)
+    assert waiting.finished.measurement.peak_memory_bytes == 41943040
+
+
+def test_an_earlier_version_can_read_a_file(outbox, tmp_path):
+    outbox.put(result())
+    (file,) = (tmp_path / "spool").iterdir()
+    assert list(json.loads(file.read_text())) == ["attempt_id", "number", "measurement", "seconds"]
 
 
 def test_a_result_that_was_removed_waits_no_more(outbox):
