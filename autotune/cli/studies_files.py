@@ -11,8 +11,8 @@ from autotune import __version__
 from autotune.cli import options
 from autotune.cli.database import open_store
 from autotune.errors import InvalidInput, StorageUnavailable
+from autotune.files import durable_file
 from autotune.spec.study import check_study_name
-from autotune.storage.durable_file import durable_file
 
 
 def export(

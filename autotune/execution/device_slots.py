@@ -20,7 +20,6 @@ folder for such files, for searches that should wait for each other and for no o
 has its own processor cores.
 """
 
-import fcntl
 import os
 import re
 import shutil
@@ -32,6 +31,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from autotune import files
 from autotune.errors import StorageUnavailable
 from autotune.execution.private_folder import private_folder, runtime_bases
 from autotune.execution.server import socket_lock
@@ -131,8 +131,7 @@ class DeviceSlots:
             return  # no permission, or the device is gone
         node_lock = _HeldLock(descriptor)
         held.callback(node_lock.release)
-        operation = fcntl.LOCK_EX if len(self._numbers) == 1 else fcntl.LOCK_SH
-        while not _flock(descriptor, operation):
+        while not files.try_acquire(descriptor, shared=len(self._numbers) > 1):
             pause()
 
 
@@ -324,7 +323,7 @@ class _FileLocks:
 
     def acquire(self, name: str) -> _HeldLock | None:
         descriptor = self._open(name)
-        if _flock(descriptor, fcntl.LOCK_EX):
+        if files.try_acquire(descriptor):
             return _HeldLock(descriptor)
         os.close(descriptor)
         return None
@@ -352,21 +351,12 @@ class _FileLocks:
     def _open(self, name: str) -> int:
         file = self._file(name)
         try:
-            return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            return files.open_lock_file(file, mode=0o600)
         except OSError as error:
             raise _unusable_error(file, error) from None
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{self._device}-{name}"
-
-
-def _flock(descriptor: int, operation: int) -> bool:
-    """Returns whether the lock was free; does not wait."""
-    try:
-        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _create_locks(device: DeviceInfo, name: str, note: Callable[[str], None]) -> _Locks:

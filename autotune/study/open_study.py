@@ -1,16 +1,16 @@
 """Opens the study of a search: resumes the stored one after checks, or creates a new one."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import filelock
-
 from autotune.errors import StudyMismatch
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import POLL_SECONDS
 from autotune.failpoints import failpoint
+from autotune.files import hold_lock
 from autotune.spec.study import StudyDefinition
 from autotune.storage.database import SHORT_BUSY_TIMEOUT_SECONDS, sqlite_file
 from autotune.storage.error_translation import storage_errors
@@ -142,14 +142,10 @@ def opening_lock(file: Path, check_stop: Callable[[], None]) -> Iterator[None]:
 
     The lock is released when the process ends, however it ends.
     """
-    lock = filelock.FileLock(file)
-    while True:
-        try:
-            lock.acquire(timeout=POLL_SECONDS)
-            break
-        except filelock.Timeout:
-            check_stop()
-    try:
+
+    def pause() -> None:
+        check_stop()
+        time.sleep(POLL_SECONDS)
+
+    with hold_lock(file, pause):
         yield
-    finally:
-        lock.release()

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+from autotune.files import durable_file
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import ParityTrace, largest_difference
-from autotune.storage.durable_file import durable_file
 
 LARGEST_RATIO = 2**0.5
 """Largest ratio of the gradient norms of one training on two global batches. It is nearer to 1 than

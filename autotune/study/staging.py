@@ -9,7 +9,7 @@ import shutil
 import uuid
 from pathlib import Path
 
-from autotune.study.workers.liveness import is_free, new_lock
+from autotune.files import create_locked, is_free
 
 _WAITING, _LOCK = ".waiting-", ".lock"
 """No study's name begins with a dot."""
@@ -21,7 +21,7 @@ class StagingFolder:
     def __init__(self, work: Path) -> None:
         self.folder = work / f"{_WAITING}{uuid.uuid4().hex}"
         self._lock = self.folder.with_name(self.folder.name + _LOCK)
-        self._descriptor = new_lock(self._lock)
+        self._descriptor = create_locked(self._lock)
 
     def close(self) -> None:
         """Remove the directory, if it is still there, and release the lock."""

@@ -223,7 +223,7 @@ def provenance() -> dict[str, Any]:
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in ("sqlalchemy", "optuna", "filelock", "psycopg")},
+            **{name: version(name) for name in ("sqlalchemy", "optuna", "psycopg")},
         },
         "load_average_at_the_end": round(os.getloadavg()[0], 1),
     }

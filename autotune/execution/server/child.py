@@ -1,6 +1,5 @@
 """Runs one request in a forked process: sets up session, log and limits, runs the task, replies."""
 
-import fcntl
 import json
 import os
 import resource
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autotune import files
 from autotune.errors import AutotuneError
 from autotune.execution.server import socket_lock
 from autotune.execution.server.child_process import TRAININGS
@@ -125,7 +125,7 @@ def _hold_slot(slot: str) -> None:
     of abstract socket names, each of which one process can take.
     """
     if not slot.startswith("@"):
-        fcntl.flock(os.open(slot, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_SH)
+        files.acquire(os.open(slot, os.O_RDWR | os.O_NOFOLLOW), shared=True)
         return
     for number in range(MAX_SLOT_HOLDERS):
         if socket_lock.acquire(f"{slot[1:]}.{number}") is not None:  # never closed

@@ -11,9 +11,9 @@ import sqlalchemy
 from sqlalchemy import Connection
 
 from autotune.errors import StorageUnavailable
+from autotune.files import durable_file
 from autotune.spec.study import RESULTS_FOLDER
 from autotune.storage.database import Database
-from autotune.storage.durable_file import durable_file
 from autotune.storage.error_translation import damage_hint
 from autotune.storage.tables import METADATA, REVISION
 

@@ -8,7 +8,6 @@ The names of other workers come from the database, which other programs may writ
 another format is never used as part of a path.
 """
 
-import fcntl
 import os
 import re
 import socket
@@ -16,6 +15,8 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
+from autotune.files import create_locked, is_free
 
 _RESERVED_BYTES = 2**16
 """Reserved on disk for one result, in case the disk fills up during the trial."""
@@ -33,7 +34,7 @@ class WorkerIdentity:
         self.name = f"{_host()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / f"{self.name.rpartition(':')[2]}.lock"
-        self._lock = new_lock(self._file)
+        self._lock = create_locked(self._file)
         with suppress(OSError):
             os.pwrite(self._lock, bytes(_RESERVED_BYTES), 0)
 
@@ -74,33 +75,6 @@ class WorkerIdentity:
         needed = {_lock_file(self._folder, worker) for worker in but}
         for file in dead - needed:
             file.unlink(missing_ok=True)
-
-
-def new_lock(file: Path) -> int:
-    """Creates a lock file, locked from the moment it appears; returns its descriptor.
-
-    The lock is held until the descriptor is closed or the process has ended.
-    """
-    unlocked = file.with_name(f".{uuid.uuid4().hex}")
-    descriptor = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o644)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    unlocked.rename(file)
-    return descriptor
-
-
-def is_free(file: Path) -> bool:
-    """Whether no living process holds the lock; also where the file does not exist."""
-    try:
-        descriptor = os.open(file, os.O_RDWR)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
 
 
 def is_dead(folder: Path, worker: str) -> bool:

@@ -6,7 +6,6 @@ delivery.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.failpoints import failpoint
+from autotune.files import durable_file
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.result import Measurement
 from autotune.storage.attempts import Delivery
@@ -44,17 +44,9 @@ class Outbox:
         """Writes a result to disk and syncs it. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = self._folder / f"{result.attempt_id}{_UNFINISHED}"
-        try:
-            with unfinished.open("w", encoding="utf-8") as file:
-                json.dump(_to_json(result), file)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            unfinished.unlink(missing_ok=True)  # it takes space on a full disk
-            raise
-        failpoint("result written, not in place")
-        unfinished.rename(self._file(result.attempt_id))
-        _sync_folder(self._folder)
+        with durable_file(self._file(result.attempt_id), unfinished=unfinished):
+            unfinished.write_text(json.dumps(_to_json(result)), encoding="utf-8")
+            failpoint("result written, not in place")
         failpoint("result spooled")
 
     def settle(self, attempt_id: str, delivery: Delivery) -> None:
@@ -157,11 +149,3 @@ def _from_json(
     """Returns the result of a file's content; an earlier version may have written it."""
     finished = FinishedTrial(measurement=Measurement(**measurement), seconds=seconds)
     return OutboxResult(attempt_id=attempt_id, number=number, finished=finished)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

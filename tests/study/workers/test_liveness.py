@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from autotune.study.workers.liveness import WorkerIdentity, is_free
+from autotune.files import is_free
+from autotune.study.workers.liveness import WorkerIdentity
 
 PROGRAM = """
 import sys, time

@@ -1,0 +1,108 @@
+"""Writes files atomically, and locks them.
+
+A lock is one of `flock`: the kernel releases it with the last copy of its descriptor, however the
+process ends, so that no lock outlives a killed process. The locks of devices that need no file are
+`execution/server/socket_lock.py`.
+"""
+
+import fcntl
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def durable_file(file: Path, *, unfinished: Path | None = None) -> Iterator[Path]:
+    """Yields a temporary file to write; when the block ends it replaces `file`, synced to disk.
+
+    `unfinished` is that temporary file, in the same folder, where others look for it; otherwise it
+    has a random name. Where the block raises, it is removed and `file` is unchanged. Raises
+    OSError.
+    """
+    if unfinished is None:
+        unfinished = file.with_name(f".{file.name[:100]}.{uuid.uuid4().hex}")
+    try:
+        yield unfinished
+        _sync(unfinished)
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    _sync(file.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# -- locking ---------------------------------------------------------------------------------------
+
+
+def acquire(descriptor: int, *, shared: bool = False) -> None:
+    """Locks an open file, and waits while others hold it; `shared` locks exclude exclusive ones."""
+    fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+
+def try_acquire(descriptor: int, *, shared: bool = False) -> bool:
+    """Locks an open file if no other process holds it; returns whether it did."""
+    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def open_lock_file(file: Path, *, mode: int) -> int:
+    """Opens a file to lock, which is created where it does not exist; returns its descriptor.
+
+    Raises OSError, also where `file` is a link, through which another user could have files
+    created elsewhere.
+    """
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+
+
+def create_locked(file: Path) -> int:
+    """Creates a lock file, locked from the moment it appears; returns its descriptor.
+
+    The lock is held until the descriptor is closed or the process has ended.
+    """
+    unlocked = file.with_name(f".{uuid.uuid4().hex}")
+    descriptor = open_lock_file(unlocked, mode=0o644)
+    acquire(descriptor)
+    unlocked.rename(file)
+    return descriptor
+
+
+def is_free(file: Path) -> bool:
+    """Whether no living process holds the lock; also where the file does not exist."""
+    try:
+        descriptor = os.open(file, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        return try_acquire(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def hold_lock(file: Path, pause: Callable[[], None]) -> Iterator[None]:
+    """Holds the lock of `file` during the block; calls `pause` between two attempts to get it.
+
+    The file stays: others may be waiting for the lock of this very one.
+    """
+    descriptor = open_lock_file(file, mode=0o666)
+    try:
+        while not try_acquire(descriptor):
+            pause()
+        yield
+    finally:
+        os.close(descriptor)
