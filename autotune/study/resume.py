@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.errors import StudyMismatch
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server.prepared import is_made_of
+from autotune.execution.server.prepared_folder import is_made_of
 from autotune.execution.server_tasks import PREPARED
 from autotune.spec.result import DeviceInfo
 from autotune.spec.space_file import load_space

@@ -70,10 +70,18 @@ def _allocate(size_mib: int) -> None:
 
 
 def main() -> None:
-    from autotune.execution.server import fork_server, tasks
+    from autotune.execution.server import fork_server
 
-    added = {task.__name__: task for task in (reading, growth_of_used_memory_by_identifying)}
-    tasks.TASKS = {**tasks.TASKS, **added}
+    import_what_trials_need = fork_server._import_what_trials_need
+
+    def import_and_add_tasks() -> None:
+        import_what_trials_need()  # first: it keeps the imports from initializing CUDA
+        from autotune.execution.server import tasks
+
+        added = {task.__name__: task for task in (reading, growth_of_used_memory_by_identifying)}
+        tasks.TASKS = {**tasks.TASKS, **added}
+
+    fork_server._import_what_trials_need = import_and_add_tasks
     fork_server.main()
 
 

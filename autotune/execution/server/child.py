@@ -1,11 +1,13 @@
 """Runs one request in a forked process: sets up session, log and limits, runs the task, replies."""
 
+import ctypes
 import json
 import os
 import resource
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,8 +41,6 @@ def run_child(request: dict[str, Any], *, server_pid: int, result_pipe: int, beg
         write_line(result_pipe, _run(request, result_pipe=result_pipe))
         exit_code = 0
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         _leave(exit_code)
@@ -57,16 +57,16 @@ def _leave(exit_code: int) -> NoReturn:
 
 
 def _run(request: dict[str, Any], *, result_pipe: int) -> dict[str, Any]:
-    from autotune.execution.server.progress import PipeProgress
-    from autotune.execution.server.tasks import TASKS
+    # torch, which the server imports after its environment and signals are set (fork_server.py).
+    from autotune.execution.server import progress, tasks
 
     is_training = request["task"] in TRAININGS
     try:
         _set_up_process(request)
         arguments = dict(request["payload"])
         if is_training:
-            arguments["progress"] = PipeProgress(result_pipe)
-        return {"result": TASKS[request["task"]](**arguments), "error": None}
+            arguments["progress"] = progress.PipeProgress(result_pipe)
+        return {"result": tasks.TASKS[request["task"]](**arguments), "error": None}
     except AutotuneError as error:
         kind, message, hint = type(error).__name__, error.message, error.hint
     except OSError as error:
@@ -74,8 +74,6 @@ def _run(request: dict[str, Any], *, result_pipe: int) -> dict[str, Any]:
         message = str(error)
         hint = "choose a folder that can be written to"
     except Exception as error:
-        import traceback
-
         traceback.print_exc()
         kind = "PreparationFailed"
         message = f"{type(error).__name__}: {error}"
@@ -157,8 +155,6 @@ def become_reaper() -> None:
 def _prctl(option: int, value: int) -> None:
     """Calls Linux's prctl; does nothing on other systems."""
     if sys.platform == "linux":
-        import ctypes
-
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.errors import TrialLost
+from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.limits import REPORT_SECONDS, TimeLimits
+from autotune.execution.server.process_exit import measurement_of_exit
 from autotune.spec.result import Measurement, Outcome
 from autotune.units import format_size
 
@@ -170,9 +172,6 @@ class ChildProcess:
 
     def outcome(self) -> dict[str, Any]:
         """Returns the process's reply; where it has sent none, one that is derived from its end."""
-        from autotune.execution.server.failures import measurement_of_exit
-        from autotune.execution.server.infrastructure import host_memory_kills
-
         if self.reply is not None:
             return self.reply
         if self.ended_because:

@@ -23,6 +23,7 @@ def without_touching_cuda() -> Iterator[None]:
     Does nothing for a torch without CUDA. Raises CudaTouched where CUDA was initialized, or where
     this torch cannot be patched.
     """
+    # The caller, the fork server, imports this module before its environment and signals are set.
     import torch
 
     if not hasattr(torch._C, "_cuda_getDeviceCount"):
@@ -60,11 +61,5 @@ def without_touching_cuda() -> Iterator[None]:
         yield
     finally:
         restore()
-    if not _can_be_forked():
+    if torch.cuda.is_initialized() or run_in_fork(torch.cuda._is_in_bad_fork):
         raise CudaTouched("CUDA was initialized while modules were imported")
-
-
-def _can_be_forked() -> bool:
-    import torch
-
-    return not torch.cuda.is_initialized() and not run_in_fork(torch.cuda._is_in_bad_fork)

@@ -1,4 +1,6 @@
-"""Determines why a trial failed, from an exception inside it or from how its process ended.
+"""Determines why a trial failed, from an exception inside it.
+
+`process_exit.py` does it from how a process ended.
 
 There are three kinds of failures. Running out of memory is an outcome, and its message says whose
 memory: on a CPU it appears in five forms (measured: two kinds of `RuntimeError`, `MemoryError`, an
@@ -9,9 +11,7 @@ configuration (`infrastructure.py`). Everything else is a crash of the configura
 
 import errno
 import re
-import signal
 import traceback
-from pathlib import Path
 
 import torch
 
@@ -19,9 +19,8 @@ from autotune.execution.server.infrastructure import (
     exception_chain,
     first_line,
     machine_failure_behind,
-    machine_failure_by_signal,
-    signal_name,
 )
+from autotune.execution.server.process_exit import OUT_OF_HOST_MEMORY
 from autotune.memory.host import HostMemoryExceeded
 from autotune.memory.meter import CONTEXT_ALONE
 from autotune.spec.result import Measurement
@@ -53,9 +52,7 @@ _KILLED_HELPER = ("is killed by signal: Killed", "terminated abruptly")
 """Messages about a killed DataLoader worker or compiler process; the kernel's count of kills says
 whether memory was the reason."""
 
-_OPENMP_OUT_OF_MEMORY = "libgomp: Thread creation failed: Resource temporarily unavailable"
 _UNIT_BYTES = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
-_LOG_TAIL_BYTES = 4000
 
 
 def measurement_of_exception(
@@ -90,31 +87,6 @@ def measurement_of_exception(
     )
 
 
-def measurement_of_exit(
-    exit_status: int, *, log_file: Path, host_killed_for_memory: bool
-) -> Measurement:
-    """Returns the outcome for a process that ended without a result.
-
-    `exit_status` is negative for a signal. Raises TrialLost for a process that was killed from
-    outside.
-    """
-    if exit_status == -signal.SIGKILL and host_killed_for_memory:
-        return Measurement(outcome="out_of_memory", message=_HOST)
-    if exit_status < 0:
-        loss = machine_failure_by_signal(-exit_status)
-        if loss:
-            raise loss
-        how = f"was killed by {signal_name(-exit_status)}"
-    elif _OPENMP_OUT_OF_MEMORY in _tail(log_file):
-        return Measurement(outcome="out_of_memory", message=_HOST)
-    else:
-        how = f"ended with exit code {exit_status}"
-    return Measurement(outcome="crashed", message=f"the trial's process {how}; see {log_file}")
-
-
-_HOST = "the host ran out of memory"
-
-
 def _is_host_out_of_memory(error: BaseException, *, host_killed_for_memory: bool) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return False
@@ -144,7 +116,7 @@ def _host_out_of_memory(text: str, *, device_type: str) -> Measurement:
     requested_bytes = _requested_bytes(text)
     return Measurement(
         outcome="out_of_memory",
-        message=f"{_HOST}{_requested_text(requested_bytes)}",
+        message=f"{OUT_OF_HOST_MEMORY}{_requested_text(requested_bytes)}",
         # The size of a host allocation says nothing about the device, unless that is the CPU.
         requested_bytes=requested_bytes if device_type == "cpu" else None,
     )
@@ -182,13 +154,3 @@ def _allocated_so_far(error: BaseException) -> int | None:
     if isinstance(error, torch.OutOfMemoryError) and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
     return None
-
-
-def _tail(log_file: Path) -> str:
-    """Returns the end of the log, which may be very large."""
-    try:
-        with log_file.open("rb") as log:
-            log.seek(max(0, log_file.stat().st_size - _LOG_TAIL_BYTES))
-            return log.read(_LOG_TAIL_BYTES).decode(errors="replace")
-    except OSError:
-        return ""

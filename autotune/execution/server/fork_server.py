@@ -17,6 +17,7 @@ the kernel kills its trials.
 """
 
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -39,9 +40,18 @@ from autotune.execution.server.child_process import (
     failure_reply,
 )
 from autotune.execution.server.clean_imports import CudaTouched, without_touching_cuda
+from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.process_tree import descendants, kill_all, send, send_to_group
 
+_MODULES_OF_TRIALS = (
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "autotune.execution.server.progress",
+    "autotune.execution.server.tasks",
+)
+"""With these, everything that a trial needs is imported. Not at the top of this module: `main` sets
+the environment, the signals and the output before."""
 _CHECK_SECONDS = 2.0
 """How often the size of the logs is checked at least."""
 _GRACE_SECONDS_WHEN_CLOSING = 1.0
@@ -113,8 +123,6 @@ class Server:
             self._send(failure_reply(lost) | {"id": request["id"], "seconds": 0.0})
 
     def _fork(self, request: dict[str, Any], *, attempt: int) -> None:
-        from autotune.execution.server.infrastructure import host_memory_kills
-
         read_end, write_end = os.pipe()
         memory_kills = host_memory_kills()
         with suppress(OSError):  # usually there is no log yet
@@ -302,14 +310,8 @@ def _import_what_trials_need() -> None:
     CudaTouched where an import has initialized CUDA.
     """
     with without_touching_cuda():
-        import torch._dynamo
-        import torch._inductor.compile_fx  # noqa: F401
-
-        import autotune.execution.server.failures
-        import autotune.execution.server.progress
-        import autotune.execution.server.tasks
-        import autotune.predictor.predict
-        import autotune.training.trainer  # noqa: F401
+        for module in _MODULES_OF_TRIALS:
+            importlib.import_module(module)
 
 
 def main() -> None:

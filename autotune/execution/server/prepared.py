@@ -3,27 +3,19 @@
 Each task takes and returns JSON-ready values, and runs in its own process.
 """
 
-import json
 import shutil
 import uuid
 from pathlib import Path
 from typing import Any
 
+from autotune.data.sources import read_documents
+from autotune.data.tokens import write_tokens
+from autotune.execution.server.prepared_folder import write_made_of
+from autotune.models.pretrained import weights_sha256
+from autotune.models.user_model import code_sha256
+from autotune.models.weights import draw_weights
 from autotune.spec.user_code import is_function_reference, script_sha256
 from autotune.spec.workload import Workload
-
-_MADE_OF = "made_of.json"
-
-
-def is_made_of(folder: Path, workload: Workload) -> bool:
-    """Whether the prepared files exist and are those of the workload's text and model."""
-    try:
-        content = json.loads((folder / _MADE_OF).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(
-        content == {"text_sha256": workload.text_sha256, "model_sha256": workload.model_sha256}
-    )
 
 
 def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -32,16 +24,12 @@ def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
     Returns {"text_sha256", "model_sha256", "parameters"}. Raises InvalidDataset, and InvalidInput
     for an invalid model or tokenizer.
     """
-    from autotune.data.sources import read_documents
-    from autotune.data.tokens import write_tokens
-    from autotune.models.weights import draw_weights
-
     study_workload = Workload(**workload)
     target = Path(folder)
     made_of = {"text_sha256": "", "model_sha256": model_sha256(workload=workload)}
     if study_workload.script is not None:
         target.mkdir(parents=True)  # a script reads its text and draws its weights itself
-        _write_made_of(target, made_of)
+        write_made_of(target, made_of)
         return {**made_of, "parameters": None}
     unfinished = target.with_name(f"{target.name}.unfinished-{uuid.uuid4().hex}")
     unfinished.mkdir(parents=True)
@@ -50,7 +38,7 @@ def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
         made_of["text_sha256"] = write_tokens(parts, study_workload, folder=unfinished)
         parameters = draw_weights(study_workload, file=unfinished / "weights.pt")
         shutil.rmtree(unfinished / "datasets", ignore_errors=True)
-        _write_made_of(unfinished, made_of)
+        write_made_of(unfinished, made_of)
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
     finally:
@@ -63,9 +51,6 @@ def model_sha256(*, workload: dict[str, Any]) -> str:
 
     Empty for a model that its config.json describes completely. Raises InvalidInput.
     """
-    from autotune.models.pretrained import weights_sha256
-    from autotune.models.user_model import code_sha256
-
     study_workload = Workload(**workload)
     if study_workload.script is not None:
         return script_sha256(study_workload.script)
@@ -81,8 +66,6 @@ def prepare_seed(*, workload: dict[str, Any], prepared: str, folder: str) -> dic
 
     Returns an empty dictionary.
     """
-    from autotune.models.weights import draw_weights
-
     source = Path(prepared)
     target = Path(folder)
     unfinished = target.with_name(f"{target.name}.unfinished-{uuid.uuid4().hex}")
@@ -103,7 +86,3 @@ def prepare_seed(*, workload: dict[str, Any], prepared: str, folder: str) -> dic
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return {}
-
-
-def _write_made_of(folder: Path, made_of: dict[str, str]) -> None:
-    (folder / _MADE_OF).write_text(json.dumps(made_of), encoding="utf-8")

@@ -3,6 +3,7 @@
 Each task takes and returns JSON-ready values.
 """
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,15 +13,24 @@ import torch
 
 from autotune.errors import PredictionImpossible, StudyMismatch, TrialLost
 from autotune.execution.server import device as device_tasks
+from autotune.execution.server.failures import measurement_of_exception
 from autotune.execution.server.forked import run_in_fork
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.prepared import model_sha256, prepare, prepare_seed
+from autotune.memory import torch_interfaces
+from autotune.models import build_model
+from autotune.predictor import predict as predictor
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
 from autotune.spec.workload import Workload
+from autotune.techniques import find_unavailable
+from autotune.techniques.requirements import missing_parts
+from autotune.training import trainer
+from autotune.training.script.run import trace_script
+from autotune.training.script.trainer import examine_script, train_script
 
 
 def identify(*, device: str | None) -> dict[str, Any]:
@@ -40,14 +50,11 @@ def probe(
     {technique: {value: reason}}}. With `with_context`, also measures the size of a new CUDA
     context. Raises InvalidInput, and AutotuneError for a torch on which no trial could run.
     """
-    from autotune.memory.torch_interfaces import check_cpu_meter, check_trials
-    from autotune.techniques import find_unavailable
-
-    check_trials()
+    torch_interfaces.check_trials()
     # In a fork, because CUDA must not be initialized in this process for what follows.
     info = DeviceInfo(**run_in_fork(lambda: identify(device=device)))
     if info.type == "cpu":
-        check_cpu_meter()
+        torch_interfaces.check_cpu_meter()
     if info.type == "cuda" and with_context:
         info = device_tasks.with_context_size(info)
     return {
@@ -64,12 +71,7 @@ def examine(
     The result is {technique: {value: reason}}. Raises InvalidInput for a model that cannot be
     built.
     """
-    from autotune.models import build_model
-    from autotune.techniques.requirements import missing_parts
-
     if workload["script"] is not None:
-        from autotune.training.script.trainer import examine_script
-
         return examine_script(Workload(**workload), choices, device=torch.device(device))
     with torch.device("meta"):
         parts = build_model(Workload(**workload))
@@ -102,13 +104,10 @@ def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
     Raises TrialLost for a failure of the machine, and StudyMismatch where the study's text, model
     or script has changed.
     """
-    from autotune.training.script.trainer import train_script
-    from autotune.training.trainer import train as run
-
     memory_kills = host_memory_kills()
     try:
         training = _training_request(**request)
-        train_one = run if training.workload.script is None else train_script
+        train_one = trainer.train if training.workload.script is None else train_script
         return asdict(train_one(training, progress=progress))
     except (StudyMismatch, TrialLost):
         raise
@@ -122,13 +121,10 @@ def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> d
     Returns {"trace": ParityTrace or None, "failure": why there is none}. Raises TrialLost and
     StudyMismatch as `train` does.
     """
-    from autotune.training.script.run import trace_script
-    from autotune.training.trainer import trace as run
-
     memory_kills = host_memory_kills()
     try:
         training = _training_request(**request)
-        first_steps = run if training.workload.script is None else trace_script
+        first_steps = trainer.trace if training.workload.script is None else trace_script
         return {
             "trace": first_steps(training, dropout=dropout, progress=progress).to_dict(),
             "failure": "",
@@ -142,10 +138,6 @@ def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> d
 
 def _failed(error: Exception, *, device: str, memory_kills: int) -> Measurement:
     """Returns the outcome for an error, and writes its traceback to the log. Raises TrialLost."""
-    import traceback
-
-    from autotune.execution.server.failures import measurement_of_exception
-
     try:
         traceback.print_exception(error)
     except OSError:
@@ -189,20 +181,15 @@ def predict(
 
     Raises PredictionImpossible.
     """
-    from autotune.memory import torch_interfaces
-
-    torch_interfaces.check_predictions()  # before the import below, which needs them
-    from autotune.predictor.predict import PredictionRequest
-    from autotune.predictor.predict import predict as run
-
+    torch_interfaces.check_predictions()
     if workload["script"] is not None:
         raise PredictionImpossible(
             "what a script will do cannot be predicted", hint="measure it: autotune search --script"
         )
-    request = PredictionRequest(
+    request = predictor.PredictionRequest(
         workload=Workload(**workload), config=TrainingConfig(**config), device=device, **options
     )
-    return run(request).to_dict()
+    return predictor.predict(request).to_dict()
 
 
 TASKS: Mapping[str, Callable[..., Any]] = {

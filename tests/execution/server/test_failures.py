@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from autotune.errors import TrialLost
-from autotune.execution.server.failures import measurement_of_exception, measurement_of_exit
+from autotune.execution.server.failures import measurement_of_exception
 from autotune.execution.server.infrastructure import host_memory_kills
+from autotune.execution.server.process_exit import measurement_of_exit
 from autotune.training.parity import ParityFailed
 from autotune.training.step import Diverged
 

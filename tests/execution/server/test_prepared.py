@@ -4,7 +4,8 @@ import dataclasses
 import json
 import os
 
-from autotune.execution.server.prepared import is_made_of, prepare, prepare_seed
+from autotune.execution.server.prepared import prepare, prepare_seed
+from autotune.execution.server.prepared_folder import is_made_of
 from autotune.spec.workload import make_workload
 
 
