@@ -7,8 +7,8 @@ print(result.pick.reason)
 print(result.trial(result.pick.number).config)
 """
 
-from autotune.analysis.front import Tolerance
 from autotune.analysis.pick import Preferences
+from autotune.analysis.tolerance import Tolerance
 from autotune.api import optuna_study, predict, search, show
 from autotune.errors import AutotuneError
 from autotune.spec.config import TrainingConfig

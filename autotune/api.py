@@ -1,7 +1,10 @@
 """The Python interface: the functions of the command line, with dataclasses as results.
 
-Importing it does not import torch.
+Importing it takes a fraction of a second and does not import torch, because training scripts do
+`import autotune`: each function imports the search or the database when it is called.
 """
+
+# ruff: noqa: PLC0415
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

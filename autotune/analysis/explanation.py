@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.analysis.front import DEFAULT_PERPLEXITY_TOLERANCE, DEFAULT_SPEED_TOLERANCE
 from autotune.analysis.peak import listed, peak_sentences
 from autotune.analysis.reasons import why_nothing
+from autotune.analysis.tolerance import DEFAULT_PERPLEXITY_TOLERANCE, DEFAULT_SPEED_TOLERANCE
 from autotune.analysis.variants import Explained, Pair, Variant, named
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.prediction import Prediction

@@ -1,52 +1,31 @@
 """The Pareto front of peak memory, speed and perplexity, insensitive to measurement noise."""
 
-import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from autotune.errors import InvalidInput
+import numpy
+from numpy.typing import NDArray
+
+from autotune.analysis.tolerance import Tolerance
 from autotune.spec.result import TrialRecord
 
-if TYPE_CHECKING:  # preferences are read by commands that only print their help
-    import numpy
-    from numpy.typing import NDArray
-
-    Column: TypeAlias = NDArray[numpy.float64]
-    Truth: TypeAlias = NDArray[numpy.bool_]
-
-DEFAULT_SPEED_TOLERANCE = 0.03
-DEFAULT_PERPLEXITY_TOLERANCE = 0.005
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tolerance:
-    """Relative differences that count as equal. Peak memory is exact and has no tolerance."""
-
-    speed: float = DEFAULT_SPEED_TOLERANCE
-    perplexity: float = DEFAULT_PERPLEXITY_TOLERANCE
-
-    def __post_init__(self) -> None:
-        for name, value in (("speed", self.speed), ("perplexity", self.perplexity)):
-            if not 0 <= value < 1:
-                raise InvalidInput(f"invalid {name} tolerance: {value}", hint="use 0 up to below 1")
+Column: TypeAlias = NDArray[numpy.float64]
+Truth: TypeAlias = NDArray[numpy.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Points:
     """The objectives of trials, each [trial]."""
 
-    peak_memory_bytes: "NDArray[numpy.int64]"
-    tokens_per_second: "Column"
-    perplexity: "Column"
-    perplexity_spread: "Column"
+    peak_memory_bytes: NDArray[numpy.int64]
+    tokens_per_second: Column
+    perplexity: Column
+    perplexity_spread: Column
 
     @classmethod
     def of(cls, records: Sequence[TrialRecord]) -> "_Points":
         """Return the objectives of `records`, in which all must have been measured."""
-        import numpy
-
         return cls(
             peak_memory_bytes=numpy.array(
                 [record.peak_memory_bytes for record in records], dtype=numpy.int64
@@ -72,8 +51,6 @@ def pareto_front(records: Iterable[TrialRecord], *, tolerance: Tolerance) -> tup
     with those already on the front. So noise adds no points, and nearly equal trials do not remove
     each other in a chain.
     """
-    import numpy
-
     feasible = [record for record in records if record.feasible]
     points = _Points.of(feasible)
     numbers = numpy.array([record.number for record in feasible])
@@ -111,15 +88,13 @@ class TrialIndex:
         """
         if None in (other.peak_memory_bytes, other.tokens_per_second, other.perplexity):
             return
-        import numpy
-
         point = _Points.of([other])
         at_our_speed = replace(point, tokens_per_second=point.tokens_per_second * speed_factor)
         for index in numpy.flatnonzero(_is_no_worse(self._points, at_our_speed, tolerance)):
             yield self._fastest_first[index]
 
 
-def _dominates(one: _Points, other: _Points, tolerance: Tolerance) -> "Truth":
+def _dominates(one: _Points, other: _Points, tolerance: Tolerance) -> Truth:
     """Return whether `one` is no worse than `other`, and better on one objective.
 
     Differences within the tolerance count as equal.
@@ -131,7 +106,7 @@ def _dominates(one: _Points, other: _Points, tolerance: Tolerance) -> "Truth":
     )
 
 
-def _is_no_worse(one: _Points, other: _Points, tolerance: Tolerance) -> "Truth":
+def _is_no_worse(one: _Points, other: _Points, tolerance: Tolerance) -> Truth:
     needs_more = one.peak_memory_bytes > other.peak_memory_bytes
     is_slower = one.tokens_per_second < other.tokens_per_second * (1 - tolerance.speed)
     noise = _perplexity_noise(one, other, tolerance)
@@ -139,37 +114,7 @@ def _is_no_worse(one: _Points, other: _Points, tolerance: Tolerance) -> "Truth":
     return ~(needs_more | is_slower | is_less_accurate)
 
 
-def _perplexity_noise(one: _Points, other: _Points, tolerance: Tolerance) -> "Column":
+def _perplexity_noise(one: _Points, other: _Points, tolerance: Tolerance) -> Column:
     """Return the tolerated difference in perplexity, at least the spread over seeds."""
-    import numpy
-
     spreads = numpy.maximum(one.perplexity_spread, other.perplexity_spread)
     return numpy.maximum(tolerance.perplexity * other.perplexity, spreads)
-
-
-def perplexity_spread(records: Sequence[TrialRecord]) -> float:
-    """Return the relative noise of perplexity, among trials that compute the same numbers.
-
-    It is the pooled standard deviation over the numerics classes with at least two trained trials,
-
-        sqrt(sum over classes of sum((perplexity / class mean - 1)^2) / sum(class size - 1)),
-
-    or the largest spread over seeds if that is larger; 0 if there is neither.
-    """
-    classes: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    over_seeds = 0.0
-    for record in records:
-        is_shared = (record.perplexity_source or "").startswith("shared")
-        if record.was_trained and record.perplexity is not None and not is_shared:
-            over_seeds = max(over_seeds, (record.perplexity_spread or 0.0) / record.perplexity)
-            classes[record.config.numerics_class].append(record.perplexity)
-    repeated = [values for values in classes.values() if len(values) > 1]
-    if not repeated:
-        return over_seeds
-    squares = 0.0
-    degrees_of_freedom = 0
-    for values in repeated:
-        mean = statistics.fmean(values)
-        squares += sum((value / mean - 1) ** 2 for value in values)
-        degrees_of_freedom += len(values) - 1
-    return max(over_seeds, float((squares / degrees_of_freedom) ** 0.5))

@@ -12,7 +12,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.front import Tolerance, TrialIndex
+from autotune.analysis.front import TrialIndex
+from autotune.analysis.tolerance import Tolerance
 from autotune.errors import InvalidInput
 from autotune.spec.result import StudyResult, TrialRecord
 

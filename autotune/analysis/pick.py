@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from autotune.analysis.feasibility import least_needed_bytes
-from autotune.analysis.front import Tolerance, perplexity_spread
+from autotune.analysis.tolerance import Tolerance, perplexity_spread
 from autotune.errors import InvalidInput
 from autotune.spec.result import Pick, TrialRecord
 from autotune.units import format_size

@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.analysis.front import DEFAULT_PERPLEXITY_TOLERANCE, DEFAULT_SPEED_TOLERANCE, Tolerance
 from autotune.analysis.pick import MAX_PERPLEXITY_INCREASE, PREFERENCES, Preference, Preferences
+from autotune.analysis.tolerance import (
+    DEFAULT_PERPLEXITY_TOLERANCE,
+    DEFAULT_SPEED_TOLERANCE,
+    Tolerance,
+)
 from autotune.errors import InvalidInput
 from autotune.spec.study import DEFAULT_STORAGE
 

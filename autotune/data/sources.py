@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.data import hub
+from autotune.data import hub, python_docs
 from autotune.data.columns import TokenColumn, documents_of, unreadable
 from autotune.data.text_files import TextFiles, check_lines
 from autotune.errors import InvalidDataset
@@ -85,8 +85,6 @@ def _split_reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], 
     path = expanded(workload.dataset)
     check_splits(workload)
     if workload.dataset == STANDARD_LIBRARY_TEXT:
-        from autotune.data import python_docs
-
         return lambda _split: python_docs.documents()
     if not path.exists():
         return lambda split: documents_of(hub.load_rows(workload, split=split), workload)

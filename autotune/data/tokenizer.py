@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from autotune.data import hub
 from autotune.data.token_file import Tokens
@@ -118,9 +120,7 @@ def train_bpe(texts: Iterable[bytes], *, vocab_size: int, file: Path) -> Subword
 
     Equal texts give equal tokenizers.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer: Any = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -152,13 +152,11 @@ def load_tokenizer(workload: Workload) -> Tokenizer:
 
 
 def _load(name: str) -> SubwordTokenizer:
-    from tokenizers import Tokenizer
-
     file = _file_of(name)
     try:
         # Not from_file, which rejects paths that are not UTF-8, and whose errors do not distinguish
         # reading from parsing.
-        tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        tokenizer = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
         settings_file = file.with_name(SETTINGS_FILE)
         settings = {}
         if settings_file.exists():

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from autotune.data.sources import check_splits, read_documents
 from autotune.data.tokenizer import load_tokenizer
+from autotune.data.tokens import write_tokens
 from autotune.spec.user_paths import expanded, is_there
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
@@ -37,8 +38,6 @@ def check_data(workload: Workload) -> None:
 
 
 def _check_local(workload: Workload, folder: Path) -> None:
-    from autotune.data.tokens import write_tokens
-
     cache_folder = folder / "datasets"
     if _size_bytes(expanded(workload.dataset)) <= READ_WHOLE_BYTES:
         parts = read_documents(workload, cache_folder=cache_folder)

@@ -160,7 +160,8 @@ def device_node(device: DeviceInfo) -> Path | None:
     """
     if device.uuid is None or device.uuid.startswith("MIG-"):
         return None
-    import pynvml  # a search on a CPU does not need it
+    # A tenth of a second, which only searches on a GPU need.
+    import pynvml  # noqa: PLC0415
 
     try:
         pynvml.nvmlInit()

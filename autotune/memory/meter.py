@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 CONTEXT_ALONE = "the CUDA context alone needs"
@@ -72,32 +71,3 @@ def resident_bytes(tensors: Iterable[Tensor]) -> int:
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
     }
     return sum(storages.values())
-
-
-def make_meter(
-    device: torch.device,
-    *,
-    uuid: str | None,
-    cap_bytes: int | None,
-    new_context_bytes: int | None = None,
-    shares_device: bool = False,
-) -> MemoryMeter:
-    """Returns the meter for `device`.
-
-    On CUDA `cap_bytes` is enforced from this call on; None sets no limit. `uuid` is NVML's name of
-    the device, None where NVML does not know it. `new_context_bytes` is `expected_bytes` of
-    `create_context`, and `shares_device` as there. Raises DeviceDisturbed as `create_context` does.
-    """
-    if device.type == "cuda":
-        from autotune.memory.cuda import CudaMeter
-
-        return CudaMeter(
-            device,
-            uuid=uuid,
-            cap_bytes=cap_bytes,
-            new_context_bytes=new_context_bytes,
-            shares_device=shares_device,
-        )
-    from autotune.memory.cpu import CpuMeter
-
-    return CpuMeter()

@@ -11,7 +11,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from autotune.memory.cpu import peak_of
-from autotune.memory.meter import MemoryMeter, MemoryReading, make_meter
+from autotune.memory.cuda import CudaMeter
+from autotune.memory.meter import MemoryMeter, MemoryReading
 
 _STEADY = "autotune steady steps"
 
@@ -45,7 +46,7 @@ def make_whole_run_meter(
 ) -> WholeRunMeter:
     """Returns the meter for `device`; parameters and errors are those of `make_meter`."""
     if device.type == "cuda":
-        meter = make_meter(
+        meter = CudaMeter(
             device,
             uuid=uuid,
             cap_bytes=cap_bytes,

@@ -36,7 +36,8 @@ def _folder(workload: Workload) -> Path:
 
 
 def _downloaded(name: str) -> Path:
-    from huggingface_hub import snapshot_download
+    # A quarter of a second, which only models of the hub need.
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
 
     try:
         for kind in WEIGHT_FILES:

@@ -1,18 +1,16 @@
 """A figure of a study as an HTML page, with the workload, the pick and the trials not shown."""
 
 import html
-from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
 
 from autotune.reporting.figures import FigureKind
 from autotune.reporting.html_page import whole_page
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import about, answer_of, outcome_line
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
-
-def figure_page(view: StudyView, kind: FigureKind, drawing: "go.Figure") -> str:
+def figure_page(view: StudyView, kind: FigureKind, drawing: go.Figure) -> str:
     """Return the HTML of the page; it needs nothing from the network."""
     return whole_page(
         view.result.study,

@@ -28,8 +28,13 @@ def image_of(
     `width` and `height` are in pixels. Raises InvalidInput without kaleido or without a browser.
     """
     try:
-        import kaleido
-        from kaleido.errors import BrowserClosedError, BrowserFailedError, ChromeNotFoundError
+        # An extra, and half a second, which only pictures need.
+        import kaleido  # noqa: PLC0415
+        from kaleido.errors import (  # noqa: PLC0415
+            BrowserClosedError,
+            BrowserFailedError,
+            ChromeNotFoundError,
+        )
     except ImportError:
         raise InvalidInput(
             f"{format} pictures need the package kaleido",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.spec.prediction import Category
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # commands that print tables use the colours and texts, and do not draw
     import plotly.graph_objects as go
 
 # The palette of Okabe and Ito, without its yellow, which is hard to see on white.
@@ -119,15 +119,11 @@ NARROW_SCREEN = "45rem"
 LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1.01, "yanchor": "bottom"}
 
 
-def empty_figure(*, note: str = "", panels: "go.Figure | None" = None) -> "go.Figure":
-    """Return an empty figure with the light template.
+def styled(drawing: "go.Figure", *, note: str = "") -> "go.Figure":
+    """Give an empty figure the light template and its margins, and return it.
 
-    `note` is text that a page shows above the figure and an image on top of it. `panels` is the
-    result of `make_subplots`.
+    `note` is text that a page shows above the figure and an image on top of it.
     """
-    import plotly.graph_objects as go
-
-    drawing = go.Figure() if panels is None else panels
     drawing.update_layout(
         template=LIGHT, margin={"t": 30, "r": 16, "b": 50, "l": 16}, meta={"note": note}
     )

@@ -70,7 +70,12 @@ def fetch_model_config(name: str) -> dict[str, Any]:
 
     Raises InvalidInput if the model does not exist, and at once if there is no network.
     """
-    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+    # A quarter of a second, which only models of the hub need.
+    from huggingface_hub import (  # noqa: PLC0415
+        HfApi,
+        hf_hub_download,
+        try_to_load_from_cache,
+    )
 
     cached = try_to_load_from_cache(name, FILE_NAME)
     try:

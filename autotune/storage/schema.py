@@ -141,8 +141,9 @@ def _lock(connection: Connection) -> None:
 
 
 def _upgrade(connection: Connection) -> None:
-    from alembic import command
-    from alembic.config import Config
+    # Half a second, which only new databases and those of an older autotune need.
+    from alembic import command  # noqa: PLC0415
+    from alembic.config import Config  # noqa: PLC0415
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))

@@ -116,7 +116,8 @@ def _run(
     listener: Listener,
     should_stop: Callable[[], bool],
 ) -> None:
-    from autotune.study.loop import StudySession
+    # Optuna, half a second that the commands which only read studies (`result_of`) do not need.
+    from autotune.study.loop import StudySession  # noqa: PLC0415
 
     definition = opened.definition
     forecaster = Forecaster.of_device(

@@ -60,7 +60,8 @@ def make_optimizer(
             return AdafactorFixedRate(parameters, lr=learning_rate)
         case "adamw-8bit":
             assert fusion in ("none", "backward")
-            from torchao.optim import AdamW8bit
+            # An extra.
+            from torchao.optim import AdamW8bit  # noqa: PLC0415
 
             optimizer: torch.optim.Optimizer = AdamW8bit(parameters, lr=learning_rate)
             return optimizer

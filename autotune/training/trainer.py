@@ -19,8 +19,9 @@ from torch import Tensor
 from autotune.data.batches import Batch, TokenSequences, training_order
 from autotune.data.token_file import TextFacts
 from autotune.memory.attribution import bytes_by_category, find_peak
+from autotune.memory.device_meter import make_meter
 from autotune.memory.history import StepHistory
-from autotune.memory.meter import MemoryMeter, MemoryReading, make_meter, resident_bytes
+from autotune.memory.meter import MemoryMeter, MemoryReading, resident_bytes
 from autotune.models.parts import held_tensors
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.parity import PARITY_STEPS, ParityTrace

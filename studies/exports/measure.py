@@ -24,7 +24,7 @@ import json, math, statistics, sys, time
 from pathlib import Path
 sys.path.insert(0, str(Path.cwd()))
 import torch, train
-from autotune.memory.meter import make_meter
+from autotune.memory.device_meter import make_meter
 
 text, held_out = train.read_text(None, train.TEXT)
 training = train.Training()

@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).parent))
-import made_study
-from quick_study import provenance
-
-from autotune.analysis.front import Tolerance, pareto_front
+from autotune.analysis.front import pareto_front
+from autotune.analysis.tolerance import Tolerance
 from autotune.storage.store import StudyStore
 from autotune.study.sampler import ehvi_sampler
 from autotune.study.search import result_of, view_of
+from studies.reliability import made_study
+from studies.reliability.quick_study import provenance
 
 STUDY, COPY = "many", "many-again"
 FIGURES = ("pareto", "parallel", "importance", "ladder", "memory", "history", "predicted")

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.analysis.front import Tolerance, pareto_front, perplexity_spread
+from autotune.analysis.front import pareto_front
+from autotune.analysis.tolerance import Tolerance, perplexity_spread
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Outcome

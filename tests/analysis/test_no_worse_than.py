@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from autotune.analysis.front import Tolerance
 from autotune.analysis.no_worse_than import find_matches
+from autotune.analysis.tolerance import Tolerance
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from tests.building.results import MIB, record, study_result

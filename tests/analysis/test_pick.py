@@ -1,7 +1,8 @@
 import pytest
 
-from autotune.analysis.front import Tolerance, pareto_front
+from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import PREFERENCES, Preferences, choose, closest_miss, savings
+from autotune.analysis.tolerance import Tolerance
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from tests.building.results import MIB, out_of_memory, record

@@ -285,6 +285,8 @@ def test_of_a_network_without_blocks_no_part_is_found():
 
 def test_without_transformers_the_error_says_how_to_install_it(workload_of, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "autotune.models.transformers_network", raising=False)
+    monkeypatch.delattr("autotune.models.transformers_network", raising=False)
     with pytest.raises(InvalidInput, match="needs the transformers library") as raised:
         build_model(workload_of(CONFIGS["llama"]))
     assert "autotune[huggingface]" in raised.value.hint

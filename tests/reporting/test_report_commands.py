@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import typer.main
 
-from autotune.analysis.front import Tolerance
 from autotune.analysis.pick import Preferences
 from autotune.analysis.published_comparison import is_of_published_size
+from autotune.analysis.tolerance import Tolerance
 from autotune.cli import app
 from autotune.reporting.report import commands, contents
 from autotune.spec.config import Circumstances, TrainingConfig

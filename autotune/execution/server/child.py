@@ -58,7 +58,7 @@ def _leave(exit_code: int) -> NoReturn:
 
 def _run(request: dict[str, Any], *, result_pipe: int) -> dict[str, Any]:
     # torch, which the server imports after its environment and signals are set (fork_server.py).
-    from autotune.execution.server import progress, tasks
+    from autotune.execution.server import progress, tasks  # noqa: PLC0415
 
     is_training = request["task"] in TRAININGS
     try:

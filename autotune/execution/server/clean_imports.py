@@ -24,7 +24,7 @@ def without_touching_cuda() -> Iterator[None]:
     this torch cannot be patched.
     """
     # The caller, the fork server, imports this module before its environment and signals are set.
-    import torch
+    import torch  # noqa: PLC0415
 
     if not hasattr(torch._C, "_cuda_getDeviceCount"):
         yield

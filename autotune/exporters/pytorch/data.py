@@ -115,10 +115,12 @@ def _tokenizer(workload: Workload) -> list[Piece]:
         "from collections.abc import Iterable, Sequence",
         "from pathlib import Path",
         "import re",
+        "import tokenizers",
+        "from tokenizers import decoders, models, pre_tokenizers, trainers",
     )
     pieces.append(
         own_source(
-            "data.tokenizer", *_SUBWORDS, *trained, imports=imports if trained else imports[:-1]
+            "data.tokenizer", *_SUBWORDS, *trained, imports=imports if trained else imports[:-3]
         )
     )
     if trained:

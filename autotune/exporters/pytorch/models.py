@@ -124,14 +124,9 @@ def _network(attention: str) -> Any:
     options: Any = {{"dtype": torch.float32, "attn_implementation": attention}}
     return AutoModelForCausalLM.{load}
 '''
-    model = own_source(
-        "models.hugging_face", "HuggingFaceModel", "_causal_mask", imports=(*_TORCH, _ANY)
-    )
     return [
-        Piece(
-            model.text.replace("    from transformers.masking_utils import sdpa_mask\n\n", ""),
-            model.imports,
-        ),
+        own_source("models.hugging_face", "HuggingFaceModel", imports=(*_TORCH, _ANY)),
+        own_source("models.transformers_network", "_causal_mask"),
         piece(
             text,
             _ANY,

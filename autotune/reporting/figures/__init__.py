@@ -1,9 +1,10 @@
-"""The kinds of figures of a study.
+"""The kinds of figures of a study: a table of what each is called and of the module that draws it.
 
-Importing this is cheap: plotly is imported when a figure is drawn.
+Importing this is cheap: a figure's module, and plotly with it, is imported when it is drawn.
 """
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -43,59 +44,16 @@ class FigureKind:
     """One line for a list of the kinds."""
     takes: tuple[str, ...] = ()
     """Fields of `FigureOptions`."""
-    draw: Callable[[StudyView, FigureOptions], "go.Figure"]
-    """Raises InvalidInput if the study lacks the data that the figure shows."""
+    module: str
+    """The module that draws it, by its function `plot(view, options)`."""
 
+    def draw(self, view: StudyView, options: FigureOptions) -> "go.Figure":
+        """Import the module, and plotly with it, and draw the figure.
 
-def _pareto(view: StudyView, options: FigureOptions) -> "go.Figure":
-    from autotune.reporting.figures import pareto, pareto_drawing, pareto_space
-
-    figure = pareto.compute(view, x=options.x, y=options.y)
-    return pareto_space.draw(figure) if options.three_d else pareto_drawing.draw(figure)
-
-
-def _parallel(view: StudyView, options: FigureOptions) -> "go.Figure":
-    from autotune.reporting.figures import parallel
-
-    return parallel.draw(parallel.compute(view, feasible_only=options.feasible))
-
-
-def _importance(view: StudyView, _: FigureOptions) -> "go.Figure":
-    from autotune.reporting.figures import importance
-
-    return importance.draw(importance.compute(view))
-
-
-def _ablation(view: StudyView, _: FigureOptions) -> "go.Figure":
-    from autotune.reporting.figures import ablation
-
-    return ablation.draw(ablation.compute(view))
-
-
-def _memory(view: StudyView, options: FigureOptions) -> "go.Figure":
-    from autotune.reporting.figures import memory_at_peak
-
-    return memory_at_peak.draw(memory_at_peak.compute(view, trials=options.trials))
-
-
-def _timeline(view: StudyView, options: FigureOptions) -> "go.Figure":
-    from autotune.reporting.figures import memory_timeline
-
-    return memory_timeline.draw(
-        memory_timeline.compute_of_trial(view, options.prediction, number=options.trial)
-    )
-
-
-def _history(view: StudyView, _: FigureOptions) -> "go.Figure":
-    from autotune.reporting.figures import history
-
-    return history.draw(history.compute(view))
-
-
-def _predicted(view: StudyView, _: FigureOptions) -> "go.Figure":
-    from autotune.reporting.figures import predicted
-
-    return predicted.draw(predicted.compute(view))
+        Raises InvalidInput if the study lacks the data that the figure shows.
+        """
+        figure: go.Figure = importlib.import_module(self.module).plot(view, options)
+        return figure
 
 
 FIGURES: Mapping[str, FigureKind] = {
@@ -103,45 +61,45 @@ FIGURES: Mapping[str, FigureKind] = {
         title="Memory, speed and perplexity",
         summary="memory against speed, perplexity as colour: the cap, the front and the pick",
         takes=("x", "y", "three_d"),
-        draw=_pareto,
+        module="autotune.reporting.figures.pareto_drawing",
     ),
     "parallel": FigureKind(
         title="The choices of each trial",
         summary="parallel coordinates of techniques and objectives",
         takes=("feasible",),
-        draw=_parallel,
+        module="autotune.reporting.figures.parallel",
     ),
     "importance": FigureKind(
         title="Importance of techniques",
         summary="importance of each technique for each objective",
-        draw=_importance,
+        module="autotune.reporting.figures.importance",
     ),
     "ladder": FigureKind(
         title="What each technique gains",
         summary="what each technique saves and costs, alone and on top of the others",
-        draw=_ablation,
+        module="autotune.reporting.figures.ablation",
     ),
     "memory": FigureKind(
         title="Who holds the memory at the peak",
         summary="bytes by category at the peak of chosen trials",
         takes=("trials",),
-        draw=_memory,
+        module="autotune.reporting.figures.memory_at_peak",
     ),
     "timeline": FigureKind(
         title="Memory over one step",
         summary="memory over one training step of a trial, predicted",
         takes=("trial", "prediction"),
-        draw=_timeline,
+        module="autotune.reporting.figures.memory_timeline",
     ),
     "history": FigureKind(
         title="How the search went",
         summary="best so far and hypervolume, over trials and over time",
-        draw=_history,
+        module="autotune.reporting.figures.history",
     ),
     "predicted": FigureKind(
         title="Predicted and measured peak memory",
         summary="predicted against measured peak memory",
-        draw=_predicted,
+        module="autotune.reporting.figures.predicted",
     ),
 }
 

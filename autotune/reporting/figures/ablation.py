@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from autotune.analysis.ablation import AblationStep, Effect, Pairs, Range, ladder
 from autotune.analysis.variants import named
 from autotune.reporting import style
+from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.parallel import nothing_to_show
 from autotune.reporting.study_view import StudyView
 from autotune.units import format_size
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,12 +212,15 @@ _ZERO = 0.0005
 """A bar with a smaller share cannot be seen and gets a number instead."""
 
 
-def draw(figure: AblationFigure) -> "go.Figure":
-    """Draw three panels with a group of bars for each value: side by side, stacked on a phone."""
-    from plotly.subplots import make_subplots
+def plot(view: StudyView, _: FigureOptions) -> go.Figure:
+    """Compute the figure of a study and draw it."""
+    return draw(compute(view))
 
+
+def draw(figure: AblationFigure) -> go.Figure:
+    """Draw three panels with a group of bars for each value: side by side, stacked on a phone."""
     panels = make_subplots(rows=1, cols=3, shared_yaxes=True, horizontal_spacing=0.03)
-    drawing = style.empty_figure(note=figure.note, panels=panels)
+    drawing = style.styled(panels, note=figure.note)
     for column, (number, title) in enumerate(_PANELS, start=1):
         for kind, how in enumerate(HOW):
             drawing.add_trace(
@@ -276,9 +279,7 @@ def _below_each_other(*, height: int) -> dict[str, object]:
     return changes
 
 
-def _bars(figure: AblationFigure, kind: int, number: str, *, name: str, legend: bool) -> "go.Bar":
-    import plotly.graph_objects as go
-
+def _bars(figure: AblationFigure, kind: int, number: str, *, name: str, legend: bool) -> go.Bar:
     effects = [(step.alone, step.on_top, step.pairs)[kind] for step in figure.steps]
     values = [_middle(effect, number) for effect in effects]
     predicted = [

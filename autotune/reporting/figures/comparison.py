@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import plotly.graph_objects as go
 
 from autotune.errors import InvalidInput
 from autotune.reporting import style
@@ -13,9 +15,6 @@ from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import format_perplexity, full_hover, no_pick_reason, trial_label
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 INCOMPARABLE = "perplexities and speeds cannot be compared"
 
@@ -183,11 +182,9 @@ def _short(value: object) -> str:
 # -- drawing ---------------------------------------------------------------------------------------
 
 
-def draw(comparison: Comparison) -> "go.Figure":
+def draw(comparison: Comparison) -> go.Figure:
     """Draw each front with its own colour, symbol and dash, the picks as stars, caps as lines."""
-    import plotly.graph_objects as go
-
-    drawing = style.empty_figure(note=" ".join(comparison.differences))
+    drawing = style.styled(go.Figure(), note=" ".join(comparison.differences))
     caps = {side.cap_bytes for side in comparison.sides}
     for index, side in enumerate(comparison.sides):
         color = style.PALETTE[index % len(style.PALETTE)]
@@ -227,13 +224,11 @@ def draw(comparison: Comparison) -> "go.Figure":
     return drawing
 
 
-def _line(front: Sequence[Point], *, name: str, color: str, dash: str) -> "go.Scatter":
+def _line(front: Sequence[Point], *, name: str, color: str, dash: str) -> go.Scatter:
     """Return a stepped line through the fastest trials by memory.
 
     Trials that are on the front for their perplexity lie below it.
     """
-    import plotly.graph_objects as go
-
     by_memory = sorted(front, key=lambda point: point.memory)
     fastest = accumulate((point.tokens_per_second for point in by_memory), max)
     return go.Scatter(
@@ -248,9 +243,7 @@ def _line(front: Sequence[Point], *, name: str, color: str, dash: str) -> "go.Sc
     )
 
 
-def _star(points: Sequence[Point], *, name: str, color: str) -> "go.Scatter":
-    import plotly.graph_objects as go
-
+def _star(points: Sequence[Point], *, name: str, color: str) -> go.Scatter:
     return go.Scatter(
         x=[point.memory for point in points],
         y=[point.tokens_per_second for point in points],
@@ -267,7 +260,7 @@ def _star(points: Sequence[Point], *, name: str, color: str) -> "go.Scatter":
     )
 
 
-def _draw_cap(drawing: "go.Figure", unit: style.Unit, side: Side, *, color: str) -> None:
+def _draw_cap(drawing: go.Figure, unit: style.Unit, side: Side, *, color: str) -> None:
     drawing.add_vline(
         x=unit.of(side.cap_bytes), line={"color": color, "dash": "dash", "width": 1.5}
     )

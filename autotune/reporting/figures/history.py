@@ -4,17 +4,18 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+
+import optuna
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from autotune.reporting import style
+from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.axes import Axis, capped_axis, make_axis, memory_unit
 from autotune.reporting.figures.parallel import nothing_to_show
 from autotune.reporting.study_view import StudyView
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 BEYOND = 1.1
@@ -116,8 +117,6 @@ def hypervolumes(trials: Sequence[TrialRecord], reference: Corner) -> tuple[floa
 
     Optuna computes it. Its public interface offers the numbers only in the figure it draws.
     """
-    import optuna
-
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(directions=["minimize"] * 3)
     for record in (record for record in trials if record.feasible):
@@ -147,11 +146,13 @@ def _note(reference: Corner, trials: Sequence[TrialRecord], feasible: Sequence[T
 # -- drawing ---------------------------------------------------------------------------------------
 
 
-def draw(figure: HistoryFigure) -> "go.Figure":
-    """Draw one row per quantity: on the left over trials, on the right over their time."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
+def plot(view: StudyView, _: FigureOptions) -> go.Figure:
+    """Compute the figure of a study and draw it."""
+    return draw(compute(view))
 
+
+def draw(figure: HistoryFigure) -> go.Figure:
+    """Draw one row per quantity: on the left over trials, on the right over their time."""
     rows = len(figure.courses)
     panels = make_subplots(
         rows=rows,
@@ -161,7 +162,7 @@ def draw(figure: HistoryFigure) -> "go.Figure":
         vertical_spacing=0.04,
         horizontal_spacing=0.05,
     )
-    drawing = style.empty_figure(note=figure.note, panels=panels)
+    drawing = style.styled(panels, note=figure.note)
     for row, course in enumerate(figure.courses, start=1):
         for column, (positions, label) in enumerate(_x_axes(figure), start=1):
             corners = _corners(course.values)

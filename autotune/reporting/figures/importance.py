@@ -12,18 +12,17 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import optuna
+import plotly.graph_objects as go
 
 from autotune.errors import InvalidInput
 from autotune.reporting import style
+from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.axes import Axis, AxisName, make_axis, memory_unit
 from autotune.reporting.study_view import StudyView
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import TrialRecord
-
-if TYPE_CHECKING:
-    import optuna
-    import plotly.graph_objects as go
 
 EVALUATOR = "fANOVA"
 OBJECTIVES: tuple[AxisName, ...] = ("memory", "speed", "perplexity")
@@ -106,8 +105,6 @@ def _importance(view: StudyView, axis: Axis) -> Importance:
 
 def _shares(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, float]:
     """Return the importance of each technique of which at least two values were tried."""
-    import optuna
-
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     tried = {
         field: tuple(dict.fromkeys(getattr(record.config, field) for record, _ in losses))
@@ -129,9 +126,7 @@ def _shares(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, float]:
     return {field: float(share) for field, share in _evaluated(study).items()}
 
 
-def _evaluated(study: "optuna.Study") -> Mapping[str, float]:
-    import optuna
-
+def _evaluated(study: optuna.Study) -> Mapping[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about values that few trials have
         try:
@@ -160,11 +155,14 @@ def _note(objectives: Sequence[Importance]) -> str:
     return " ".join(sentences + [f"All trials have the same {name}." for name in same])
 
 
-def draw(figure: ImportanceFigure) -> "go.Figure":
-    """Draw horizontal bars, three per technique."""
-    import plotly.graph_objects as go
+def plot(view: StudyView, _: FigureOptions) -> go.Figure:
+    """Compute the figure of a study and draw it."""
+    return draw(compute(view))
 
-    drawing = style.empty_figure(note=figure.note)
+
+def draw(figure: ImportanceFigure) -> go.Figure:
+    """Draw horizontal bars, three per technique."""
+    drawing = style.styled(go.Figure(), note=figure.note)
     names = [technique.removesuffix("_size").replace("_", " ") for technique in figure.techniques]
     for number, importance in enumerate(figure.objectives):
         pattern = {

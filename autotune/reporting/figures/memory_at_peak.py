@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import plotly.graph_objects as go
 
 from autotune.errors import InvalidInput
 from autotune.reporting import style
+from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.parallel import nothing_to_show
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import trial_label
 from autotune.spec.prediction import CATEGORIES
 from autotune.spec.result import PINNED_ON_HOST, TrialRecord
 from autotune.units import format_size
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 Source = Literal["measured", "predicted", "partly measured"]
 MOST_OF_FRONT = 12
@@ -152,11 +152,14 @@ def _note(view: StudyView, bars: Sequence[Bar], unknown: Sequence[TrialRecord]) 
 # -- drawing ---------------------------------------------------------------------------------------
 
 
-def draw(figure: MemoryFigure) -> "go.Figure":
-    """Draw horizontal bars, the first on top, with the measured peak as a mark."""
-    import plotly.graph_objects as go
+def plot(view: StudyView, options: FigureOptions) -> go.Figure:
+    """Compute the figure of a study and draw it."""
+    return draw(compute(view, trials=options.trials))
 
-    drawing = style.empty_figure(note=figure.note)
+
+def draw(figure: MemoryFigure) -> go.Figure:
+    """Draw horizontal bars, the first on top, with the measured peak as a mark."""
+    drawing = style.styled(go.Figure(), note=figure.note)
     positions = list(range(len(figure.bars)))
     for category in _ORDER:
         sizes = [bar.segments.get(category, 0.0) for bar in figure.bars]
@@ -211,9 +214,7 @@ def draw(figure: MemoryFigure) -> "go.Figure":
 
 def _segment(
     category: str, positions: Sequence[int], sizes: Sequence[float], figure: MemoryFigure
-) -> "go.Bar":
-    import plotly.graph_objects as go
-
+) -> go.Bar:
     name = "unattributed rest" if category == style.OTHER else category.replace("_", " ")
     color = style.CATEGORY_COLORS.get(category, style.GREY)
     pattern = {

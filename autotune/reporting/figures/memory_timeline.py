@@ -2,10 +2,12 @@
 
 import html
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
 
 from autotune.errors import InvalidInput
 from autotune.reporting import style
+from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.memory_at_peak import trial_of
 from autotune.reporting.html_page import whole_page
 from autotune.reporting.study_view import StudyView
@@ -13,9 +15,6 @@ from autotune.reporting.trial_text import trial_label
 from autotune.spec.prediction import CATEGORIES, Category, Prediction
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +109,14 @@ def trial_shown(view: StudyView, number: int | None) -> TrialRecord:
     return view.pick
 
 
-def draw(figure: TimelineFigure) -> "go.Figure":
-    """Draw stacked areas over the step, its phases in the background, and the peak."""
-    import plotly.graph_objects as go
+def plot(view: StudyView, options: FigureOptions) -> go.Figure:
+    """Compute the figure of a study and draw it."""
+    return draw(compute_of_trial(view, options.prediction, number=options.trial))
 
-    drawing = style.empty_figure(note=figure.note)
+
+def draw(figure: TimelineFigure) -> go.Figure:
+    """Draw stacked areas over the step, its phases in the background, and the peak."""
+    drawing = style.styled(go.Figure(), note=figure.note)
     for category, sizes in figure.layers:
         drawing.add_trace(
             go.Scatter(
@@ -163,7 +165,7 @@ def draw(figure: TimelineFigure) -> "go.Figure":
 _LEGEND_BELOW = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
 
 
-def _shade(drawing: "go.Figure", number: int, phase: tuple[str, int, int]) -> None:
+def _shade(drawing: go.Figure, number: int, phase: tuple[str, int, int]) -> None:
     name, first, last = phase
     drawing.add_vrect(
         x0=first,

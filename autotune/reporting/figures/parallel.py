@@ -6,17 +6,16 @@ Dragging along an axis selects trials.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
 
 from autotune.errors import InvalidInput
 from autotune.reporting import style
+from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.axes import Axis, capped_axis, make_axis, memory_unit
 from autotune.reporting.study_view import StudyView
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import TrialRecord
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 MOST_LINES = 1000
 """More lines cover each other, and take a browser half a minute without a graphics card."""
@@ -133,11 +132,14 @@ def _note(
     return " ".join(sentences)
 
 
-def draw(figure: ParallelFigure) -> "go.Figure":
-    """Draw one axis per technique and objective, coloured by speed."""
-    import plotly.graph_objects as go
+def plot(view: StudyView, options: FigureOptions) -> go.Figure:
+    """Compute the figure of a study and draw it."""
+    return draw(compute(view, feasible_only=options.feasible))
 
-    drawing = style.empty_figure(note=figure.note)
+
+def draw(figure: ParallelFigure) -> go.Figure:
+    """Draw one axis per technique and objective, coloured by speed."""
+    drawing = style.styled(go.Figure(), note=figure.note)
     coordinates = (*figure.techniques, *figure.objectives)
     drawing.add_trace(
         go.Parcoords(

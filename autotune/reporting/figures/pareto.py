@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.errors import InvalidInput
+from autotune.reporting import style
 from autotune.reporting.figures.axes import Axis, capped_axis, make_axis, memory_unit
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import full_hover, short_hover
@@ -195,3 +196,19 @@ def _cap_note(result: StudyResult) -> str:
             f", which is {format_size(min(differences))} to {format_size(max(differences))} more"
         )
     return f"{note}."
+
+
+def colour_scale(marks: Sequence[Mark], *, title: str) -> dict[str, object]:
+    """Return the colour scale of the third objective, hidden if no mark has a colour.
+
+    It spans at least 2 %, so that noise does not look like a difference.
+    """
+    values = [mark.colour for mark in marks if mark.colour is not None]
+    lowest = min(values, default=1.0)
+    return {
+        "showscale": bool(values),
+        "colorscale": style.SCALE,
+        "cmin": lowest,
+        "cmax": max(max(values, default=1.0), 1.02 * lowest),
+        "colorbar": {"title": {"text": title, "side": "right"}},
+    }

@@ -1,25 +1,31 @@
 """Draws the figure of `pareto.py` in 2D: trials, front, cap, pick and baseline."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
 
 from autotune.reporting import style
-from autotune.reporting.figures.pareto import Mark, ParetoFigure
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from autotune.reporting.figures import FigureOptions, pareto_space
+from autotune.reporting.figures.pareto import Mark, ParetoFigure, colour_scale, compute
+from autotune.reporting.study_view import StudyView
 
 LABELLED = 16
 """On a front of more trials the marks have no numbers, which would cover each other."""
 _NUMBERS = "numbers"
 
 
-def draw(figure: ParetoFigure) -> "go.Figure":
+def plot(view: StudyView, options: FigureOptions) -> go.Figure:
+    """Compute the figure of a study and draw it in 2D or 3D."""
+    figure = compute(view, x=options.x, y=options.y)
+    return pareto_space.draw(figure) if options.three_d else draw(figure)
+
+
+def draw(figure: ParetoFigure) -> go.Figure:
     """Draw feasible trials in the colour of the third objective and the others in grey.
 
     The front is a line, the pick a star.
     """
-    drawing = style.empty_figure(note=_note(figure))
+    drawing = style.styled(go.Figure(), note=_note(figure))
     feasible = [mark for mark in figure.marks if mark.feasible]
     others = [mark for mark in figure.marks if not mark.feasible]
     front = [mark for mark in feasible if mark.on_front]
@@ -61,25 +67,7 @@ def _note(figure: ParetoFigure) -> str:
     return f"{figure.note} Ticks at the bottom: memory of trials that were not timed.".strip()
 
 
-def colour_scale(marks: Sequence[Mark], *, title: str) -> dict[str, object]:
-    """Return the colour scale of the third objective, hidden if no mark has a colour.
-
-    It spans at least 2 %, so that noise does not look like a difference.
-    """
-    values = [mark.colour for mark in marks if mark.colour is not None]
-    lowest = min(values, default=1.0)
-    return {
-        "showscale": bool(values),
-        "colorscale": style.SCALE,
-        "cmin": lowest,
-        "cmax": max(max(values, default=1.0), 1.02 * lowest),
-        "colorbar": {"title": {"text": title, "side": "right"}},
-    }
-
-
-def _line(corners: Sequence[tuple[float, float]]) -> "go.Scatter":
-    import plotly.graph_objects as go
-
+def _line(corners: Sequence[tuple[float, float]]) -> go.Scatter:
     return go.Scatter(
         x=[x for x, _ in corners],
         y=[y for _, y in corners],
@@ -100,10 +88,8 @@ def _points(
     symbol: str = "circle",
     color: str | None = None,
     opacity: float = 1.0,
-) -> "go.Scatter | go.Scattergl":
+) -> go.Scatter | go.Scattergl:
     """Return marks in the colour of the third objective, or in `color`."""
-    import plotly.graph_objects as go
-
     colouring: dict[str, object] = {"color": color}
     if color is None:
         colours = _short(mark.colour or 0.0 for mark in marks)
@@ -143,10 +129,8 @@ def _short(values: Iterable[float]) -> list[float]:
 
 def _marked(
     marks: Sequence[Mark], *, name: str, symbol: str, size: int, is_coloured: bool = False
-) -> "go.Scatter":
+) -> go.Scatter:
     """Return a symbol around some marks; its hover text is that of the mark itself."""
-    import plotly.graph_objects as go
-
     fill: dict[str, object] = {"color": style.VERMILLION}
     if is_coloured:
         fill = {"color": [mark.colour for mark in marks], "coloraxis": "coloraxis"}
@@ -165,10 +149,8 @@ def _marked(
     )
 
 
-def _labels(marks: Sequence[Mark], *, pick: int | None) -> "go.Scatter":
+def _labels(marks: Sequence[Mark], *, pick: int | None) -> go.Scatter:
     """Return the numbers of marks. Invisible marks of the same size keep them at a distance."""
-    import plotly.graph_objects as go
-
     return go.Scatter(
         x=[mark.x for mark in marks],
         y=[mark.y for mark in marks],
@@ -189,10 +171,8 @@ def _labels(marks: Sequence[Mark], *, pick: int | None) -> "go.Scatter":
     )
 
 
-def _ticks(not_timed: Sequence[tuple[float, str]]) -> "go.Scatter":
+def _ticks(not_timed: Sequence[tuple[float, str]]) -> go.Scatter:
     """Return trials without a speed, as ticks on the memory axis."""
-    import plotly.graph_objects as go
-
     return go.Scatter(
         x=[memory for memory, _ in not_timed],
         y=[0.0 for _ in not_timed],
@@ -210,7 +190,7 @@ def _ticks(not_timed: Sequence[tuple[float, str]]) -> "go.Scatter":
     )
 
 
-def _set_ranges(drawing: "go.Figure", figure: ParetoFigure) -> None:
+def _set_ranges(drawing: go.Figure, figure: ParetoFigure) -> None:
     """Start the axes of memory and speed at zero, where lengths are shares, but not perplexity."""
     for position, axis, values in (
         (
@@ -229,7 +209,7 @@ def _set_ranges(drawing: "go.Figure", figure: ParetoFigure) -> None:
         drawing.update_layout({f"{position}axis": {"range": [0, 1.06 * highest]}})
 
 
-def _mark_the_cap(drawing: "go.Figure", figure: ParetoFigure) -> None:
+def _mark_the_cap(drawing: go.Figure, figure: ParetoFigure) -> None:
     """Draw the cap as a dashed line and shade what is beyond it."""
     beyond = {"fillcolor": style.VERMILLION, "opacity": 0.09, "line_width": 0, "layer": "below"}
     line = {"color": style.VERMILLION, "dash": "dash", "width": 1.5}

@@ -1,21 +1,16 @@
 """Draws the figure of `pareto.py` in 3D, to be turned with the mouse."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
 
 from autotune.reporting import style
-from autotune.reporting.figures.pareto import Mark, ParetoFigure
-from autotune.reporting.figures.pareto_drawing import colour_scale
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from autotune.reporting.figures.pareto import Mark, ParetoFigure, colour_scale
 
 
-def draw(figure: ParetoFigure) -> "go.Figure":
+def draw(figure: ParetoFigure) -> go.Figure:
     """Draw x and y as in 2D, and the third objective as both height and colour."""
-    import plotly.graph_objects as go
-
-    drawing = style.empty_figure(note=f"{figure.note} Drag to turn, scroll to zoom.".strip())
+    drawing = style.styled(go.Figure(), note=f"{figure.note} Drag to turn, scroll to zoom.".strip())
     marks = [mark for mark in figure.marks if mark.colour is not None]
     feasible = [mark for mark in marks if mark.feasible]
     groups = (
@@ -62,9 +57,7 @@ def _ring(symbol: str) -> dict[str, object]:
     return {"symbol": symbol, "size": 10, "color": style.VERMILLION, "line": {"width": 3}}
 
 
-def _points(marks: Sequence[Mark], *, name: str, marker: dict[str, object]) -> "go.Scatter3d":
-    import plotly.graph_objects as go
-
+def _points(marks: Sequence[Mark], *, name: str, marker: dict[str, object]) -> go.Scatter3d:
     return go.Scatter3d(
         x=[mark.x for mark in marks],
         y=[mark.y for mark in marks],
@@ -77,10 +70,8 @@ def _points(marks: Sequence[Mark], *, name: str, marker: dict[str, object]) -> "
     )
 
 
-def _wall(figure: ParetoFigure, marks: Sequence[Mark]) -> "go.Mesh3d":
+def _wall(figure: ParetoFigure, marks: Sequence[Mark]) -> go.Mesh3d:
     """Return the cap as a plane."""
-    import plotly.graph_objects as go
-
     low, high = min(m.y for m in marks), max(m.y for m in marks)
     bottom, top = min(m.colour or 0.0 for m in marks), max(m.colour or 0.0 for m in marks)
     return go.Mesh3d(

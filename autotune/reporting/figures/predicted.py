@@ -4,9 +4,12 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from autotune.reporting import style
+from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.parallel import nothing_to_show
 from autotune.reporting.figures.pareto import MANY
 from autotune.reporting.study_view import StudyView
@@ -14,9 +17,6 @@ from autotune.reporting.trial_text import trial_label
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +106,17 @@ def _note(points: Sequence[Point]) -> str:
     )
 
 
-def draw(figure: PredictedFigure) -> "go.Figure":
-    """Draw the sizes on top and their error below: next to the diagonal, 1 % cannot be seen."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
+def plot(view: StudyView, _: FigureOptions) -> go.Figure:
+    """Compute the figure of a study and draw it."""
+    return draw(compute(view))
 
+
+def draw(figure: PredictedFigure) -> go.Figure:
+    """Draw the sizes on top and their error below: next to the diagonal, 1 % cannot be seen."""
     panels = make_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.6, 0.4], vertical_spacing=0.05
     )
-    drawing = style.empty_figure(note=figure.note, panels=panels)
+    drawing = style.styled(panels, note=figure.note)
     ends = [
         0.9 * min(p.predicted for p in figure.points),
         1.05 * max(p.predicted for p in figure.points),
@@ -159,10 +161,8 @@ def _percent_off(point: Point, size: float) -> float:
 
 def _band(
     points: Sequence[Point], height: Height, *, name: str, color: str
-) -> "Iterator[go.Scatter]":
+) -> Iterator[go.Scatter]:
     """Yield the two edges of the bounds, with the area between them filled."""
-    import plotly.graph_objects as go
-
     points = points[:: math.ceil(len(points) / MANY)]
     red, green, blue = (int(color[index : index + 2], 16) for index in (1, 3, 5))
     for edge, fill in (
@@ -186,9 +186,7 @@ def _band(
 
 def _marks(
     points: Sequence[Point], height: Height, *, name: str, marker: dict[str, object], legend: bool
-) -> "go.Scatter":
-    import plotly.graph_objects as go
-
+) -> go.Scatter:
     scatter = go.Scattergl if len(points) > MANY else go.Scatter
     return scatter(
         x=[float(f"{point.predicted:.6g}") for point in points],

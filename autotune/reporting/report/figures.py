@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
 
 from autotune.errors import InvalidInput
 from autotune.reporting.figures import ablation, memory_at_peak, pareto, pareto_drawing
@@ -10,9 +11,6 @@ from autotune.reporting.study_view import StudyView
 from autotune.reporting.style import note_of
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _HEIGHT = 540
 """Pixels of a figure that does not set its height."""
@@ -37,7 +35,7 @@ class ReportFigure:
     """What to look for in the figure."""
     alternative: str
     """Description for readers who cannot see the figure."""
-    drawing: "go.Figure"
+    drawing: go.Figure
     table: Table | None = None
 
     @property

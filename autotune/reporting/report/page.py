@@ -12,6 +12,11 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from autotune.reporting import style
 from autotune.reporting.report.contents import Report
 from autotune.reporting.report.figures import ReportFigure, figures_of
 from autotune.reporting.report.trials import columns_of
@@ -22,10 +27,6 @@ _ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 def page(report: Report) -> str:
     """Return the HTML of the page."""
-    import jinja2
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
     scripts = {
         "plotly": get_plotlyjs(),
         "page": _resource("report.js"),
@@ -67,8 +68,6 @@ def _resource(name: str) -> str:
 
 
 def _themes() -> dict[str, Any]:
-    from autotune.reporting import style
-
     return {"light": style.LIGHT, "dark": style.DARK}
 
 

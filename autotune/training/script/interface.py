@@ -102,7 +102,8 @@ def apply(
         return _running[0].apply(model, optimizer)
     if config is None and not os.environ.get(CONFIG_VARIABLE):
         return model, optimizer
-    from autotune.techniques.user_training import apply_to_user_training
+    # torch: scripts that only read their configuration do without it.
+    from autotune.techniques.user_training import apply_to_user_training  # noqa: PLC0415
 
     if config is None:
         config = current_config()
@@ -120,7 +121,7 @@ def apply(
 
 
 def _apply_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.Module":
-    from autotune.techniques.user_training import apply_to_user_model
+    from autotune.techniques.user_training import apply_to_user_model  # noqa: PLC0415  # torch, as above
 
     if config is None:
         raise InvalidInput(

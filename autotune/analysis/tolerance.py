@@ -1,0 +1,57 @@
+"""Which differences between trials count as equal, and how noisy perplexity is.
+
+`import autotune` and the help of commands need this, and `front.py`, which needs numpy, does not
+load with it.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.errors import InvalidInput
+from autotune.spec.result import TrialRecord
+
+DEFAULT_SPEED_TOLERANCE = 0.03
+DEFAULT_PERPLEXITY_TOLERANCE = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """Relative differences that count as equal. Peak memory is exact and has no tolerance."""
+
+    speed: float = DEFAULT_SPEED_TOLERANCE
+    perplexity: float = DEFAULT_PERPLEXITY_TOLERANCE
+
+    def __post_init__(self) -> None:
+        for name, value in (("speed", self.speed), ("perplexity", self.perplexity)):
+            if not 0 <= value < 1:
+                raise InvalidInput(f"invalid {name} tolerance: {value}", hint="use 0 up to below 1")
+
+
+def perplexity_spread(records: Sequence[TrialRecord]) -> float:
+    """Return the relative noise of perplexity, among trials that compute the same numbers.
+
+    It is the pooled standard deviation over the numerics classes with at least two trained trials,
+
+        sqrt(sum over classes of sum((perplexity / class mean - 1)^2) / sum(class size - 1)),
+
+    or the largest spread over seeds if that is larger; 0 if there is neither.
+    """
+    classes: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    over_seeds = 0.0
+    for record in records:
+        is_shared = (record.perplexity_source or "").startswith("shared")
+        if record.was_trained and record.perplexity is not None and not is_shared:
+            over_seeds = max(over_seeds, (record.perplexity_spread or 0.0) / record.perplexity)
+            classes[record.config.numerics_class].append(record.perplexity)
+    repeated = [values for values in classes.values() if len(values) > 1]
+    if not repeated:
+        return over_seeds
+    squares = 0.0
+    degrees_of_freedom = 0
+    for values in repeated:
+        mean = statistics.fmean(values)
+        squares += sum((value / mean - 1) ** 2 for value in values)
+        degrees_of_freedom += len(values) - 1
+    return max(over_seeds, float((squares / degrees_of_freedom) ** 0.5))

@@ -1,0 +1,149 @@
+"""Builds the network of a config.json with transformers, which is imported with this module.
+
+Attention runs through scaled_dot_product_attention, without a cache. Families for which
+transformers does not offer it (Gemma 2 with its soft caps) use their eager attention. For a layer
+that is simply causal no mask is made, in eager, compiled and fake execution alike; transformers
+alone would make one whenever it cannot read values. Mixtures of experts run with the default of
+transformers, `grouped_mm`, which sorts the tokens by expert and has no data-dependent shapes.
+(`batched_mm` would copy the weights of an expert for each token. On fake tensors torch's grouped
+matrix product takes bf16 only.)
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from autotune.errors import InvalidInput
+from autotune.spec.model_file import with_layers
+from autotune.spec.workload import Workload
+
+
+def build(workload: Workload, *, weights_folder: Path | None = None) -> Any:
+    """Return the network in float32, with random weights or those from `weights_folder`.
+
+    Raises InvalidInput if transformers cannot build it.
+    """
+    config = _config(workload)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise InvalidInput(
+            f"transformers has no causal language model of type {config.model_type!r}",
+            hint="use the config.json of a decoder that predicts the next token",
+        )
+    AttentionMaskInterface.register("sdpa", _causal_mask)
+    try:
+        return _network(workload, weights_folder, attention="sdpa")
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise _build_error(workload, error) from error
+    # A family whose attention no kernel computes.
+    return _network(workload, weights_folder, attention="eager")
+
+
+def _network(workload: Workload, weights_folder: Path | None, *, attention: str) -> Any:
+    """Return the transformers model; raises ValueError if its family has no such attention."""
+    config = _config(workload)
+    options: dict[str, Any] = {
+        "dtype": torch.float32,
+        "attn_implementation": attention,
+        "trust_remote_code": False,
+    }
+    try:
+        if weights_folder is None:
+            return AutoModelForCausalLM.from_config(config, **options)
+        network, report = AutoModelForCausalLM.from_pretrained(
+            str(weights_folder),
+            config=config,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
+        )
+        _check_loaded(workload, report)
+        return network
+    except (
+        OSError,
+        RuntimeError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        AssertionError,
+        ImportError,
+    ) as error:
+        raise _build_error(workload, error) from error
+
+
+def _check_loaded(workload: Workload, report: Mapping[str, Any]) -> None:
+    """Raise InvalidInput if weights are missing or left over."""
+    for problem, names in (
+        ("lack", report["missing_keys"]),
+        ("hold also", report["unexpected_keys"]),
+    ):
+        if not names:
+            continue
+        first = min(map(str, names))
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise InvalidInput(
+            f"the weights in {workload.model_source} {problem} {first}{others}",
+            hint="name the folder that has this config.json together with its weights",
+        )
+
+
+def _config(workload: Workload) -> Any:
+    """Return a new config object each time, because building a model changes it."""
+    assert workload.model_config is not None
+    settings = with_layers(workload.model_config, workload.layers)
+    model_type = settings.pop("model_type")
+    settings.pop("auto_map", None)  # refers to code outside transformers, which is not run
+    if model_type not in CONFIG_MAPPING:
+        raise InvalidInput(
+            f"this release of transformers has no model type {model_type!r}",
+            hint="install a newer transformers, or use another model",
+        )
+    try:
+        return CONFIG_MAPPING[model_type].from_dict(settings)
+    except Exception as error:  # each config class checks its settings in its own way
+        raise _build_error(workload, error) from error
+
+
+def _build_error(workload: Workload, error: Exception) -> InvalidInput:
+    """Return the error with the first sentence of what transformers reports."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = lines[0].partition(". ")[0] if lines else type(error).__name__
+    return InvalidInput(
+        f"transformers cannot build model {workload.model}: {reason}",
+        hint="change its config.json, or use another model",
+    )
+
+
+def _causal_mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    local_size: int | None = None,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    **options: Any,
+) -> Tensor | None:
+    """Return transformers' mask for sdpa, or None if the causal flag of the kernel is enough.
+
+    `attention_mask` is always ones here. `local_size` is the window of local attention.
+    """
+    if (
+        allow_is_causal_skip
+        and q_length == kv_length
+        and (local_size is None or kv_length < local_size)
+    ):
+        return None
+    mask: Tensor | None = sdpa_mask(
+        q_length=q_length,
+        kv_length=kv_length,
+        local_size=local_size,
+        allow_is_causal_skip=False,
+        **options,
+    )
+    return mask
