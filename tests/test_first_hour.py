@@ -11,73 +11,56 @@ from pathlib import Path
 
 import pytest
 
-STUDY = Path(__file__).parents[1] / "studies" / "gpu"
+from studies.gpu import archive, items, outcomes, processes, run
+from studies.gpu.parts import by_hand, commands, predictions, techniques
+
+ROOT = Path(__file__).parents[1]
+STUDY = ROOT / "studies" / "gpu"
 FIRST_FIVE = ["device", "tests", "techniques", "export", "predictions"]
 
 
-@pytest.fixture(scope="module")
-def study():
-    """The modules of the study, whose folder is in sys.path for these tests only."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(STUDY))
-    try:
-        import archive
-        import items
-        import outcomes
-        import run
-
-        yield type(
-            "Study", (), {"archive": archive, "items": items, "outcomes": outcomes, "run": run}
-        )
-    finally:
-        sys.path.remove(str(STUDY))
-        for name in set(sys.modules) - before:
-            if str(STUDY) in str(getattr(sys.modules[name], "__file__", "")):
-                del sys.modules[name]
-
-
 @pytest.fixture
-def run_items(study, tmp_path):
+def run_items(tmp_path):
     """run_items({name: work}) runs a part of these items and returns the unfinished ones."""
 
     def run(works, *, seconds=100.0, now=None, least_seconds=10.0):
         made = [
-            study.items.Item(name=name, work=work, least_seconds=least_seconds)
+            items.Item(name=name, work=work, least_seconds=least_seconds)
             for name, work in works.items()
         ]
-        part = study.items.Part(
+        part = items.Part(
             name="part", minutes=1.0, about="", items=lambda _: made, summary=lambda _: []
         )
-        settings = study.items.Settings(out=tmp_path, device="cpu")
-        clock = study.items.Clock(seconds, **({} if now is None else {"now": now}))
-        return study.items.run_part(part, settings=settings, clock=clock, say=lambda _: None)
+        settings = items.Settings(out=tmp_path, device="cpu")
+        clock = items.Clock(seconds, **({} if now is None else {"now": now}))
+        return items.run_part(part, settings=settings, clock=clock, say=lambda _: None)
 
     return run
 
 
 @pytest.fixture
-def kept(study, tmp_path):
+def kept(tmp_path):
     """kept("item") returns its result file."""
-    return study.items.Kept(folder=tmp_path / "part" / "results").read
+    return items.Kept(folder=tmp_path / "part" / "results").read
 
 
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def test_the_first_five_parts_fit_into_half_an_hour(study):
-    parts = study.run.PARTS
+def test_the_first_five_parts_fit_into_half_an_hour():
+    parts = run.PARTS
     assert [part.name for part in parts[:5]] == FIRST_FIVE
     assert sum(part.minutes for part in parts[:5]) <= 26.0  # the rest is for machines to start
 
 
-def test_no_part_takes_more_than_nine_minutes(study):
-    assert all(part.minutes <= 9.0 for part in study.run.PARTS)
+def test_no_part_takes_more_than_nine_minutes():
+    assert all(part.minutes <= 9.0 for part in run.PARTS)
 
 
-def test_items_of_a_part_have_unique_names_that_are_valid_file_names(study, tmp_path):
-    for part in study.run.PARTS:
+def test_items_of_a_part_have_unique_names_that_are_valid_file_names(tmp_path):
+    for part in run.PARTS:
         for rehearse in (False, True):
-            settings = study.items.Settings(out=tmp_path, device="cuda:0", rehearse=rehearse)
+            settings = items.Settings(out=tmp_path, device="cuda:0", rehearse=rehearse)
             names = [item.name for item in part.items(settings)]
             assert len(names) == len(set(names)) > 0
             assert not any(set("/ ,:") & set(name) for name in names)
@@ -99,7 +82,7 @@ def test_an_unknown_part_is_rejected_with_the_names_of_all():
     assert "techniques" in ended.stderr
 
 
-def test_the_space_has_every_value_of_every_technique(study):
+def test_the_space_has_every_value_of_every_technique():
     import tomllib
 
     from autotune.spec.config import CHOICES, TrainingConfig
@@ -124,10 +107,10 @@ def test_every_space_is_valid_at_all_its_sizes(file):
         assert space.at_scale(scale).configurations
 
 
-def test_every_target_of_export_is_run(study):
+def test_every_target_of_export_is_run():
     from autotune.exporters import TARGETS
 
-    assert tuple(TARGETS) == sys.modules["parts.commands"].TARGETS
+    assert tuple(TARGETS) == commands.TARGETS
 
 
 # -- resuming --------------------------------------------------------------------------------------
@@ -144,13 +127,13 @@ def test_what_is_finished_is_not_run_again(run_items, kept):
     assert kept("b")["result"] == {"number": 2}
 
 
-def test_an_interrupted_item_is_resumed_by_the_next_call(study, run_items, kept):
+def test_an_interrupted_item_is_resumed_by_the_next_call(run_items, kept):
     calls = []
 
     def work(_):
         calls.append(1)
         if len(calls) == 1:
-            raise study.items.TimeIsUp({"trials": 3})
+            raise items.TimeIsUp({"trials": 3})
         return {"trials": 7}
 
     assert run_items({"a": work}) == ["a"]
@@ -159,17 +142,17 @@ def test_an_interrupted_item_is_resumed_by_the_next_call(study, run_items, kept)
     assert (kept("a")["state"], kept("a")["result"]) == ("done", {"trials": 7})
 
 
-def test_an_item_without_progress_fails_in_the_end(study, run_items, kept):
+def test_an_item_without_progress_fails_in_the_end(run_items, kept):
     def work(_):
-        raise study.items.TimeIsUp({"trials": 3})
+        raise items.TimeIsUp({"trials": 3})
 
-    for _ in range(study.items.MOST_CUTS):
+    for _ in range(items.MOST_CUTS):
         run_items({"a": work})
     assert kept("a")["state"] == "failed"
     assert "no further" in kept("a")["error"]
 
 
-def test_half_a_result_file_counts_as_none(study, run_items, tmp_path):
+def test_half_a_result_file_counts_as_none(run_items, tmp_path):
     folder = tmp_path / "part" / "results"
     folder.mkdir(parents=True)
     (folder / "a.json").write_text('{"state": "do')
@@ -188,23 +171,23 @@ def test_a_failure_is_stored_with_its_last_lines_and_the_next_item_runs(run_item
     assert kept("b")["state"] == "done"
 
 
-def test_a_part_that_cannot_list_its_items_is_a_failure_and_no_error(study, tmp_path, kept):
-    def items(_):
+def test_a_part_that_cannot_list_its_items_is_a_failure_and_no_error(tmp_path, kept):
+    def fail(_):
         raise OSError("no space file")
 
-    part = study.items.Part(name="part", minutes=1.0, about="", items=items, summary=lambda _: [])
-    settings = study.items.Settings(out=tmp_path, device="cpu")
-    clock = study.items.Clock(10.0)
-    assert study.items.run_part(part, settings=settings, clock=clock, say=lambda _: None) == []
+    part = items.Part(name="part", minutes=1.0, about="", items=fail, summary=lambda _: [])
+    settings = items.Settings(out=tmp_path, device="cpu")
+    clock = items.Clock(10.0)
+    assert items.run_part(part, settings=settings, clock=clock, say=lambda _: None) == []
     assert "no space file" in kept("items")["error"]
 
 
-def test_a_failure_is_run_again_on_request(study, run_items, kept, tmp_path):
+def test_a_failure_is_run_again_on_request(run_items, kept, tmp_path):
     def work(_):
         raise RuntimeError
 
     run_items({"a": work})
-    study.items.Kept(folder=tmp_path / "part" / "results").forget_failures()
+    items.Kept(folder=tmp_path / "part" / "results").forget_failures()
     run_items({"a": lambda _: {"now": "works"}})
     assert kept("a")["result"] == {"now": "works"}
 
@@ -220,12 +203,11 @@ def test_no_item_begins_that_has_too_little_time(run_items):
     assert ran == []
 
 
-def test_a_command_is_ended_with_all_that_it_started_when_the_time_is_up(study, tmp_path):
-    processes = sys.modules["processes"]
-    place = study.items.Place(
-        settings=study.items.Settings(out=tmp_path, device="cpu"),
+def test_a_command_is_ended_with_all_that_it_started_when_the_time_is_up(tmp_path):
+    place = items.Place(
+        settings=items.Settings(out=tmp_path, device="cpu"),
         folder=tmp_path,
-        clock=study.items.Clock(1.0),
+        clock=items.Clock(1.0),
     )
     program = (
         "import subprocess; p = subprocess.Popen(['sleep', '60']); "
@@ -236,30 +218,30 @@ def test_a_command_is_ended_with_all_that_it_started_when_the_time_is_up(study, 
     assert not Path(f"/proc/{ended.output.strip()}/cmdline").exists()
 
 
-def test_results_of_another_machine_are_not_mixed(study, tmp_path, monkeypatch):
+def test_results_of_another_machine_are_not_mixed(tmp_path, monkeypatch):
     machine = {
         "device": {"name": "GPU A", "why": ""},
         "versions": {"torch": "2.11.0", "python": "3.11.7"},
     }
-    settings = study.items.Settings(out=tmp_path, device="cuda:0")
-    monkeypatch.setattr(study.run, "program", lambda *_, **__: machine)
-    study.run.check_machine(settings)
-    study.run.check_machine(settings)
+    settings = items.Settings(out=tmp_path, device="cuda:0")
+    monkeypatch.setattr(run, "program", lambda *_, **__: machine)
+    run.check_machine(settings)
+    run.check_machine(settings)
     machine["device"]["name"] = "GPU B"
     with pytest.raises(SystemExit, match="Choose another --out"):
-        study.run.check_machine(settings)
+        run.check_machine(settings)
 
 
 # -- stored test results ---------------------------------------------------------------------------
 
 
-def test_a_test_that_ends_the_process_fails_after_two_attempts(study, tmp_path):
+def test_a_test_that_ends_the_process_fails_after_two_attempts(tmp_path):
     file = tmp_path / "tests.jsonl"
     begun = {"test": "t.py::one", "outcome": "begun"}
     file.write_text(json.dumps(begun) + "\n")
-    assert study.outcomes.finished(file) == {}
+    assert outcomes.finished(file) == {}
     file.write_text(2 * (json.dumps(begun) + "\n") + '{"test": "t.p')
-    assert study.outcomes.finished(file)["t.py::one"]["outcome"] == "lost"
+    assert outcomes.finished(file)["t.py::one"]["outcome"] == "lost"
 
 
 def test_a_second_run_of_the_tests_runs_what_is_left(tmp_path):
@@ -271,16 +253,15 @@ def test_a_second_run_of_the_tests_runs_what_is_left(tmp_path):
         "pytest",
         "-q",
         "-p",
-        "kept_tests",
+        "studies.gpu.programs.kept_tests",
         "-p",
         "no:cacheprovider",
         "--rootdir",
         ".",
     ]
-    paths = os.pathsep.join([str(STUDY), str(STUDY / "programs")])
 
     def run(until):
-        variables = {**os.environ, "PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         variables |= {"KEPT_TESTS_FILE": str(kept), "KEPT_TESTS_UNTIL": until}
         subprocess.run([*command, "test_some.py"], cwd=tmp_path, env=variables, capture_output=True)
         return (
@@ -318,56 +299,54 @@ def out(tmp_path):
     return folder
 
 
-def test_the_archive_has_results_databases_and_the_ends_of_logs(study, out, tmp_path):
+def test_the_archive_has_results_databases_and_the_ends_of_logs(out, tmp_path):
     file = tmp_path / "out.tar.gz"
-    assert study.archive.write_archive(out, file) == []
+    assert archive.write_archive(out, file) == []
     assert names_in(file) == {"part/results/a.json", "part/a.log", "results.db"}
-    study.archive.unpack_archive(file, tmp_path / "again")
+    archive.unpack_archive(file, tmp_path / "again")
     log = (tmp_path / "again" / "part" / "a.log").read_text()
     assert log.endswith("last")
-    assert len(log) == study.archive.LOG_BYTES
+    assert len(log) == archive.LOG_BYTES
     with sqlite3.connect(tmp_path / "again" / "results.db") as database:
         assert database.execute("SELECT number FROM trials").fetchall() == [(7,)]
 
 
-def test_an_archive_that_would_be_too_large_omits_the_largest_file_and_names_it(
-    study, out, tmp_path
-):
+def test_an_archive_that_would_be_too_large_omits_the_largest_file_and_names_it(out, tmp_path):
     file = tmp_path / "out.tar.gz"
     (out / "large.json").write_bytes(os.urandom(300_000))
     most_bytes = 100_000
-    assert study.archive.write_archive(out, file, most_bytes=most_bytes) == ["large.json"]
+    assert archive.write_archive(out, file, most_bytes=most_bytes) == ["large.json"]
     assert file.stat().st_size <= most_bytes
     with tarfile.open(file) as packed:
         assert io.TextIOWrapper(packed.extractfile("LEFT_OUT.txt")).read() == "large.json"
 
 
-def test_the_archive_is_at_most_what_a_device_machine_hands_back(study):
-    assert study.archive.MOST_BYTES == 16 * 1024**2
+def test_the_archive_is_at_most_what_a_device_machine_hands_back():
+    assert archive.MOST_BYTES == 16 * 1024**2
 
 
 # -- summaries -------------------------------------------------------------------------------------
 
 
-def test_a_summary_says_what_failed_and_what_is_missing(study, run_items, tmp_path):
+def test_a_summary_says_what_failed_and_what_is_missing(run_items, tmp_path):
     def failing(_):
         raise RuntimeError("an illegal memory access")
 
     def missing(_):
-        raise study.items.Missing("needs torchao")
+        raise items.Missing("needs torchao")
 
     run_items({"a": failing, "b": missing})
-    part = study.items.Part(
+    part = items.Part(
         name="part", minutes=1.0, about="", items=lambda _: [], summary=lambda _: ["all of it"]
     )
-    text = "\n".join(study.run.summary(part, tmp_path))
+    text = "\n".join(run.summary(part, tmp_path))
     assert "all of it" in text
     assert "a: FAILED" in text
     assert "an illegal memory access" in text
     assert "b: not here: needs torchao" in text
 
 
-def test_predictions_are_compared_with_the_trials_of_the_same_configuration(study):
+def test_predictions_are_compared_with_the_trials_of_the_same_configuration():
     config, other = (
         {"precision": "fp32", "compile": "none"},
         {"precision": "bf16-mixed", "compile": "block"},
@@ -397,7 +376,7 @@ def test_predictions_are_compared_with_the_trials_of_the_same_configuration(stud
             ]
         },
     }
-    lines = list(sys.modules["parts.predictions"].summary(results))
+    lines = list(predictions.summary(results))
     assert lines == [
         "114m, eager 32 bit: 1 pairs, predicted / measured 0.9800 to 0.9800, "
         "median 0.9800, at most 2.0 MiB apart",
@@ -406,19 +385,19 @@ def test_predictions_are_compared_with_the_trials_of_the_same_configuration(stud
     ]
 
 
-def test_a_loop_that_is_faster_than_its_trial_is_pointed_out(study):
+def test_a_loop_that_is_faster_than_its_trial_is_pointed_out():
     pair = {
         "trial": {"name": "bf16", "tokens_per_second": 98.0, "peak_memory_bytes": 10},
         "by_hand": {"tokens_per_second": {"events": 100.0}, "peak_memory_bytes": 7},
     }
     results = {"short-1": {"tokens_per_step": 49, "compared": [pair]}}
-    assert list(sys.modules["parts.by_hand"].summary(results)) == [
+    assert list(by_hand.summary(results)) == [
         "short, bf16, steps of 500.0 ms: trial / events 0.980 (0.980), BELOW 0.99",
         "short, bf16: peak of the trial +3 bytes more",
     ]
 
 
-def test_the_largest_differences_of_all_seeds_are_what_tolerances_must_allow(study):
+def test_the_largest_differences_of_all_seeds_are_what_tolerances_must_allow():
     def seed(loss, gradient):
         plain = {"what": "plain, against fp32", "loss": 1e-3, "gradient": 1e-2, "losses": []}
         return {
@@ -432,7 +411,7 @@ def test_the_largest_differences_of_all_seeds_are_what_tolerances_must_allow(stu
         "first-steps-fp8-seed-0": seed(1e-4, 3e-2),
         "first-steps-fp8-seed-1": seed(5e-4, 2e-2),
     }
-    lines = list(sys.modules["parts.techniques"].summary(results))
+    lines = list(techniques.summary(results))
     assert (
         "fp8, 2 seeds, 2 comparisons: loss 5.0e-04 (fp8, compile block), gradient 3.0e-02"
         in lines[0]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from items import Place, TimeIsUp
+from studies.gpu.items import Place, TimeIsUp
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -57,12 +57,10 @@ class Ended:
         return found
 
 
-def environment(
-    extra: Mapping[str, str] | None = None, *, paths: Sequence[Path] = ()
-) -> dict[str, str]:
-    """The caller's, in which Python looks into this checkout and `paths` first."""
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The caller's, in which Python looks into this checkout first."""
     before = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    python_path = os.pathsep.join([str(ROOT), *map(str, paths), *before])
+    python_path = os.pathsep.join([str(ROOT), *before])
     return {**os.environ, "PYTHONPATH": python_path, "PYTHONUNBUFFERED": "1", **(extra or {})}
 
 
@@ -74,7 +72,6 @@ def run(
     folder: Path | None = None,
     seconds: float | None = None,
     extra: Mapping[str, str] | None = None,
-    paths: Sequence[Path] = (),
     grace_seconds: float = GRACE_SECONDS,
 ) -> Ended:
     """Runs a command until it ends, for `seconds` and no longer than the part's time.
@@ -90,7 +87,7 @@ def run(
         process = subprocess.Popen(
             words,
             cwd=folder or place.folder,
-            env=environment(extra, paths=paths),
+            env=environment(extra),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

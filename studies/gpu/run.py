@@ -24,11 +24,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+if __name__ == "__main__":  # the repository need not be installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from archive import unpack_archive, write_archive
-from items import Clock, Kept, Part, Place, Settings, kept_of, run_part
-from parts import (
+from studies.gpu.archive import unpack_archive, write_archive
+from studies.gpu.items import Clock, Kept, Part, Place, Settings, kept_of, run_part
+from studies.gpu.parts import (
     by_hand,
     commands,
     device,
@@ -39,7 +40,7 @@ from parts import (
     published_table,
     techniques,
 )
-from processes import ROOT, CommandFailed, program
+from studies.gpu.processes import ROOT, CommandFailed, program
 
 PARTS: Sequence[Part] = (
     device.PART,

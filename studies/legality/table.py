@@ -16,7 +16,8 @@ import torch
 from autotune.models import build_model
 from autotune.models.parts import ModelParts
 from autotune.spec.config import CHOICES, RULES, Circumstances, Rule, TrainingConfig
-from autotune.spec.workload import MODEL_NAMES, make_workload
+from autotune.spec.model_choice import MODEL_NAMES
+from autotune.spec.workload import make_workload
 from autotune.techniques import find_unavailable
 from autotune.techniques.requirements import missing_parts
 

@@ -55,7 +55,7 @@ OPTIMIZERS = ("adamw", "adafactor")
 
 def configurations(name: str) -> list[TrainingConfig]:
     """Each technique alone, and some together; with dropout, where two are run for one, fewer."""
-    variants = [
+    variants: list[dict[str, Any]] = [
         {},
         {"micro_batch_size": 2},
         {"checkpointing": "block"},

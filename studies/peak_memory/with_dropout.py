@@ -13,7 +13,7 @@ DROPOUT = 0.1
 class WithDropout(DeepOne):
     """forward(tokens [batch, sequence]) -> logits [batch, sequence, vocabulary]."""
 
-    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
         offsets, causal = relative_positions(tokens.shape[1], device=tokens.device)
         for block in self.blocks:

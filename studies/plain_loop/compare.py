@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 CONFIGURATIONS = {
     "cpu": {
@@ -45,7 +46,7 @@ CONFIGURATIONS = {
         },
     },
 }
-WORKLOADS = {
+WORKLOADS: dict[str, dict[str, dict[str, Any]]] = {
     "cpu": {"default": {}},
     # A step of a few milliseconds, where waiting for the device would be seen, and one of some
     # hundred.

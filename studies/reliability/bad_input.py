@@ -18,13 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from quick_study import provenance  # noqa: E402
-
-from tests.cli.mistaken_files import write_files  # noqa: E402
-from tests.cli.mistakes import LATE, all_mistakes, mistakes  # noqa: E402
+from studies.reliability.quick_study import provenance
+from tests.cli.mistaken_files import write_files
+from tests.cli.mistakes import LATE, all_mistakes, mistakes
 
 LIMIT_SECONDS = {"argument": 1.0, "data": 3.0}
 SHOWN = 120

@@ -9,13 +9,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from sqlalchemy import select
-from stand_in import measurement_of
 
 from autotune.spec.result import Measurement, TrialRecord
 from autotune.storage.database import Database, sqlite_file
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
 from autotune.study.work_folder import work_folder_path
 from autotune.study.workers.outbox import OUTBOX_FOLDER
+from studies.reliability.stand_in import measurement_of
 
 MARK = "AUTOTUNE_PROOF"
 """An environment variable of every process of a proof; what they start has it from them."""

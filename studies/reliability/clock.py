@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from quick_study import QuickStudy, quick_study, report, say
+from studies.reliability.quick_study import QuickStudy, quick_study, report, say
 
 HOUR = 3600
 SECONDS_A_PHASE = 50.0

@@ -23,16 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from quick_executor import QuickExecutor
-from watch import Watch, snapshot, violations_at_the_end
-
 from autotune.errors import Stopped
 from autotune.failpoints import FAILPOINTS
 from autotune.study.events import Event, TrialBegan
 from autotune.study.search import SearchRequest, search
+from studies.reliability.quick_executor import QuickExecutor
+from studies.reliability.watch import Watch, snapshot, violations_at_the_end
 
 STUDY, TRIALS = "points", 5
 SPACE = Path(__file__).with_name("space.toml")
@@ -220,7 +216,7 @@ def on_postgresql(chosen: list[Point], folder: Path) -> list[str]:
 
 
 def main() -> int:
-    from kills import about_this_machine
+    from studies.reliability.kills import about_this_machine
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--visits", type=int, default=5)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quick_study import QuickStudy, quick_study, report, say
+from studies.reliability.quick_study import QuickStudy, quick_study, report, say
 
 TRIALS = 150
 DISK_MIB = 24

@@ -240,7 +240,7 @@ def runner(folder: Path) -> Iterator[Runner]:
 
 
 def main() -> None:
-    from quick_study import provenance
+    from studies.reliability.quick_study import provenance
 
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -26,11 +26,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parent))
-import nursery
-from processes import Family, family, wait_until_gone
-from watch import Snapshot, Watch, snapshot, violations_at_the_end
+from studies.reliability import nursery
+from studies.reliability.processes import Family, family, wait_until_gone
+from studies.reliability.watch import Snapshot, Watch, snapshot, violations_at_the_end
 
 STUDY = "kills"
 MORE_TRIALS = 60

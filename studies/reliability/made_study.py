@@ -79,7 +79,7 @@ def definition(name: str, *, sampler: str = "ehvi") -> StudyDefinition:
         unavailable={},
         cap_bytes=CAP_BYTES,
         seed=7,
-        sampler=sampler,  # type: ignore[arg-type]
+        sampler=sampler,
     )
 
 
@@ -172,11 +172,11 @@ def measure(config: TrainingConfig, *, trained_for: int | None = None) -> Measur
         return Measurement(outcome="out_of_memory", message=tried, requested_bytes=peak // 9)
     if device_bytes > CAP_BYTES:
         over = f"needs {format_size(device_bytes)} of {format_size(CAP_BYTES)}"
-        return Measurement(outcome="over_cap", message=over, **known)  # type: ignore[arg-type]
+        return Measurement(outcome="over_cap", message=over, **known)
     speed = tokens_per_second(config)
     known |= {"tokens_per_second": speed, "tokens_per_second_spread": 0.02 * speed}
     if noise > 0.85:
-        return Measurement(outcome="dominated", **known)  # type: ignore[arg-type]
+        return Measurement(outcome="dominated", **known)
     perplexity = _PERPLEXITY_OF_PRECISION.get(config.precision, 24.1)
     return Measurement(
         outcome="ok",
@@ -184,7 +184,7 @@ def measure(config: TrainingConfig, *, trained_for: int | None = None) -> Measur
         perplexity_source="measured" if trained_for is None else f"shared with trial {trained_for}",
         bits_per_byte=4.7,
         final_loss=math.log(perplexity),
-        **known,  # type: ignore[arg-type]
+        **known,
     )
 
 

@@ -20,14 +20,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import psutil
-from quick_study import QuickStudy, Worker, quick_study, report, say
 from sqlalchemy import insert, update
-from stand_in import measurement_of
 
 from autotune.spec.attempt import new_attempt_id
 from autotune.spec.config import TrainingConfig
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
+from studies.reliability.quick_study import QuickStudy, Worker, quick_study, report, say
+from studies.reliability.stand_in import measurement_of
 
 EVERY = 500
 

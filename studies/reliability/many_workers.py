@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 
-from quick_study import Worker, quick_study, report, say
+from studies.reliability.quick_study import Worker, quick_study, report, say
 
 
 def main() -> int:

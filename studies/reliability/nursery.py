@@ -17,13 +17,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import stand_in
-import worker
-
 import autotune.execution.server.failures
 import autotune.execution.server.tasks
 import autotune.training.trainer  # noqa: F401
 from autotune.execution.server import client
+from studies.reliability import stand_in, worker
 
 HERE = Path(__file__).parent
 
@@ -76,7 +74,7 @@ def _be_the_child(words: Sequence[str], folder: Path, environment: Mapping[str, 
 def _start_servers_by_fork() -> None:
     """In this process, which has imported what a server needs."""
     forking = SimpleNamespace(**{**vars(subprocess), "Popen": _ForkedServer})
-    client.subprocess = forking  # type: ignore[assignment]
+    client.subprocess = forking  # type: ignore[attr-defined]
 
 
 def _write_to(log_file: Path) -> None:

@@ -9,15 +9,11 @@ database is unreachable for longer than a lease.
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from quick_study import quick_study, report, say
 
 from autotune.spec.attempt import LEASE_SECONDS
 from autotune.storage.tables import ATTEMPTS, TRIALS
+from studies.reliability.quick_study import quick_study, report, say
 from tests.building.postgres import PostgresServer
 
 WORKERS = 4
@@ -51,7 +47,7 @@ def _outages(
         for seconds in lengths:
             for mode in ("immediate", "fast"):
                 before = study.results()
-                server.stop(mode=mode)  # type: ignore[arg-type]
+                server.stop(mode=mode)
                 say(f"stopped ({mode}) for {seconds:g} s at {before} results")
                 time.sleep(seconds)
                 alive = sum(worker.process.poll() is None for worker in workers)

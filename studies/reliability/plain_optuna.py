@@ -17,11 +17,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import optuna
-from quick_study import own_folder, report, say
 
+from studies.reliability.quick_study import own_folder, report, say
 from tests.building.postgres import PostgresServer
 
 STUDY, SECONDS_A_TRIAL = "plain", 0.05

@@ -8,8 +8,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from stand_in import measurement_of
-
 from autotune.errors import PredictionImpossible, TrialLost
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server.client import Reply
@@ -17,6 +15,7 @@ from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.study import StudyDefinition
+from studies.reliability.stand_in import measurement_of
 
 CPU = DeviceInfo(device="cpu", name="a stand-in", total_memory_bytes=2**40, versions={"torch": "2"})
 

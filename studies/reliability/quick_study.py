@@ -16,11 +16,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from checks import MARK, processes, violations
 from sqlalchemy import func, select
 
 from autotune.storage.database import Database
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
+from studies.reliability.checks import MARK, processes, violations
 
 HERE = Path(__file__).parent
 LONGEST_SECONDS = 1800.0

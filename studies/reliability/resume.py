@@ -20,19 +20,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "search_efficiency"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from replay import cap_of, the_table
-from table import ReplayExecutor
-
 from autotune.spec.study import SAMPLERS
 from autotune.storage.store import StudyStore
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.trial_runner import TrialOptions
 from autotune.study.workers.coordinator import Coordinator
+from studies.search_efficiency.replay import cap_of, the_table
+from studies.search_efficiency.table import ReplayExecutor
 
 TRIALS = 20
 FAILPOINTS = ("trial claimed", "result kept")
@@ -88,8 +83,8 @@ def search(sampler: str, folder: Path, *, seed: int = 0) -> None:
         session = StudySession(
             definition,
             shared=shared,
-            slots=None,  # type: ignore[arg-type]
-            executor=executor,  # type: ignore[arg-type]
+            slots=None,
+            executor=executor,
             prediction_cache=PredictionCache(definition, store=store, predict=executor.forecast),
             study_folder=folder,
             listener=lambda event: None,
@@ -117,7 +112,7 @@ def difference(whole: list[str], continued: list[str]) -> str:
 
 
 def main() -> int:
-    from kills import about_this_machine
+    from studies.reliability.kills import about_this_machine
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samplers", default=",".join(SAMPLERS))

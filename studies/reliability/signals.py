@@ -12,14 +12,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from checks import processes
-from quick_study import QuickStudy, Worker, quick_study, report, say
-
+from studies.reliability.checks import processes
+from studies.reliability.quick_study import QuickStudy, Worker, quick_study, report, say
 from tests.building.postgres import PostgresServer
 
 MOST_SECONDS = 10.0

@@ -12,9 +12,8 @@ import signal
 import sys
 import time
 
-from quick_study import quick_study, report, say
-
 from autotune.storage.tables import ATTEMPTS, TRIALS
+from studies.reliability.quick_study import quick_study, report, say
 
 
 def main() -> int:

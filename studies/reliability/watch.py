@@ -12,7 +12,6 @@ from typing import Any
 
 from sqlalchemy import Connection, inspect, select
 from sqlalchemy.engine import make_url
-from stand_in import measurement_of
 
 from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.config import TrainingConfig
@@ -21,6 +20,7 @@ from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
 from autotune.study.work_folder import work_folder_path
 from autotune.study.workers.coordinator import WORKERS
 from autotune.study.workers.outbox import OUTBOX_FOLDER
+from studies.reliability.stand_in import measurement_of
 
 JUDGED_BY_THE_STUDY = ("parity", "parity_message")
 """What the study adds to what the trial's process said."""
@@ -83,8 +83,8 @@ def snapshot(url: str, study: str) -> Snapshot | None:
             )
             return Snapshot(
                 revision=row.revision,
-                trials=tuple(trials.mappings()),  # type: ignore[arg-type]
-                attempts=tuple(connection.execute(attempts).mappings()),  # type: ignore[arg-type]
+                trials=tuple(trials.mappings()),
+                attempts=tuple(connection.execute(attempts).mappings()),
             )
     finally:
         database.close()

@@ -9,14 +9,9 @@ the front's hypervolume.
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
-
-sys.path.insert(0, str(Path(__file__).parent))
-import made_study
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import TrialRecord
@@ -24,6 +19,7 @@ from autotune.study.sampler.ehvi import Point, hypervolume, not_dominated
 from autotune.study.sampler.ehvi_sampler import EhviSampler
 from autotune.study.sampler.surrogate import MOST_SEEN
 from autotune.study.sampler.training_subset import TrainingSubset
+from studies.reliability import made_study
 
 Places = Callable[[TrainingSubset, Sequence[TrainingConfig]], Sequence[int]]
 

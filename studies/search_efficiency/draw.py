@@ -4,7 +4,6 @@ python studies/search_efficiency/draw.py
 """
 
 import json
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import numpy
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-sys.path.insert(0, str(Path(__file__).parent))
-from summary import at_cost
+from studies.search_efficiency.summary import at_cost
 
 HERE = Path(__file__).parent
 SHARES = numpy.geomspace(0.003, 1.0, 80)

@@ -8,19 +8,22 @@ medians over the pairs, with their quartiles.
 import itertools
 import math
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy
 
-sys.path.insert(0, str(Path(__file__).parent))
-from replay import CAPS, cap_of, exhaustive_volume, point_of, reference_point, the_table
-
 from autotune.spec.config import TrainingConfig
 from autotune.study.sampler.ehvi import Point, hypervolume
+from studies.search_efficiency.replay import (
+    CAPS,
+    cap_of,
+    exhaustive_volume,
+    point_of,
+    reference_point,
+    the_table,
+)
 
 OBJECTIVES = ("memory", "speed", "perplexity")
 PLAIN = {

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import random
-import sys
 import tempfile
 import time
 import warnings
@@ -29,9 +28,6 @@ from typing import Any
 
 import optuna
 
-sys.path.insert(0, str(Path(__file__).parent))
-from table import ReplayExecutor, Table
-
 from autotune.errors import Stopped
 from autotune.spec.config import TrainingConfig
 from autotune.spec.search_space import LegalSpace
@@ -44,6 +40,7 @@ from autotune.study.sampler.distributions import decide, decide_static
 from autotune.study.sampler.ehvi import Point, hypervolume, not_dominated
 from autotune.study.trial_runner import TrialOptions
 from autotune.study.workers.coordinator import Coordinator
+from studies.search_efficiency.table import ReplayExecutor, Table
 
 CAPS = {"loose": 1.0, "middle": 0.5, "tight": 0.05}
 """The cap fits this share of the table's configurations."""
@@ -188,8 +185,8 @@ def run_ours(
             shared=stack.enter_context(
                 Coordinator(definition, store=store, folder=Path(folder), listener=listen)
             ),
-            slots=None,  # type: ignore[arg-type]
-            executor=executor,  # type: ignore[arg-type]
+            slots=None,
+            executor=executor,
             prediction_cache=PredictionCache(
                 definition,
                 store=store,

@@ -18,15 +18,13 @@ import json
 import multiprocessing
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from record import Only
-from table import SPEEDS, Table, disturbance, undisturbed
+from studies.search_efficiency.record import Only
+from studies.search_efficiency.table import SPEEDS, Table, disturbance, undisturbed
 
 from autotune.execution.server_tasks import PREPARED
 from autotune.spec.config import TrainingConfig

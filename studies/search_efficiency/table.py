@@ -125,7 +125,7 @@ class Table:
             unavailable=self.unavailable,
             cap_bytes=cap_bytes,
             seed=seed,
-            sampler=sampler,  # type: ignore[arg-type]
+            sampler=sampler,
         )
 
     # -- costs -------------------------------------------------------------------------------------

@@ -1,13 +1,11 @@
 """Costs that grow with the trials of a study, counted: thousands cost no more than hundreds."""
 
-import sys
-from pathlib import Path
-
 import numpy
 import pytest
 
-from autotune.analysis.front import Tolerance, TrialIndex
+from autotune.analysis.front import TrialIndex
 from autotune.analysis.no_worse_than import find_matches
+from autotune.analysis.tolerance import Tolerance
 from autotune.cli.tables import make_console, print_trials
 from autotune.study.sampler.ehvi_sampler import MOST_CANDIDATES, EhviSampler, Knowledge
 from autotune.study.sampler.optuna_samplers import RESULTS_SEEN, OptunaStudy
@@ -15,34 +13,23 @@ from autotune.study.sampler.optuna_values import ObjectiveEncoder
 from autotune.study.sampler.surrogate import MOST_SEEN
 from autotune.study.sampler.training_subset import MOST_LATEST, MOST_NEAR, TrainingSubset
 from autotune.study.search import result_of
+from studies.reliability import made_study
 
-STUDY = Path(__file__).parents[2] / "studies" / "reliability"
 TRIALS = 1500
 
 
 @pytest.fixture(scope="module")
-def made_study():
-    sys.path.insert(0, str(STUDY))
-    try:
-        import made_study
-
-        yield made_study
-    finally:
-        sys.path.remove(str(STUDY))
-
-
-@pytest.fixture(scope="module")
-def study(made_study):
+def study():
     return made_study.definition("many")
 
 
 @pytest.fixture(scope="module")
-def made(made_study, study):
+def made(study):
     return made_study.make(study, trials=TRIALS)
 
 
 @pytest.fixture(scope="module")
-def result(made_study, study, made, tmp_path_factory):
+def result(study, made, tmp_path_factory):
     url = f"sqlite:///{tmp_path_factory.mktemp('many')}/autotune.db"
     made_study.write(url, study, made)
     store = made_study.StudyStore(url)

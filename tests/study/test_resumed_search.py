@@ -3,30 +3,17 @@
 `studies/reliability/resume.py` does the same for every trial and every sampler.
 """
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 
 from autotune.spec.study import SAMPLERS
+from studies.reliability import resume
 
-STUDY = Path(__file__).parents[2] / "studies" / "reliability"
 QUICK = [("ehvi", 1), ("ehvi", 9), ("ehvi", 15), ("tpe", 12), ("nsga2", 15)]
 ALL = [(sampler, k) for sampler in SAMPLERS for k in (1, 9, 12, 15, 19)]
 
 
 @pytest.fixture(scope="module")
-def resume():
-    sys.path.insert(0, str(STUDY))
-    try:
-        yield importlib.import_module("resume")
-    finally:
-        sys.path.remove(str(STUDY))
-
-
-@pytest.fixture(scope="module")
-def whole(resume, tmp_path_factory):
+def whole(tmp_path_factory):
     """whole(sampler): what an uninterrupted search suggests."""
     known = {}
 
@@ -46,7 +33,7 @@ def whole(resume, tmp_path_factory):
     ],
 )
 def test_a_search_killed_at_a_trial_and_continued_suggests_what_an_uninterrupted_one_does(
-    resume, whole, tmp_path, sampler, k
+    whole, tmp_path, sampler, k
 ):
     if sampler == "gp":
         pytest.importorskip("scipy")

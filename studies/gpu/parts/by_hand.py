@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from items import Item, Missing, Part, Place, Settings
-from processes import MORE_THAN_THERE_ARE, program, search, space, trials_of
+from studies.gpu.items import Item, Missing, Part, Place, Settings
+from studies.gpu.processes import MORE_THAN_THERE_ARE, program, search, space, trials_of
 
 SCALES = ("short", "middle", "long")
 REPEATS = 3

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from items import Item, Part, Place, Settings, TimeIsUp
-from processes import (
+from studies.gpu.items import Item, Part, Place, Settings, TimeIsUp
+from studies.gpu.processes import (
     MORE_THAN_THERE_ARE,
     ROOT,
     STORAGE,

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from items import Item, Part, Place, Settings
-from processes import autotune, program
+from studies.gpu.items import Item, Part, Place, Settings
+from studies.gpu.processes import autotune, program
 
 MIB = 2**20
 FACTS = {

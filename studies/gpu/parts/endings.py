@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import used_memory
-from items import Item, Missing, Part, Place, Settings, TimeIsUp
-from processes import (
+from studies.gpu import used_memory
+from studies.gpu.items import Item, Missing, Part, Place, Settings, TimeIsUp
+from studies.gpu.processes import (
     MORE_THAN_THERE_ARE,
     PROGRAMS,
     STORAGE,

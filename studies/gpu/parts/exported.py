@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from items import Item, Missing, Part, Place, Settings, TimeIsUp, kept_of
-from processes import (
+from studies.gpu.items import Item, Missing, Part, Place, Settings, TimeIsUp, kept_of
+from studies.gpu.parts import techniques
+from studies.gpu.processes import (
     MORE_THAN_THERE_ARE,
     autotune,
     item_name,
@@ -18,8 +19,6 @@ from processes import (
     space,
     trials_of,
 )
-
-from parts import techniques
 
 STUDY = "exported"
 SMALL_STUDY = "every-technique"

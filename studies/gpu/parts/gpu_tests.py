@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from items import Item, Missing, Part, Place, Settings, TimeIsUp
-from outcomes import finished
-from processes import HERE, PROGRAMS, ROOT, CommandFailed, Ended, run
+from studies.gpu.items import Item, Missing, Part, Place, Settings, TimeIsUp
+from studies.gpu.outcomes import finished
+from studies.gpu.processes import ROOT, CommandFailed, Ended, run
 
 NEEDED = ("pytest", "hypothesis")
 LEAST_SECONDS = 45.0
@@ -66,7 +66,7 @@ def _run_pytest(place: Place, kept: Path) -> Ended:
         "-m",
         "gpu and not slow",
         "-p",
-        "kept_tests",
+        "studies.gpu.programs.kept_tests",
         "-p",
         "no:cacheprovider",
     ]
@@ -78,9 +78,7 @@ def _run_pytest(place: Place, kept: Path) -> Ended:
         *map(str, files()),
     ]
     extra = {"KEPT_TESTS_FILE": str(kept), "KEPT_TESTS_UNTIL": str(until)}
-    ended = run(
-        words, place=place, log_name="pytest", folder=ROOT, extra=extra, paths=[HERE, PROGRAMS]
-    )
+    ended = run(words, place=place, log_name="pytest", folder=ROOT, extra=extra)
     (place.folder / "logs" / "pytest-output.log").write_text(ended.output)
     return ended
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from items import Item, Part, Place, Settings
-from processes import MORE_THAN_THERE_ARE, autotune, search, space, trials_of
+from studies.gpu.items import Item, Part, Place, Settings
+from studies.gpu.processes import MORE_THAN_THERE_ARE, autotune, search, space, trials_of
 
 SIZES = ("114m", "1600m")
 MIB = 2**20

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from items import Item, Part, Place, Settings, TimeIsUp
-from processes import GRACE_SECONDS, ROOT, SHOW_SECONDS, CommandFailed, run
+from studies.gpu.items import Item, Part, Place, Settings, TimeIsUp
+from studies.gpu.processes import GRACE_SECONDS, ROOT, SHOW_SECONDS, CommandFailed, run
 
 RUN = ROOT / "studies" / "peak_memory" / "run.py"
 TRIALS = 30

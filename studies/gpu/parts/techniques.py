@@ -6,8 +6,8 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from items import Item, Part, Place, Settings, TimeIsUp
-from processes import MORE_THAN_THERE_ARE, names_in, program, search, space, trials_of
+from studies.gpu.items import Item, Part, Place, Settings, TimeIsUp
+from studies.gpu.processes import MORE_THAN_THERE_ARE, names_in, program, search, space, trials_of
 
 PRECISIONS = ("tf32", "fp16-mixed", "fp8", "bf16-mixed", "bf16-true", "bf16-stochastic", "fp32")
 """Those first whose tolerances were never measured."""

@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def main() -> None:
-    sys.path.insert(0, str(ROOT / "studies" / "plain_loop"))
     import torch
-    from compare import make_step
+
+    from studies.plain_loop.compare import make_step
 
     settings, choices, folder, device, block_text = sys.argv[1:]
     workload, block = json.loads(settings), int(block_text)

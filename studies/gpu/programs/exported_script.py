@@ -17,7 +17,7 @@ WARMUP_STEPS, MEMORY_STEPS = 4, 2
 def main() -> None:
     sys.path.insert(0, str(Path.cwd()))
     import torch
-    import train
+    import train  # type: ignore[import-not-found]  # the exported script
 
     tokens = sys.argv[1] if len(sys.argv) > 1 else None
     text, held_out = train.read_text(tokens, train.TEXT)

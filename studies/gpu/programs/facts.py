@@ -21,9 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from used_memory import nvml_handle, used_bytes
+from studies.gpu.used_memory import nvml_handle, used_bytes
 
 PACKAGES = (
     "torch",

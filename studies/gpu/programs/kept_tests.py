@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outcomes import finished
+
+from studies.gpu.outcomes import finished
 
 FILE = Path(os.environ["KEPT_TESTS_FILE"])
 UNTIL = float(os.environ["KEPT_TESTS_UNTIL"])
