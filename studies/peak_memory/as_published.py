@@ -4,13 +4,12 @@
 
 Predicts the six eager rows with every entry of `CHANGES` added to those before it. The first entry
 is the bytes that tensors request, without the rounding of the caching allocator. Writes
-`as_published.json` and prints the table. Runs in one process and needs neither GPU nor data.
+`as_published.json.gz` and prints the table. Runs in one process and needs neither GPU nor data.
 
 Facts about the trainer are from https://github.com/jdinalt/forgather, in versions near the table's,
 reimplemented here.
 """
 
-import json
 import platform
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,6 +34,7 @@ from autotune.spec.search_space import bind_space
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
 from autotune.techniques import adafactor_fixed_rate as adafactor
+from studies.compressed import write_json
 
 GIB = 1024**3
 
@@ -195,7 +195,7 @@ def write(results: list[dict[str, Any]], *, predicted_as_torch: str | None) -> N
         "predicted_as_torch": predicted_as_torch,
         "rows": results,
     }
-    Path(__file__).with_suffix(".json").write_text(json.dumps(written, indent=1) + "\n")
+    write_json(Path(__file__).with_suffix(".json.gz"), written)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures every legal configuration of `space.toml` and writes `table.jsonl`.
+"""Measures every legal configuration of `space.toml` and writes `table.jsonl.gz`.
 
     OMP_NUM_THREADS=1 taskset -c 0 python studies/search_efficiency/record.py
 
@@ -32,9 +32,10 @@ from autotune.spec.study import StudyDefinition
 from autotune.study.parity_gate import ParityGate
 from autotune.study.request import SearchRequest, new_definition, space_of
 from autotune.study.work_folder import work_folder
+from studies.compressed import append_row, read_rows, write_rows
 
 HERE = Path(__file__).parent
-SPACE, TABLE, ENVIRONMENT = HERE / "space.toml", HERE / "table.jsonl", HERE / "environment.json"
+SPACE, TABLE, ENVIRONMENT = HERE / "space.toml", HERE / "table.jsonl.gz", HERE / "environment.json"
 SAMPLE, REPEATS = 24, 4
 """Configurations of the sample, and their repeats."""
 TIME_LIMIT_SECONDS = 600.0
@@ -58,12 +59,11 @@ def main() -> None:
             new.settle(folder)
         if not ENVIRONMENT.exists():
             write_environment(new.definition)
-        before = _rows()
+        before = read_rows(TABLE)
         if only is not None:
-            _write(without(before, only))
+            write_rows(TABLE, without(before, only))
         Recorder(new.definition, executor=executor, folder=folder).run()
-        if only is not None:
-            _write(in_order_of(before, _rows()))
+        write_rows(TABLE, in_order_of(before, read_rows(TABLE)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,15 +101,6 @@ def in_order_of(before: list[dict[str, Any]], rows: list[dict[str, Any]]) -> lis
     """
     places = {_key(row): place for place, row in enumerate(before)}
     return sorted(rows, key=lambda row: places.get(_key(row), len(places)))
-
-
-def _rows() -> list[dict[str, Any]]:
-    lines = TABLE.read_text().splitlines() if TABLE.exists() else []
-    return [json.loads(line) for line in lines]
-
-
-def _write(rows: list[dict[str, Any]]) -> None:
-    TABLE.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _key(row: dict[str, Any]) -> tuple[str, str, int]:
@@ -151,7 +142,7 @@ class Recorder:
         self._definition = definition
         self._executor = executor
         self._folder = folder
-        self._done = {_key(row) for row in _rows()}
+        self._done = {_key(row) for row in read_rows(TABLE)}
         self._gate = ParityGate(self._trace, folder=folder / "parity", on_trace=lambda config: None)
 
     def run(self) -> None:
@@ -206,9 +197,7 @@ class Recorder:
         return trace
 
     def _keep(self, part: str, config: TrainingConfig, **facts: Any) -> None:
-        row = {"part": part, "config": config.to_dict(), **facts}
-        with TABLE.open("a") as table:
-            table.write(json.dumps(row) + "\n")
+        append_row(TABLE, {"part": part, "config": config.to_dict(), **facts})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures speeds relative to a plain training in the same process and writes `speeds.jsonl`.
+"""Measures speeds relative to a plain training in the same process and writes `speeds.jsonl.gz`.
 
     OMP_NUM_THREADS=1 python studies/search_efficiency/speeds.py       # after record.py
 
@@ -14,17 +14,12 @@ again.
 
 import argparse
 import itertools
-import json
 import multiprocessing
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
-
-from studies.search_efficiency.record import Only
-from studies.search_efficiency.table import SPEEDS, Table, disturbance, undisturbed
 
 from autotune.execution.server_tasks import PREPARED
 from autotune.spec.config import TrainingConfig
@@ -32,6 +27,9 @@ from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import Workload
 from autotune.study.work_folder import work_folder_path
 from autotune.training.trainer import Trainer
+from studies.compressed import append_row, read_rows, write_rows
+from studies.search_efficiency.record import Only
+from studies.search_efficiency.table import SPEEDS, Table, disturbance, undisturbed
 
 PAIRS, WARMUP_STEPS, SAMPLE, REPEATS = 8, 3, 24, 3
 STUDY = work_folder_path("sqlite:///record.db") / "record"
@@ -49,8 +47,8 @@ def main() -> None:
     parser.add_argument("--only", type=Only.read, metavar="FIELD=VALUE", help="measure these again")
     arguments = parser.parse_args()
     if arguments.only is not None:
-        others = [row for row in _rows() if not arguments.only.holds(row)]
-        SPEEDS.write_text("".join(json.dumps(row) + "\n" for row in others))
+        others = [row for row in read_rows(SPEEDS) if not arguments.only.holds(row)]
+        write_rows(SPEEDS, others)
     todo = list(_jobs(Table.read(with_speeds=False), disturbed=arguments.disturbed))
     context = multiprocessing.get_context("fork")
     cores = context.Queue()
@@ -59,18 +57,13 @@ def main() -> None:
     processes = len(os.sched_getaffinity(0))
     with context.Pool(processes, maxtasksperchild=1, initializer=_know, initargs=(cores,)) as pool:
         for count, row in enumerate(pool.imap_unordered(_measure, todo), start=1):
-            with SPEEDS.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            append_row(SPEEDS, row)
             ratio = undisturbed(row["plain"]) / undisturbed(row["subject"])
             print(
                 f"{count}/{len(todo)} {ratio:.2f} {TrainingConfig(**row['config']).describe()}",
                 flush=True,
             )
-
-
-def _rows() -> list[dict[str, Any]]:
-    lines = SPEEDS.read_text().splitlines() if SPEEDS.exists() else []
-    return [json.loads(line) for line in lines]
+    write_rows(SPEEDS, read_rows(SPEEDS))
 
 
 def _jobs(table: Table, *, disturbed: float | None) -> Iterator[Job]:
@@ -81,7 +74,7 @@ def _jobs(table: Table, *, disturbed: float | None) -> Iterator[Job]:
         (config, repeat) for config in draw.sample(configs, SAMPLE) for repeat in range(1, REPEATS)
     ]
     draw.shuffle(order)
-    rows = _rows()
+    rows = read_rows(SPEEDS)
     done = {(TrainingConfig(**row["config"]).fingerprint, row["repeat"]) for row in rows}
     if disturbed is not None:
         spreads = {TrainingConfig(**row["config"]): disturbance(row) for row in rows}

@@ -1,7 +1,7 @@
 """The recorded table, and an executor that replays its results at their recorded cost.
 
-`Table` reads `table.jsonl`. `ReplayExecutor` stands where the real executor does; each answer moves
-its clock by what the same part took when it was recorded, and no time passes otherwise.
+`Table` reads `table.jsonl.gz`. `ReplayExecutor` stands where the real executor does; each answer
+moves its clock by what the same part took when it was recorded, and no time passes otherwise.
 """
 
 import json
@@ -26,10 +26,11 @@ from autotune.spec.space_file import load_space
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.units import format_size
+from studies.compressed import read_rows
 
 HERE = Path(__file__).parent
-TABLE, ENVIRONMENT, SPACE = HERE / "table.jsonl", HERE / "environment.json", HERE / "space.toml"
-SPEEDS = HERE / "speeds.jsonl"
+TABLE, ENVIRONMENT, SPACE = HERE / "table.jsonl.gz", HERE / "environment.json", HERE / "space.toml"
+SPEEDS = HERE / "speeds.jsonl.gz"
 
 PARTS = ("startup", "compilation", "training", "evaluation", "other")
 
@@ -84,10 +85,10 @@ class Table:
             device=DeviceInfo(**environment["device"]),
             unavailable=environment["unavailable"],
         )
-        for line in TABLE.read_text().splitlines():
-            table._add(json.loads(line))
+        for row in read_rows(TABLE):
+            table._add(row)
         if with_speeds:
-            table._take_speeds([json.loads(line) for line in SPEEDS.read_text().splitlines()])
+            table._take_speeds(read_rows(SPEEDS))
         return table
 
     def _add(self, row: dict[str, Any]) -> None:

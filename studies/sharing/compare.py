@@ -2,14 +2,13 @@
 
     python studies/sharing/compare.py
 
-Prints both fronts and the time of each search, and writes all trials to `results.json` next to this
-file, or to `--out`. Takes about eight minutes on two idle CPU cores.
+Prints both fronts and the time of each search, and writes all trials to `results.json.gz` next to
+this file, or to `--out`. Takes about eight minutes on two idle CPU cores.
 """
 
 import argparse
 import dataclasses
 import datetime
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import autotune
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_size
+from studies.compressed import write_json
 
 HERE = Path(__file__).parent
 MAX_MEM = "64MiB"
@@ -57,7 +57,7 @@ def line(record: TrialRecord, other: TrialRecord) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument("--out", type=Path, default=HERE / "results.json.gz")
     out = parser.parse_args().out
     searches: dict[str, tuple[StudyResult, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +89,7 @@ def main() -> None:
         "shared": shared.to_dict(),
         "full": full.to_dict(),
     }
-    out.write_text(json.dumps(content, indent=1) + "\n")
+    write_json(out, content)
 
 
 if __name__ == "__main__":

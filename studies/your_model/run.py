@@ -2,14 +2,13 @@
 
 A Llama-, a Gemma- and a GPT-2-shaped config.json, the last with dropout, and a module in a Python
 file, all on a local parquet file; and the training script of `studies/your_script`. Prints each
-front, and writes every trial to `results.json` beside itself, or where `--out` says. About twenty
-minutes on two CPU cores.
+front, and writes every trial to `results.json.gz` beside itself, or where `--out` says. About
+twenty minutes on two CPU cores.
 """
 
 import argparse
 import dataclasses
 import datetime
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ import datasets
 import autotune
 from autotune.cli.tables import make_console, print_result
 from autotune.data import python_docs
+from studies.compressed import write_json
 
 HERE = Path(__file__).parent
 TRIALS = 6
@@ -41,7 +41,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument("--out", type=Path, default=HERE / "results.json.gz")
     parser.add_argument("--only", choices=SEARCHES)
     options = parser.parse_args()
     content: dict[str, Any] = {"date": str(datetime.date.today()), "searches": {}}
@@ -71,7 +71,7 @@ def main() -> None:
             print_result(result, console)
             content["device"] = dataclasses.asdict(result.device)
             content["searches"][name] = {"seconds": seconds, **result.to_dict()}
-    options.out.write_text(json.dumps(content, indent=1) + "\n")
+    write_json(options.out, content)
 
 
 if __name__ == "__main__":
