@@ -56,6 +56,11 @@ def test_the_wheel_holds_every_module(installed):
     assert packaged == {path.relative_to(ROOT) for path in (ROOT / "autotune").rglob("*.py")}
 
 
+def test_the_wheel_holds_neither_tests_nor_studies(installed):
+    folders = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
+    assert folders == {"autotune"}
+
+
 def test_the_wheel_holds_the_files_of_the_report(installed, tmp_path):
     kept = {
         path.name

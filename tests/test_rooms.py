@@ -50,6 +50,20 @@ def test_importing_every_module_of_a_room_loads_neither_torch_nor_datasets(room)
     assert ran.stderr == ""
 
 
+def test_importing_autotune_loads_no_library_that_takes_long():
+    """Training scripts do it: their own imports should decide how long they take."""
+    slow = {"alembic", "huggingface_hub", "numpy", "optuna", "plotly", "sqlalchemy", "tokenizers"}
+    code = f"import sys, autotune; print(*sorted({slow} & set(sys.modules)))"
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == ""
+
+
 def test_every_room_has_a_layer():
     layers = {module.strip() for layer in LAYERS["layers"] for module in layer.split("|")}
     files = {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")}
