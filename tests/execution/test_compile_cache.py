@@ -120,6 +120,12 @@ def test_where_the_home_has_a_space_as_well_the_cache_is_temporary(
     assert len(notes) == 1
 
 
+def environment_of(executor):
+    """Of its server, once that runs: before, and after its end, the kernel shows nothing."""
+    executor.devices()
+    return Path(f"/proc/{executor.server_pid}/environ").read_bytes().split(b"\0")
+
+
 def test_no_task_of_a_trial_server_uses_the_default_cache_of_torch_or_the_users_of_triton(
     tmp_path, monkeypatch
 ):
@@ -127,7 +133,7 @@ def test_no_task_of_a_trial_server_uses_the_default_cache_of_torch_or_the_users_
     with LocalExecutor(
         tmp_path / "work", server_command=(sys.executable, str(STAND_IN))
     ) as executor:
-        environment = Path(f"/proc/{executor.server_pid}/environ").read_bytes().split(b"\0")
+        environment = environment_of(executor)
     assert f"{VARIABLE}={tmp_path / 'work' / 'inductor'}".encode() in environment
     assert f"TRITON_CACHE_DIR={tmp_path / 'work' / 'inductor' / 'triton'}".encode() in environment
 
