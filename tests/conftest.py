@@ -27,6 +27,12 @@ def _compiler_cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _vector_instructions():
+    """Spare the C++ programs by which every new cache tries the vector instructions of this CPU."""
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _separate_lock_folder(tmp_path_factory):
     """Use separate device locks, so that two test processes do not wait for each other."""
     os.environ["AUTOTUNE_LOCK_FOLDER"] = str(tmp_path_factory.mktemp("locks"))
@@ -102,6 +108,26 @@ def server(tmp_path):
 
     with TrialServer(log_file=tmp_path / "server.log") as trial_server:
         yield trial_server
+
+
+@pytest.fixture(scope="session")
+def _trial_servers(tmp_path_factory):
+    from tests.building.trial_servers import TrialServers
+
+    servers = TrialServers(tmp_path_factory.mktemp("servers"))
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="module")
+def one_trial_server(_trial_servers):
+    """Searches and predictions of a file, in this process, share the trial server of the session.
+
+    For tests whose property is neither that a server starts or ends nor that one runs in the
+    current folder.
+    """
+    with _trial_servers.lent_to_executors():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from autotune.cli import app
 from autotune.cli.lazy import LazyCommand
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import Measurement
+from tests.building.commands import NO_WIDTH_AND_NO_COLOUR, run_here
 from tests.building.studies import CAP_BYTES, MIB, measured, write_study
 
 COMMANDS = (
@@ -64,10 +65,8 @@ def folder(tmp_path_factory):
 
 
 def run(*arguments, folder, timeout=60, **environment):
-    """Runs the command with its output in pipes."""
-    settings = {
-        k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
-    }
+    """Runs the command as a process, with its output in pipes."""
+    settings = {k: v for k, v in os.environ.items() if k not in NO_WIDTH_AND_NO_COLOUR}
     return subprocess.run(
         [sys.executable, "-m", "autotune", *arguments],
         cwd=folder,
@@ -81,7 +80,7 @@ def run(*arguments, folder, timeout=60, **environment):
 
 
 def output(*arguments, folder, **environment):
-    ended = run(*arguments, folder=folder, **environment)
+    ended = run_here(*arguments, folder=folder, **environment)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -222,7 +221,7 @@ def test_the_version_is_that_of_the_package(folder):
 
 
 def test_without_a_command_the_help_is_shown(folder):
-    ended = run(folder=folder)
+    ended = run_here(folder=folder)
     assert ended.returncode == 2
     assert "Usage:" in ended.stdout
 
@@ -365,7 +364,7 @@ def test_the_json_of_a_study_in_which_nothing_fits_has_no_pick(folder):
 
 @pytest.mark.parametrize("option", ["--csv", "--markdown"])
 def test_show_prints_a_plain_table_and_nothing_else(option, folder):
-    ended = run("show", "by-hand", option, folder=folder)
+    ended = run_here("show", "by-hand", option, folder=folder)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert [f"trial {number}" in ended.stdout for number in range(6)] == [True] * 6
 
@@ -421,7 +420,7 @@ def test_report_of_a_study_in_which_nothing_fits_is_written(folder):
 def test_report_into_what_cannot_be_a_file_is_rejected_by_name(out, folder, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder.html").mkdir()
-    ended = run("report", "by-hand", "--out", str(tmp_path / out), folder=folder)
+    ended = run_here("report", "by-hand", "--out", str(tmp_path / out), folder=folder)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["error", "hint"]
     assert str(tmp_path / out) in ended.stderr
@@ -449,7 +448,9 @@ def test_the_page_loads_nothing_from_elsewhere(folder, tmp_path):
 
 def test_plot_into_a_path_below_a_file_is_rejected_by_name(folder, tmp_path):
     (tmp_path / "file").touch()
-    ended = run("plot", "by-hand", "--out", str(tmp_path / "file" / "front.html"), folder=folder)
+    ended = run_here(
+        "plot", "by-hand", "--out", str(tmp_path / "file" / "front.html"), folder=folder
+    )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["error", "hint"]
     assert str(tmp_path / "file" / "front.html") in ended.stderr
@@ -466,8 +467,10 @@ READING = (
 
 
 @pytest.mark.parametrize("arguments", READING, ids=" ".join)
-def test_output_to_a_pipe_has_no_escape_codes(arguments, folder):
-    assert ESCAPE not in output(*arguments, folder=folder, TERM="xterm-256color")
+def test_reading_ends_with_0_and_output_to_a_pipe_has_no_escape_codes(arguments, folder):
+    """Whether or not something is feasible."""
+    ended = run(*arguments, folder=folder, TERM="xterm-256color")
+    assert (ended.returncode, ESCAPE in ended.stdout) == (0, False)
 
 
 def test_output_to_a_terminal_has_colour(folder):
@@ -476,11 +479,6 @@ def test_output_to_a_terminal_has_colour(folder):
 
 def test_no_color_takes_the_colour_from_a_terminal(folder):
     assert not COLOUR.search(on_a_terminal("show", "by-hand", folder=folder, NO_COLOR="1"))
-
-
-@pytest.mark.parametrize("arguments", READING, ids=" ".join)
-def test_reading_ends_with_0_whether_or_not_something_is_feasible(arguments, folder):
-    assert run(*arguments, folder=folder).returncode == 0
 
 
 def test_a_reader_that_goes_away_is_no_error(folder):
@@ -498,6 +496,6 @@ def test_a_reader_that_goes_away_is_no_error(folder):
 
 @pytest.mark.slow
 def test_doctor_names_the_build_tools_and_the_shared_device_slots(folder):
-    shown = output("doctor", "--device", "cpu", folder=folder, timeout=600)
+    shown = run("doctor", "--device", "cpu", folder=folder, timeout=600).stdout
     for words in ("C compiler", "C++ compiler", "Python headers", "device slots shared with: "):
         assert words in shown

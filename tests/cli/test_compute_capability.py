@@ -27,6 +27,9 @@ WORKSPACES_OF_AN_H100 = 2 * 32 * MIB
 """Bytes of cuBLAS's on 9.0: 32 MiB each for forward and backward. On 8.0 they are 8.125 MiB."""
 
 
+pytestmark = pytest.mark.usefixtures("one_trial_server")
+
+
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory):
     """A database with a study of one trial on an H100."""

@@ -1,16 +1,16 @@
 """`autotune explain`, the real command: of a study's trial, of options, of a search space's row."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import make_workload
+from tests.building.commands import run_here
 from tests.building.studies import MIB, definition, keep, measured, open_store
+
+pytestmark = pytest.mark.usefixtures("one_trial_server")
 
 SIZES = {"layers": 2, "width": 16, "heads": 2, "sequence_length": 16, "global_batch": 2}
 FLAGS = (
@@ -61,16 +61,7 @@ def folder(tmp_path_factory):
 
 
 def run(*arguments, folder):
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", "explain", *arguments],
-        cwd=folder,
-        env={**os.environ, "COLUMNS": "200"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    return run_here("explain", *arguments, folder=folder, COLUMNS="200")
 
 
 def output(*arguments, folder):
@@ -80,7 +71,7 @@ def output(*arguments, folder):
 
 
 @pytest.fixture(scope="module")
-def of_a_trial(folder):
+def of_a_trial(folder, one_trial_server):
     return output("by-hand", "0", folder=folder)
 
 
@@ -112,7 +103,7 @@ def test_explain_says_what_the_device_cannot_do(of_a_trial):
 
 
 @pytest.fixture(scope="module")
-def as_json(folder):
+def as_json(folder, one_trial_server):
     return json.loads(output("by-hand", "1", "--json", folder=folder))
 
 

@@ -1,13 +1,13 @@
 """`autotune fit`: predictions of a small model on a CPU, and one real trial."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from autotune.units import parse_size
+from tests.building.commands import run_here
+
+pytestmark = pytest.mark.usefixtures("one_trial_server")
 
 SMALL = ["--width", "32", "--heads", "2", "--seq-len", "32", "--global-batch", "2", "--layers", "2"]
 ROW_KEYS = {
@@ -30,15 +30,7 @@ optimizer_fusion = ["none", "backward"]
 
 
 def fit(*arguments, folder):
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", "fit", "--device", "cpu", *SMALL, *arguments],
-        cwd=folder,
-        env={**os.environ, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    return run_here("fit", "--device", "cpu", *SMALL, *arguments, folder=folder, COLUMNS="200")
 
 
 def found(*arguments, folder):
@@ -56,7 +48,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def confirmed(folder):
+def confirmed(folder, one_trial_server):
     """One configuration, with its real trial."""
     return found("--max-mem", "3MiB", "--checkpointing", "block", folder=folder)
 

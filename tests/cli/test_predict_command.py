@@ -1,12 +1,13 @@
 """`autotune predict` as a user types it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from autotune.spec.config import CHOICES
+from tests.building.commands import run_here
+
+pytestmark = pytest.mark.usefixtures("one_trial_server")
 
 DEVICE = ("--device", "cpu")
 SMALL = (
@@ -25,12 +26,7 @@ SMALL = (
 
 
 def run(*arguments, folder):
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", "predict", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
+    return run_here("predict", *arguments, folder=folder)
 
 
 @pytest.fixture(scope="module")

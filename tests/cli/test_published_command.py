@@ -1,8 +1,6 @@
 """`--reference` and `--scale` as a user types them, on a study made by hand and on predictions."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -11,8 +9,11 @@ from autotune.spec.prediction import Forecast
 from autotune.spec.search_space import bind_space
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
+from tests.building.commands import run_here
 from tests.building.studies import MIB, keep, measured, open_store
 from tests.building.studies import definition as study_definition
+
+pytestmark = pytest.mark.usefixtures("one_trial_server")
 
 TABLE = """
 [techniques]
@@ -41,16 +42,6 @@ plain = { peak_memory = "20GiB", tokens_per_second = 1000, perplexity = 12.5 }
 PEAKS = {"plain": 40 * MIB, "check | pointed": 10 * MIB}
 
 
-def run(*arguments, folder):
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with `table.toml`, its study `mine`, and a study `plain` without a table."""
@@ -70,7 +61,7 @@ def folder(tmp_path_factory):
 
 
 def test_measured_and_published_are_compared_with_their_difference(folder):
-    ended = run("show", "mine", "--reference", "--json", folder=folder)
+    ended = run_here("show", "mine", "--reference", "--json", folder=folder)
     answer = json.loads(ended.stdout)
     row = answer["rows"][1]
     assert (row["saved"], row["published_saved"], row["saved_difference"]) == (0.75, 0.5, 0.25)
@@ -78,15 +69,14 @@ def test_measured_and_published_are_compared_with_their_difference(folder):
 
 
 @pytest.mark.parametrize("width", ["60", "80", "140"])
-def test_the_table_says_every_row_in_full_whatever_the_terminal(folder, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", width)
-    ended = run("show", "mine", "--reference", folder=folder)
+def test_the_table_says_every_row_in_full_whatever_the_terminal(folder, width):
+    ended = run_here("show", "mine", "--reference", folder=folder, COLUMNS=width)
     for words in ("check | pointed", "75.0 %", "50.0 %", "+25.0", "a paper, on one GPU"):
         assert words in ended.stdout
 
 
 def test_markdown_keeps_a_name_in_its_cell(folder):
-    ended = run("show", "mine", "--reference", "--markdown", folder=folder)
+    ended = run_here("show", "mine", "--reference", "--markdown", folder=folder)
     assert r"| check \| pointed | 10.00 MiB | 10.00 GiB |" in ended.stdout
 
 
@@ -106,14 +96,14 @@ def test_markdown_keeps_a_name_in_its_cell(folder):
     ],
 )
 def test_what_has_no_table_or_no_scale_is_rejected_by_name(arguments, named, folder):
-    ended = run(*arguments, folder=folder)
+    ended = run_here(*arguments, folder=folder)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert named in ended.stderr.replace("CSV", "--csv")
     assert "Traceback" not in ended.stderr
 
 
 def test_predictions_are_compared_with_the_table(folder):
-    ended = run(
+    ended = run_here(
         "predict",
         "--space",
         "table.toml",
@@ -135,7 +125,7 @@ def test_predictions_are_compared_with_the_table(folder):
 def test_a_scale_is_predicted_in_its_size(folder):
     peaks = []
     for scale in ((), ("--scale", "double")):
-        ended = run(
+        ended = run_here(
             "predict",
             "--space",
             "table.toml",

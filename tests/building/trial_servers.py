@@ -1,0 +1,75 @@
+"""One trial server for many executors: each that is started takes seconds to import torch."""
+
+import contextlib
+import os
+from concurrent.futures import Future
+from unittest import mock
+
+from autotune.execution import server_tasks
+from autotune.execution.server.client import SERVER_COMMAND, TrialServer
+
+
+class TrialServers:
+    """Running servers, at most one of each command, which executors borrow one after another.
+
+    A server's trials have the environment of the executor that borrowed it, but run in `folder`.
+    """
+
+    def __init__(self, folder) -> None:
+        self._folder = folder
+        self._running: dict[tuple[str, ...], TrialServer] = {}
+        self._environments: dict[tuple[str, ...], dict[str, str]] = {}
+
+    @contextlib.contextmanager
+    def lent_to_executors(self):
+        """Lend the servers to all executors that are made in the block."""
+        with mock.patch.object(server_tasks, "TrialServer", self._lend):
+            yield
+
+    def _lend(self, *, log_file, command=SERVER_COMMAND, environment=None) -> "BorrowedServer":
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        command = tuple(command)
+        server = self._running.get(command)
+        if server is None or server.is_lost:
+            log = self._folder / f"server-{len(self._running)}.log"
+            with contextlib.chdir(self._folder):
+                server = self._running[command] = TrialServer(log_file=log, command=command)
+            self._environments[command] = {**os.environ}
+        before = self._environments[command]
+        changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        return BorrowedServer(server, {**changed, **(environment or {})})
+
+    def close(self) -> None:
+        for server in self._running.values():
+            server.close()
+
+
+class BorrowedServer:
+    """What an executor sees of a server that others use too: closing it ends its own requests."""
+
+    def __init__(self, server: TrialServer, environment: dict[str, str]) -> None:
+        self._server = server
+        self._environment = environment
+        self._futures: list[Future] = []
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    @property
+    def is_lost(self) -> bool:
+        return self._server.is_lost
+
+    def submit(self, task, payload, *, environment=None, **options) -> Future:
+        environment = {**self._environment, **(environment or {})}
+        future = self._server.submit(task, payload, environment=environment, **options)
+        self._futures.append(future)
+        return future
+
+    def cancel(self, future: Future) -> None:
+        self._server.cancel(future)
+
+    def close(self) -> None:
+        for future in self._futures:
+            if not future.done():
+                self._server.cancel(future)
