@@ -57,7 +57,7 @@ def make():
 """
 
 
-def test_the_process_of_a_prediction_sees_no_gpu(tmp_path, monkeypatch):
+def test_the_process_of_a_prediction_sees_no_gpu(tmp_path, monkeypatch, one_trial_server):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     file = tmp_path / "sees.py"
     file.write_text(MODEL)

@@ -54,7 +54,7 @@ MIXTURE_WITH_BRANCHES = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, one_trial_server):
     before = os.getcwd()
     folder = tmp_path_factory.mktemp("foresight")
     os.chdir(folder)

@@ -33,7 +33,7 @@ STORAGE = "sqlite:///studies/autotune.db"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, one_trial_server):
     before = os.getcwd()
     folder = tmp_path_factory.mktemp("reuse")
     os.chdir(folder)

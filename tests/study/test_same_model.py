@@ -10,7 +10,7 @@ from autotune.study.resume import check_same_model
 from tests.building.studies import definition
 
 
-def test_a_changed_file_is_rejected_and_the_old_content_accepted(tmp_path):
+def test_a_changed_file_is_rejected_and_the_old_content_accepted(tmp_path, one_trial_server):
     file = tmp_path / "mine.py"
     file.write_text("def make(): ...\n")
     workload = make_workload("cpu", {"model": f"{file}:make", "model_sha256": sha256_of(file)})

@@ -51,7 +51,7 @@ def command(*arguments: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, one_trial_server):
     """A folder with a finished study called `small`."""
     before = os.getcwd()
     folder = tmp_path_factory.mktemp("search")

@@ -37,7 +37,7 @@ micro_batch_size = [4, 2, 1]
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory):
+def searched(tmp_path_factory, one_trial_server):
     """searched(name) returns the trials of a search over a script's micro batches."""
     before = os.getcwd()
     os.chdir(tmp_path_factory.mktemp("scripts"))

@@ -36,7 +36,7 @@ CHECKPOINTED = TrainingConfig(checkpointing="block")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, one_trial_server):
     before = os.getcwd()
     folder = tmp_path_factory.mktemp("sharing")
     os.chdir(folder)
