@@ -28,24 +28,24 @@ class Ended:
 def run_here(*arguments, folder, **environment) -> Ended:
     """Run `autotune` with these arguments in `folder`, its output in pipes."""
     settings = {k: v for k, v in os.environ.items() if k not in NO_WIDTH_AND_NO_COLOUR}
-    stdout, stderr = _pipe(), _pipe()
+    stdout, stderr = io.BytesIO(), io.BytesIO()
     with (
         mock.patch.dict(os.environ, {**settings, **environment}, clear=True),
         mock.patch.object(sys, "argv", ["autotune", *arguments]),
         contextlib.chdir(folder),
-        contextlib.redirect_stdout(stdout),
-        contextlib.redirect_stderr(stderr),
+        contextlib.redirect_stdout(_text_to(stdout)),
+        contextlib.redirect_stderr(_text_to(stderr)),
     ):
         try:
             main()
         except SystemExit as ended:
-            return Ended(returncode=ended.code or 0, stdout=_text(stdout), stderr=_text(stderr))
+            return Ended(
+                returncode=ended.code or 0,
+                stdout=stdout.getvalue().decode(),
+                stderr=stderr.getvalue().decode(),
+            )
     raise AssertionError("a command ends the process")
 
 
-def _pipe() -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-
-
-def _text(pipe: io.TextIOWrapper) -> str:
-    return pipe.buffer.getvalue().decode()
+def _text_to(pipe: io.BytesIO) -> io.TextIOWrapper:
+    return io.TextIOWrapper(pipe, encoding="utf-8", write_through=True)

@@ -2,11 +2,23 @@
 
 import contextlib
 import os
+import sys
 from concurrent.futures import Future
+from pathlib import Path
 from unittest import mock
 
 from autotune.execution import server_tasks
 from autotune.execution.server.client import SERVER_COMMAND, TrialServer
+
+STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
+_RUN_STAND_IN = f"""
+import runpy
+import autotune.execution.server.failures
+import autotune.execution.server.progress
+runpy.run_path({str(STAND_IN)!r}, run_name="__main__")
+"""
+STAND_IN_COMMAND = (sys.executable, "-c", _RUN_STAND_IN)
+"""The stand-in for trainings, with the modules that each of its processes would import itself."""
 
 
 class TrialServers:

@@ -18,8 +18,8 @@ from autotune.execution.compile_cache import CompilerCaches
 from autotune.execution.local import LocalExecutor
 from autotune.study.events import Notice
 from autotune.study.search import SearchRequest, search
+from tests.building.trial_servers import STAND_IN, STAND_IN_COMMAND
 
-STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -146,7 +146,9 @@ def test_a_display_says_what_could_not_be_done_as_usual():
     assert written.getvalue() == "Note: the cache is elsewhere.\n"
 
 
-def test_a_search_next_to_a_planted_cache_goes_on_with_one_note(spaced, cache_home, monkeypatch):
+def test_a_search_next_to_a_planted_cache_goes_on_with_one_note(
+    spaced, cache_home, monkeypatch, one_trial_server
+):
     plant(cache_home)
     spaced.mkdir(parents=True)
     monkeypatch.chdir(spaced)
@@ -160,7 +162,7 @@ def test_a_search_next_to_a_planted_cache_goes_on_with_one_note(spaced, cache_ho
         predict=False,
         fresh=True,
     )
-    executor = partial(LocalExecutor, server_command=(sys.executable, str(STAND_IN)))
+    executor = partial(LocalExecutor, server_command=STAND_IN_COMMAND)
     result = search(request, listener=events.append, make_executor=executor)
     assert result.trials[0].is_finished
     assert len([event for event in events if isinstance(event, Notice)]) == 1

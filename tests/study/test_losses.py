@@ -17,8 +17,7 @@ from autotune.spec.study import DEFAULT_STORAGE
 from autotune.storage.store import StudyStore
 from autotune.study.events import AttemptLost, TrialBegan, TrialEnded
 from autotune.study.search import SearchRequest, search
-
-STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
+from tests.building.trial_servers import STAND_IN, STAND_IN_COMMAND
 
 
 class Killer:
@@ -30,9 +29,7 @@ class Killer:
         self.executor: LocalExecutor | None = None
 
     def make_executor(self, *arguments, **options):
-        self.executor = LocalExecutor(
-            *arguments, **options, server_command=(sys.executable, str(STAND_IN))
-        )
+        self.executor = LocalExecutor(*arguments, **options, server_command=STAND_IN_COMMAND)
         return self.executor
 
     def __call__(self, event):
@@ -54,7 +51,7 @@ class Killer:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, one_trial_server):
     before, folder = os.getcwd(), tmp_path_factory.mktemp("losses")
     os.chdir(folder)
     os.environ["STAND_IN_SECONDS"] = "0.3"
