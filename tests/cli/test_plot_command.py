@@ -137,7 +137,7 @@ def test_named_trials_are_shown(drawn):
     ]
 
 
-def test_the_timeline_is_that_of_the_trial_that_is_named(drawn):
+def test_the_timeline_is_that_of_the_trial_that_is_named(drawn, one_trial_server):
     figure = drawn("by-hand", "timeline", "--trial", "1")
     assert "#1 fp32, checkpointing block, micro-batch 8" in figure["layout"]["meta"]["note"]
     assert {trace["stackgroup"] for trace in figure["data"]} == {"memory"}

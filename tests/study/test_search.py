@@ -19,9 +19,9 @@ import autotune
 from autotune.errors import InvalidDataset, InvalidInput, StudyMismatch
 from autotune.storage.store import StudyStore
 from autotune.study.events import TrialBegan, TrialEnded
+from tests.building.commands import run_here
 
 TRIALS = 9
-MANY_TRIALS = 12
 SPACE = """
 [techniques]
 checkpointing = ["none", "block", "sqrt"]
@@ -156,9 +156,7 @@ def test_a_study_is_not_continued_with_other_settings(settings, folder, result):
 
 
 def test_show_prints_the_contract_as_one_json_object(folder, result):
-    shown = subprocess.run(
-        command("show", "small", "--json"), capture_output=True, text=True, check=True
-    )
+    shown = run_here("show", "small", "--json", folder=folder)
     assert json.loads(shown.stdout) == json.loads(json.dumps(result.to_dict()))
 
 
@@ -180,20 +178,17 @@ def test_grid_goes_through_the_space_in_its_order(folder):
 
 
 def test_nothing_feasible_is_exit_code_1_with_the_closest_miss(folder):
-    nothing = subprocess.run(
-        command(
-            "search",
-            "--name",
-            "none",
-            "--space",
-            "tiny.toml",
-            "--max-mem",
-            "100000",
-            "--trials",
-            "2",
-        ),
-        capture_output=True,
-        text=True,
+    nothing = run_here(
+        "search",
+        "--name",
+        "none",
+        "--space",
+        "tiny.toml",
+        "--max-mem",
+        "100000",
+        "--trials",
+        "2",
+        folder=folder,
     )
     assert nothing.returncode == 1
     assert "closest miss needs" in nothing.stdout
@@ -219,10 +214,7 @@ def test_a_listener_sees_every_trial_begin_and_end(folder):
 def test_a_missing_dataset_leaves_no_study_behind(folder):
     with pytest.raises(InvalidDataset, match=r"missing\.txt"):
         autotune.search(name="nodata", space="tiny.toml", dataset="missing.txt")
-    assert (
-        "nodata"
-        not in subprocess.run(command("studies"), capture_output=True, text=True, check=True).stdout
-    )
+    assert "nodata" not in run_here("studies", folder=folder).stdout
 
 
 def test_a_missing_device_is_rejected_by_name(folder):
@@ -231,19 +223,14 @@ def test_a_missing_device_is_rejected_by_name(folder):
 
 
 def test_a_dry_run_says_what_would_be_done_and_leaves_no_study(folder):
-    planned = subprocess.run(
-        command("search", "--space", "small.toml", "--dry-run", "--name", "planned"),
-        capture_output=True,
-        text=True,
+    planned = run_here(
+        "search", "--space", "small.toml", "--dry-run", "--name", "planned", folder=folder
     )
     assert planned.returncode == 0
     assert "legal configurations" in planned.stdout
     assert "about" in planned.stdout
     assert re.search(r"Reused +\d+ results: .*of study small", planned.stdout)
-    assert (
-        "planned"
-        not in subprocess.run(command("studies"), capture_output=True, text=True, check=True).stdout
-    )
+    assert "planned" not in run_here("studies", folder=folder).stdout
 
 
 @pytest.mark.slow
@@ -344,31 +331,34 @@ def test_a_signal_stops_the_search_and_prints_the_command_that_continues(number,
     assert "running" not in attempt_states(f"signal-{code}")
 
 
-def test_a_search_killed_at_any_moment_loses_no_trial_and_doubles_none(folder):
-    process = begin("killed", trials=MANY_TRIALS)
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_search_killed_at_any_moment_loses_no_trial_and_doubles_none(kills, folder):
+    """And 500 times in studies/reliability/."""
+    name, trials_wanted = f"killed-{kills}", TRIALS + 2 * kills
+    process = begin(name, trials=trials_wanted)
     wait_for_trial(process, 1)
     finished_before = {}
     delays = random.Random(0)
-    for _ in range(2):  # and 500 times in studies/reliability/
+    for _ in range(kills):
         time.sleep(delays.uniform(0.0, 1.5))
         assert process.poll() is None
         process.kill()
         process.communicate()
         assert wait_until_gone(folder)
-        finished = {t.number: t for t in autotune.show("killed").trials if t.is_finished}
+        finished = {t.number: t for t in autotune.show(name).trials if t.is_finished}
         assert finished_before.items() <= finished.items()
         finished_before = finished
         process = subprocess.Popen(
-            command("search", "--name", "killed", "--quiet"), stdout=subprocess.DEVNULL
+            command("search", "--name", name, "--quiet"), stdout=subprocess.DEVNULL
         )
-        while process.poll() is None and len(autotune.show("killed").trials) <= len(finished):
+        while process.poll() is None and len(autotune.show(name).trials) <= len(finished):
             time.sleep(0.05)
     assert process.wait(timeout=300) == 0
-    trials = autotune.show("killed").trials
-    assert len({trial.config for trial in trials}) == len(trials) == MANY_TRIALS
+    trials = autotune.show(name).trials
+    assert len({trial.config for trial in trials}) == len(trials) == trials_wanted
     assert finished_before.items() <= {t.number: t for t in trials}.items()
-    assert attempt_states("killed")["finished"] == MANY_TRIALS
-    assert "running" not in attempt_states("killed")
+    assert attempt_states(name)["finished"] == trials_wanted
+    assert "running" not in attempt_states(name)
     assert wait_until_gone(folder)
 
 
@@ -387,20 +377,16 @@ def test_a_second_search_of_a_running_study_joins_it(folder):
 
 
 def test_an_allocation_history_is_rejected_without_a_cuda_allocator(folder):
-    ended = subprocess.run(
-        command(
-            "search",
-            "--name",
-            "history",
-            "--space",
-            "small.toml",
-            "--device",
-            "cpu",
-            "--memory-snapshot",
-        ),
-        capture_output=True,
-        text=True,
-        cwd=folder,
+    ended = run_here(
+        "search",
+        "--name",
+        "history",
+        "--space",
+        "small.toml",
+        "--device",
+        "cpu",
+        "--memory-snapshot",
+        folder=folder,
     )
     assert (ended.returncode, "the device is cpu" in ended.stderr) == (2, True)
     assert "history" not in [summary.name for summary in StudyStore(STORAGE).studies()]
