@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import CHOICES, TrainingConfig
 from autotune.spec.workload import make_workload
 from tests.building.commands import run_here
 from tests.building.studies import MIB, definition, keep, measured, open_store
@@ -29,7 +29,15 @@ FLAGS = (
 )
 PLAIN = TrainingConfig(micro_batch_size=2)
 CHECKPOINTED = TrainingConfig(micro_batch_size=2, checkpointing="block")
-COMPILERS = {"block": "there is no compiler", "model": "there is no compiler"}
+UNAVAILABLE = {
+    "compile": dict.fromkeys(("block", "model"), "there is no compiler"),
+    # Fewer alternatives to predict.
+    "checkpointing": dict.fromkeys(("attention", "selective", "every-2", "sqrt"), "it is not here"),
+    "optimizer": dict.fromkeys(
+        (name for name in CHOICES["optimizer"] if name not in ("adamw", "sgd")), "it is not here"
+    ),
+    "precision": dict.fromkeys(("bf16-true", "fp16-mixed"), "it is not here"),
+}
 SPACE = """
 [defaults]
 checkpointing = "block"
@@ -52,9 +60,7 @@ def folder(tmp_path_factory):
     (folder / "rows.toml").write_text(SPACE)
     with open_store(f"sqlite:///{folder}/studies/autotune.db") as store:
         workload = make_workload("cpu", SIZES)
-        store.create_study(
-            definition(workload=workload, unavailable={"compile": COMPILERS}), trials_wanted=2
-        )
+        store.create_study(definition(workload=workload, unavailable=UNAVAILABLE), trials_wanted=2)
         for config, speed in [(PLAIN, 1000.0), (CHECKPOINTED, 760.0)]:
             keep(store, config, measured(tokens_per_second=speed, peak_memory_bytes=MIB))
     return folder

@@ -1,6 +1,5 @@
 """Predictions in a real search: what is surely over the cap, or the same program, is not run."""
 
-import json
 import os
 from pathlib import Path
 
@@ -37,20 +36,19 @@ memory_budget = [0.9, 0.8]
 compile = "block"
 micro_batch_size = 2
 """
-MIXTURE_WITH_BRANCHES = {
-    "model_type": "mixtral",
-    "vocab_size": 256,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 64,
-    "experts_implementation": "eager",
-}
-"""Its experts look at values to decide which of them runs."""
+BRANCHING = """
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, vocab_size=256):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocab_size, 16), nn.Linear(16, vocab_size)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        return self.head(x if x.sum().item() > 0 else -x)
+"""
+"""It looks at values to decide what runs."""
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +168,7 @@ def test_budgets_that_compile_to_one_program_are_measured_once(folder):
 
 
 def test_a_model_that_cannot_be_predicted_is_measured_all_the_same(folder):
-    Path("config.json").write_text(json.dumps(MIXTURE_WITH_BRANCHES))
+    Path("branching.py").write_text(BRANCHING)
     few = {
         "sequence_length": 32,
         "global_batch": 8,
@@ -179,6 +177,11 @@ def test_a_model_that_cannot_be_predicted_is_measured_all_the_same(folder):
         "evaluation_sequences": 2,
     }
     result = autotune.search(
-        name="branches", space="space.toml", model="config.json", trials=1, max_mem="1GiB", **few
+        name="branches",
+        space="space.toml",
+        model=f"{folder}/branching.py:Model",
+        trials=1,
+        max_mem="1GiB",
+        **few,
     )
     assert (result.trial(0).outcome, result.trial(0).predicted_peak_memory_bytes) == ("ok", None)
