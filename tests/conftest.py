@@ -22,8 +22,11 @@ GLOBAL_BATCH = 4
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiler_cache(tmp_path_factory):
-    """Use one inductor cache for the whole session, separate from the user's."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+    """Use one inductor cache for all processes of the session, separate from the user's."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a folder in that of the session
+        folder = folder.parent
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
 
 
 @pytest.fixture(scope="session", autouse=True)

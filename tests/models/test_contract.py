@@ -12,6 +12,8 @@ from autotune.spec.model_choice import MODEL_NAMES
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
 from autotune.techniques.compilation import compile_blocks, compile_model
 
+COMPILED_HERE = ("deep-one", "block", "none")
+
 
 @pytest.fixture(params=MODELS)
 def small(request, workload):
@@ -112,12 +114,15 @@ def test_checkpointing_leaves_loss_and_gradients_bit_equal(granularity, make_par
 
 
 @pytest.mark.parametrize(
-    ("scope", "granularity"),
+    ("small", "scope", "granularity"),
     [
-        ("block", "none"),
-        pytest.param("model", "none", marks=pytest.mark.slow),
-        pytest.param("block", "block", marks=pytest.mark.slow),
+        # Compiled, the losses and graphs of `gpt` are those of `test_loss_contract.py` and
+        # `test_effects.py`.
+        pytest.param(name, *how, marks=() if (name, *how) == COMPILED_HERE else pytest.mark.slow)
+        for how in (("block", "none"), ("model", "none"), ("block", "block"))
+        for name in MODELS
     ],
+    indirect=["small"],
 )
 def test_compiled_it_computes_the_same(scope, granularity, make_parts, batch):
     torch._dynamo.reset()

@@ -63,6 +63,7 @@ def test_a_memory_budget_below_1_with_dropout_fails_the_parity_check(judge):
     )
 
 
+@pytest.mark.slow
 def test_compiled_code_with_dropout_passes(judge):
     assert judge(compiled()).kind == "same"
 
