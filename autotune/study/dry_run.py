@@ -22,7 +22,8 @@ from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.storage.store import StudyStore
 from autotune.study.events import Listener, Notice, Preparing
-from autotune.study.request import SearchRequest, new_definition, space_of
+from autotune.study.new_study import new_definition, space_of
+from autotune.study.request import SearchRequest
 from autotune.study.reuse import ReusedResults, reuse
 from autotune.study.trial_runner import representative
 from autotune.study.work_folder import work_folder

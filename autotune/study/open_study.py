@@ -16,7 +16,8 @@ from autotune.storage.database import SHORT_BUSY_TIMEOUT_SECONDS, sqlite_file
 from autotune.storage.error_translation import storage_errors
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
-from autotune.study.request import NewStudy, SearchRequest, check_snapshot, check_trials_per_device
+from autotune.study.new_study import NewStudy
+from autotune.study.request import SearchRequest, check_snapshot, check_trials_per_device
 from autotune.study.resume import (
     check_fresh,
     check_same_device,

@@ -1,44 +1,25 @@
-"""The request for a search: its validation, and the definition of a new study made from it."""
+"""The request for a search, and the checks that need no device."""
 
-import dataclasses
-import hashlib
 import importlib.util
-import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from autotune.analysis.pick import Preferences
-from autotune.data.sources import check_there
-from autotune.data.validation import check_data
 from autotune.errors import InvalidInput
-from autotune.execution.local import LocalExecutor
 from autotune.execution.server.limits import DEFAULT_TRIAL_SECONDS, time_limits
-from autotune.execution.server_tasks import PREPARED
-from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import DeviceInfo
-from autotune.spec.search_space import SearchSpace, bind_space
-from autotune.spec.space_file import load_space
 from autotune.spec.study import (
     DEFAULT_SAMPLER,
     DEFAULT_STORAGE,
     SAMPLERS,
     Sampler,
-    StudyDefinition,
     check_device,
     check_study_name,
 )
-from autotune.spec.workload import Workload, make_workload
-from autotune.study.events import Listener, Preparing
-from autotune.study.predictions import on_some_device
-from autotune.study.staging import StagingFolder, sweep
-from autotune.study.workers.outbox import OUTBOX_FOLDER
 from autotune.study.workers.retry import DEFAULT_DATABASE_WAIT_SECONDS
 from autotune.units import LARGEST_SIZE_BYTES
 
-DEFAULT_SPACE = "default"
 DEFAULT_TRIALS = 30
 MOST_TRIALS_UNTIL_CONVERGED = 200
 LEAST_CAP_BYTES = 65536
@@ -214,121 +195,3 @@ def check_trials_per_device(trials: int, device: DeviceInfo) -> None:
             "measure it",
             hint="leave it out, or see autotune doctor for the reason",
         )
-
-
-def space_of(request: SearchRequest) -> SearchSpace:
-    """Return the request's search space, after all checks that need no device.
-
-    Raises InvalidInput for any invalid part of the request.
-    """
-    space = load_space(DEFAULT_SPACE if request.space is None else request.space)
-    space = space.at_scale(request.scale)
-    workload = _workload_on_some_device(request, space)
-    check_there(workload)
-    check_data(workload)
-    return space
-
-
-def _workload_on_some_device(request: SearchRequest, space: SearchSpace) -> Workload:
-    """Return the workload on the first kind of device where it is valid.
-
-    Its dataset is the same on all of them.
-    """
-    specified = request.specified_workload()
-
-    def make(device_type: str) -> Workload:
-        workload = make_workload(device_type, space.workload, specified)
-        bind_space(space, workload.circumstances, unavailable={})
-        return workload
-
-    return on_some_device(request.device, make)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewStudy:
-    """A study that could begin: its definition, and its prepared files in a staging directory."""
-
-    definition: StudyDefinition
-    staging: StagingFolder
-
-    def settle(self, study_folder: Path) -> None:
-        """Move the prepared files to the study's folder, and remove an earlier study's files there.
-
-        The outbox stays: it holds results that are not in the database yet.
-        """
-        study_folder.mkdir(parents=True, exist_ok=True)
-        for left in study_folder.iterdir():
-            if left.name != OUTBOX_FOLDER:
-                shutil.rmtree(left, ignore_errors=True)
-        self.staging.folder.rename(study_folder / PREPARED)
-
-    def discard(self) -> None:
-        """Remove the prepared files if they are still in the staging directory."""
-        self.staging.close()
-
-
-def new_definition(
-    request: SearchRequest,
-    *,
-    space: SearchSpace,
-    executor: LocalExecutor,
-    work: Path,
-    listener: Listener,
-) -> NewStudy:
-    """Probe the device, prepare the workload's files and return the new study's definition.
-
-    Raises InvalidInput for any part of the request that is invalid on this device.
-    """
-    sweep(work)
-    listener(Preparing(what="finding out what this device can do"))
-    device, _ = executor.probe(request.device, {})
-    check_snapshot(request.memory_snapshot, device.device)
-    check_trials_per_device(request.trials_per_device, device)
-    workload = make_workload(device.type, space.workload, request.specified_workload())
-    lacking = executor.examine(workload, space.choices(), device=device.device)
-    # This probe compiles programs, so it runs only after the cheap checks.
-    _, not_on_device = executor.probe(device.device, space.choices())
-    unavailable = {}
-    for technique in FIELD_ORDER:
-        if technique in lacking or technique in not_on_device:
-            unavailable[technique] = lacking.get(technique, {}) | not_on_device.get(technique, {})
-    definition = StudyDefinition(
-        name=request.name or "",
-        workload=workload,
-        space=space,
-        device=device,
-        unavailable=unavailable,
-        cap_bytes=device.total_memory_bytes if request.cap_bytes is None else request.cap_bytes,
-        seed=workload.seed,
-        sampler=request.sampler or DEFAULT_SAMPLER,
-    )
-    # Rejects a space in which nothing works, before anything is prepared.
-    definition.legal_space()
-    if workload.script is None:
-        listener(Preparing(what=f"reading {workload.dataset} and drawing the initial weights"))
-    staging = StagingFolder(work)
-    try:
-        prepared = executor.prepare(workload, staging.folder)
-    except BaseException:
-        staging.close()
-        raise
-    workload = dataclasses.replace(
-        workload, text_sha256=prepared["text_sha256"], model_sha256=prepared["model_sha256"]
-    )
-    definition = dataclasses.replace(definition, workload=workload)
-    definition = dataclasses.replace(definition, name=request.name or default_name(definition))
-    return NewStudy(definition=definition, staging=staging)
-
-
-def default_name(definition: StudyDefinition) -> str:
-    """Return a name such as `quick-gpt-48MiB-1f3c5a`, which depends on the definition alone."""
-    identity = json.dumps(definition.identity(), sort_keys=True).encode()
-    digest = hashlib.sha256(identity).hexdigest()[:6]
-    size, unit = definition.cap_bytes, "B"
-    for larger_unit in ("KiB", "MiB", "GiB"):
-        if size % 1024 == 0 and size:
-            size, unit = size // 1024, larger_unit
-    cap = f"{size}{unit}"
-    if definition.cap_bytes == definition.device.total_memory_bytes:
-        cap = definition.device.type
-    return f"{definition.space.name}-{definition.workload.model_name}-{cap}-{digest}"

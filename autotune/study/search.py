@@ -19,6 +19,7 @@ from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
 from autotune.study.events import Listener, Notice, StudyOpened
+from autotune.study.new_study import new_definition, space_of
 from autotune.study.open_study import (
     OpenedStudy,
     open_study,
@@ -28,7 +29,7 @@ from autotune.study.open_study import (
 )
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.predictions import Forecaster
-from autotune.study.request import SearchRequest, check_sampler, new_definition, space_of
+from autotune.study.request import SearchRequest, check_sampler
 from autotune.study.resume import check_same_study
 from autotune.study.trial_runner import TrialOptions
 from autotune.study.work_folder import work_folder
