@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.execution.server.client import SERVER_COMMAND, Reply
-from autotune.execution.server.limits import TimeLimits, time_limits
+from autotune.execution.server.limits import time_limits
 from autotune.execution.server_tasks import ServerTasks, prepared_folder, warn
+from autotune.execution.trial_options import TrialOptions
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
@@ -85,25 +86,22 @@ class LocalExecutor(ServerTasks):
         study_folder: Path,
         log_name: str,
         enforce_cap: bool,
-        time_limit_seconds: float,
-        compile_time_limit_seconds: float | None = None,
-        step_time_limit_seconds: float | None = None,
+        trial_options: TrialOptions,
         workload: Workload | None = None,
         reference: ParityTrace | None = None,
         shares_perplexity: bool = False,
         pruning_bounds: Sequence[PruningBound] = (),
-        keep_snapshot: bool = False,
     ) -> "Future[FinishedTrial]":
         """Trains `config` on the study's workload, or on `workload` where that is given.
 
-        Limits that are not given are shares of the whole (`execution/server/limits.py`). The
-        training must begin as `reference` does. With `shares_perplexity`, only memory and speed are
-        measured. The trial ends with the outcome `dominated` as soon as one of `pruning_bounds` is
-        known to be better in both. With `keep_snapshot`, torch's allocation history of the measured
-        steps is stored in the study's folder (CUDA only). The future's error is TrialLost where the
-        machine ended the trial, which says nothing about its configuration.
+        The training must begin as `reference` does. With `shares_perplexity`, only memory and speed
+        are measured. The trial ends with the outcome `dominated` as soon as one of `pruning_bounds`
+        is known to be better in both. The future's error is TrialLost where the machine ended the
+        trial, which says nothing about its configuration.
         """
-        snapshot_file = study_folder / "snapshots" / f"{log_name}.pickle"
+        snapshot_file = None
+        if trial_options.memory_snapshot:
+            snapshot_file = str((study_folder / "snapshots" / f"{log_name}.pickle").absolute())
         payload = {
             **self._training(
                 definition,
@@ -115,15 +113,15 @@ class LocalExecutor(ServerTasks):
             "reference": None if reference is None else reference.to_dict(),
             "shares_perplexity": shares_perplexity,
             "pruning_bounds": [asdict(bound) for bound in pruning_bounds],
-            "snapshot_file": str(snapshot_file.absolute()) if keep_snapshot else None,
+            "snapshot_file": snapshot_file,
         }
-        limits = time_limits(
-            time_limit_seconds,
-            compile_seconds=compile_time_limit_seconds,
-            step_seconds=step_time_limit_seconds,
-        )
         reply = self._submit_training(
-            "train", payload, definition, study_folder, log_name=log_name, limits=limits
+            "train",
+            payload,
+            definition,
+            study_folder,
+            log_name=log_name,
+            trial_options=trial_options,
         )
         finished: Future[FinishedTrial] = Future()
         self._replies[finished] = reply
@@ -137,9 +135,7 @@ class LocalExecutor(ServerTasks):
         *,
         study_folder: Path,
         dropout: bool,
-        time_limit_seconds: float,
-        compile_time_limit_seconds: float | None = None,
-        step_time_limit_seconds: float | None = None,
+        trial_options: TrialOptions,
     ) -> ParityTrace | str:
         """Returns the first steps of `config`, run without the cap, or why there are none.
 
@@ -157,11 +153,7 @@ class LocalExecutor(ServerTasks):
             definition,
             study_folder,
             log_name=f"trace-{config.fingerprint}",
-            limits=time_limits(
-                time_limit_seconds,
-                compile_seconds=compile_time_limit_seconds,
-                step_seconds=step_time_limit_seconds,
-            ),
+            trial_options=trial_options,
         )
         result = self.wait_for(reply).result
         if result.get("trace") is None:
@@ -200,13 +192,13 @@ class LocalExecutor(ServerTasks):
         study_folder: Path,
         *,
         log_name: str,
-        limits: TimeLimits,
+        trial_options: TrialOptions,
     ) -> "Future[Reply]":
         return self._server.submit(
             task,
             payload,
             log_file=study_folder / "logs" / f"{log_name}.log",
-            limits=limits,
+            limits=trial_options.time_limits(),
             environment=self._caches.environment(study_folder),
             limit_host_memory=definition.device.type == "cpu",
             slot=self._slot,

@@ -148,9 +148,7 @@ def _plan(
             study_folder=folder,
             log_name="plan",
             enforce_cap=False,
-            time_limit_seconds=request.trial_time_limit_seconds,
-            compile_time_limit_seconds=request.compile_time_limit_seconds,
-            step_time_limit_seconds=request.step_time_limit_seconds,
+            trial_options=replace(request.trial_options, memory_snapshot=False),
             workload=replace(
                 definition.workload,
                 warmup_steps=_WARMUP_STEPS,

@@ -14,6 +14,7 @@ from pathlib import Path
 from autotune.errors import Stopped, TrialLost
 from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
+from autotune.execution.trial_options import TrialOptions
 from autotune.failpoints import failpoint
 from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.config import TrainingConfig
@@ -37,7 +38,7 @@ from autotune.study.prediction_cache import PredictionCache
 from autotune.study.sampler.ehvi_sampler import CONVERGED_IMPROVEMENT, Choice, EhviSampler
 from autotune.study.sampler.optuna_samplers import OptunaStudy, derived_seed
 from autotune.study.sampler.optuna_values import ObjectiveEncoder
-from autotune.study.trial_runner import TrialOptions, TrialRunner
+from autotune.study.trial_runner import TrialRunner
 from autotune.study.workers.coordinator import Coordinator
 
 REPEATS_BEFORE_DRAWING = 6

@@ -7,7 +7,8 @@ from typing import Any
 
 from autotune.analysis.pick import Preferences
 from autotune.errors import InvalidInput
-from autotune.execution.server.limits import DEFAULT_TRIAL_SECONDS, time_limits
+from autotune.execution.server.limits import DEFAULT_TRIAL_SECONDS
+from autotune.execution.trial_options import TrialOptions
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import (
     DEFAULT_SAMPLER,
@@ -101,17 +102,25 @@ class SearchRequest:
             )
         _check_count("--workers", self.workers, most=LARGEST_NUMBER_OF_WORKERS)
         _check_count("--trials-per-device", self.trials_per_device, most=LARGEST_NUMBER_OF_WORKERS)
-        time_limits(
-            self.trial_time_limit_seconds,
-            compile_seconds=self.compile_time_limit_seconds,
-            step_seconds=self.step_time_limit_seconds,
-        )
+        self.trial_options.time_limits()
         check_device(self.device)
         check_snapshot(self.memory_snapshot, self.device)
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise InvalidInput(
                 f"invalid seed: {self.seed}", hint="use a whole number from 0 to 4294967295"
             )
+
+    @property
+    def trial_options(self) -> TrialOptions:
+        """The settings that concern the trials."""
+        return TrialOptions(
+            trial_time_limit_seconds=self.trial_time_limit_seconds,
+            compile_time_limit_seconds=self.compile_time_limit_seconds,
+            step_time_limit_seconds=self.step_time_limit_seconds,
+            full_trainings=self.full_trainings,
+            perplexity_seeds=self.perplexity_seeds,
+            memory_snapshot=self.memory_snapshot,
+        )
 
     @property
     def new_trials(self) -> int:

@@ -31,7 +31,6 @@ from autotune.study.prediction_cache import PredictionCache
 from autotune.study.predictions import Forecaster
 from autotune.study.request import SearchRequest, check_sampler
 from autotune.study.resume import check_same_study
-from autotune.study.trial_runner import TrialOptions
 from autotune.study.work_folder import work_folder
 from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.processes import Workers
@@ -153,14 +152,7 @@ def _run(
             study_folder=folder,
             listener=listener,
             should_stop=should_stop,
-            trial_options=TrialOptions(
-                time_limit_seconds=request.trial_time_limit_seconds,
-                compile_time_limit_seconds=request.compile_time_limit_seconds,
-                step_time_limit_seconds=request.step_time_limit_seconds,
-                full_trainings=request.full_trainings,
-                seeds=request.perplexity_seeds,
-                keep_snapshots=request.memory_snapshot,
-            ),
+            trial_options=request.trial_options,
             until_converged=request.until_converged,
         )
         session.run(trials_wanted=opened.trials_wanted, deadline=deadline)

@@ -1,8 +1,9 @@
 """Runs one trial: prediction, comparison with a plain training, training under the memory cap.
 
 Configurations of one numerics class compute the same numbers and share one perplexity. The first
-trial of a class, its representative, is trained to the end (once for each of `seeds`); the others
-are trained for memory and speed only. With `full_trainings` every trial is trained to the end.
+trial of a class, its representative, is trained to the end (with `perplexity_seeds`, once for each
+seed); the others are trained for memory and speed only. With `full_trainings` every trial is
+trained to the end.
 
 This applies to a training script, too. The script's evaluation may read other text with another
 micro batch; between configurations that compute the same numbers, that difference is noise. Whether
@@ -15,13 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as NotYet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from autotune.errors import PreparationFailed
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import POLL_SECONDS
+from autotune.execution.trial_options import TrialOptions
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
@@ -36,21 +37,6 @@ from autotune.study.prediction_cache import PredictionCache
 
 _SECONDS_TO_END_A_TRIAL = 5.0
 """How long to wait for a cancelled trial to end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialOptions:
-    """How trials are run; these options may differ from one run of a study to the next."""
-
-    time_limit_seconds: float
-    compile_time_limit_seconds: float | None = None
-    step_time_limit_seconds: float | None = None
-    """None: a share of `time_limit_seconds` (`execution/server/limits.py`)."""
-    full_trainings: bool = False
-    seeds: int = 1
-    """How often the representative of a numerics class is trained, each time with other initial
-    weights and another order of the data."""
-    keep_snapshots: bool = False
 
 
 class TrialRunner:
@@ -182,11 +168,15 @@ class TrialRunner:
     ) -> Measurement:
         """Train with the remaining seeds; return `first` with the perplexities' mean and spread."""
         workload = self._definition.workload
-        if self._options.seeds == 1 or first.perplexity is None or workload.script is not None:
+        if (
+            self._options.perplexity_seeds == 1
+            or first.perplexity is None
+            or workload.script is not None
+        ):
             return first
         perplexities = [first.perplexity]
         failures = []
-        for extra in range(1, self._options.seeds):
+        for extra in range(1, self._options.perplexity_seeds):
             seed = (workload.seed + extra) % 2**32
             seeded = replace(workload, seed=seed)
             self._executor.prepare_seed(self._definition, seeded, self._folder)
@@ -259,22 +249,13 @@ class TrialRunner:
             study_folder=self._folder,
             log_name=log_name,
             enforce_cap=enforce_cap,
-            **self._time_limits,
+            trial_options=self._options,
             workload=workload,
             reference=reference,
             shares_perplexity=pruning_bounds is not None,
             pruning_bounds=pruning_bounds or (),
-            keep_snapshot=self._options.keep_snapshots,
         )
         return self._wait_for(future)
-
-    @property
-    def _time_limits(self) -> dict[str, Any]:
-        return {
-            "time_limit_seconds": self._options.time_limit_seconds,
-            "compile_time_limit_seconds": self._options.compile_time_limit_seconds,
-            "step_time_limit_seconds": self._options.step_time_limit_seconds,
-        }
 
     def _wait_for(self, future: "Future[FinishedTrial]") -> FinishedTrial:
         """Return the trial's result; an exception during the wait cancels the trial."""
@@ -296,7 +277,7 @@ class TrialRunner:
                 config,
                 study_folder=self._folder,
                 dropout=dropout,
-                **self._time_limits,
+                trial_options=self._options,
             )
         except PreparationFailed as error:  # the process died or ran out of time
             return error.message

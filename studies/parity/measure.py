@@ -19,6 +19,7 @@ from typing import Any
 
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import PREPARED
+from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import Circumstances, TrainingConfig, broken_rules
 from autotune.spec.parity import ParityTrace
 from autotune.spec.search_space import SearchSpace
@@ -140,8 +141,13 @@ def measure(
     results.setdefault("versions", dict(definition.device.versions))
 
     def trace(config: TrainingConfig, *, with_dropout: bool = True) -> ParityTrace | str:
-        options = {"study_folder": study_folder, "time_limit_seconds": 600.0}
-        return executor.trace(definition, config, dropout=with_dropout, **options)
+        return executor.trace(
+            definition,
+            config,
+            dropout=with_dropout,
+            study_folder=study_folder,
+            trial_options=TrialOptions(trial_time_limit_seconds=600.0),
+        )
 
     plain: dict[str, ParityTrace | str] = {}
     for config in configurations(name):

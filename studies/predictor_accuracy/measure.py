@@ -26,6 +26,7 @@ from typing import Any, get_args
 
 from autotune.errors import AutotuneError
 from autotune.execution.local import LocalExecutor
+from autotune.execution.trial_options import TrialOptions
 from autotune.predictor.accuracy import Group, PredictionError
 from autotune.predictor.accuracy import group_of as group_of_bound
 from autotune.spec.config import CHOICES, Circumstances, TrainingConfig
@@ -202,7 +203,7 @@ class Bench:
             study_folder=self.folder,
             log_name="training",
             enforce_cap=False,
-            time_limit_seconds=600,
+            trial_options=TrialOptions(trial_time_limit_seconds=600.0),
         ).result()
         measurement = finished.measurement
         if measurement.outcome != "ok":

@@ -23,6 +23,7 @@ from typing import Literal
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.process_tree import started_under
+from autotune.execution.trial_options import TrialOptions
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo
@@ -179,9 +180,11 @@ class Runner:
             study_folder=self.folder,
             log_name=script.stem,
             enforce_cap=True,
-            time_limit_seconds=limits.trial_seconds,
-            compile_time_limit_seconds=limits.compile_seconds,
-            step_time_limit_seconds=limits.step_seconds,
+            trial_options=TrialOptions(
+                trial_time_limit_seconds=limits.trial_seconds,
+                compile_time_limit_seconds=limits.compile_seconds,
+                step_time_limit_seconds=limits.step_seconds,
+            ),
         )
 
     @staticmethod

@@ -20,11 +20,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from autotune.execution.trial_options import TrialOptions
 from autotune.spec.study import SAMPLERS
 from autotune.storage.store import StudyStore
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
-from autotune.study.trial_runner import TrialOptions
 from autotune.study.workers.coordinator import Coordinator
 from studies.search_efficiency.replay import cap_of, the_table
 from studies.search_efficiency.table import ReplayExecutor
@@ -89,7 +89,7 @@ def search(sampler: str, folder: Path, *, seed: int = 0) -> None:
             study_folder=folder,
             listener=lambda event: None,
             should_stop=lambda: False,
-            trial_options=TrialOptions(time_limit_seconds=600.0),
+            trial_options=TrialOptions(trial_time_limit_seconds=600.0),
             clock=executor.clock,
         )
         session.run(trials_wanted=TRIALS, deadline=None)

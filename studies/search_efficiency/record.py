@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.execution.local import LocalExecutor
+from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Prediction
@@ -39,7 +40,7 @@ HERE = Path(__file__).parent
 SPACE, TABLE, ENVIRONMENT = HERE / "space.toml", HERE / "table.jsonl.gz", HERE / "environment.json"
 SAMPLE, REPEATS = 24, 4
 """Configurations of the sample, and their repeats."""
-TIME_LIMIT_SECONDS = 600.0
+TRIAL_OPTIONS = TrialOptions(trial_time_limit_seconds=600.0)
 
 
 def main() -> None:
@@ -176,7 +177,7 @@ class Recorder:
             study_folder=self._folder,
             log_name=f"{config.fingerprint}-{repeat}",
             enforce_cap=False,
-            time_limit_seconds=TIME_LIMIT_SECONDS,
+            trial_options=TRIAL_OPTIONS,
             reference=verdict.reference,
             shares_perplexity=repeat > 0,
         ).result()
@@ -190,7 +191,7 @@ class Recorder:
             config,
             study_folder=self._folder,
             dropout=dropout,
-            time_limit_seconds=TIME_LIMIT_SECONDS,
+            trial_options=TRIAL_OPTIONS,
         )
         is_recorded = ("trace", config.fingerprint, 0) in self._done
         if isinstance(trace, ParityTrace) and not is_recorded:

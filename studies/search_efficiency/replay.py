@@ -29,6 +29,7 @@ from typing import Any
 import optuna
 
 from autotune.errors import Stopped
+from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
 from autotune.spec.search_space import LegalSpace
 from autotune.spec.space_file import load_space
@@ -38,7 +39,6 @@ from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.sampler.distributions import decide, decide_static
 from autotune.study.sampler.ehvi import Point, hypervolume, not_dominated
-from autotune.study.trial_runner import TrialOptions
 from autotune.study.workers.coordinator import Coordinator
 from studies.search_efficiency.table import ReplayExecutor, Table
 
@@ -196,7 +196,7 @@ def run_ours(
             listener=listen,
             should_stop=lambda: progress.reached >= enough,
             trial_options=TrialOptions(
-                time_limit_seconds=600.0, full_trainings=without == "sharing"
+                trial_time_limit_seconds=600.0, full_trainings=without == "sharing"
             ),
             clock=executor.clock,
             **options,

@@ -6,6 +6,7 @@ import pytest
 
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import PREPARED
+from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import make_workload
 from autotune.study.parity_gate import ParityGate
@@ -42,8 +43,13 @@ def judge(tmp_path_factory, one_trial_server):
         executor.prepare(workload, folder / PREPARED)
 
         def trace(config, *, dropout):
-            options = {"study_folder": folder, "time_limit_seconds": 300.0}
-            return executor.trace(study, config, dropout=dropout, **options)
+            return executor.trace(
+                study,
+                config,
+                dropout=dropout,
+                study_folder=folder,
+                trial_options=TrialOptions(trial_time_limit_seconds=300.0),
+            )
 
         gate = ParityGate(trace, folder=folder / "parity", on_trace=lambda config: None)
         yield gate.judge

@@ -6,9 +6,9 @@ import pytest
 
 from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
+from autotune.execution.trial_options import TrialOptions
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
-from autotune.study.trial_runner import TrialOptions
 from autotune.study.workers.coordinator import Coordinator
 from tests.building.studies import config, definition, keep, measured, open_store
 
@@ -44,7 +44,7 @@ def session(tmp_path):
                 study_folder=tmp_path,
                 listener=lambda event: None,
                 should_stop=others_take_the_last,
-                trial_options=TrialOptions(time_limit_seconds=60.0),
+                trial_options=TrialOptions(trial_time_limit_seconds=60.0),
             ),
             shared,
             looks,

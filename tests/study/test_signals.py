@@ -16,12 +16,12 @@ from sqlalchemy import select
 from autotune.errors import Stopped
 from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
+from autotune.execution.trial_options import TrialOptions
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
 from autotune.study.events import TrialBegan, WaitingForDevice, WaitingForStorage
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
-from autotune.study.trial_runner import TrialOptions
 from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.retry import search_retry
 from tests.building.studies import definition
@@ -81,7 +81,7 @@ class Search:
                 study_folder=self.folder,
                 listener=self.listener,
                 should_stop=self.should_stop,
-                trial_options=TrialOptions(time_limit_seconds=600.0),
+                trial_options=TrialOptions(trial_time_limit_seconds=600.0),
             )
             self.before_its_trials()
             session.run(trials_wanted=1, deadline=None)

@@ -11,7 +11,7 @@ from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, Workload
-from autotune.study.request import DEFAULT_TIME_LIMIT_SECONDS
+from autotune.study.request import SearchRequest
 from autotune.units import format_size
 
 _WARMUP_STEPS = 1
@@ -78,6 +78,6 @@ def confirm(
             study_folder=folder,
             log_name="confirm",
             enforce_cap=True,
-            time_limit_seconds=DEFAULT_TIME_LIMIT_SECONDS,
+            trial_options=SearchRequest().trial_options,
         )
         return future.result().measurement

@@ -17,6 +17,7 @@ from typing import Any
 
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import PREPARED
+from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import ParityTrace
 from autotune.spec.search_space import SearchSpace
@@ -84,7 +85,11 @@ def main() -> None:
 
         def trace(config: TrainingConfig) -> ParityTrace | str:
             return executor.trace(
-                definition, config, dropout=True, study_folder=folder, time_limit_seconds=SECONDS
+                definition,
+                config,
+                dropout=True,
+                study_folder=folder,
+                trial_options=TrialOptions(trial_time_limit_seconds=SECONDS),
             )
 
         plain = trace(plain_form(TrainingConfig(precision=precision), micro_batch_size=1))
