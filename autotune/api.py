@@ -17,7 +17,7 @@ from autotune.spec.model_choice import with_model_config
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import StudyResult
 from autotune.spec.study import DEFAULT_STORAGE, Sampler
-from autotune.units import parse_duration, parse_size
+from autotune.study.request import request_of
 
 if TYPE_CHECKING:
     import optuna
@@ -26,12 +26,20 @@ if TYPE_CHECKING:
     from autotune.study.events import Listener
 
 
+def _ignore(_event: object) -> None:
+    """Listen to nothing."""
+
+
+def _never() -> bool:
+    return False
+
+
 def search(
     *,
     max_mem: str | int | None = None,
-    name: str | None = None,
     space: str | None = None,
     scale: str | None = None,
+    name: str | None = None,
     device: str | None = None,
     trials: int | None = None,
     time_budget: str | float | None = None,
@@ -41,7 +49,6 @@ def search(
     step_time_limit: str | float | None = None,
     sampler: Sampler | None = None,
     seed: int | None = None,
-    storage: str = DEFAULT_STORAGE,
     predict: bool = True,
     full_trainings: bool = False,
     perplexity_seeds: int = 1,
@@ -49,6 +56,8 @@ def search(
     workers: int = 1,
     trials_per_device: int = 1,
     database_wait: str | float = 300.0,
+    memory_snapshot: bool = False,
+    storage: str = DEFAULT_STORAGE,
     preferences: Preferences = DEFAULT_PREFERENCES,
     listener: "Listener | None" = None,
     should_stop: Callable[[], bool] | None = None,
@@ -56,17 +65,19 @@ def search(
 ) -> StudyResult:
     """Run a study, or resume the one of that name, and return its records, front and pick.
 
-    `space` is the name of a search space or the path of a TOML file, `scale` one of its scales.
-    Sizes and durations are numbers of bytes and seconds, or strings such as "8GiB" and "30m".
-    `workload` takes the fields of `Workload`: `layers=12, width=768, dataset="my.txt"`; the search
-    space or the device decides the others. Works in a plain script, without a main guard.
+    Every setting of `autotune search` is a parameter. `space` is the name of a search space or the
+    path of a TOML file, `scale` one of its scales. Sizes and durations are numbers of bytes and
+    seconds, or strings such as "8GiB" and "30m". `workload` takes the fields of `Workload`:
+    `layers=12, width=768, dataset="my.txt"`; the search space or the device decides the others.
+    Works in a plain script, without a main guard.
 
     A new study reuses what earlier studies in `storage` measured for the same workload, device and
     versions, in addition to its `trials`; with `fresh` it measures everything again.
 
     A trial is stopped after `trial_time_limit`, or if a step takes longer than `step_time_limit`
     (by default a fifth of it); a step that compiles code may take `compile_time_limit` (by default
-    half of it).
+    half of it). With `memory_snapshot`, torch's allocation history of each trial is stored in the
+    study's folder (CUDA only).
 
     With `workers`, that many processes share the study, each on its own GPU if the machine has
     several. The same call from another process joins the study, also from another machine if
@@ -75,43 +86,15 @@ def search(
     Raises AutotuneError for a request that cannot be carried out. KeyboardInterrupt stops the
     running trial; all results are stored, and the same call resumes the study.
     """
-    from autotune.study.search import SearchRequest
+    settings = dict(locals())  # a test compares the parameters with the fields of the request
     from autotune.study.search import search as run
 
-    request = SearchRequest(
-        name=name,
-        storage=storage,
-        space=space,
-        scale=scale,
-        device=device,
-        cap_bytes=parse_size(max_mem) if isinstance(max_mem, str) else max_mem,
-        sampler=sampler,
-        seed=seed,
-        trials=trials,
-        time_budget_seconds=_seconds(time_budget),
-        until_converged=until_converged,
-        trial_time_limit_seconds=parse_duration(str(trial_time_limit)),
-        compile_time_limit_seconds=_seconds(compile_time_limit),
-        step_time_limit_seconds=_seconds(step_time_limit),
-        predict=predict,
-        full_trainings=full_trainings,
-        perplexity_seeds=perplexity_seeds,
-        fresh=fresh,
-        workers=workers,
-        trials_per_device=trials_per_device,
-        database_wait_seconds=parse_duration(str(database_wait)),
-        workload=with_model_config(workload),
-        preferences=preferences,
-    )
+    request = request_of(settings, workload=with_model_config(workload), preferences=preferences)
     return run(
         request,
-        listener=listener or (lambda event: None),
-        should_stop=should_stop or (lambda: False),
+        listener=listener or _ignore,
+        should_stop=should_stop or _never,
     )
-
-
-def _seconds(duration: str | float | None) -> float | None:
-    return None if duration is None else parse_duration(str(duration))
 
 
 def predict(

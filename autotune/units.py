@@ -2,6 +2,7 @@
 
 import re
 import sys
+from decimal import Decimal
 
 from autotune.errors import InvalidSize
 
@@ -49,6 +50,14 @@ def format_size(size_bytes: float) -> str:
     return f"{size:.2f} TiB"
 
 
+def exact_size(size_bytes: int) -> str:
+    """Return a size in the largest unit that represents it exactly: `48MiB`."""
+    for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if size_bytes % size == 0:
+            return f"{size_bytes // size}{unit}"
+    return str(size_bytes)
+
+
 def parse_duration(text: str) -> float:
     """Return the seconds of `90s`, `30m`, `1h30m` or a plain number of seconds.
 
@@ -68,6 +77,12 @@ def parse_duration(text: str) -> float:
             hint="give a duration above zero, for example 30m",
         )
     return seconds
+
+
+def exact_duration(seconds: float) -> str:
+    """Return a duration that `parse_duration` reads as exactly this many seconds: `1.5s`."""
+    # A decimal number prints every digit and no exponent, if asked to.
+    return f"{Decimal(repr(seconds)):f}".removesuffix(".0") + "s"
 
 
 def is_positive_number(value: object) -> bool:

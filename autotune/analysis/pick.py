@@ -7,13 +7,12 @@ from typing import Literal, get_args
 from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.tolerance import Tolerance, perplexity_spread
 from autotune.errors import InvalidInput
+from autotune.spec.option import NUMBER, Option, options_of, setting
 from autotune.spec.result import Pick, TrialRecord
 from autotune.units import format_size
 
 Preference = Literal["fastest", "smallest", "balanced"]
 PREFERENCES = get_args(Preference)
-
-MAX_PERPLEXITY_INCREASE = 0.01
 
 NOISY_SPREAD = 0.2
 """Relative spread of a trial's speed beyond which the pick comes with a warning."""
@@ -24,9 +23,23 @@ class Preferences:
     """How the front and the pick are chosen from the records; they may differ at each call."""
 
     tolerance: Tolerance = field(default_factory=Tolerance)
-    prefer: Preference = "fastest"
-    max_perplexity_increase: float = MAX_PERPLEXITY_INCREASE
-    """By what share of the best perplexity the pick's may be worse."""
+    prefer: Preference = setting(
+        Option(
+            flag="--prefer",
+            metavar="|".join(PREFERENCES),
+            default="fastest",
+            help="Which trial of the front to pick.",
+        )
+    )
+    max_perplexity_increase: float = setting(
+        Option(
+            flag="--max-perplexity-increase",
+            kind=NUMBER,
+            metavar="SHARE",
+            default=0.01,
+            help="How far the perplexity of the pick may be above the best, as a share.",
+        )
+    )
 
     def __post_init__(self) -> None:
         if self.prefer not in PREFERENCES:
@@ -42,6 +55,9 @@ class Preferences:
 
 
 DEFAULT_PREFERENCES = Preferences()
+PREFERENCE_OPTIONS = options_of(Preferences)
+"""The options by the field of `Preferences` that each sets; `--tolerance` is in `cli/options.py`.
+"""
 
 
 def choose(

@@ -29,13 +29,7 @@ def explain(
     trial: Annotated[
         int | None, typer.Argument(metavar="TRIAL", help="Number of a trial of the study.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="cpu|cuda",
-            help="Type of device; it need not exist. [default: a GPU if there is one]",
-        ),
-    ] = None,
+    device: options.DeviceTypeOption = None,
     space: Annotated[
         str | None,
         typer.Option(
@@ -52,7 +46,7 @@ def explain(
     torch_version: options.TorchVersionOption = None,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Explain a trial's memory peak: where it is, why, and what each technique would save there.
 

@@ -65,7 +65,7 @@ def fit(
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
     as_json: options.JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Find the largest model, sequence length or micro batch that fits under a memory cap.
 

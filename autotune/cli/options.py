@@ -2,33 +2,43 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from autotune.analysis.pick import MAX_PERPLEXITY_INCREASE, PREFERENCES, Preference, Preferences
+from autotune.analysis.pick import DEFAULT_PREFERENCES, PREFERENCE_OPTIONS, Preferences
 from autotune.analysis.tolerance import (
     DEFAULT_PERPLEXITY_TOLERANCE,
     DEFAULT_SPEED_TOLERANCE,
     Tolerance,
 )
 from autotune.errors import InvalidInput
+from autotune.spec.option import Option
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.space_file import load_space
 from autotune.spec.study import DEFAULT_STORAGE
+from autotune.study.request import SEARCH_OPTIONS
 
-if TYPE_CHECKING:
-    from autotune.spec.search_space import SearchSpace
+
+def typer_option(option: Option, *, default: Any = ...) -> Any:
+    """Return a declared option as typer's; without `default`, the parameter has it."""
+    flags = option.flag if option.off_flag is None else f"{option.flag}/{option.off_flag}"
+    return typer.Option(default, flags, metavar=option.metavar, help=option.help)
+
 
 StudyArgument = Annotated[
     str, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")
 ]
-StorageOption = Annotated[
-    str, typer.Option("--storage", metavar="URL", help="URL of the studies database.")
-]
+StorageOption = Annotated[str, typer_option(SEARCH_OPTIONS["storage"])]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-SpaceScaleOption = Annotated[
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
+SpaceScaleOption = Annotated[str | None, typer_option(SEARCH_OPTIONS["scale"])]
+DeviceTypeOption = Annotated[
     str | None,
     typer.Option(
-        "--scale", metavar="NAME", help="Which of the search space's workload sizes to use."
+        "--device",
+        metavar="cpu|cuda",
+        help="Type of device; it need not exist. [default: a GPU if there is one]",
     ),
 ]
 TorchVersionOption = Annotated[
@@ -57,27 +67,15 @@ ToleranceOption = Annotated[
         f"[default: speed={DEFAULT_SPEED_TOLERANCE}, perplexity={DEFAULT_PERPLEXITY_TOLERANCE}]",
     ),
 ]
-PreferOption = Annotated[
-    str,
-    typer.Option(
-        "--prefer", metavar="|".join(PREFERENCES), help="Which trial of the front to pick."
-    ),
-]
-PerplexityOption = Annotated[
-    float,
-    typer.Option(
-        "--max-perplexity-increase",
-        metavar="SHARE",
-        help="How far the perplexity of the pick may be above the best, as a share.",
-    ),
-]
+PreferOption = Annotated[str, typer_option(PREFERENCE_OPTIONS["prefer"])]
+PerplexityOption = Annotated[float, typer_option(PREFERENCE_OPTIONS["max_perplexity_increase"])]
 
 _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:inf|nan)"
 """A decimal number. inf and nan are matched too: later checks reject them with a better message."""
 
 STORAGE = DEFAULT_STORAGE
-PREFER: Preference = "fastest"
-PERPLEXITY_INCREASE = MAX_PERPLEXITY_INCREASE
+PREFER = DEFAULT_PREFERENCES.prefer
+PERPLEXITY_INCREASE = DEFAULT_PREFERENCES.max_perplexity_increase
 
 
 def storage_of(context: typer.Context, storage: str) -> str:
@@ -90,10 +88,8 @@ def storage_of(context: typer.Context, storage: str) -> str:
     return str(context.parent.params["storage"])
 
 
-def scaled_space(space: str, scale: str | None) -> "SearchSpace":
+def scaled_space(space: str, scale: str | None) -> SearchSpace:
     """Load a search space and set its scale. Raises InvalidSpace and InvalidInput."""
-    from autotune.spec.space_file import load_space
-
     return load_space(space).at_scale(scale)
 
 

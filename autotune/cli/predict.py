@@ -31,13 +31,7 @@ def predict(
         str | None,
         typer.Option(metavar="SIZE", help="Memory cap to compare the prediction with: 8GiB."),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="cpu|cuda",
-            help="Type of device; it need not exist. [default: a GPU if there is one]",
-        ),
-    ] = None,
+    device: options.DeviceTypeOption = None,
     study: Annotated[
         str | None,
         typer.Option(metavar="STUDY", help="Predict a trial of this study, for its device."),
@@ -65,7 +59,7 @@ def predict(
     ] = None,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Predict peak memory on fake tensors. Needs no device, no data and no memory."""
     # These import numpy, 0.2 s that the help of this command does without.

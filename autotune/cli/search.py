@@ -13,148 +13,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options
-from autotune.cli.option_groups import with_workload
+from autotune.cli.option_groups import with_search_settings, with_workload
 from autotune.errors import InvalidInput, Stopped, StorageUnreachable, TrialLost
-from autotune.spec.study import DEFAULT_SAMPLER, SAMPLERS
-from autotune.units import format_duration, parse_duration, parse_size
+from autotune.study.request import SEARCH_OPTIONS, SearchRequest, request_of
+from autotune.units import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.spec.result import StudyResult
-    from autotune.study.search import SearchRequest
 
 
+@with_search_settings
 @with_workload
 def search(
     *,
-    max_mem: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Memory cap: 8GiB, 8GB, 8192MiB. [default: all memory of the device]",
-        ),
-    ] = None,
-    space: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Search space: default, quick, peak_memory, peak_memory_search or a .toml file.",
-        ),
-    ] = None,
-    scale: options.SpaceScaleOption = None,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="STUDY", help="Name of the study. An existing study is continued."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE", help="Device: cpu, cuda or cuda:1. [default: a GPU if there is one]"
-        ),
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option(help="Number of different configurations to try. [default: 30]")
-    ] = None,
-    time_budget: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Start no new trial after this time: 30m, 2h."),
-    ] = None,
-    until_converged: Annotated[
-        bool,
-        typer.Option(
-            "--until-converged",
-            help="Stop when no remaining trial is expected to improve the front by much.",
-        ),
-    ] = False,
-    trial_time_limit: Annotated[
-        str, typer.Option(metavar="TIME", help="Stop a trial after this time.")
-    ] = "10m",
-    compile_time_limit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Stop a trial if one compiling step takes longer than this. "
-            "[default: half of --trial-time-limit]",
-        ),
-    ] = None,
-    step_time_limit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Stop a trial if one step takes longer than this. "
-            "[default: a fifth of --trial-time-limit]",
-        ),
-    ] = None,
-    sampler: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(SAMPLERS),
-            help=f"How the next configuration is chosen. [default: {DEFAULT_SAMPLER}]",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Random seed for weights, data order and sampler. [default: 0]"),
-    ] = None,
-    no_predict: Annotated[
-        bool,
-        typer.Option(
-            "--no-predict",
-            help="Train configurations even if their predicted memory is over the cap.",
-        ),
-    ] = False,
-    full_trainings: Annotated[
-        bool,
-        typer.Option(
-            "--full-trainings",
-            help="Train every trial to the end. By default, trials with the same numerics share "
-            "one full training.",
-        ),
-    ] = False,
-    seeds: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Number of trainings per measured perplexity, each with another seed."
-        ),
-    ] = 1,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh",
-            help="Measure everything again instead of reusing results of earlier studies.",
-        ),
-    ] = False,
-    workers: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Number of worker processes, one per GPU. Another search with the same --name "
-            "also joins the study.",
-        ),
-    ] = 1,
-    trials_per_device: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Number of trials that run at once on one device. More than one makes the "
-            "measured speeds less reliable.",
-        ),
-    ] = 1,
-    database_wait: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME",
-            help="How long to wait for an unreachable database before giving up. "
-            "No result is lost while waiting.",
-        ),
-    ] = "5m",
-    memory_snapshot: Annotated[
-        bool,
-        typer.Option(
-            "--memory-snapshot", help="Record torch's allocation history in each trial (CUDA only)."
-        ),
-    ] = False,
+    settings: Mapping[str, Any],
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -168,7 +42,7 @@ def search(
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    quiet: options.QuietOption = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print every trial at the end.")
     ] = False,
@@ -177,35 +51,8 @@ def search(
 
     Runs short real trainings. Prints the Pareto front of memory, speed and perplexity, and a pick.
     """
-    from autotune.study.search import SearchRequest
-
-    request = SearchRequest(
-        name=name,
-        storage=storage,
-        space=space,
-        scale=scale,
-        device=device,
-        cap_bytes=None if max_mem is None else parse_size(max_mem),
-        sampler=sampler,  # type: ignore[arg-type]  # SearchRequest rejects unknown values
-        seed=seed,
-        trials=trials,
-        time_budget_seconds=None if time_budget is None else parse_duration(time_budget),
-        until_converged=until_converged,
-        trial_time_limit_seconds=parse_duration(trial_time_limit),
-        compile_time_limit_seconds=None
-        if compile_time_limit is None
-        else parse_duration(compile_time_limit),
-        step_time_limit_seconds=None
-        if step_time_limit is None
-        else parse_duration(step_time_limit),
-        predict=not no_predict,
-        full_trainings=full_trainings,
-        perplexity_seeds=seeds,
-        fresh=fresh,
-        workers=workers,
-        trials_per_device=trials_per_device,
-        database_wait_seconds=parse_duration(database_wait),
-        memory_snapshot=memory_snapshot,
+    request = request_of(
+        {**settings, "storage": storage},
         workload=workload,
         preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
     )
@@ -219,7 +66,7 @@ def search(
         _search(request, as_json=as_json, quiet=quiet, verbose=verbose)
 
 
-def _search(request: "SearchRequest", *, as_json: bool, quiet: bool, verbose: bool) -> None:
+def _search(request: SearchRequest, *, as_json: bool, quiet: bool, verbose: bool) -> None:
     from autotune.cli.live import make_display
     from autotune.cli.tables import make_console
     from autotune.study.events import Event, StudyOpened
@@ -292,49 +139,26 @@ def _stop_on_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def continue_command(study: str, request: "SearchRequest", *, trials: int | None = None) -> str:
-    """Return the command that continues a study, with every option that is not a default.
+def continue_command(study: str, request: SearchRequest, *, trials: int | None = None) -> str:
+    """Return the command that continues a study, with every option that the study does not store.
 
-    A password in the storage URL is replaced by a placeholder.
+    Defaults are left out, and a password in the storage URL is replaced by a placeholder.
     """
     from autotune.storage.error_translation import redacted_url
-    from autotune.study.request import DEFAULT_TIME_LIMIT_SECONDS
-    from autotune.study.workers.retry import DEFAULT_DATABASE_WAIT_SECONDS
 
-    arguments = ["autotune", "search", "--name", study]
-    if request.storage != options.STORAGE:
-        arguments += ["--storage", redacted_url(request.storage)]
-    if trials is not None:
-        arguments += ["--trials", str(trials)]
-    if request.until_converged:
-        arguments.append("--until-converged")
-    if request.full_trainings:
-        arguments.append("--full-trainings")
-    if not request.predict:
-        arguments.append("--no-predict")
-    if request.memory_snapshot:
-        arguments.append("--memory-snapshot")
-    if request.workers > 1:
-        arguments += ["--workers", str(request.workers)]
-    if request.trials_per_device > 1:
-        arguments += ["--trials-per-device", str(request.trials_per_device)]
-    if request.database_wait_seconds != DEFAULT_DATABASE_WAIT_SECONDS:
-        arguments += ["--database-wait", f"{request.database_wait_seconds:g}s"]
-    if request.perplexity_seeds > 1:
-        arguments += ["--seeds", str(request.perplexity_seeds)]
-    if request.trial_time_limit_seconds != DEFAULT_TIME_LIMIT_SECONDS:
-        arguments += ["--trial-time-limit", f"{request.trial_time_limit_seconds:g}s"]
-    if request.compile_time_limit_seconds is not None:
-        arguments += ["--compile-time-limit", f"{request.compile_time_limit_seconds:g}s"]
-    if request.step_time_limit_seconds is not None:
-        arguments += ["--step-time-limit", f"{request.step_time_limit_seconds:g}s"]
+    values = {name: getattr(request, name) for name in SEARCH_OPTIONS}
+    values |= {"name": study, "trials": trials, "storage": redacted_url(request.storage)}
+    arguments = ["autotune", "search"]
+    for name, option in SEARCH_OPTIONS.items():
+        if option.is_repeated:
+            arguments += option.arguments(values[name])
     return shlex.join(arguments)
 
 
 def print_summary(
     result: "StudyResult",
     console: "Console",
-    request: "SearchRequest",
+    request: SearchRequest,
     *,
     wanted: int,
     verbose: bool,

@@ -14,15 +14,6 @@ from autotune.units import is_positive_number
 Schedule = Literal["constant", "cosine"]
 Packing = Literal["packed", "padded"]
 
-
-OPTION_NAMES: Mapping[str, str] = {
-    "sequence_length": "seq-len",
-    "evaluation_sequences": "eval-sequences",
-    "learning_rates": "learning-rate",
-    "learning_rate_warmup_steps": "lr-warmup-steps",
-}
-"""Settings with another name on the command line than in `Workload`."""
-
 _TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "tokenizer")
 _TEXTS_OR_NONE = ("model_source", "script", "dataset_config", "text_column", "held_out_split")
 _MAXIMUM = {"layers": 100_000, "heads": 100_000}
@@ -100,11 +91,6 @@ def _check_learning_rates(rates: object) -> None:
                 f"learning rate {rate!r} of {optimizer} is not possible",
                 hint="use a number above zero",
             )
-
-
-def option_of(name: str) -> str:
-    """Return the command-line option of a setting, such as `--seq-len`."""
-    return f"--{OPTION_NAMES.get(name, name.replace('_', '-'))}"
 
 
 OF_ONE_DATASET = ("dataset_config", "dataset_split", "held_out_split", "text_column")

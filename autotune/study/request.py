@@ -1,14 +1,14 @@
-"""The request for a search, and the checks that need no device."""
+"""The request for a search: every setting with its option, and the checks that need no device."""
 
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.analysis.pick import Preferences
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.errors import InvalidInput
-from autotune.execution.server.limits import DEFAULT_TRIAL_SECONDS
 from autotune.execution.trial_options import TrialOptions
+from autotune.spec.option import COUNT, DURATION, SIZE, SWITCH, Option, options_of, setting
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import (
     DEFAULT_SAMPLER,
@@ -18,14 +18,13 @@ from autotune.spec.study import (
     check_device,
     check_study_name,
 )
-from autotune.study.workers.retry import DEFAULT_DATABASE_WAIT_SECONDS
+from autotune.spec.workload_options import SEED
 from autotune.units import LARGEST_SIZE_BYTES
 
 DEFAULT_TRIALS = 30
 MOST_TRIALS_UNTIL_CONVERGED = 200
 LEAST_CAP_BYTES = 65536
 """A smaller cap is rejected: most likely its unit was forgotten."""
-DEFAULT_TIME_LIMIT_SECONDS = DEFAULT_TRIAL_SECONDS
 LARGEST_NUMBER_OF_TRIALS = 1_000_000
 """More trials than any study has, and a number that fits every database's integers."""
 LARGEST_NUMBER_OF_SEEDS = 100
@@ -34,52 +33,204 @@ LARGEST_NUMBER_OF_WORKERS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """All options of a search.
+    """All settings of a search, each declared with its option.
 
     None: not specified, so the value of the stored study, the space or the device applies. Raises
     InvalidInput for a value that is invalid on any device.
     """
 
-    name: str | None = None
-    storage: str = DEFAULT_STORAGE
-    space: str | None = None
-    scale: str | None = None
-    """Name of one of the space's scales."""
-    device: str | None = None
-    cap_bytes: int | None = None
-    sampler: Sampler | None = None
-    seed: int | None = None
-    trials: int | None = None
-    time_budget_seconds: float | None = None
-    until_converged: bool = False
-    """Whether the study ends once no trial is expected to improve the front by much
-    (`ehvi_sampler.py`)."""
-    trial_time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
-    compile_time_limit_seconds: float | None = None
-    """Limit for a step in which code is compiled; None is half of the trial's limit."""
-    step_time_limit_seconds: float | None = None
-    """Limit from one finished step to the next; None is a fifth of the trial's limit."""
-    predict: bool = True
+    cap_bytes: int | None = setting(
+        Option(
+            flag="--max-mem",
+            kind=SIZE,
+            metavar="SIZE",
+            help="Memory cap: 8GiB, 8GB, 8192MiB. [default: all memory of the device]",
+            is_repeated=False,
+        )
+    )
+    space: str | None = setting(
+        Option(
+            flag="--space",
+            metavar="NAME|FILE",
+            help="Search space: default, quick, peak_memory, peak_memory_search or a .toml file.",
+            is_repeated=False,
+        )
+    )
+    scale: str | None = setting(
+        Option(
+            flag="--scale",
+            metavar="NAME",
+            help="Which of the search space's workload sizes to use.",
+            is_repeated=False,
+        )
+    )
+    name: str | None = setting(
+        Option(
+            flag="--name",
+            metavar="STUDY",
+            help="Name of the study. An existing study is continued.",
+        )
+    )
+    storage: str = setting(
+        Option(
+            flag="--storage",
+            metavar="URL",
+            default=DEFAULT_STORAGE,
+            help="URL of the studies database.",
+        )
+    )
+    device: str | None = setting(
+        Option(
+            flag="--device",
+            metavar="DEVICE",
+            help="Device: cpu, cuda or cuda:1. [default: a GPU if there is one]",
+            is_repeated=False,
+        )
+    )
+    trials: int | None = setting(
+        Option(
+            flag="--trials",
+            kind=COUNT,
+            help=f"Number of different configurations to try. [default: {DEFAULT_TRIALS}]",
+        )
+    )
+    time_budget_seconds: float | None = setting(
+        Option(
+            flag="--time-budget",
+            kind=DURATION,
+            metavar="TIME",
+            help="Start no new trial after this time: 30m, 2h.",
+            is_repeated=False,
+        )
+    )
+    until_converged: bool = setting(
+        Option(
+            flag="--until-converged",
+            kind=SWITCH,
+            default=False,
+            help="Stop when no remaining trial is expected to improve the front by much.",
+        )
+    )
+    """`ehvi_sampler.py` estimates the improvement."""
+    trial_time_limit_seconds: float = setting(
+        Option(
+            flag="--trial-time-limit",
+            kind=DURATION,
+            metavar="TIME",
+            default="10m",
+            help="Stop a trial after this time.",
+        )
+    )
+    compile_time_limit_seconds: float | None = setting(
+        Option(
+            flag="--compile-time-limit",
+            kind=DURATION,
+            metavar="TIME",
+            help="Stop a trial if one compiling step takes longer than this. "
+            "[default: half of --trial-time-limit]",
+        )
+    )
+    step_time_limit_seconds: float | None = setting(
+        Option(
+            flag="--step-time-limit",
+            kind=DURATION,
+            metavar="TIME",
+            help="Stop a trial if one step takes longer than this. "
+            "[default: a fifth of --trial-time-limit]",
+        )
+    )
+    """Limit from one finished step to the next."""
+    sampler: Sampler | None = setting(
+        Option(
+            flag="--sampler",
+            metavar="|".join(SAMPLERS),
+            help=f"How the next configuration is chosen. [default: {DEFAULT_SAMPLER}]",
+            is_repeated=False,
+        )
+    )
+    seed: int | None = setting(SEED)
+    predict: bool = setting(
+        Option(
+            flag="--no-predict",
+            keyword="predict",
+            kind=SWITCH,
+            default=True,
+            help="Train configurations even if their predicted memory is over the cap.",
+        )
+    )
     """Whether peak memory is predicted before each trial; a configuration that is then surely over
     the cap is not trained."""
-    full_trainings: bool = False
-    """Whether every trial is trained to the end, even if another of its numerics class has been."""
-    perplexity_seeds: int = 1
-    """Number of seeds over which the perplexity of a numerics class is averaged."""
-    fresh: bool = False
-    """Whether no results of earlier studies are reused."""
-    workers: int = 1
-    """Number of processes that share the study's trials."""
-    trials_per_device: int = 1
-    """Number of trials that may run on one device at the same time; they slow each other down."""
-    database_wait_seconds: float = DEFAULT_DATABASE_WAIT_SECONDS
-    """How long the search waits for an unreachable database."""
-    memory_snapshot: bool = False
-    """Whether torch's allocation history of the measured steps is stored for each trial; CUDA only.
-    """
+    full_trainings: bool = setting(
+        Option(
+            flag="--full-trainings",
+            kind=SWITCH,
+            default=False,
+            help="Train every trial to the end. By default, trials with the same numerics share "
+            "one full training.",
+        )
+    )
+    perplexity_seeds: int = setting(
+        Option(
+            flag="--seeds",
+            keyword="perplexity_seeds",
+            kind=COUNT,
+            metavar="N",
+            default=1,
+            help="Number of trainings per measured perplexity, each with another seed.",
+        )
+    )
+    fresh: bool = setting(
+        Option(
+            flag="--fresh",
+            kind=SWITCH,
+            default=False,
+            help="Measure everything again instead of reusing results of earlier studies.",
+            is_repeated=False,
+        )
+    )
+    workers: int = setting(
+        Option(
+            flag="--workers",
+            kind=COUNT,
+            metavar="N",
+            default=1,
+            help="Number of worker processes, one per GPU. Another search with the same --name "
+            "also joins the study.",
+        )
+    )
+    trials_per_device: int = setting(
+        Option(
+            flag="--trials-per-device",
+            kind=COUNT,
+            metavar="N",
+            default=1,
+            help="Number of trials that run at once on one device. More than one makes the "
+            "measured speeds less reliable.",
+        )
+    )
+    database_wait_seconds: float = setting(
+        Option(
+            flag="--database-wait",
+            kind=DURATION,
+            metavar="TIME",
+            default="5m",
+            help="How long to wait for an unreachable database before giving up. "
+            "No result is lost while waiting.",
+        )
+    )
+    memory_snapshot: bool = setting(
+        Option(
+            flag="--memory-snapshot",
+            kind=SWITCH,
+            default=False,
+            help="Record torch's allocation history in each trial (CUDA only).",
+        )
+    )
     workload: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Workload`; a value of None is not specified."""
-    preferences: Preferences = field(default_factory=Preferences)
+    """Fields of `Workload`; a value of None is not specified. Their options are in
+    `spec/workload_options.py`."""
+    preferences: Preferences = DEFAULT_PREFERENCES
+    """On the command line three options that other commands have, too (`cli/options.py`)."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -135,6 +286,29 @@ class SearchRequest:
         if self.seed is not None:
             specified["seed"] = self.seed
         return specified
+
+
+SEARCH_OPTIONS: Mapping[str, Option] = options_of(SearchRequest)
+"""The options of a search by the field of `SearchRequest` that each sets."""
+
+
+def request_of(
+    settings: Mapping[str, Any],
+    *,
+    workload: Mapping[str, Any],
+    preferences: Preferences = DEFAULT_PREFERENCES,
+) -> SearchRequest:
+    """Return the request of the settings that a user gives, by their names in Python.
+
+    Sizes and durations are text or numbers. Names that are no setting of a search are ignored.
+    Raises InvalidInput.
+    """
+    fields = {
+        name: option.read(settings[option.keyword])
+        for name, option in SEARCH_OPTIONS.items()
+        if option.keyword in settings
+    }
+    return SearchRequest(**fields, workload=workload, preferences=preferences)
 
 
 def _check_count(what: str, count: object, *, most: int) -> None:

@@ -12,7 +12,7 @@ from autotune.execution.server_tasks import PREPARED
 from autotune.spec.result import DeviceInfo
 from autotune.spec.space_file import load_space
 from autotune.spec.study import StudyDefinition
-from autotune.spec.workload_settings import option_of
+from autotune.spec.workload_options import option_of
 from autotune.study.request import SearchRequest
 
 _AGAIN = ".prepared-again-"

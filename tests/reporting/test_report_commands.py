@@ -17,7 +17,7 @@ from autotune.spec.model_file import model_name
 from autotune.spec.search_space import bind_space
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
-from autotune.spec.workload_settings import OPTION_NAMES
+from autotune.spec.workload_options import SEED, WORKLOAD_OPTIONS
 from tests.building.reports import TARGETS, view_of
 from tests.building.studies import definition
 
@@ -60,13 +60,8 @@ def settings_of(words):
     """The workload settings in a command line, as `autotune search` reads them."""
     search = typer.main.get_group(app).commands["search"]
     parameters = search.make_context("search", list(words)).params
-    fields = {option.replace("-", "_"): field for field, option in OPTION_NAMES.items()}
-    known = set(make_workload("cpu").to_dict())
-    settings = {
-        fields.get(name, name): value
-        for name, value in parameters.items()
-        if fields.get(name, name) in known
-    }
+    options = {**WORKLOAD_OPTIONS, "seed": SEED}
+    settings = {name: parameters[option.parameter] for name, option in options.items()}
     rates = dict(pair.split("=") for pair in settings["learning_rates"] or ())
     settings["learning_rates"] = {name: float(rate) for name, rate in rates.items()} or None
     return with_model_config(settings)

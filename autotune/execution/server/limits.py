@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from autotune.errors import InvalidInput
 from autotune.units import LONGEST_SECONDS
 
-DEFAULT_TRIAL_SECONDS = 600.0
 COMPILE_SHARE = 1 / 2
 STEP_SHARE = 1 / 5
 

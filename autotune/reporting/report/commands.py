@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
+from autotune.analysis.pick import DEFAULT_PREFERENCES, PREFERENCE_OPTIONS, Preferences
 from autotune.errors import InvalidInput
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
@@ -23,7 +23,9 @@ from autotune.spec.space_text import space_text, workload_table
 from autotune.spec.study import DEFAULT_SAMPLER, DEFAULT_STORAGE, StudyDefinition, check_study_name
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import DEFAULT_LEARNING_RATES, DEFAULTS_BY_DEVICE, Workload
-from autotune.spec.workload_settings import OF_ONE_DATASET, option_of
+from autotune.spec.workload_options import SEED, WORKLOAD_OPTIONS
+from autotune.spec.workload_settings import OF_ONE_DATASET
+from autotune.units import exact_size
 
 NUMBER, CONFIGURATION, TARGET = "\0number\0", "\0configuration\0", "\0target\0"
 """Placeholders in a template. No user's text can contain them: neither a path nor an escaped TOML
@@ -111,11 +113,8 @@ def reading_command(
         share = getattr(preferences.tolerance, name)
         if share != getattr(defaults.tolerance, name):
             arguments += ["--tolerance", f"{name}={share:g}"]
-    if preferences.prefer != defaults.prefer:
-        arguments += ["--prefer", preferences.prefer]
-    increase = preferences.max_perplexity_increase
-    if increase != defaults.max_perplexity_increase:
-        arguments += ["--max-perplexity-increase", f"{increase:g}"]
+    for field, option in PREFERENCE_OPTIONS.items():
+        arguments += option.arguments(getattr(preferences, field))
     return shlex.join(arguments) + suffix
 
 
@@ -137,14 +136,6 @@ def _shell(files: list[tuple[str, str]], command: str) -> str:
 
 def _device(definition: StudyDefinition) -> list[str]:
     return ["--max-mem", exact_size(definition.cap_bytes), "--device", definition.device.type]
-
-
-def exact_size(size_bytes: int) -> str:
-    """Return a size in the largest unit that represents it exactly: `48MiB`."""
-    for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
-        if size_bytes % size == 0:
-            return f"{size_bytes // size}{unit}"
-    return str(size_bytes)
 
 
 def _model(
@@ -187,15 +178,13 @@ def _workload_options(definition: StudyDefinition) -> list[str]:
     for name, value in workload_table(workload).items():
         if name == "pretrained" or value == expected.get(name):
             continue
+        option = SEED if name == "seed" else WORKLOAD_OPTIONS[name]
         if name == "learning_rates":
             for optimizer, rate in value.items():
                 if rate != expected[name].get(optimizer):
-                    arguments += [option_of(name), f"{optimizer}={rate!r}"]
-        elif isinstance(value, bool):
-            option = option_of(name)
-            arguments.append(option if value else option.replace("--", "--no-", 1))
+                    arguments += [option.flag, f"{optimizer}={rate!r}"]
         else:
-            arguments += [option_of(name), str(value)]
+            arguments += option.arguments(value)
     return arguments
 
 

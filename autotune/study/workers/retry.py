@@ -5,8 +5,6 @@ from collections.abc import Callable
 from autotune.storage.retry import RetryPolicy
 from autotune.study.events import Listener, StorageBack, WaitingForStorage
 
-DEFAULT_DATABASE_WAIT_SECONDS = 300.0
-
 _HINT = "finished results wait in the work folder"
 
 

@@ -1,0 +1,162 @@
+"""The options of a search: one declaration for the command, for Python and for the workers."""
+
+import inspect
+import shlex
+
+import pytest
+import typer.main
+from hypothesis import given
+from hypothesis import strategies as st
+
+import autotune
+from autotune.cli import app
+from autotune.cli.search import continue_command
+from autotune.spec.option import COUNT, DURATION, SIZE, SWITCH, TEXT, Option
+from autotune.spec.workload import Workload
+from autotune.spec.workload_options import WORKLOAD_OPTIONS
+from autotune.study.request import SEARCH_OPTIONS, SearchRequest, request_of
+
+COMMAND = typer.main.get_group(app).commands["search"]
+TYPED = {parameter.name: parameter for parameter in COMMAND.params}
+IN_PYTHON = inspect.signature(autotune.search).parameters
+OF_PREFERENCES = {"tolerance", "prefer", "max_perplexity_increase"}
+OF_THE_DISPLAY = {"as_json", "quiet", "verbose"}
+ONLY_IN_PYTHON = {"preferences", "listener", "should_stop", "workload"}
+
+SECONDS = st.floats(min_value=1e-6, max_value=9e8)
+LIMITS = st.lists(SECONDS, min_size=3, max_size=3).map(lambda limits: sorted(limits, reverse=True))
+SWITCHES = st.booleans()
+REPEATED = {
+    "until_converged": SWITCHES,
+    "full_trainings": SWITCHES,
+    "predict": SWITCHES,
+    "memory_snapshot": SWITCHES,
+    "perplexity_seeds": st.integers(1, 100),
+    "workers": st.integers(1, 256),
+    "trials_per_device": st.integers(1, 256),
+    "database_wait_seconds": SECONDS,
+    "storage": st.sampled_from(["sqlite:///my studies/autotune.db", "sqlite:///a.db"]),
+}
+
+
+def parsed(command):
+    """Return the request that `autotune search` makes of a command line."""
+    words = shlex.split(command)
+    assert words[:2] == ["autotune", "search"]
+    typed = COMMAND.make_context("search", words[2:]).params
+    settings = {}
+    for option in SEARCH_OPTIONS.values():
+        value = typed[option.parameter]
+        settings[option.keyword] = not value if option.turns_off else value
+    return request_of(settings, workload={})
+
+
+# -- the command and Python ------------------------------------------------------------------------
+
+
+def test_every_option_of_the_command_is_a_setting_in_python():
+    options = {option.parameter for option in SEARCH_OPTIONS.values()}
+    options |= {option.parameter for option in WORKLOAD_OPTIONS.values()}
+    assert set(TYPED) - {"help"} == options | OF_PREFERENCES | OF_THE_DISPLAY | {"dry_run"}
+
+
+def test_every_setting_in_python_is_an_option_of_the_command():
+    keywords = [option.keyword for option in SEARCH_OPTIONS.values()]
+    assert set(IN_PYTHON) - ONLY_IN_PYTHON == set(keywords)
+    assert len(keywords) == len(set(keywords))
+
+
+def test_every_option_of_the_workload_is_a_field_of_it():
+    assert set(WORKLOAD_OPTIONS) <= set(Workload.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("name", SEARCH_OPTIONS)
+def test_an_option_has_the_same_default_everywhere(name):
+    option = SEARCH_OPTIONS[name]
+    default = getattr(SearchRequest(), name)
+    typed = TYPED[option.parameter].default
+    assert IN_PYTHON[option.keyword].default == default
+    assert option.read(not typed if option.turns_off else typed) == default
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_mem": "8 gigs"}, "'8 gigs' is not a memory size"),
+        ({"max_mem": 12}, "a memory cap of 12 bytes is too small"),
+        ({"trial_time_limit": None}, "'None' is not a duration"),
+        ({"time_budget": 0}, "'0' is not a possible duration"),
+        ({"perplexity_seeds": "two"}, "invalid number of seeds: 'two'"),
+        ({"sampler": "best"}, "there is no sampler 'best'"),
+        ({"memory_snapshot": True, "device": "cpu"}, "--memory-snapshot records the history"),
+        ({"layerz": 3}, "layerz"),
+    ],
+    ids=str,
+)
+def test_an_invalid_setting_is_rejected_from_python(settings, expected):
+    with pytest.raises(autotune.AutotuneError, match=expected):
+        autotune.search(**settings)
+
+
+# -- the command that continues a study ------------------------------------------------------------
+
+
+@given(
+    trials=st.none() | st.integers(1, 10**6),
+    limits=LIMITS,
+    switched=st.fixed_dictionaries({}, optional=REPEATED),
+)
+def test_the_continue_command_repeats_every_setting_that_the_study_does_not_store(
+    trials, limits, switched
+):
+    trial, compile_limit, step = limits
+    request = SearchRequest(
+        trial_time_limit_seconds=trial,
+        compile_time_limit_seconds=compile_limit,
+        step_time_limit_seconds=step,
+        device="cuda:1",
+        **switched,
+    )
+    again = parsed(continue_command("mine", request, trials=trials))
+    assert (again.name, again.trials) == ("mine", trials)
+    assert again.trial_options == request.trial_options
+    for name in REPEATED:
+        assert getattr(again, name) == getattr(request, name), name
+
+
+def test_a_setting_is_repeated_unless_the_study_stores_it_or_it_is_of_one_run():
+    stored = {"cap_bytes", "space", "scale", "device", "sampler", "seed", "fresh"}
+    of_one_run = {"time_budget_seconds"}
+    repeated = {name for name, option in SEARCH_OPTIONS.items() if option.is_repeated}
+    assert repeated == set(SEARCH_OPTIONS) - stored - of_one_run
+    limits = {name for name in repeated if name.endswith("time_limit_seconds")}
+    assert repeated == {*REPEATED, *limits, "name", "trials"}
+
+
+def test_a_password_is_not_repeated():
+    request = SearchRequest(storage="postgresql+psycopg://me:secret@there/studies")
+    assert "secret" not in continue_command("mine", request)
+
+
+# -- one option ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "arguments"),
+    [
+        (Option(flag="--max-mem", help="", kind=SIZE), 3 * 2**29, ["--max-mem", "1536MiB"]),
+        (Option(flag="--wait", help="", kind=DURATION, default="5m"), 300.0, []),
+        (Option(flag="--wait", help="", kind=DURATION), 12345678.25, ["--wait", "12345678.25s"]),
+        (Option(flag="--seeds", help="", kind=COUNT, default=1), 3, ["--seeds", "3"]),
+        (Option(flag="--name", help="", kind=TEXT), None, []),
+        (Option(flag="--fresh", help="", kind=SWITCH, default=False), True, ["--fresh"]),
+        (Option(flag="--no-predict", help="", kind=SWITCH, default=True), False, ["--no-predict"]),
+        (Option(flag="--no-predict", help="", kind=SWITCH, default=True), True, []),
+        (WORKLOAD_OPTIONS["streaming"], True, ["--streaming"]),
+        (WORKLOAD_OPTIONS["streaming"], False, ["--no-streaming"]),
+        (WORKLOAD_OPTIONS["streaming"], None, []),
+    ],
+    ids=str,
+)
+def test_an_option_writes_its_value_as_it_is_typed(option, value, arguments):
+    assert option.arguments(value) == arguments
