@@ -1,10 +1,12 @@
 """The request for a search: every setting with its option, and the checks that need no device."""
 
+import dataclasses
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.analysis.front import Tolerance
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.errors import InvalidInput
 from autotune.execution.trial_options import TrialOptions
@@ -286,6 +288,18 @@ class SearchRequest:
         if self.seed is not None:
             specified["seed"] = self.seed
         return specified
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, for a worker; `from_dict` is the inverse."""
+        settings = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        return {**settings, "preferences": dataclasses.asdict(self.preferences)}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "SearchRequest":
+        """Return the request of which `to_dict` has returned the fields."""
+        preferences = dict(stored["preferences"])
+        preferences["tolerance"] = Tolerance(**preferences["tolerance"])
+        return cls(**{**stored, "preferences": Preferences(**preferences)})
 
 
 SEARCH_OPTIONS: Mapping[str, Option] = options_of(SearchRequest)

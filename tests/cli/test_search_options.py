@@ -1,6 +1,7 @@
 """The options of a search: one declaration for the command, for Python and for the workers."""
 
 import inspect
+import json
 import shlex
 
 import pytest
@@ -9,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autotune
+from autotune.analysis.front import Tolerance
+from autotune.analysis.pick import Preferences
 from autotune.cli import app
 from autotune.cli.search import continue_command
 from autotune.spec.option import COUNT, DURATION, SIZE, SWITCH, TEXT, Option
+from autotune.spec.study import SAMPLERS
 from autotune.spec.workload import Workload
 from autotune.spec.workload_options import WORKLOAD_OPTIONS
 from autotune.study.request import SEARCH_OPTIONS, SearchRequest, request_of
@@ -160,3 +164,24 @@ def test_a_password_is_not_repeated():
 )
 def test_an_option_writes_its_value_as_it_is_typed(option, value, arguments):
     assert option.arguments(value) == arguments
+
+
+# -- workers ---------------------------------------------------------------------------------------
+
+
+def test_a_worker_gets_the_whole_request():
+    request = SearchRequest(
+        cap_bytes=2**30,
+        sampler=SAMPLERS[1],
+        trials=12,
+        trial_time_limit_seconds=12.5,
+        workload={"layers": 2, "learning_rates": {"adamw": 1e-3}},
+        preferences=Preferences(tolerance=Tolerance(speed=0.1), prefer="smallest"),
+    )
+    assert SearchRequest.from_dict(json.loads(json.dumps(request.to_dict()))) == request
+
+
+def test_the_options_of_trials_have_the_names_of_the_request():
+    request = SearchRequest(full_trainings=True, perplexity_seeds=3, memory_snapshot=True)
+    for name, value in vars(request.trial_options).items():
+        assert getattr(request, name) == value

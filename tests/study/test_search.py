@@ -72,6 +72,14 @@ def result(folder):
     return autotune.show("small")
 
 
+def trials_wanted(study: str) -> int:
+    store = StudyStore(STORAGE)
+    try:
+        return store.definition(study)[1]
+    finally:
+        store.close()
+
+
 def attempt_states(study: str) -> Counter:
     """How the attempts of a study stand."""
     with closing(sqlite3.connect("studies/autotune.db")) as connection:
@@ -231,6 +239,14 @@ def test_a_dry_run_says_what_would_be_done_and_leaves_no_study(folder):
     assert "about" in planned.stdout
     assert re.search(r"Reused +\d+ results: .*of study small", planned.stdout)
     assert "planned" not in run_here("studies", folder=folder).stdout
+
+
+def test_workers_run_no_more_trials_than_were_asked_for(folder):
+    result = autotune.search(
+        name="two", space="small.toml", trials=3, workers=2, until_converged=True, fresh=True
+    )
+    assert len(result.trials) == 3
+    assert trials_wanted("two") == 3
 
 
 @pytest.mark.slow

@@ -9,10 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from autotune.errors import Stopped
 from autotune.execution.server.client import python_environment
@@ -22,20 +21,6 @@ from autotune.study.events import Listener, WorkerEnded
 from autotune.study.request import SearchRequest
 
 _SECONDS_TO_END = 10.0
-
-_NOT_FOR_WORKERS = (
-    "space",
-    "scale",
-    "cap_bytes",
-    "sampler",
-    "seed",
-    "workload",
-    "fresh",
-    "trials",
-    "preferences",
-)
-"""Fields that workers do not need: the study's definition is in the database, and preferences only
-matter to the process that shows the result."""
 
 
 class Workers:
@@ -55,7 +40,8 @@ class Workers:
         listener: Listener,
         check_stop: Callable[[], None],
     ) -> None:
-        self._request = replace(request, name=name, workers=1)
+        # The study stores its search space: the file it was read from may be gone by now.
+        self._request = replace(request, name=name, space=None, workers=1)
         self._devices = [
             devices[number % len(devices)].device for number in range(1, request.workers)
         ]
@@ -117,16 +103,10 @@ class Workers:
                 env=python_environment(),
             )
         assert process.stdin is not None
-        request = _worker_request(replace(self._request, device=device))
-        process.stdin.write(json.dumps(request).encode() + b"\n")
+        request = replace(self._request, device=device).to_dict()
+        process.stdin.write(json.dumps(request, default=dict).encode() + b"\n")
         process.stdin.flush()
         return process
 
     def _log_file(self, number: int) -> Path:
         return self._log_folder / f"worker-{number}.log"
-
-
-def _worker_request(request: SearchRequest) -> dict[str, Any]:
-    """Returns the fields of the request that a worker needs."""
-    names = [field.name for field in fields(request) if field.name not in _NOT_FOR_WORKERS]
-    return {name: getattr(request, name) for name in names}

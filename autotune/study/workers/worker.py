@@ -17,7 +17,7 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    request = SearchRequest(**json.loads(sys.stdin.readline()))
+    request = SearchRequest.from_dict(json.loads(sys.stdin.readline()))
     threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
     try:
         search(request, should_stop=stop.is_set)
