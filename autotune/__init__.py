@@ -9,7 +9,7 @@ print(result.trial(result.pick.number).config)
 
 from autotune.analysis.pick import Preferences
 from autotune.analysis.tolerance import Tolerance
-from autotune.api import optuna_study, predict, search, show
+from autotune.api import dry_run, optuna_study, predict, search, show
 from autotune.errors import AutotuneError
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Prediction
@@ -30,6 +30,7 @@ __all__ = [
     "Workload",
     "apply",
     "current_config",
+    "dry_run",
     "load_config",
     "optuna_study",
     "predict",

@@ -6,10 +6,11 @@ Importing it takes a fraction of a second and does not import torch, because tra
 
 # ruff: noqa: PLC0415
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.spec.config import TrainingConfig
@@ -17,13 +18,31 @@ from autotune.spec.model_choice import with_model_config
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import StudyResult
 from autotune.spec.study import DEFAULT_STORAGE, Sampler
-from autotune.study.request import request_of
+from autotune.study.request import SEARCH_OPTIONS, request_of
 
 if TYPE_CHECKING:
     import optuna
 
     from autotune.reporting.study_view import StudyView
+    from autotune.study.dry_run import Plan
     from autotune.study.events import Listener
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+
+def _takes_parameters_of(
+    function: Callable[Parameters, object],
+) -> Callable[[Callable[..., Returned]], Callable[Parameters, Returned]]:
+    """Give a function the signature of another one, for type checkers, editors and `help`."""
+
+    def with_signature(decorated: Callable[..., Returned]) -> Callable[Parameters, Returned]:
+        signature = inspect.signature(function)
+        returned = inspect.signature(decorated).return_annotation
+        decorated.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return decorated
+
+    return with_signature
 
 
 def _ignore(_event: object) -> None:
@@ -65,11 +84,12 @@ def search(
 ) -> StudyResult:
     """Run a study, or resume the one of that name, and return its records, front and pick.
 
-    Every setting of `autotune search` is a parameter. `space` is the name of a search space or the
-    path of a TOML file, `scale` one of its scales. Sizes and durations are numbers of bytes and
-    seconds, or strings such as "8GiB" and "30m". `workload` takes the fields of `Workload`:
-    `layers=12, width=768, dataset="my.txt"`; the search space or the device decides the others.
-    Works in a plain script, without a main guard.
+    Every setting of `autotune search` is a parameter; `dry_run` takes the same ones and says what a
+    search would do. `space` is the name of a search space or the path of a TOML file, `scale` one
+    of its scales. Sizes and durations are numbers of bytes and seconds, or strings such as "8GiB"
+    and "30m". `workload` takes the fields of `Workload`: `layers=12, width=768, dataset="my.txt"`;
+    the search space or the device decides the others. Works in a plain script, without a main
+    guard.
 
     A new study reuses what earlier studies in `storage` measured for the same workload, device and
     versions, in addition to its `trials`; with `fresh` it measures everything again.
@@ -91,6 +111,32 @@ def search(
 
     request = request_of(settings, workload=with_model_config(workload), preferences=preferences)
     return run(
+        request,
+        listener=listener or _ignore,
+        should_stop=should_stop or _never,
+    )
+
+
+@_takes_parameters_of(search)
+def dry_run(
+    *,
+    preferences: Preferences = DEFAULT_PREFERENCES,
+    listener: "Listener | None" = None,
+    should_stop: Callable[[], bool] | None = None,
+    **settings: Any,
+) -> "Plan":
+    """Return what a search with these settings would do and how long it would take.
+
+    Takes the parameters of `search`. Creates no study: it checks the request, prepares the files of
+    the workload, and times a few short trainings. Raises AutotuneError for a request that cannot be
+    carried out.
+    """
+    from autotune.study.dry_run import plan
+
+    known = {option.keyword for option in SEARCH_OPTIONS.values()}
+    workload = {name: value for name, value in settings.items() if name not in known}
+    request = request_of(settings, workload=with_model_config(workload), preferences=preferences)
+    return plan(
         request,
         listener=listener or _ignore,
         should_stop=should_stop or _never,

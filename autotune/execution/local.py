@@ -204,6 +204,16 @@ class LocalExecutor(ServerTasks):
             slot=self._slot,
         )
 
+    def wait_for_trial(self, future: "Future[FinishedTrial]") -> FinishedTrial:
+        """Waits for a trial and returns its result.
+
+        Raises TrialLost, and Stopped where the search is stopped, which also ends the trial.
+        """
+        reply = self._replies.get(future)
+        if reply is not None:
+            self.wait_for(reply)
+        return future.result()
+
     def cancel(self, future: "Future[FinishedTrial]") -> None:
         """Ends the trial; within seconds its future has the outcome `interrupted`."""
         reply = self._replies.get(future)

@@ -6,7 +6,7 @@ One short training is run for each precision, and one that compiles.
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -84,17 +84,25 @@ class Plan:
         return total / timed_share if timed_share else None
 
 
-def plan(request: SearchRequest, *, listener: Listener = lambda event: None) -> Plan:
+def plan(
+    request: SearchRequest,
+    *,
+    listener: Listener = lambda event: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Plan:
     """Return what a new study of this request would do; no study is created.
 
-    Raises InvalidInput for any invalid part of the request.
+    Raises InvalidInput for any invalid part of the request, and Stopped once `should_stop` returns
+    True.
     """
     space = space_of(request)
     with suppress(UnknownStudy):  # no database yet
         StudyStore(request.storage).close()
     with (
         work_folder(request.storage) as work,
-        LocalExecutor(work, note=lambda sentence: listener(Notice(message=sentence))) as executor,
+        LocalExecutor(
+            work, should_stop=should_stop, note=lambda sentence: listener(Notice(message=sentence))
+        ) as executor,
     ):
         named = replace(request, name=f"plan-{time.time_ns()}")
         new = new_definition(named, space=space, executor=executor, work=work, listener=listener)
@@ -139,7 +147,7 @@ def _plan(
     def short_training(config: TrainingConfig) -> Measurement:
         listener(Preparing(what=f"timing a few steps of {config.describe()}"))
         with executor.slot_on(definition.device):
-            return submitted(config).result().measurement
+            return executor.wait_for_trial(submitted(config)).measurement
 
     def submitted(config: TrainingConfig) -> "Future[FinishedTrial]":
         return executor.submit(

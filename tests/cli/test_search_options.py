@@ -62,6 +62,7 @@ def test_every_option_of_the_command_is_a_setting_in_python():
     options = {option.parameter for option in SEARCH_OPTIONS.values()}
     options |= {option.parameter for option in WORKLOAD_OPTIONS.values()}
     assert set(TYPED) - {"help"} == options | OF_PREFERENCES | OF_THE_DISPLAY | {"dry_run"}
+    assert callable(autotune.dry_run)
 
 
 def test_every_setting_in_python_is_an_option_of_the_command():
@@ -83,6 +84,10 @@ def test_an_option_has_the_same_default_everywhere(name):
     assert option.read(not typed if option.turns_off else typed) == default
 
 
+def test_a_dry_run_takes_the_settings_of_a_search():
+    assert inspect.signature(autotune.dry_run).parameters == IN_PYTHON
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -97,9 +102,10 @@ def test_an_option_has_the_same_default_everywhere(name):
     ],
     ids=str,
 )
-def test_an_invalid_setting_is_rejected_from_python(settings, expected):
+@pytest.mark.parametrize("function", [autotune.search, autotune.dry_run])
+def test_an_invalid_setting_is_rejected_from_python(function, settings, expected):
     with pytest.raises(autotune.AutotuneError, match=expected):
-        autotune.search(**settings)
+        function(**settings)
 
 
 # -- the command that continues a study ------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.errors import InvalidDataset, InvalidInput, StudyMismatch
+from autotune.errors import InvalidDataset, InvalidInput, Stopped, StudyMismatch
 from autotune.storage.store import StudyStore
 from autotune.study.events import TrialBegan, TrialEnded
 from tests.building.commands import run_here
@@ -239,6 +239,19 @@ def test_a_dry_run_says_what_would_be_done_and_leaves_no_study(folder):
     assert "about" in planned.stdout
     assert re.search(r"Reused +\d+ results: .*of study small", planned.stdout)
     assert "planned" not in run_here("studies", folder=folder).stdout
+
+
+def test_a_dry_run_from_python_returns_the_plan(folder):
+    plan = autotune.dry_run(name="planned", space="tiny.toml", trials=2, fresh=True, seed=5)
+    assert (plan.trials_wanted, plan.definition.seed) == (2, 5)
+    assert plan.seconds > 0
+    with pytest.raises(autotune.AutotuneError):
+        autotune.show("planned")
+
+
+def test_a_dry_run_from_python_can_be_stopped(folder):
+    with pytest.raises(Stopped):
+        autotune.dry_run(name="planned", space="tiny.toml", should_stop=lambda: True)
 
 
 def test_workers_run_no_more_trials_than_were_asked_for(folder):
