@@ -13,7 +13,7 @@ import autotune
 from autotune.analysis.front import Tolerance
 from autotune.analysis.pick import Preferences
 from autotune.cli import app
-from autotune.cli.search import continue_command
+from autotune.cli.search_run import continue_command
 from autotune.spec.option import COUNT, DURATION, SIZE, SWITCH, TEXT, Option
 from autotune.spec.study import SAMPLERS
 from autotune.spec.workload import Workload

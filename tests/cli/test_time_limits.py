@@ -3,7 +3,7 @@
 import pytest
 
 import autotune
-from autotune.cli.search import continue_command
+from autotune.cli.search_run import continue_command
 from autotune.errors import InvalidInput
 from autotune.study.request import SearchRequest
 

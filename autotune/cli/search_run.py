@@ -1,0 +1,150 @@
+"""Runs the search of `autotune search`: progress, signals, the summary, the command to continue."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from autotune.cli import options
+from autotune.cli.live import make_display
+from autotune.cli.tables import make_console, print_result, print_trials
+from autotune.errors import Stopped, StorageUnreachable, TrialLost
+from autotune.reporting.outcomes import outcome_counts
+from autotune.spec.result import StudyResult
+from autotune.storage.error_translation import redacted_url
+from autotune.study.events import Event, StudyOpened
+from autotune.study.request import SEARCH_OPTIONS, SearchRequest
+from autotune.study.search import search
+from autotune.units import format_duration
+
+
+def run_with_display(request: SearchRequest, *, as_json: bool, quiet: bool, verbose: bool) -> None:
+    """Run the search, show its progress and print its result."""
+    display = make_display(
+        quiet=quiet,
+        preferences=request.preferences,
+        time_budget_seconds=request.time_budget_seconds,
+        until_converged=request.until_converged,
+    )
+    opened: list[StudyOpened] = []
+
+    def listener(event: Event) -> None:
+        if isinstance(event, StudyOpened):
+            opened.append(event)
+        display(event)
+
+    with _stop_on_signals() as signals:
+        try:
+            with display:
+                result = search(request, listener=listener, should_stop=lambda: bool(signals))
+        except Stopped:
+            if opened:
+                command = continue_command(opened[0].definition.name, request)
+                print(
+                    f"Stopped; every finished trial is stored. Continue with:\n  {command}",
+                    file=sys.stderr,
+                )
+            else:
+                print("Stopped before the study began.", file=sys.stderr)
+            raise typer.Exit(128 + signals[0]) from None
+        except (StorageUnreachable, TrialLost) as error:
+            if opened:
+                command = continue_command(opened[0].definition.name, request)
+            else:
+                command = "the same command"
+            hint = error.hint or "measured results are stored"
+            raise type(error)(error.message, hint=f"{hint}; continue with: {command}") from None
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+    else:
+        print_summary(
+            result, make_console(), request, wanted=opened[0].trials_wanted, verbose=verbose
+        )
+    if not result.front:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in the yielded list; the second signal ends the process at once.
+
+    The processes that it started end with it.
+    """
+    received: list[int] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+
+    previous = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def continue_command(study: str, request: SearchRequest, *, trials: int | None = None) -> str:
+    """Return the command that continues a study, with every option that the study does not store.
+
+    Defaults are left out, and a password in the storage URL is replaced by a placeholder.
+    """
+    values = {name: getattr(request, name) for name in SEARCH_OPTIONS}
+    values |= {"name": study, "trials": trials, "storage": redacted_url(request.storage)}
+    arguments = ["autotune", "search"]
+    for name, option in SEARCH_OPTIONS.items():
+        if option.is_repeated:
+            arguments += option.arguments(values[name])
+    return shlex.join(arguments)
+
+
+def print_summary(
+    result: StudyResult,
+    console: Console,
+    request: SearchRequest,
+    *,
+    wanted: int,
+    verbose: bool,
+) -> None:
+    seconds = sum(record.seconds or 0.0 for record in result.trials)
+    counts = outcome_counts(result.trials)
+    console.print(
+        Text(f"Study {result.study}: {counts}, {format_duration(seconds)} of trials", style="bold")
+    )
+    console.print()
+    if verbose:
+        print_trials(console, result, result.trials, title="All trials")
+        console.print()
+    print_result(result, console)
+    study = [result.study]
+    if request.storage != options.STORAGE:
+        study += ["--storage", result.storage]
+    study_arguments = shlex.join(study)
+    reused = sum(record.reused_from is not None for record in result.trials)
+    trials_to_continue = wanted if len(result.trials) < wanted else 2 * len(result.trials)
+    commands = [
+        (f"autotune show {study_arguments}", "every trial"),
+        (f"autotune report {study_arguments}", "the whole study as one HTML page"),
+    ]
+    if result.pick:
+        commands.append(
+            (f"autotune export {study_arguments} --to pytorch", "the pick, for your trainer")
+        )
+    commands.append(
+        (continue_command(result.study, request, trials=trials_to_continue - reused), "continue")
+    )
+    console.print()
+    console.print(Text(f"Results  {result.storage}"))
+    for command, purpose in commands:
+        console.print(Text(f"  {command}  # {purpose}"), soft_wrap=True)
