@@ -41,8 +41,9 @@ def perplexity_spread(records: Sequence[TrialRecord]) -> float:
     classes: dict[tuple[str, ...], list[float]] = defaultdict(list)
     over_seeds = 0.0
     for record in records:
-        is_shared = (record.perplexity_source or "").startswith("shared")
-        if record.was_trained and record.perplexity is not None and not is_shared:
+        if record.shares_perplexity or record.perplexity is None:
+            continue
+        if record.was_trained:
             over_seeds = max(over_seeds, (record.perplexity_spread or 0.0) / record.perplexity)
             classes[record.config.numerics_class].append(record.perplexity)
     repeated = [values for values in classes.values() if len(values) > 1]

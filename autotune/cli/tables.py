@@ -18,7 +18,6 @@ from autotune.reporting.trial_text import (
     SHARED_MARK_NOTE,
     format_perplexity,
     format_speed,
-    is_shared,
     no_pick_reason,
     perplexity_source_text,
     trial_label,
@@ -60,7 +59,7 @@ def print_trials(
     take longer than reading the trials from the database.
     """
     columns = list(_columns(result, records, with_predictions=with_predictions))
-    note = SHARED_MARK_NOTE if any(is_shared(record) for record in records) else ""
+    note = SHARED_MARK_NOTE if any(record.shares_perplexity for record in records) else ""
     if len(records) <= MOST_FOLDED:
         console.print(_folded(result, records, columns, title=title, note=note))
         return

@@ -228,5 +228,5 @@ class LocalExecutor(ServerTasks):
             return
         result = reply.result()
         finished.set_result(
-            FinishedTrial(measurement=Measurement(**result.result), seconds=result.seconds)
+            FinishedTrial(measurement=Measurement.from_dict(result.result), seconds=result.seconds)
         )

@@ -14,7 +14,6 @@ from autotune.reporting.trial_text import (
     SHARED_MARK_NOTE,
     format_perplexity,
     format_speed,
-    is_shared,
     no_pick_reason,
     perplexity_source_text,
 )
@@ -107,7 +106,7 @@ def markdown_text(result: StudyResult) -> str:
     if result.trials:
         blocks.append("### All trials")
         blocks.append(_table(result, result.trials))
-    if any(map(is_shared, result.trials)):
+    if any(record.shares_perplexity for record in result.trials):
         blocks.append(SHARED_MARK_NOTE)
     return "\n\n".join(blocks) + "\n"
 
@@ -148,7 +147,7 @@ def _cells(result: StudyResult, record: TrialRecord, is_cuda: bool) -> list[str]
     if record.outcome != "ok":
         marks.append(OUTCOME_LABELS[record.outcome])
     if record.reused_from:
-        marks.append(f"from {_plain(record.reused_from)}")
+        marks.append(f"from {_plain(str(record.reused_from))}")
     if source := perplexity_source_text(record):
         marks.append(f"perplexity: {_plain(source)}")
     return [

@@ -27,14 +27,9 @@ def format_perplexity(record: TrialRecord) -> str:
     """
     if record.perplexity is None:
         return ""
-    mark = SHARED_MARK if is_shared(record) else ""
+    mark = SHARED_MARK if record.shares_perplexity else ""
     spread = "" if record.perplexity_spread is None else f" ±{record.perplexity_spread:.2f}"
     return f"{mark}{record.perplexity:,.2f}{spread}"
-
-
-def is_shared(record: TrialRecord) -> bool:
-    """Return whether the perplexity was measured in another trial with the same numerics."""
-    return (record.perplexity_source or "").startswith("shared")
 
 
 def perplexity_source_text(record: TrialRecord) -> str:
@@ -42,12 +37,14 @@ def perplexity_source_text(record: TrialRecord) -> str:
 
     Empty if the trial measured it itself, on the held-out text.
     """
-    source = record.perplexity_source or ""
-    if record.perplexity is None or source in ("", "measured"):
+    source = record.perplexity_source
+    if record.perplexity is None or source is None:
         return ""
-    if is_shared(record):
-        return f"of {source.removeprefix('shared with ')}"
-    return source.removeprefix("measured, ")
+    if source.is_shared:
+        return f"of {source.trial}"
+    if source.kind == "measured":
+        return source.seeds_text
+    return str(source)
 
 
 SHARED_MARK = "="
@@ -131,10 +128,10 @@ def _measured(record: TrialRecord) -> list[str]:
             f"tokens/s: {format_speed(record.tokens_per_second, record.tokens_per_second_spread)}"
         )
     if record.perplexity is not None:
-        source = record.perplexity_source or ""
+        source = record.perplexity_source
         spread = "" if record.perplexity_spread is None else f" ±{record.perplexity_spread:.3f}"
         line = f"perplexity: {record.perplexity:,.3f}{spread}"
-        lines.append(f"{line} ({style.escaped(source)})" if source else line)
+        lines.append(f"{line} ({style.escaped(str(source))})" if source else line)
     if record.compile_seconds is not None:
         lines.append(f"compiled in {record.compile_seconds:.1f} s")
     if record.reused_from:

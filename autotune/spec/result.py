@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autotune.spec.config import TrainingConfig
+from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.spec.workload import Workload
 
 Outcome = Literal[
@@ -34,12 +35,6 @@ JSON_SCHEMA = 1
 PINNED_ON_HOST = "pinned_on_host"
 """Key of the largest number of bytes of host memory that activation offload pinned; torch rounds
 each block up to a power of two."""
-
-AFTER_STEP = "evaluation loss after step"
-"""Start of `perplexity_source` for a script that evaluated after the update of its last step.
-Releases that did not check this wrote "evaluation loss of step"."""
-NOT_AFTER_THE_LAST_STEP = "as no evaluation was seen after the last step"
-"""Part of `perplexity_source` for a script without an evaluation after its last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +107,7 @@ class Measurement:
     """For several seeds, the mean."""
     perplexity_spread: float | None = None
     """Standard deviation over the seeds; None for a single seed."""
-    perplexity_source: str | None = None
-    """`measured`, with the number of seeds if there were several; `shared with trial 3`, possibly
-    followed by "of study 'x'"; for a script `evaluation loss after step 20` or `training loss of
-    the last 5 steps`, with the reason."""
+    perplexity_source: PerplexitySource | None = None
     parity: Literal["same", "failed", "not compared"] | None = None
     """Whether the first steps equal those of a plain training of the same numerics class; None: no
     check was requested."""
@@ -134,8 +126,28 @@ class Measurement:
     """Wall-clock time of startup, compilation, training (with warm-up) and evaluation. The rest of
     `seconds` went into prediction, the parity check, and starting and ending the process. None for
     a script."""
-    reused_from: str | None = None
-    """`trial 3 of study 'x'` if an earlier study measured it; None: measured in this study."""
+    reused_from: TrialReference | None = None
+    """The trial of an earlier study that measured it; None: measured in this study."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Measurement":
+        """Return the measurement from what `dataclasses.asdict` gave, also by way of JSON.
+
+        Types are not checked. Raises TypeError for an unknown field, and TypeError or ValueError
+        for provenance that is incomplete.
+        """
+        provenance: dict[str, Any] = {}
+        source, origin = values.get("perplexity_source"), values.get("reused_from")
+        if isinstance(source, Mapping):
+            provenance["perplexity_source"] = PerplexitySource.from_dict(source)
+        if isinstance(origin, Mapping):
+            provenance["reused_from"] = TrialReference(**origin)
+        return cls(**{**values, **provenance})
+
+    @property
+    def shares_perplexity(self) -> bool:
+        """Whether its perplexity was measured in another trial, which has the same numerics."""
+        return self.perplexity_source is not None and self.perplexity_source.is_shared
 
     @property
     def has_all_objectives(self) -> bool:
@@ -193,13 +205,18 @@ class TrialRecord(Measurement):
         return self.outcome != "interrupted"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON; None stands for NaN, infinity and what was not measured."""
+        """Return a dictionary for JSON; None stands for NaN, infinity and what was not measured.
+
+        Where a result comes from is said in a sentence.
+        """
         # Not `asdict`: it copies every value, which takes a second for thousands of trials.
         values = {name: getattr(self, name) for name in _RECORD_FIELDS}
         values["config"] = self.config.to_dict()
         for name, value in values.items():
             if name in _MAPPING_FIELDS and value is not None:
                 values[name] = dict(value)
+            elif name in _PROVENANCE_FIELDS and value is not None:
+                values[name] = str(value)
             elif isinstance(value, float) and not math.isfinite(value):
                 values[name] = None
         return values
@@ -207,6 +224,7 @@ class TrialRecord(Measurement):
 
 _RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(TrialRecord))
 _MAPPING_FIELDS = ("bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
+_PROVENANCE_FIELDS = ("perplexity_source", "reused_from")
 
 
 @dataclass(frozen=True, kw_only=True)

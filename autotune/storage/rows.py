@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,16 +11,23 @@ from autotune.analysis.feasibility import is_feasible
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, Prediction
-from autotune.spec.result import DIRECTIONS, DeviceInfo, Measurement, TrialRecord
+from autotune.spec.result import DeviceInfo, Measurement, TrialRecord
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition, check_study_name
 from autotune.spec.workload import Workload
+from autotune.storage.old_measurements import upgraded_measurement
 from autotune.storage.tables import SCHEMA_VERSION
 from autotune.storage.typed import check_types
 
 _MEASUREMENT_FIELDS = tuple(field.name for field in fields(Measurement))
-_DECIDING_FIELDS = ("outcome", "device_bytes", *DIRECTIONS)
-"""What every version has stored: a measurement without one of these is damaged, not unmeasured."""
+_ALWAYS_STORED = (
+    "perplexity",
+    "outcome",
+    "device_bytes",
+    "peak_memory_bytes",
+    "tokens_per_second",
+)
+"""Fields that a stored measurement has in every release; later ones have added others."""
 
 LONGEST_NAME, LONGEST_REASON = 200, 500
 """Characters of a trial's or worker's name, and of a cause or of why there is no prediction."""
@@ -61,7 +68,39 @@ def storable_text(text: str, *, longest: int) -> str:
 
 def measurement_values(measurement: Measurement) -> dict[str, Any]:
     """Returns the fields as JSON; infinities and NaN, which JSON lacks, become null."""
-    return {name: _finite(getattr(measurement, name)) for name in _MEASUREMENT_FIELDS}
+    return {name: _plain(getattr(measurement, name)) for name in _MEASUREMENT_FIELDS}
+
+
+def measurement_from_values(stored: Any) -> Measurement:
+    """Returns the measurement of a JSON object, also of one that an earlier release wrote.
+
+    Raises ValueError or TypeError where it is not a measurement.
+    """
+    measurement = _parse_measurement(stored)
+    _check_measurement(measurement)
+    return measurement
+
+
+def _parse_measurement(stored: Any) -> Measurement:
+    if not isinstance(stored, dict):
+        raise ValueError(f"measurement is {stored!r:.60}")
+    for name in _ALWAYS_STORED:
+        if name not in stored:
+            raise ValueError(f"it has no {name!r}")
+    return Measurement.from_dict(upgraded_measurement(stored))
+
+
+def _check_measurement(measurement: Measurement) -> None:
+    """Raises ValueError for a field of another type, also of those within its provenance."""
+    check_types(measurement)
+    source = measurement.perplexity_source
+    if source is not None:
+        check_types(source)
+        for failed in source.failed_seeds:
+            check_types(failed)
+    for trial in (measurement.reused_from, None if source is None else source.trial):
+        if trial is not None:
+            check_types(trial)
 
 
 def finite_seconds(seconds: float | None) -> float | None:
@@ -70,9 +109,11 @@ def finite_seconds(seconds: float | None) -> float | None:
     return seconds
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     if isinstance(value, dict):
-        return {name: item for name, item in value.items() if _finite(item) is not None}
+        return {name: item for name, item in value.items() if _plain(item) is not None}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -152,26 +193,21 @@ def record_from_row(
     ended, and `cause` what ended the last one.
     """
     with _reading(f"trial {row.number}"):
-        measurement = row.measurement
-        if measurement is None:
+        if row.measurement is None:
             message = _message_without_result(losses, cause)
-            measurement = asdict(Measurement(outcome="interrupted", message=message))
-        if measurement["perplexity"] is not None and measurement.get("perplexity_source") is None:
-            # Written by a version in which trials could not share a perplexity.
-            measurement = {**measurement, "perplexity_source": "measured"}
-        for field in _DECIDING_FIELDS:
-            if field not in measurement:
-                raise KeyError(field)
+            measurement = Measurement(outcome="interrupted", message=message)
+        else:
+            measurement = _parse_measurement(row.measurement)
         record = TrialRecord(
-            **measurement,
+            **vars(measurement),
             number=row.number,
             config=_config_from_row(row),
             name=row.name,
-            feasible=is_feasible(Measurement(**measurement), cap_bytes=cap_bytes),
+            feasible=is_feasible(measurement, cap_bytes=cap_bytes),
             predicted_peak_memory_bytes=None if predicted_bytes is None else int(predicted_bytes),
             seconds=row.seconds,
         )
-        check_types(record)
+        _check_measurement(record)
         return record
 
 

@@ -18,6 +18,7 @@ from autotune.storage.integrity.backup import back_up
 from autotune.storage.integrity.sqlite_file import reject_foreign_tables, reject_orphaned_rows
 from autotune.storage.tables import (
     ATTEMPTS,
+    FIRST_REVISION_WITH_ATTEMPTS,
     METADATA,
     PREDICTIONS,
     REVISION,
@@ -72,6 +73,11 @@ def revision_of(connection: Connection) -> str | None:
     return found
 
 
+def has_attempts(revision: str | None) -> bool:
+    """Returns whether a database of this revision has attempts and all other tables."""
+    return revision is not None and revision >= FIRST_REVISION_WITH_ATTEMPTS
+
+
 def check_tables(there: set[str], revision: str | None, url: str) -> None:
     """Raises StorageUnavailable for an unknown revision, or where its tables are missing."""
     known = {file.name.partition("_")[0] for file in (MIGRATIONS / "versions").glob("[0-9]*.py")}
@@ -82,7 +88,7 @@ def check_tables(there: set[str], revision: str | None, url: str) -> None:
             hint="use the autotune that wrote it, or a later one",
         )
     expected = {*METADATA.tables, VERSION_TABLE}
-    if revision != REVISION:
+    if not has_attempts(revision):
         expected -= {ATTEMPTS.name, PREDICTIONS.name, VERSION_TABLE}
         if ATTEMPTS.name in there:
             expected.add(VERSION_TABLE)

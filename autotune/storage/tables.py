@@ -23,11 +23,13 @@ from sqlalchemy.sql.expression import FunctionElement
 
 METADATA = MetaData()
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Also stored with every study, so that an older autotune rejects the studies of a newer one."""
 
-REVISION = "0002"
+REVISION = "0003"
 """The last revision in `migrations/versions`."""
+
+FIRST_REVISION_WITH_ATTEMPTS = "0002"
 
 VERSION_TABLE = "autotune_alembic_version"
 """Not `alembic_version`, which Optuna uses for its studies in the same database."""

@@ -1,6 +1,7 @@
 """Checks stored values against the types of a dataclass: a JSON column accepts any value."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -25,7 +26,7 @@ def _field_checks(dataclass_type: type) -> tuple[tuple[str, Callable[[object], b
 def _make_check(hint: Any) -> Callable[[object], bool]:
     """Returns a predicate that tries a set of plain types first.
 
-    Most fields are numbers, strings or None, and there are many rows.
+    Most fields are numbers, strings, None or a dataclass, and there are many rows.
     """
     plain = frozenset(_plain_types(hint))
 
@@ -40,7 +41,7 @@ def _plain_types(hint: Any) -> set[type]:
         return set().union(*map(_plain_types, get_args(hint)))
     if hint is float:
         return {int, float}
-    if hint in (int, str, bool, NoneType):
+    if hint in (int, str, bool, NoneType) or is_dataclass(hint):
         return {hint}
     return set()
 

@@ -5,21 +5,19 @@ the new study's cap, and is of a configuration that the new study may try; if se
 one, that of the newest. It is taken from the study that measured it, never from one that reused it.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from autotune.errors import AutotuneError, StorageUnreachable
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
+from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.spec.result import TrialRecord
 from autotune.spec.search_space import LegalSpace
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
 from autotune.study.request import SearchRequest
 from autotune.units import format_size
-
-_SHARED = "shared with "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +148,8 @@ def _valid_records(
         if _has_wanted_perplexity(record, representative, request):
             yield replace(
                 rated,
-                reused_from=label(record.number, study_name),
-                perplexity_source=_labelled(record.perplexity_source, representative, study_name),
+                reused_from=TrialReference(number=record.number, study=study_name),
+                perplexity_source=_with_study(record.perplexity_source, representative, study_name),
             )
 
 
@@ -209,30 +207,33 @@ def _has_wanted_perplexity(
     """Return whether the perplexity is of enough seeds, and not shared with full trainings."""
     if record.perplexity is None:
         return True
-    if request.full_trainings and (record.perplexity_source or "").startswith(_SHARED):
+    if request.full_trainings and record.shares_perplexity:
         return False
-    seeds = re.search(r"mean of (\d+) seeds", representative.perplexity_source or "")
-    return int(seeds[1] if seeds else 1) >= request.perplexity_seeds
+    source = representative.perplexity_source
+    seeds = 1 if source is None else source.seeds
+    return seeds >= request.perplexity_seeds
 
 
 # -- the source of a result ------------------------------------------------------------------------
 
 
-def label(number: int, study: str) -> str:
-    return f"trial {number} of study {study!r}"
-
-
 def _representative_number(record: TrialRecord) -> int:
     """Return the number of the trial, in the same study, that measured the record's perplexity."""
-    shared = re.fullmatch(rf"{_SHARED}trial (\d+)", record.perplexity_source or "")
-    return int(shared[1]) if shared else record.number
+    source = record.perplexity_source
+    if source is None or source.trial is None or source.trial.study is not None:
+        return record.number
+    return source.trial.number
 
 
-def _labelled(source: str | None, representative: TrialRecord, study: str) -> str | None:
+def _with_study(
+    source: PerplexitySource | None, representative: TrialRecord, study: str
+) -> PerplexitySource | None:
     """Add to a shared perplexity's source the study of the trial that measured it."""
-    if source is None or not source.startswith(_SHARED):
+    if source is None or not source.is_shared:
         return source
-    return _SHARED + (representative.reused_from or label(representative.number, study))
+    return PerplexitySource.shared_with(
+        representative.reused_from or TrialReference(number=representative.number, study=study)
+    )
 
 
 def _numbered(records: Iterable[TrialRecord], *, names: Mapping[str, str]) -> Iterator[TrialRecord]:
@@ -244,10 +245,8 @@ def _numbered(records: Iterable[TrialRecord], *, names: Mapping[str, str]) -> It
     numbers = {record.reused_from: number for number, record in enumerate(ordered)}
     for number, record in enumerate(ordered):
         source = record.perplexity_source
-        if source is not None and source.startswith(_SHARED):
-            shared_with = numbers.get(source.removeprefix(_SHARED))
-            if shared_with is not None:
-                source = f"{_SHARED}trial {shared_with}"
+        if source is not None and source.is_shared and source.trial in numbers:
+            source = PerplexitySource.shared_with(TrialReference(number=numbers[source.trial]))
         yield replace(
             record,
             number=number,

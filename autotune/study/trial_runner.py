@@ -27,7 +27,8 @@ from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
-from autotune.spec.result import AFTER_STEP, NOT_AFTER_THE_LAST_STEP, Measurement, TrialRecord
+from autotune.spec.provenance import FailedSeed, PerplexitySource, TrialReference
+from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
@@ -150,8 +151,8 @@ class TrialRunner:
 
     def _note_evaluation(self, measurement: Measurement) -> None:
         """Tell the user, once, that the evaluation of a script is not after its last step."""
-        source = measurement.perplexity_source or ""
-        if NOT_AFTER_THE_LAST_STEP not in source or self._was_evaluation_noted:
+        source = measurement.perplexity_source
+        if source is None or source.unused_evaluation is None or self._was_evaluation_noted:
             return
         self._was_evaluation_noted = True
         steps = self._definition.workload.steps
@@ -175,7 +176,7 @@ class TrialRunner:
         ):
             return first
         perplexities = [first.perplexity]
-        failures = []
+        failed_seeds = []
         for extra in range(1, self._options.perplexity_seeds):
             seed = (workload.seed + extra) % 2**32
             seeded = replace(workload, seed=seed)
@@ -184,19 +185,20 @@ class TrialRunner:
                 config, log_name=f"{log_name}-seed-{seed}", enforce_cap=False, workload=seeded
             )
             if repeat.measurement.perplexity is None:
-                failures.append(
-                    f"seed {seed}: {repeat.measurement.message or repeat.measurement.outcome}"
-                )
+                reason = repeat.measurement.message or repeat.measurement.outcome
+                failed_seeds.append(FailedSeed(seed=seed, reason=reason))
             else:
                 perplexities.append(repeat.measurement.perplexity)
         mean = statistics.fmean(perplexities)
-        failed = f", without {'; '.join(failures)}" if failures else ""
+        source = PerplexitySource(
+            kind="measured", seeds=len(perplexities), failed_seeds=tuple(failed_seeds)
+        )
         return replace(
             first,
             perplexity=mean,
             bits_per_byte=bits_per_byte_at(mean, first),
             perplexity_spread=statistics.stdev(perplexities) if len(perplexities) > 1 else None,
-            perplexity_source=f"measured, mean of {len(perplexities)} seeds{failed}",
+            perplexity_source=source,
         )
 
     # -- training in a separate process ------------------------------------------------------------
@@ -306,17 +308,13 @@ def representative(
         if (
             record.parity == "same"
             and record.perplexity is not None
-            and _is_after_all_steps(record.perplexity_source or "", steps=steps)
+            and record.perplexity_source is not None
+            and record.perplexity_source.is_after_all_steps(steps)
             and record.config.numerics_class == config.numerics_class
             and is_same(config, record.config)
         ):
             return record
     return None
-
-
-def _is_after_all_steps(source: str, *, steps: int) -> bool:
-    """Return whether a perplexity was measured in the trial itself, after all of its steps."""
-    return source.startswith(("measured", "training loss")) or source == f"{AFTER_STEP} {steps}"
 
 
 def pruning_bounds(
@@ -376,5 +374,5 @@ def _with_perplexity_of(record: TrialRecord, measurement: Measurement) -> Measur
         perplexity=record.perplexity,
         perplexity_spread=record.perplexity_spread,
         bits_per_byte=record.bits_per_byte,
-        perplexity_source=f"shared with trial {record.number}",
+        perplexity_source=PerplexitySource.shared_with(TrialReference(number=record.number)),
     )

@@ -25,6 +25,7 @@ from autotune.memory.meter import MemoryMeter, MemoryReading, resident_bytes
 from autotune.models.parts import held_tensors
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
+from autotune.spec.provenance import MEASURED
 from autotune.spec.result import Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
@@ -350,7 +351,7 @@ class Trainer:
             bytes_by_kind=self._bytes_by_kind(),
             peak_bytes_by_category=self._peak_bytes_by_category(),
             perplexity=None if held_out_loss is None else math.exp(held_out_loss),
-            perplexity_source=None if held_out_loss is None else "measured",
+            perplexity_source=None if held_out_loss is None else MEASURED,
             **self.parity.verdict(),
             bits_per_byte=self._bits_per_byte(held_out_loss),
             startup_seconds=self._startup_seconds,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, Holder, Prediction
+from autotune.spec.provenance import MEASURED, PerplexitySource, TrialReference
 from autotune.spec.result import DeviceInfo, Measurement, TrialRecord
 from autotune.spec.space_file import load_space
 from autotune.spec.study import StudyDefinition
@@ -178,10 +179,13 @@ def measure(config: TrainingConfig, *, trained_for: int | None = None) -> Measur
     if noise > 0.85:
         return Measurement(outcome="dominated", **known)
     perplexity = _PERPLEXITY_OF_PRECISION.get(config.precision, 24.1)
+    source = MEASURED
+    if trained_for is not None:
+        source = PerplexitySource.shared_with(TrialReference(number=trained_for))
     return Measurement(
         outcome="ok",
         perplexity=perplexity,
-        perplexity_source="measured" if trained_for is None else f"shared with trial {trained_for}",
+        perplexity_source=source,
         bits_per_byte=4.7,
         final_loss=math.log(perplexity),
         **known,

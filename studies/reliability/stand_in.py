@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from autotune.spec.config import TrainingConfig
+from autotune.spec.provenance import MEASURED
 from autotune.spec.result import Measurement
 
 MIB = 1024**2
@@ -40,7 +41,7 @@ def measurement_of(config: TrainingConfig) -> Measurement:
         * chance.uniform(0.9, 1.1),
         tokens_per_second_spread=10.0,
         perplexity=20.0 + chance.uniform(0.0, 1.0),
-        perplexity_source="measured",
+        perplexity_source=MEASURED,
         final_loss=3.0,
         compile_seconds=0.0,
         startup_seconds=0.0,

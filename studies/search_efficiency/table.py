@@ -25,6 +25,7 @@ from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.space_file import load_space
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
+from autotune.storage.rows import measurement_from_values
 from autotune.units import format_size
 from studies.compressed import read_rows
 
@@ -99,7 +100,7 @@ class Table:
         elif row["part"] == "trace":
             self.traces[name] = ParityTrace.from_dict(row["result"]), seconds
         else:
-            training = Training(measurement=Measurement(**row["result"]), seconds=seconds)
+            training = Training(measurement=measurement_from_values(row["result"]), seconds=seconds)
             if row["repeat"]:
                 self.repeats[name].append(training)
             else:

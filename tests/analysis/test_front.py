@@ -10,7 +10,7 @@ from autotune.analysis.tolerance import Tolerance, perplexity_spread
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Outcome
-from tests.building.results import out_of_memory, record
+from tests.building.results import mean_of, out_of_memory, record, shared_with
 
 TOLERANCE = Tolerance(speed=0.03, perplexity=0.005)
 
@@ -238,9 +238,7 @@ def test_a_trial_that_did_not_end_well_does_not_count_for_the_spread(outcome):
 
 def test_shared_perplexities_say_nothing_of_the_spread_and_seeds_do():
     shared = [
-        record(
-            0, perplexity=10.0, perplexity_source="measured, mean of 3 seeds", perplexity_spread=0.2
-        ),
-        record(1, perplexity=10.0, perplexity_source="shared with trial 0", perplexity_spread=0.2),
+        record(0, perplexity=10.0, perplexity_source=mean_of(3), perplexity_spread=0.2),
+        record(1, perplexity=10.0, perplexity_source=shared_with(0), perplexity_spread=0.2),
     ]
     assert perplexity_spread(shared) == pytest.approx(0.02)

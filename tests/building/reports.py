@@ -9,7 +9,7 @@ from autotune.spec.published_table import Figures, Reference
 from autotune.spec.result import Pick
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import make_workload
-from tests.building.results import MIB, out_of_memory, record, study_result
+from tests.building.results import MIB, out_of_memory, record, shared_with, study_result
 from tests.building.studies import definition
 
 HOSTILE = (
@@ -41,7 +41,7 @@ FAST = record(
     speed=2000.0,
     name="bf16 & more",
     config=TrainingConfig(precision="bf16-mixed", micro_batch_size=8),
-    perplexity_source="shared with trial 1",
+    perplexity_source=shared_with(1),
     seconds=90.0,
 )
 FAILED = out_of_memory(

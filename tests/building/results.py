@@ -4,6 +4,7 @@ Nothing here starts a process.
 """
 
 from autotune.spec.config import Circumstances, TrainingConfig
+from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.search_space import LegalSpace, bind_space
 from autotune.spec.space_file import load_space
@@ -41,6 +42,20 @@ def record(
         **fields,
     }
     return TrialRecord(number=number, outcome=outcome, **settings)
+
+
+def trial(number, study=None):
+    return TrialReference(number=number, study=study)
+
+
+def shared_with(number, study=None):
+    """Return the source of a perplexity that trial `number` has measured."""
+    return PerplexitySource.shared_with(trial(number, study))
+
+
+def mean_of(seeds, *failed):
+    """Return the source of a perplexity that is the mean over `seeds`."""
+    return PerplexitySource(kind="measured", seeds=seeds, failed_seeds=failed)
 
 
 def out_of_memory(number, **fields):

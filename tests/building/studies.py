@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 from autotune.spec.attempt import new_attempt_id
 from autotune.spec.config import TrainingConfig
+from autotune.spec.provenance import MEASURED
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.search_space import Condition, SearchSpace
 from autotune.spec.study import StudyDefinition
@@ -56,7 +57,7 @@ def config(number):
 
 
 def measured(**changes):
-    """Return an ok measurement well below the cap."""
+    """Return an ok measurement well below the cap, with a perplexity that it measured itself."""
     settings = {
         "outcome": "ok",
         "peak_memory_bytes": 40 * MIB,
@@ -66,6 +67,8 @@ def measured(**changes):
         "perplexity": 20.0,
         **changes,
     }
+    if settings["perplexity"] is not None:
+        settings.setdefault("perplexity_source", MEASURED)
     return Measurement(**settings)
 
 

@@ -6,7 +6,7 @@ import pytest
 from autotune.reporting.plain_tables import CSV_COLUMNS, csv_text, markdown_text
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.result import Pick
-from tests.building.results import MIB, out_of_memory, record, study_result
+from tests.building.results import MIB, out_of_memory, record, shared_with, study_result
 
 SMALL = record(0, memory=100 * MIB, name="small | not *large*", tokens_per_second_spread=50.0)
 FAST = record(
@@ -119,7 +119,7 @@ def test_a_name_stays_within_its_cell_and_is_no_markup():
 
 
 def test_a_perplexity_of_another_trial_is_marked_and_the_mark_explained():
-    shared = record(1, perplexity=12.25, perplexity_source="shared with trial 0")
+    shared = record(1, perplexity=12.25, perplexity_source=shared_with(0))
     text = markdown_text(study_result((SMALL, shared)))
     assert "| =12.25 |" in text
     assert "= is the perplexity of the trial" in text

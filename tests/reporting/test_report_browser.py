@@ -110,6 +110,10 @@ def test_a_page_is_drawn_without_a_complaint_a_request_or_a_sideways_scroll(size
     assert [url for url in shown.requests if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
+def test_a_perplexity_of_another_trial_is_marked_in_the_table(plain):
+    assert ["=10.00" in row for row in rows(plain)] == [False, False, True, False]
+
+
 def test_hostile_text_is_text(open_page):
     shown = draw_everything(open_page("hostile"))
     shown.locator(".open").first.click()

@@ -171,6 +171,12 @@ def test_a_column_has_what_is_known_of_each_trial(name):
     assert column(report_of(plain_view()).trials, name) == [getattr(one, name) for one in records]
 
 
+def test_the_columns_on_a_perplexity_say_whose_it_is():
+    table = report_of(plain_view()).trials
+    assert column(table, "perplexity_source") == [None, None, "shared with trial 1", None]
+    assert column(table, "shares_perplexity") == [False, False, True, False]
+
+
 @pytest.mark.parametrize("field", TrainingConfig().to_dict())
 def test_a_column_has_what_each_trial_chose(field):
     chosen = [one.config.to_dict()[field] for one in (BASELINE, SMALL, FAST, FAILED)]

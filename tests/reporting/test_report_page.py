@@ -21,6 +21,7 @@ from tests.building.reports import (
     report_of,
     view_of,
 )
+from tests.building.results import trial
 
 FETCHING = {"src", "href", "data", "srcset", "poster", "action"}
 
@@ -161,7 +162,7 @@ def test_json_in_a_page_holds_no_character_that_html_reads(text):
 
 
 def test_the_page_says_what_an_earlier_study_measured():
-    pick = replace(FAST, reused_from="trial 3 of study '<b>'")
+    pick = replace(FAST, reused_from=trial(3, "<b>"))
     text = page(report_of(plain_view(trials=(BASELINE, SMALL, pick))))
     assert "from trial 3 of study &#39;&lt;b&gt;&#39;</div>" in text
     assert "; measured as trial 3 of study" in text

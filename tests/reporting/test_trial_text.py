@@ -9,7 +9,8 @@ from autotune.reporting.trial_text import (
     outcome_line,
     short_hover,
 )
-from tests.building.results import out_of_memory, record
+from autotune.spec.provenance import MEASURED
+from tests.building.results import out_of_memory, record, shared_with, trial
 
 HOVERS = (lambda one: full_hover(one, None), short_hover)
 
@@ -28,8 +29,8 @@ def test_a_speed_stands_with_its_spread(speed, spread, words):
         ({"perplexity": None}, ""),
         ({"perplexity": 1234.567}, "1,234.57"),
         ({"perplexity": 20.0, "perplexity_spread": 0.125}, "20.00 ±0.12"),
-        ({"perplexity": 20.0, "perplexity_source": "shared with trial 3"}, "=20.00"),
-        ({"perplexity": 20.0, "perplexity_source": "measured"}, "20.00"),
+        ({"perplexity": 20.0, "perplexity_source": shared_with(3)}, "=20.00"),
+        ({"perplexity": 20.0, "perplexity_source": MEASURED}, "20.00"),
     ],
 )
 def test_a_perplexity_stands_with_its_spread_and_a_mark_where_it_is_that_of_another(fields, words):
@@ -62,7 +63,7 @@ def test_no_line_of_a_hover_text_is_wider_than_a_phone(hover):
 
 @pytest.mark.parametrize("hover", HOVERS)
 def test_a_hover_text_says_which_study_measured_a_trial_as_text(hover):
-    text = hover(record(0, reused_from="trial 3 of study '<a>'"))
+    text = hover(record(0, reused_from=trial(3, "<a>")))
     assert ("measured as trial 3" in text, "<a>" in text) == (True, False)
 
 

@@ -11,11 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import sqlalchemy
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from alembic.operations import Operations
 from alembic.script import ScriptDirectory
 
 from autotune.errors import StorageUnavailable
@@ -25,21 +23,16 @@ from autotune.storage.database import Database
 from autotune.storage.schema import MIGRATIONS
 from autotune.storage.tables import METADATA, REVISION, VERSION_TABLE
 from autotune.study.check import check_studies
+from tests.building.old_databases import DATA, copy_to_postgres, rows
 from tests.building.studies import config, keep, measured, open_store
 
-OLD = Path(__file__).parent / "data" / "schema-1.db"
+OLD = DATA / "schema-1.db"
 STUDY = "before-attempts"
 OUR_OLD_TABLES = ("autotune_studies", "autotune_trials", "autotune_predictions")
 
 
-def rows(file, table):
-    with closing(sqlite3.connect(file)) as connection:
-        connection.row_factory = sqlite3.Row
-        return [dict(row) for row in connection.execute(f"SELECT * FROM {table} ORDER BY id")]
-
-
 def backups(folder):
-    return sorted(folder.glob("*before-0002-*"))
+    return sorted(folder.glob(f"*before-{REVISION}-*"))
 
 
 @pytest.fixture
@@ -56,31 +49,7 @@ def url(file):
 def old_postgres(postgres_url, tmp_path, monkeypatch):
     """The same database on PostgreSQL, with the tables that migration 0001 creates."""
     monkeypatch.chdir(tmp_path)  # where the copy goes
-    engine = sqlalchemy.create_engine(postgres_url)
-    script = ScriptDirectory(str(MIGRATIONS))
-    with engine.begin() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        with Operations.context(context):
-            script.get_revision("0001").module.upgrade()
-        context.stamp(script, "0001")
-        tables = sqlalchemy.MetaData()
-        tables.reflect(connection, only=OUR_OLD_TABLES)
-        for name in OUR_OLD_TABLES:
-            for row in rows(OLD, name):
-                table = tables.tables[name]
-                json_columns = [
-                    column.name
-                    for column in table.columns
-                    if isinstance(column.type, sqlalchemy.JSON)
-                ]
-                parsed = {
-                    one: json.loads(row[one]) if row[one] else sqlalchemy.null()
-                    for one in json_columns
-                }
-                connection.execute(table.insert().values({**row, **parsed}))
-            last = f"SELECT setval(pg_get_serial_sequence('{name}', 'id'), max(id)) FROM {name}"
-            connection.execute(sqlalchemy.text(last))
-    engine.dispose()
+    copy_to_postgres(OLD, postgres_url, revision="0001", tables=OUR_OLD_TABLES)
     return postgres_url
 
 
@@ -113,7 +82,8 @@ def test_every_result_of_an_old_database_is_as_it_was(old):
             assert not record.is_finished
         else:
             measurement = json.loads(row["measurement"])
-            assert {name: getattr(record, name) for name in measurement} == measurement
+            shown = record.to_dict()
+            assert {name: shown[name] for name in measurement} == measurement
 
 
 def test_every_prediction_of_an_old_database_is_as_it_was(old):
@@ -325,9 +295,9 @@ def test_a_later_schema_is_rejected_and_not_changed(url, file):
     with open_store(url):
         pass
     with closing(sqlite3.connect(file)) as connection, connection:
-        connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '0003'")
+        connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
     with (
-        pytest.raises(StorageUnavailable, match=r"schema 0003, .* up to 0002") as raised,
+        pytest.raises(StorageUnavailable, match=rf"schema 9999, .* up to {REVISION}") as raised,
         open_store(url),
     ):
         pass

@@ -9,6 +9,7 @@ import optuna
 import pytest
 
 from autotune.errors import StorageUnavailable, UnknownStudy
+from autotune.spec.provenance import MEASURED, FailedSeed, PerplexitySource, TrialReference
 from tests.building.studies import (
     CAP_BYTES,
     config,
@@ -71,10 +72,33 @@ def test_feasible_is_decided_by_the_outcome_and_by_what_the_device_must_have(
     assert store.trials("by-hand")[0].feasible is feasible
 
 
-@pytest.mark.parametrize(("perplexity", "source"), [(20.0, "measured"), (None, None)])
+@pytest.mark.parametrize(("perplexity", "source"), [(20.0, MEASURED), (None, None)])
 def test_a_perplexity_says_where_it_comes_from(store, perplexity, source):
-    keep(store, config(0), measured(perplexity=perplexity))
+    keep(store, config(0), measured(perplexity=perplexity, perplexity_source=None))
     assert store.trials("by-hand")[0].perplexity_source == source
+
+
+SOURCES = [
+    MEASURED,
+    PerplexitySource(
+        kind="measured", seeds=2, failed_seeds=(FailedSeed(seed=5, reason="it ended"),)
+    ),
+    PerplexitySource.shared_with(TrialReference(number=3)),
+    PerplexitySource.shared_with(TrialReference(number=3, study="x")),
+    PerplexitySource(kind="evaluation", step=20),
+    PerplexitySource(kind="unchecked_evaluation", step=20),
+    PerplexitySource(kind="training_loss", last_steps=5, unused_evaluation="unseen"),
+]
+
+
+def test_where_a_result_comes_from_is_read_as_it_was_stored(store_url):
+    origin = TrialReference(number=4, study="earlier")
+    measurements = [measured(perplexity_source=one, reused_from=origin) for one in SOURCES]
+    write_study(store_url, measurements)
+    with open_store(store_url) as store:
+        records = store.trials("by-hand")
+    assert [record.perplexity_source for record in records] == SOURCES
+    assert {record.reused_from for record in records} == {origin}
 
 
 # -- durable ---------------------------------------------------------------------------------------
@@ -189,7 +213,7 @@ def test_an_error_does_not_contain_the_password():
 def test_the_error_for_a_study_of_another_schema_has_both_numbers(store, file):
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("UPDATE autotune_studies SET schema_version = 99")
-    with pytest.raises(StorageUnavailable, match=r"schema 99, this autotune reads 2") as raised:
+    with pytest.raises(StorageUnavailable, match=r"schema 99, this autotune reads 3") as raised:
         store.definition("by-hand")
     assert raised.value.hint
 

@@ -1,6 +1,7 @@
 """Which trials may end another one early."""
 
 from autotune.spec.config import TrainingConfig
+from autotune.spec.provenance import TrialReference
 from autotune.study.trial_runner import pruning_bounds
 from tests.building.ranking import record
 
@@ -30,7 +31,7 @@ def test_a_trial_whose_first_steps_were_not_compared_is_none():
 
 
 def test_a_trial_of_an_earlier_study_is_none():
-    assert numbers(record(PLAIN, reused_from="trial 1 of study 'a'", **SAME)) == []
+    assert numbers(record(PLAIN, reused_from=TrialReference(number=1, study="a"), **SAME)) == []
 
 
 def test_where_the_loss_depends_on_the_micro_batch_only_its_own_counts():

@@ -10,6 +10,7 @@ from autotune.cli.live import reused_line
 from autotune.cli.show import show
 from autotune.errors import StudyMismatch
 from autotune.study.events import StudyOpened, TrialBegan
+from tests.building.results import shared_with, trial
 
 SPACE = """
 [techniques]
@@ -75,7 +76,7 @@ def test_what_an_earlier_study_measured_is_not_trained_again(second, events):
 def test_a_reused_trial_has_what_was_measured_and_its_source(first, second):
     for ours in second.trials[:2]:
         theirs = next(trial for trial in first.trials if trial.config == ours.config)
-        assert ours.reused_from == f"trial {theirs.number} of study 'first'"
+        assert ours.reused_from == trial(theirs.number, "first")
         assert (ours.peak_memory_bytes, ours.tokens_per_second, ours.perplexity) == (
             theirs.peak_memory_bytes,
             theirs.tokens_per_second,
@@ -88,7 +89,7 @@ def test_a_reused_trial_has_what_was_measured_and_its_source(first, second):
 def test_a_reused_trial_is_the_representative_of_its_numerics_class(second):
     assert (second.trials[2].reused_from, second.trials[2].perplexity_source) == (
         None,
-        "shared with trial 0",
+        shared_with(0),
     )
 
 

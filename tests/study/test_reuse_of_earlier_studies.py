@@ -8,12 +8,13 @@ import pytest
 
 from autotune.errors import StorageUnreachable
 from autotune.spec.prediction import Forecast
+from autotune.spec.provenance import MEASURED, FailedSeed
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import make_workload
 from autotune.study.request import SearchRequest
 from autotune.study.reuse import EarlierStudy, are_comparable, rate_under_cap, reuse, select
-from tests.building.results import out_of_memory, record
+from tests.building.results import mean_of, out_of_memory, record, shared_with, trial
 from tests.building.studies import SPACE, config, definition, measured, open_store, write_study
 from tests.building.views import predicted
 
@@ -24,7 +25,7 @@ GPU = DeviceInfo(
 BASELINE = config(0)
 HALF = replace(config(4), optimizer_fusion="foreach")
 """Half the micro batch, and the fusion of the space."""
-WHOLE = {"perplexity_source": "measured", "parity": "same"}
+WHOLE = {"perplexity_source": MEASURED, "parity": "same"}
 NEW = definition("new")
 NOTHING_SAID = SearchRequest()
 
@@ -197,17 +198,17 @@ def test_the_newest_study_that_has_a_result_gives_it():
         record(3, config=BASELINE, **WHOLE), record(4, config=HALF, **WHOLE), name="older"
     )
     found = select(NEW, [newest, older], NOTHING_SAID)
-    labels = ["trial 0 of study 'newest'", "trial 4 of study 'older'"]
+    origins = [trial(0, "newest"), trial(4, "older")]
     assert ([one.reused_from for one in found.records], found.counts) == (
-        labels,
+        origins,
         {"newest": 1, "older": 1},
     )
 
 
 def test_a_result_is_taken_from_the_study_that_measured_it():
-    copied = record(0, config=HALF, reused_from="trial 4 of study 'older'", **WHOLE)
+    copied = record(0, config=HALF, reused_from=trial(4, "older"), **WHOLE)
     older = study(record(4, config=HALF, **WHOLE), name="older")
-    assert [one.reused_from for one in taken(study(copied), older)] == ["trial 4 of study 'older'"]
+    assert [one.reused_from for one in taken(study(copied), older)] == [trial(4, "older")]
 
 
 def test_what_the_new_space_cannot_try_is_not_reused():
@@ -243,47 +244,47 @@ def test_a_reused_result_took_no_time():
 # -- perplexities of other trials ------------------------------------------------------------------
 
 
-def shared_with(number, **fields):
-    return record(5, config=BASELINE, perplexity_source=f"shared with {number}", **fields)
+def that_shares(number):
+    return record(5, config=BASELINE, perplexity_source=shared_with(number))
 
 
 def test_a_perplexity_shared_with_a_trial_that_came_along_names_its_number_here():
     trained = record(7, config=HALF, **WHOLE)
-    assert [one.perplexity_source for one in taken(study(trained, shared_with("trial 7")))] == [
-        "shared with trial 1",
-        "measured",
+    assert [one.perplexity_source for one in taken(study(trained, that_shares(7)))] == [
+        shared_with(1),
+        MEASURED,
     ]
 
 
 def test_a_perplexity_shared_with_a_trial_that_stays_behind_names_its_study():
     trained = record(7, config=replace(HALF, optimizer="sgd"), **WHOLE)
-    (found,) = taken(study(trained, shared_with("trial 7")))
-    assert found.perplexity_source == "shared with trial 7 of study 'earlier'"
+    (found,) = taken(study(trained, that_shares(7)))
+    assert found.perplexity_source == shared_with(7, "earlier")
 
 
 def test_a_perplexity_shared_with_a_reused_trial_names_the_study_that_trained_it():
-    copied = record(7, config=HALF, reused_from="trial 2 of study 'first'", **WHOLE)
+    copied = record(7, config=HALF, reused_from=trial(2, "first"), **WHOLE)
     first = study(record(2, config=HALF, **WHOLE), name="first")
-    both = study(copied, shared_with("trial 7"))
-    assert taken(both)[0].perplexity_source == "shared with trial 2 of study 'first'"
-    assert taken(both, first)[0].perplexity_source == "shared with trial 1"
+    both = study(copied, that_shares(7))
+    assert taken(both)[0].perplexity_source == shared_with(2, "first")
+    assert taken(both, first)[0].perplexity_source == shared_with(1)
 
 
 def test_full_trainings_take_over_no_shared_perplexity():
     trained = record(7, config=HALF, **WHOLE)
-    assert [
-        one.config for one in taken(study(trained, shared_with("trial 7")), full_trainings=True)
-    ] == [HALF]
+    assert [one.config for one in taken(study(trained, that_shares(7)), full_trainings=True)] == [
+        HALF
+    ]
 
 
 @pytest.mark.parametrize(("seeds", "count"), [(1, 2), (3, 2), (4, 0)])
 def test_a_perplexity_of_fewer_seeds_than_requested_is_measured_again(seeds, count):
-    trained = record(7, config=HALF, perplexity_source="measured, mean of 3 seeds", parity="same")
-    assert len(taken(study(trained, shared_with("trial 7")), perplexity_seeds=seeds)) == count
+    trained = record(7, config=HALF, perplexity_source=mean_of(3), parity="same")
+    assert len(taken(study(trained, that_shares(7)), perplexity_seeds=seeds)) == count
 
 
 def test_a_mean_over_seeds_stays_one():
-    source = "measured, mean of 3 seeds, without seed 2: crashed"
+    source = mean_of(3, FailedSeed(seed=2, reason="crashed"))
     (found,) = taken(
         study(record(0, config=BASELINE, perplexity_source=source, perplexity_spread=0.5))
     )
@@ -310,7 +311,7 @@ def test_a_study_is_stored_with_everything_it_reuses(url):
         (stored,) = store.trials("new")
     assert (stored.config, stored.reused_from, stored.feasible) == (
         BASELINE,
-        "trial 0 of study 'earlier'",
+        trial(0, "earlier"),
         True,
     )
     assert (stored.predicted_peak_memory_bytes, stored.is_finished) == (100 * MIB, True)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import autotune
+from autotune.spec.provenance import PerplexitySource
 from autotune.study.trial_runner import representative
-from tests.building.results import record
+from tests.building.results import record, shared_with
 
 SCRIPT = """
 import torch, autotune
@@ -30,6 +31,7 @@ for step in range(1, 100):
     evaluation_loss = evaluated if step % 12 == 0 else None
     autotune.report(tokens=TOKENS, loss=loss.item(), evaluation_loss=evaluation_loss)
 """
+EVALUATED = PerplexitySource(kind="evaluation", step=12)
 SPACE = """
 [techniques]
 micro_batch_size = [4, 2, 1]
@@ -58,27 +60,24 @@ def searched(tmp_path_factory, one_trial_server):
 def test_micro_batches_of_one_training_share_the_perplexity_of_one_evaluation(searched):
     trials = searched("accumulates")
     assert {trial.perplexity for trial in trials.values()} == {math.exp(3.4)}
-    assert trials[4].perplexity_source == "evaluation loss after step 12"
-    assert trials[1].perplexity_source == trials[2].perplexity_source == "shared with trial 0"
+    assert trials[4].perplexity_source == EVALUATED
+    assert trials[1].perplexity_source == trials[2].perplexity_source == shared_with(0)
 
 
 def test_a_script_that_does_not_divide_its_loss_shares_with_no_other_micro_batch(searched):
     trials = searched("does-not-divide", divisor="1")
-    assert [trials[size].perplexity_source for size in (4, 2, 1)] == [
-        "evaluation loss after step 12"
-    ] * 3
+    assert [trials[size].perplexity_source for size in (4, 2, 1)] == [EVALUATED] * 3
 
 
 def test_a_script_that_does_not_accumulate_shares_with_no_other_micro_batch(searched):
     """It trains on fewer tokens a step, whatever the size of its gradients."""
     trials = searched("does-not-accumulate", divisor="1", parts="1", tokens="16 * micro_batch")
-    assert [trials[size].perplexity_source for size in (4, 2, 1)] == [
-        "evaluation loss after step 12"
-    ] * 3
+    assert [trials[size].perplexity_source for size in (4, 2, 1)] == [EVALUATED] * 3
 
 
 def test_an_evaluation_of_a_time_when_its_order_was_not_checked_stands_for_no_other_trial():
-    before = record(0, parity="same", perplexity_source="evaluation loss of step 12")
-    checked = record(1, parity="same", perplexity_source="evaluation loss after step 12")
+    unchecked = PerplexitySource(kind="unchecked_evaluation", step=12)
+    before = record(0, parity="same", perplexity_source=unchecked)
+    checked = record(1, parity="same", perplexity_source=EVALUATED)
     assert representative(before.config, [before], steps=12) is None
     assert representative(before.config, [before, checked], steps=12) == checked

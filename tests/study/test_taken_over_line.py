@@ -9,7 +9,7 @@ from autotune.analysis.pick import Preferences
 from autotune.cli.live import LiveDisplay, PlainDisplay, reused_line
 from autotune.cli.progress import Progress
 from autotune.study.events import StudyOpened
-from tests.building.results import record
+from tests.building.results import record, trial
 from tests.building.studies import config, definition
 
 BASELINE = config(0)
@@ -23,7 +23,7 @@ NEW = definition("new")
 def test_a_running_search_says_where_a_trial_was_measured(display, expected):
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=140)
-    records = (record(0, config=BASELINE, reused_from="trial 3 of study 'x'"),)
+    records = (record(0, config=BASELINE, reused_from=trial(3, "x")),)
     opened = StudyOpened(
         definition=NEW,
         legal=NEW.legal_space(),

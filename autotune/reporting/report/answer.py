@@ -9,7 +9,6 @@ from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import (
     format_speed,
     no_pick_reason,
-    perplexity_source_text,
     trial_label,
 )
 from autotune.spec.result import StudyResult, TrialRecord
@@ -131,9 +130,10 @@ def _perplexity_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
 
 def _perplexity_source(pick: TrialRecord) -> str:
     """Return where the perplexity comes from, or an empty text if the trial measured it."""
-    if not perplexity_source_text(pick):
+    source = pick.perplexity_source
+    if source is None or source.is_plain:
         return ""
-    return pick.perplexity_source or ""
+    return str(source)
 
 
 def _change(value: float, before: float | None, form: str) -> str:

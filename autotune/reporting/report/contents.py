@@ -14,7 +14,7 @@ from autotune.reporting.report.excluded import Group, excluded
 from autotune.reporting.report.facts import Facts, study_facts, workload_facts
 from autotune.reporting.report.trials import trial_table
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import format_perplexity, format_speed, is_shared
+from autotune.reporting.trial_text import format_perplexity, format_speed
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
 
@@ -106,7 +106,7 @@ def compute(
         front=front_rows(view),
         is_cuda=result.device.type == "cuda",
         published=published_table(view),
-        shares=any(map(is_shared, result.trials)),
+        shares=any(record.shares_perplexity for record in result.trials),
         trials=trial_table(view),
         rerun_template=commands.rerun_template(definition),
         export_template=commands.export_template(result.study, storage=result.storage),
@@ -167,7 +167,7 @@ def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
         speed=format_speed(record.tokens_per_second, record.tokens_per_second_spread) or "–",
         perplexity=format_perplexity(record) or "–",
         marks=tuple(marks),
-        reused_from=record.reused_from or "",
+        reused_from=str(record.reused_from or ""),
     )
 
 

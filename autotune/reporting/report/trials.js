@@ -40,8 +40,7 @@
 
   function perplexity(amount, index) {
     const spread = data.plain.perplexity_spread[index];
-    const isShared = (value("perplexity_source", index) || "").startsWith("shared");
-    const text = (isShared ? "=" : "") + hundredths.format(amount);
+    const text = (value("shares_perplexity", index) ? "=" : "") + hundredths.format(amount);
     return spread === null ? text : `${text} ±${spread.toFixed(2)}`;
   }
 

@@ -11,6 +11,7 @@ from typing import Any
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.study_view import StudyView
 from autotune.spec.config import FIELD_ORDER
+from autotune.spec.provenance import PerplexitySource, TrialReference
 
 _PLAIN = (
     "number",
@@ -52,6 +53,7 @@ _REPEATING = (
     "outcome",
     "message",
     "perplexity_source",
+    "shares_perplexity",
     "peak_phase",
     "parity",
     "parity_message",
@@ -92,7 +94,12 @@ def trial_table(view: StudyView) -> dict[str, Any]:
 def _indexed(column: Sequence[Any]) -> dict[str, Any]:
     values = list(dict.fromkeys(column))
     index_of = {value: index for index, value in enumerate(values)}
-    return {"values": values, "of": [index_of[value] for value in column]}
+    return {"values": list(map(_text, values)), "of": [index_of[value] for value in column]}
+
+
+def _text(value: Any) -> Any:
+    """Return the sentence for where a result comes from, and any other value as it is."""
+    return str(value) if isinstance(value, PerplexitySource | TrialReference) else value
 
 
 def _short(value: Any) -> Any:

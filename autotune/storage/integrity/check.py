@@ -19,7 +19,7 @@ from autotune.storage.error_translation import COPY
 from autotune.storage.integrity.check_attempts import attempt_findings, running_trials
 from autotune.storage.integrity.findings import Checked, Finding, RunningTrial
 from autotune.storage.rows import definition_from_row, forecast_from_row, record_from_row
-from autotune.storage.schema import check_tables, revision_of, tables_of
+from autotune.storage.schema import check_tables, has_attempts, revision_of, tables_of
 from autotune.storage.tables import (
     ATTEMPTS,
     METADATA,
@@ -70,7 +70,7 @@ class _Check:
                 continue
             names.append(study.name)
             trials += self._check_study(study)
-            if revision == REVISION:
+            if has_attempts(revision):
                 running += self._check_attempts(study)
         unknown = [name for name in wanted if name not in names]
         if unknown:

@@ -8,10 +8,9 @@ from typing import Any, get_args
 from sqlalchemy import Connection, case, select
 
 from autotune.spec.attempt import AttemptState
-from autotune.spec.result import Measurement
 from autotune.storage.integrity.findings import Finding, RunningTrial
+from autotune.storage.rows import measurement_from_values
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS, DatabaseNow
-from autotune.storage.typed import check_types
 
 
 def running_trials(connection: Connection, study_id: int) -> list[RunningTrial]:
@@ -83,7 +82,7 @@ def _faults(attempts: Sequence[Any], *, has_result: bool) -> Iterator[str]:
 
 def _is_measurement(stored: Any) -> bool:
     try:
-        check_types(Measurement(**stored))
+        measurement_from_values(stored)
     except (ValueError, TypeError):
         return False
     return True

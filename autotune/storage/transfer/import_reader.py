@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, get_args
 from autotune.errors import InvalidInput
 from autotune.spec.attempt import AttemptState
 from autotune.spec.study import check_study_name
+from autotune.storage.old_measurements import upgraded_measurement
 from autotune.storage.rows import (
     DamagedRow,
     definition_from_row,
@@ -49,9 +50,12 @@ class Line:
             raise self.error(f"there is no kind {self.kind!r:.60} of line")
         kind: Kind = self.kind
         try:
-            return column_values(kind, self.content)
+            values = column_values(kind, self.content)
         except ValueError as error:
             raise self.error(str(error)) from None
+        if "measurement" in values:
+            values["measurement"] = upgraded_measurement(values["measurement"])
+        return values
 
     def studies(self) -> list[str]:
         """Returns the names of the studies in a header line. Raises InvalidInput."""
@@ -118,9 +122,9 @@ def _check_header(line: Line) -> None:
     version, written = line.content.get("autotune"), line.content.get("format")
     if line.kind != "studies" or not isinstance(version, str) or type(written) is not int:
         raise _not_an_export(line.source)
-    if written != FORMAT:
+    if written not in range(1, FORMAT + 1):
         raise InvalidInput(
-            f"{line.source} has format {written}, this autotune reads {FORMAT}",
+            f"{line.source} has format {written}, this autotune reads formats up to {FORMAT}",
             hint=f"import it with autotune {version[:40]}, which wrote it, or a later one",
         )
 

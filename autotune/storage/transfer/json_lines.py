@@ -16,7 +16,8 @@ from sqlalchemy import BigInteger, Column, DateTime, Float, Table
 from autotune.storage.rows import storable_text
 from autotune.storage.tables import ATTEMPTS, PREDICTIONS, STUDIES, TRIALS
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1 has sentences in measurements where format 2 has facts; it is still imported."""
 
 Kind = Literal["study", "trial", "prediction", "attempt"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -15,8 +15,8 @@ from typing import Any
 from autotune.failpoints import failpoint
 from autotune.files import durable_file
 from autotune.spec.attempt import FinishedTrial
-from autotune.spec.result import Measurement
 from autotune.storage.attempts import Delivery
+from autotune.storage.rows import measurement_from_values
 from autotune.storage.typed import check_types
 
 OUTBOX_FOLDER = "spool"
@@ -125,7 +125,6 @@ def read_result(file: Path) -> OutboxResult | None:
         result = _from_json(**json.loads(file.read_text(encoding="utf-8")))
         check_types(result)
         check_types(result.finished)
-        check_types(result.finished.measurement)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if result.attempt_id != file.stem:
@@ -147,5 +146,5 @@ def _from_json(
     *, attempt_id: Any, number: Any, measurement: dict[str, Any], seconds: Any
 ) -> OutboxResult:
     """Returns the result of a file's content; an earlier version may have written it."""
-    finished = FinishedTrial(measurement=Measurement(**measurement), seconds=seconds)
+    finished = FinishedTrial(measurement=measurement_from_values(measurement), seconds=seconds)
     return OutboxResult(attempt_id=attempt_id, number=number, finished=finished)

@@ -29,7 +29,8 @@ from autotune.memory.meter import resident_bytes
 from autotune.memory.whole_run import make_whole_run_meter
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
-from autotune.spec.result import AFTER_STEP, NOT_AFTER_THE_LAST_STEP, Measurement, Outcome
+from autotune.spec.provenance import PerplexitySource
+from autotune.spec.result import Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.techniques import before_the_device
@@ -394,12 +395,15 @@ class _ScriptTrial(WatchedRun):
         last_quarter = self._steps[-max(1, len(self._steps) // 4) :]
         if last.evaluation_loss is not None and last.is_evaluated_after_update:
             loss = last.evaluation_loss
-            source = f"{AFTER_STEP} {len(self._steps)}"
+            source = PerplexitySource(kind="evaluation", step=len(self._steps))
         else:
             loss = statistics.fmean(step.loss for step in last_quarter)
-            source = f"training loss of the last {len(last_quarter)} steps"
-            if any(step.evaluation_loss is not None for step in self._steps):
-                source += f", {NOT_AFTER_THE_LAST_STEP}"
+            has_evaluation = any(step.evaluation_loss is not None for step in self._steps)
+            source = PerplexitySource(
+                kind="training_loss",
+                last_steps=len(last_quarter),
+                unused_evaluation="unseen" if has_evaluation else None,
+            )
         if not loss < LARGEST_LOSS:
             raise Diverged(f"the loss is {loss} after {self._workload.steps} steps")
         return {"perplexity": math.exp(loss), "perplexity_source": source, "final_loss": last.loss}

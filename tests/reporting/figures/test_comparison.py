@@ -8,7 +8,7 @@ from autotune.errors import InvalidInput
 from autotune.reporting.figures.comparison import INCOMPARABLE, compute, draw
 from autotune.spec.result import Pick
 from autotune.spec.workload import make_workload
-from tests.building.results import MIB, record, study_result
+from tests.building.results import MIB, record, shared_with, study_result
 from tests.building.views import BASELINE, BLOCK, HOSTILE, study_view
 
 
@@ -74,7 +74,7 @@ def test_what_one_workload_has_not_is_none():
 def test_a_perplexity_of_another_trial_is_marked():
     trials = [
         record(0, config=BASELINE),
-        record(1, config=BLOCK, perplexity_source="shared with trial 0"),
+        record(1, config=BLOCK, perplexity_source=shared_with(0)),
     ]
     found = {"front": (1,), "pick": Pick(number=1, reason="the fastest"), "baseline": 0}
     side = compute([study_view(study_result(trials, study="one", **found)), view("other")]).sides[0]

@@ -181,7 +181,7 @@ THE_BASELINES = "WHERE state = 'finished' AND trial_id = 1"
             "study 'by-hand' cannot be read: it has no 'name'",
         ),
         ("UPDATE autotune_studies SET sampler = 'guess'", "sampler is 'guess'"),
-        ("UPDATE autotune_studies SET schema_version = 99", "has schema 99, this autotune reads 2"),
+        ("UPDATE autotune_studies SET schema_version = 99", "has schema 99, this autotune reads 3"),
         (
             "DROP TABLE autotune_predictions",
             "the database: has lost its table autotune_predictions",

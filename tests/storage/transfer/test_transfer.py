@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 from sqlalchemy import update
@@ -101,7 +102,7 @@ def test_a_number_that_is_not_finite_comes_out_as_null(other):
     other.create_study(definition(), trials_wanted=1)
     keep(other, config(0), measured())
     with other._database.writing() as connection:
-        odd = {**vars(measured()), "perplexity": math.nan}
+        odd = {**asdict(measured()), "perplexity": math.nan}
         connection.execute(update(TRIALS_TABLE).values(measurement=odd))
     (trial,) = (json.loads(line) for line in exported(other) if b'"trial", "number"' in line)
     assert trial["measurement"]["perplexity"] is None
@@ -226,7 +227,11 @@ def test_every_changed_digit_is_noticed(other, lines):
         (lambda x: [*x[:3], b"[]\n", *x[3:]], "line 4 of x.jsonl is no JSON object"),
         (lambda x: [*x[:3], b"\n", *x[3:]], "line 4 of x.jsonl is no JSON"),
         (lambda x: [*x, b"{}\n"], "something follows its last line"),
-        (lambda x: [changed(x[0], format=2), *x[1:]], "has format 2, this autotune reads 1"),
+        (lambda x: [changed(x[0], format=0), *x[1:]], "has format 0, this autotune reads"),
+        (
+            lambda x: [changed(x[0], format=3), *x[1:]],
+            "has format 3, this autotune reads formats up to 2",
+        ),
         (lambda x: [changed(x[0], kind="trial"), *x[1:]], "is not a file of exported studies"),
         (lambda x: [b'{"some": "other"}\n'], "is not a file of exported studies"),
         (lambda x: [b"SQLite format 3\0" + bytes(100)], "is not a file of exported studies"),

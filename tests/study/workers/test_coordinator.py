@@ -4,13 +4,13 @@ import socket
 import sqlite3
 import time
 from contextlib import ExitStack, closing
-from dataclasses import asdict
 
 import pytest
 from sqlalchemy import select, update
 
 from autotune.errors import StorageUnreachable
 from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, RENEWAL_SECONDS, FinishedTrial
+from autotune.spec.result import Measurement
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
@@ -255,7 +255,7 @@ def test_a_late_result_is_rejected_reported_and_stored_with_its_attempt(machines
     ]
     with machines.store._database.reading() as connection:
         kept = connection.scalar(select(ATTEMPTS.c.measurement).where(ATTEMPTS.c.id == late.id))
-    assert kept == asdict(measured(tokens_per_second=2.0))
+    assert Measurement.from_dict(kept) == measured(tokens_per_second=2.0)
 
 
 def test_a_result_of_an_attempt_that_the_database_does_not_know_stays_on_disk(machines):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.spec.attempt import FinishedTrial
+from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.study.workers.outbox import Outbox, OutboxResult
 from tests.building.studies import measured
 
@@ -45,6 +46,20 @@ def test_an_earlier_version_can_read_a_file(outbox, tmp_path):
     outbox.put(result())
     (file,) = (tmp_path / "spool").iterdir()
     assert list(json.loads(file.read_text())) == ["attempt_id", "number", "measurement", "seconds"]
+
+
+def test_a_result_that_an_earlier_release_has_put_comes_back(outbox, tmp_path):
+    """It has sentences where a result of this release has facts."""
+    source = PerplexitySource.shared_with(TrialReference(number=3))
+    origin = TrialReference(number=4, study="x")
+    expected = result(perplexity_source=source, reused_from=origin)
+    outbox.put(expected)
+    file = tmp_path / "spool" / f"{'a' * 32}.json"
+    stored = json.loads(file.read_text())
+    stored["measurement"]["perplexity_source"] = "shared with trial 3"
+    stored["measurement"]["reused_from"] = "trial 4 of study 'x'"
+    file.write_text(json.dumps(stored))
+    assert list(outbox.waiting()) == [expected]
 
 
 def test_a_result_that_was_removed_waits_no_more(outbox):

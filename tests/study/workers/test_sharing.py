@@ -9,9 +9,10 @@ import pytest
 
 import autotune
 from autotune.spec.config import TrainingConfig
+from autotune.spec.provenance import MEASURED
 from autotune.spec.result import Measurement
 from autotune.study.trial_runner import bits_per_byte_at, representative
-from tests.building.results import record
+from tests.building.results import mean_of, record, shared_with
 
 SPACE = """
 [techniques]
@@ -31,7 +32,7 @@ steps = 30
 warmup_steps = 2
 evaluation_sequences = 4
 """
-MEASURED = {"perplexity_source": "measured", "parity": "same"}
+TRAINED = {"perplexity_source": MEASURED, "parity": "same"}
 CHECKPOINTED = TrainingConfig(checkpointing="block")
 
 
@@ -66,15 +67,15 @@ def by_config(result):
 
 
 def test_one_trial_of_each_numerics_class_is_trained_for_perplexity(shared):
-    measured = [trial for trial in shared.trials if trial.perplexity_source.startswith("measured")]
-    assert sorted(trial.config.precision for trial in measured) == ["bf16-mixed", "fp32"]
+    measured = [one for one in shared.trials if one.perplexity_source.kind == "measured"]
+    assert sorted(one.config.precision for one in measured) == ["bf16-mixed", "fp32"]
 
 
 def test_a_shared_perplexity_says_whose_it_is(shared):
     by_number = {trial.number: trial for trial in shared.trials}
     for trial in shared.trials:
-        if trial.perplexity_source.startswith("shared"):
-            other = by_number[int(trial.perplexity_source.removeprefix("shared with trial "))]
+        if trial.shares_perplexity:
+            other = by_number[trial.perplexity_source.trial.number]
             assert trial.perplexity == other.perplexity
             assert trial.config.numerics_class == other.config.numerics_class
 
@@ -92,12 +93,12 @@ def test_a_shared_trial_has_the_peak_memory_of_a_full_training(shared, full):
 
 
 def test_full_trainings_measure_every_perplexity(full):
-    assert {trial.perplexity_source for trial in full.trials} == {"measured"}
+    assert {trial.perplexity_source for trial in full.trials} == {MEASURED}
 
 
 def test_seeds_give_a_perplexity_its_spread(shared):
     assert all(trial.perplexity_spread > 0 for trial in shared.trials)
-    assert any(trial.perplexity_source == "measured, mean of 3 seeds" for trial in shared.trials)
+    assert any(trial.perplexity_source == mean_of(3) for trial in shared.trials)
 
 
 def test_every_trial_was_held_against_a_plain_training(shared):
@@ -105,25 +106,25 @@ def test_every_trial_was_held_against_a_plain_training(shared):
 
 
 def test_another_precision_is_represented_by_none_of_ours():
-    known = [record(0, config=TrainingConfig(precision="bf16-mixed"), **MEASURED)]
+    known = [record(0, config=TrainingConfig(precision="bf16-mixed"), **TRAINED)]
     assert representative(CHECKPOINTED, known, steps=30) is None
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"perplexity_source": "shared with trial 3"},
+        {"perplexity_source": shared_with(3)},
         {"parity": "not compared"},
         {"perplexity": None},
     ],
     ids=["shared itself", "not compared", "not measured"],
 )
 def test_a_trial_without_a_measured_and_compared_perplexity_represents_no_others(changes):
-    assert representative(CHECKPOINTED, [record(0, **{**MEASURED, **changes})], steps=30) is None
+    assert representative(CHECKPOINTED, [record(0, **{**TRAINED, **changes})], steps=30) is None
 
 
 def test_the_baseline_represents_its_class_also_over_the_cap():
-    baseline = replace(record(0, outcome="over_cap", **MEASURED), feasible=False)
+    baseline = replace(record(0, outcome="over_cap", **TRAINED), feasible=False)
     assert representative(CHECKPOINTED, [baseline], steps=30) == baseline
 
 

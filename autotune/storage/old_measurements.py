@@ -1,0 +1,109 @@
+"""Reads measurements of earlier releases, which stored sentences about where a result comes from.
+
+Migration 0003 converts the rows of a database. Three kinds of measurements may still have such
+sentences after it: those in export files and in outboxes of an earlier release, and that of a
+worker of an earlier release which was running while the database was upgraded.
+"""
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from autotune.spec.provenance import (
+    MEASURED,
+    FailedSeed,
+    PerplexitySource,
+    TrialReference,
+    UnusedEvaluation,
+)
+
+_TRIAL = re.compile(r"trial (\d+)(?: of study (.+))?", re.DOTALL)
+_SEEDS = re.compile(r"measured, mean of (\d+) seeds(?:, without (.+))?", re.DOTALL)
+_FAILED_SEED = re.compile(r"(?:^|; )seed (\d+): ")
+_AFTER_STEP = re.compile(r"evaluation loss after step (\d+)")
+_OF_STEP = re.compile(r"evaluation loss of step (\d+)")
+_TRAINING_LOSS = re.compile(r"training loss of the last (\d+) steps")
+_UNUSED_EVALUATION: Mapping[str, UnusedEvaluation | None] = {
+    "": None,
+    ", as no evaluation was seen after the last step": "unseen",
+    ", as its evaluation does not follow the last step": "not_last",
+}
+
+
+def upgraded_measurement(stored: Any) -> Any:
+    """Returns a stored measurement with facts where it has sentences, ready for JSON.
+
+    Anything else is returned as it is: a measurement of this release, and also a sentence that no
+    release has written, which `check_types` then rejects.
+    """
+    if not isinstance(stored, dict):
+        return stored  # damaged, or null
+    source, origin = stored.get("perplexity_source"), stored.get("reused_from")
+    facts: dict[str, Any] = {}
+    if source is None and stored.get("perplexity") is not None:
+        # Written by a release in which trials could not share a perplexity.
+        facts["perplexity_source"] = asdict(MEASURED)
+    if isinstance(source, str):
+        facts["perplexity_source"] = _facts(source, _parse_source(source))
+    if isinstance(origin, str):
+        facts["reused_from"] = _facts(origin, _parse_trial(origin))
+    if not facts:
+        return stored
+    return {**stored, **facts}
+
+
+def _facts(sentence: str, parsed: PerplexitySource | TrialReference | None) -> Any:
+    """Returns the facts for JSON if they give the same sentence again; else the sentence."""
+    if parsed is None or str(parsed) != sentence:
+        return sentence
+    return asdict(parsed)
+
+
+def _parse_source(sentence: str) -> PerplexitySource | None:
+    if sentence == "measured":
+        return MEASURED
+    if sentence.startswith("shared with "):
+        trial = _parse_trial(sentence.removeprefix("shared with "))
+        return None if trial is None else PerplexitySource.shared_with(trial)
+    if seeds := _SEEDS.fullmatch(sentence):
+        return PerplexitySource(
+            kind="measured", seeds=int(seeds[1]), failed_seeds=_parse_failed_seeds(seeds[2] or "")
+        )
+    if step := _AFTER_STEP.fullmatch(sentence):
+        return PerplexitySource(kind="evaluation", step=int(step[1]))
+    if step := _OF_STEP.fullmatch(sentence):
+        return PerplexitySource(kind="unchecked_evaluation", step=int(step[1]))
+    if steps := _TRAINING_LOSS.match(sentence):
+        return PerplexitySource(
+            kind="training_loss",
+            last_steps=int(steps[1]),
+            unused_evaluation=_UNUSED_EVALUATION.get(sentence[steps.end() :]),
+        )
+    return None
+
+
+def _parse_failed_seeds(text: str) -> tuple[FailedSeed, ...]:
+    """Parses `seed 1: reason; seed 2: reason`."""
+    _, *found = _FAILED_SEED.split(text)
+    return tuple(
+        FailedSeed(seed=int(seed), reason=reason)
+        for seed, reason in zip(found[::2], found[1::2], strict=True)
+    )
+
+
+def _parse_trial(sentence: str) -> TrialReference | None:
+    found = _TRIAL.fullmatch(sentence)
+    if found is None:
+        return None
+    number, quoted = int(found[1]), found[2]
+    if quoted is None:
+        return TrialReference(number=number)
+    try:
+        study = ast.literal_eval(quoted)
+    except (ValueError, SyntaxError):
+        return None
+    if not isinstance(study, str):
+        return None
+    return TrialReference(number=number, study=study)

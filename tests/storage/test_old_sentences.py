@@ -1,0 +1,230 @@
+"""Results of releases that stored sentences about where they come from are as they were.
+
+`schema-2.db` has a result of each kind, as the last such release wrote it; `schema-2.show.json` is
+what that release printed for `autotune show sentences --json`, and `format-1.jsonl` its export.
+"""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+
+from autotune.errors import StorageUnavailable
+from autotune.spec.provenance import MEASURED, FailedSeed, PerplexitySource
+from autotune.storage.old_measurements import upgraded_measurement
+from autotune.storage.rows import measurement_from_values
+from autotune.study.check import check_studies
+from tests.building.old_databases import DATA, copy_to_postgres
+from tests.building.results import mean_of, shared_with, trial
+from tests.building.studies import measured, open_store
+from tests.building.whole_study import run_command
+
+OLD = DATA / "schema-2.db"
+EXPORT = DATA / "format-1.jsonl"
+SHOWN = (DATA / "schema-2.show.json").read_text()
+STUDY = "sentences"
+TABLES = ("autotune_studies", "autotune_trials", "autotune_attempts", "autotune_predictions")
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copy(OLD, tmp_path))
+
+
+@pytest.fixture
+def url(file):
+    return f"sqlite:///{file.name}"
+
+
+@pytest.fixture
+def old_postgres(postgres_url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where the copy goes
+    copy_to_postgres(OLD, postgres_url, revision="0002", tables=TABLES)
+    return postgres_url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def old(request):
+    return request.getfixturevalue("url" if request.param == "sqlite" else "old_postgres")
+
+
+def stored_measurements(url):
+    """Return the measurements of all trials and attempts, as the database has them."""
+    engine = sqlalchemy.create_engine(url)
+    tables = sqlalchemy.MetaData()
+    with engine.connect() as connection:
+        tables.reflect(connection, only=["autotune_trials", "autotune_attempts"])
+        columns = [
+            tables.tables[name].c.measurement for name in ("autotune_trials", "autotune_attempts")
+        ]
+        found = [
+            measurement
+            for column in columns
+            for measurement in connection.scalars(sqlalchemy.select(column))
+        ]
+    engine.dispose()
+    return [one for one in found if one is not None]
+
+
+def change_trial(file, number, measurement):
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(
+            "UPDATE autotune_trials SET measurement = CAST(? AS TEXT) WHERE number = ?",
+            (measurement, number),
+        )
+
+
+# -- databases -------------------------------------------------------------------------------------
+
+
+def test_show_prints_what_it_printed_before_the_upgrade(url, monkeypatch, capsys):
+    code, out, _ = run_command(monkeypatch, capsys, "show", STUDY, "--json", "--storage", url)
+    assert (code, out) == (0, SHOWN)
+
+
+def test_every_result_says_what_it_said_before_the_upgrade(old):
+    with open_store(old, create=False) as store:
+        records = store.trials(STUDY)
+    assert [record.to_dict() for record in records] == json.loads(SHOWN)["trials"]
+
+
+def test_after_the_upgrade_no_row_has_a_sentence(old):
+    with open_store(old, create=False):
+        pass
+    measurements = stored_measurements(old)
+    facts = [one[name] for one in measurements for name in ("perplexity_source", "reused_from")]
+    assert len(measurements) == 15
+    assert {type(fact) for fact in facts} == {dict, type(None)}
+
+
+def test_checking_an_old_database_finds_its_age_and_no_fault(old):
+    checked = check_studies(old)
+    assert (checked.trials, checked.faults) == (15, 0)
+    assert "is of an older autotune (schema 0002" in checked.findings[0].what
+    assert {type(one["perplexity_source"]) for one in stored_measurements(old)} == {
+        str,
+        type(None),
+    }
+
+
+def test_an_upgraded_database_has_no_findings_but_its_late_result(old):
+    with open_store(old, create=False):
+        pass
+    (finding,) = check_studies(old).findings
+    assert "arrived after the attempt had ended" in finding.what
+
+
+@pytest.mark.parametrize("damaged", [b'{"\xff"', "{no JSON", "[1]"])
+def test_a_row_that_cannot_be_read_keeps_no_other_from_being_upgraded(file, url, damaged):
+    change_trial(file, 4, damaged)
+    with open_store(url, create=False):
+        pass
+    change_trial(file, 4, json.dumps(asdict(measured())))
+    assert all(not isinstance(one["perplexity_source"], str) for one in stored_measurements(url))
+
+
+def test_the_result_of_an_older_worker_that_was_running_is_read(file, url):
+    with open_store(url, create=False) as store:
+        late = {**asdict(measured()), "perplexity_source": "shared with trial 1"}
+        change_trial(file, 4, json.dumps(late))
+        assert store.trials(STUDY)[4].perplexity_source == shared_with(1)
+
+
+def test_a_sentence_that_no_release_has_written_is_damage(file, url):
+    change_trial(
+        file, 4, json.dumps({**asdict(measured()), "perplexity_source": "shared with trial 07"})
+    )
+    with (
+        open_store(url, create=False) as store,
+        pytest.raises(StorageUnavailable, match="perplexity_source is 'shared with trial 07'"),
+    ):
+        store.trials(STUDY)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_a_file_of_the_first_format_is_imported_as_it_was(tmp_path, old):
+    new = f"sqlite:///{tmp_path}/new.db"
+    with open_store(new) as store, EXPORT.open("rb") as lines:
+        store.import_studies(lines, source="format-1.jsonl")
+        imported = store.trials(STUDY)
+    with open_store(old, create=False) as store:
+        assert imported == store.trials(STUDY)
+    assert all(not isinstance(one["perplexity_source"], str) for one in stored_measurements(new))
+
+
+def test_an_export_of_an_upgraded_database_has_facts(url):
+    with open_store(url, create=False) as store:
+        lines = [json.loads(line) for line in store.exported([STUDY], version="1")]
+    assert lines[0]["format"] == 2
+    sources = [
+        line["measurement"]["perplexity_source"] for line in lines if line.get("measurement")
+    ]
+    assert {type(source) for source in sources} == {dict, type(None)}
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+SENTENCES = {
+    "measured": MEASURED,
+    "measured, mean of 3 seeds": mean_of(3),
+    "measured, mean of 1 seeds, without seed 1: crashed": mean_of(
+        1, FailedSeed(seed=1, reason="crashed")
+    ),
+    "measured, mean of 2 seeds, without seed 5: it\nfailed; twice; seed 6: timeout": mean_of(
+        2, FailedSeed(seed=5, reason="it\nfailed; twice"), FailedSeed(seed=6, reason="timeout")
+    ),
+    "shared with trial 12": shared_with(12),
+    "shared with trial 3 of study 'a-b'": shared_with(3, "a-b"),
+    "evaluation loss of step 20": PerplexitySource(kind="unchecked_evaluation", step=20),
+    "evaluation loss after step 20": PerplexitySource(kind="evaluation", step=20),
+    "training loss of the last 5 steps": PerplexitySource(kind="training_loss", last_steps=5),
+    "training loss of the last 5 steps, as no evaluation was seen after the last step": (
+        PerplexitySource(kind="training_loss", last_steps=5, unused_evaluation="unseen")
+    ),
+    "training loss of the last 5 steps, as its evaluation does not follow the last step": (
+        PerplexitySource(kind="training_loss", last_steps=5, unused_evaluation="not_last")
+    ),
+}
+
+
+@pytest.mark.parametrize(("sentence", "source"), SENTENCES.items(), ids=str)
+def test_a_stored_sentence_gives_facts_that_give_the_sentence(sentence, source):
+    stored = {**asdict(measured()), "perplexity_source": sentence}
+    found = measurement_from_values(stored).perplexity_source
+    assert (found, str(found)) == (source, sentence)
+
+
+def test_a_stored_sentence_on_a_reused_result_gives_its_trial():
+    stored = {**asdict(measured()), "reused_from": "trial 3 of study 'x'"}
+    assert measurement_from_values(stored).reused_from == trial(3, "x")
+
+
+def test_a_perplexity_of_the_time_before_sources_was_measured():
+    stored = {**asdict(measured()), "perplexity_source": None}
+    assert measurement_from_values(stored).perplexity_source == MEASURED
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "",
+        "Measured",
+        "measured, mean of some seeds",
+        "measured, mean of 2 seeds, without any",
+        "shared with trial 1 of study x",
+        "shared with trial 1 of study 7",
+        "evaluation loss of step 020",
+        "training loss of the last 5 steps, as it is",
+    ],
+)
+def test_another_sentence_stays_as_it_is(sentence):
+    stored = {"perplexity": 1.0, "perplexity_source": sentence}
+    assert upgraded_measurement(stored) == stored
