@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -218,36 +218,45 @@ class Rule:
     broken: Callable[[Mapping[str, Any], Circumstances], bool]
     """Returns whether the chosen values, in these circumstances, are the illegal combination."""
     why: str
-    """Template of the explanation: the reason, a colon, and what to change."""
+    """Template of the reason."""
+    hint: str
+    """Template of what to change."""
+
+    def explanation(self, chosen: Mapping[str, Any], at: Circumstances) -> tuple[str, str]:
+        """Return reason and hint with the values of `chosen` and of the circumstances filled in."""
+        values = {**vars(at), **chosen}
+        return self.why.format_map(values), self.hint.format_map(values)
 
     def sentence(self, chosen: Mapping[str, Any], at: Circumstances) -> str:
-        """Return `why` with the values of `chosen` and of the circumstances filled in."""
-        return self.why.format_map({**vars(at), **chosen})
+        """Return the reason and, after a colon, the hint."""
+        return ": ".join(self.explanation(chosen, at))
 
 
 RULES = (
     Rule(
         ("micro_batch_size",),
         lambda c, at: at.global_batch % c["micro_batch_size"] != 0,
-        "micro_batch_size {micro_batch_size} does not divide the global batch of {global_batch}: "
+        "micro_batch_size {micro_batch_size} does not divide the global batch of {global_batch}",
         "use one of its divisors, so that every optimizer step sees the same number of sequences",
     ),
     Rule(
         ("compile", "memory_budget"),
         lambda c, _: c["memory_budget"] != 1.0 and c["compile"] == "none",
-        "memory_budget {memory_budget} needs torch.compile, whose partitioner it steers: "
+        "memory_budget {memory_budget} needs torch.compile, whose partitioner it steers",
         "set compile to block or model",
     ),
     Rule(
         ("checkpointing", "memory_budget"),
         lambda c, _: c["memory_budget"] != 1.0 and c["checkpointing"] != "none",
         "memory_budget {memory_budget} and checkpointing {checkpointing} both decide what is "
-        "recomputed: set checkpointing to none or memory_budget to 1.0",
+        "recomputed",
+        "set checkpointing to none or memory_budget to 1.0",
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),
         lambda c, _: c["optimizer_fusion"] == "kernel" and c["optimizer"] == "adafactor",
-        "torch's Adafactor has no fused kernel: use optimizer_fusion foreach, or another optimizer",
+        "torch's Adafactor has no fused kernel",
+        "use optimizer_fusion foreach, or another optimizer",
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),
@@ -256,13 +265,15 @@ RULES = (
             and c["optimizer"] == "adafactor-fixed-rate"
         ),
         "adafactor-fixed-rate updates one parameter after the other and has no optimizer_fusion "
-        "{optimizer_fusion}: use none or backward, or another optimizer",
+        "{optimizer_fusion}",
+        "use none or backward, or another optimizer",
     ),
     Rule(
         ("precision", "optimizer_fusion"),
         lambda c, _: c["optimizer_fusion"] == "backward" and c["precision"] == "fp16-mixed",
         "optimizer_fusion backward steps before GradScaler could unscale the gradients of "
-        "fp16-mixed: use bf16-mixed, or another fusion",
+        "fp16-mixed",
+        "use bf16-mixed, or another fusion",
     ),
     Rule(
         ("micro_batch_size", "optimizer_fusion"),
@@ -270,14 +281,15 @@ RULES = (
             c["optimizer_fusion"] == "backward" and c["micro_batch_size"] != at.global_batch
         ),
         "optimizer_fusion backward would step after every micro batch of {micro_batch_size} "
-        "instead of once for the global batch of {global_batch}: set micro_batch_size to "
-        "{global_batch}, or use another fusion",
+        "instead of once for the global batch of {global_batch}",
+        "set micro_batch_size to {global_batch}, or use another fusion",
     ),
     Rule(
         ("optimizer_fusion",),
         lambda c, at: c["optimizer_fusion"] == "backward" and at.clips_gradients,
         "optimizer_fusion backward updates each parameter before the norm of all gradients is "
-        "known, by which gradient_clipping scales them: use another fusion, or no clipping",
+        "known, by which gradient_clipping scales them",
+        "use another fusion, or no clipping",
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),
@@ -285,7 +297,8 @@ RULES = (
             c["optimizer_fusion"] in ("foreach", "kernel") and c["optimizer"] == "adamw-8bit"
         ),
         "adamw-8bit compiles its own kernel for each parameter and has no optimizer_fusion "
-        "{optimizer_fusion}: use none or backward, or another optimizer",
+        "{optimizer_fusion}",
+        "use none or backward, or another optimizer",
     ),
     Rule(
         ("precision", "optimizer_fusion"),
@@ -293,18 +306,19 @@ RULES = (
             c["optimizer_fusion"] in ("foreach", "kernel") and c["precision"] == "bf16-stochastic"
         ),
         "bf16-stochastic holds one parameter at a time in float32, and optimizer_fusion "
-        "{optimizer_fusion} updates all at once: use none or backward, or precision bf16-true",
+        "{optimizer_fusion} updates all at once",
+        "use none or backward, or precision bf16-true",
     ),
     Rule(
         ("precision", "optimizer"),
         lambda c, _: c["precision"] == "bf16-stochastic" and c["optimizer"] == "adamw-8bit",
-        "bf16-stochastic rounds an optimizer's state to bf16, and that of adamw-8bit is in 8 bits: "
+        "bf16-stochastic rounds an optimizer's state to bf16, and that of adamw-8bit is in 8 bits",
         "use precision bf16-true, or optimizer adamw",
     ),
     Rule(
         ("precision", "attention"),
         lambda c, _: c["precision"] in ("fp32", "tf32") and c["attention"] in ("flash", "cudnn"),
-        "attention {attention} is a kernel for 16-bit numbers, precision {precision} has 32: "
+        "attention {attention} is a kernel for 16-bit numbers, precision {precision} has 32",
         "use attention auto or efficient, or precision bf16-mixed",
     ),
     Rule(
@@ -317,7 +331,7 @@ RULES = (
             and c["micro_batch_size"] * at.sequence_length % FP8_MULTIPLE != 0
         ),
         "precision fp8 needs micro batches whose number of tokens is a multiple of 16, and "
-        "micro_batch_size {micro_batch_size} has sequences of {sequence_length} tokens: "
+        "micro_batch_size {micro_batch_size} has sequences of {sequence_length} tokens",
         "use a sequence length that is a multiple of 16, another micro_batch_size, "
         "or precision bf16-mixed",
     ),
@@ -329,18 +343,21 @@ def broken_rules(chosen: Mapping[str, Any], at: Circumstances) -> list[str]:
 
     A rule about a field that is not in `chosen` is not applied.
     """
-    sentences = []
+    return [rule.sentence(chosen, at) for rule in _rules_broken_by(chosen, at)]
+
+
+def _rules_broken_by(chosen: Mapping[str, Any], at: Circumstances) -> Iterator[Rule]:
     for rule in RULES:
         is_decided = all(field in chosen for field in rule.fields)
         if is_decided and rule.broken(chosen, at):
-            sentences.append(rule.sentence(chosen, at))
-    return sentences
+            yield rule
 
 
 def check_legal(config: TrainingConfig, at: Circumstances) -> None:
     """Raise IllegalConfiguration, with the first broken rule, if `config` is illegal there."""
-    if reasons := broken_rules(config.to_dict(), at):
-        message, _, hint = reasons[0].partition(": ")
+    chosen = config.to_dict()
+    for rule in _rules_broken_by(chosen, at):
+        message, hint = rule.explanation(chosen, at)
         raise IllegalConfiguration(message, hint=hint)
 
 
