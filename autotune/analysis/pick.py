@@ -85,12 +85,15 @@ def choose(
         "smallest": "the smallest",
         "balanced": "the best balance of speed and memory",
     }
-    reason = (
+    criterion = (
         f"{descriptions[preferences.prefer]} on the front whose perplexity is within "
         f"{100 * allowed:.2g} % of the best, {best:.4g}"
     )
     return Pick(
-        number=picked.number, reason=reason + savings(picked, baseline) + _noise_warning(picked)
+        number=picked.number,
+        criterion=criterion,
+        comparison=savings(picked, baseline),
+        warning=_noise_warning(picked),
     )
 
 
@@ -100,7 +103,7 @@ def _noise_warning(picked: TrialRecord) -> str:
     if spread <= NOISY_SPREAD:
         return ""
     return (
-        f"; its speed varied by ±{100 * spread:.0f} %, so something else was using the device: do "
+        f"its speed varied by ±{100 * spread:.0f} %, so something else was using the device: do "
         "not trust speeds"
     )
 
@@ -108,12 +111,12 @@ def _noise_warning(picked: TrialRecord) -> str:
 def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
     """Return a comparison with the baseline, empty without one.
 
-    For example `; against the baseline: 62 % less memory (...), 1.20x the speed`.
+    For example `against the baseline: 62 % less memory (...), 1.20x the speed`.
     """
     if baseline is None:
         return ""
     if baseline.number == record.number:
-        return "; it is the baseline"
+        return "it is the baseline"
     baseline_peak = _known_peak(baseline)
     if not baseline_peak:
         return ""
@@ -132,7 +135,7 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
             parts.append(f"perplexity {change_percent:+.2f} %")
         else:
             parts.append("the same perplexity")
-    return f"; against the baseline: {', '.join(parts)}"
+    return f"against the baseline: {', '.join(parts)}"
 
 
 def _known_peak(record: TrialRecord) -> int:

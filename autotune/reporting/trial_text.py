@@ -95,7 +95,7 @@ def full_hover(record: TrialRecord, baseline: TrialRecord | None) -> str:
         f"{field.replace('_', ' ')}: {value}" for field, value in record.config.to_dict().items()
     ]
     lines += _measured(record)
-    saved = savings(record, baseline).removeprefix("; ")
+    saved = savings(record, baseline)
     if saved:
         lines.append(style.wrapped(saved, width=_LINE))
     return "<br>".join(lines)

@@ -229,10 +229,20 @@ _PROVENANCE_FIELDS = ("perplexity_source", "reused_from")
 
 @dataclass(frozen=True, kw_only=True)
 class Pick:
-    """The recommended trial, with the reason in one sentence."""
+    """The recommended trial, with the reason for it."""
 
     number: int
-    reason: str
+    criterion: str
+    """By which it was picked, such as `the fastest on the front`."""
+    comparison: str = ""
+    """With the baseline; empty if that is unknown."""
+    warning: str = ""
+    """Why its measurements may be wrong; empty if nothing speaks against them."""
+
+    @property
+    def reason(self) -> str:
+        """Criterion, comparison and warning in one sentence, without a full stop."""
+        return "; ".join(filter(None, (self.criterion, self.comparison, self.warning)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,7 +131,7 @@ def test_savings_are_counted_against_the_baseline():
     one = record(1, memory=50 * MIB, speed=1200.0, perplexity=10.1)
     baseline = record(0, memory=200 * MIB, speed=1000.0, perplexity=10.0)
     assert savings(one, baseline) == (
-        "; against the baseline: 75 % less memory (50.00 MiB for 200.0 MiB), 1.20x the speed, "
+        "against the baseline: 75 % less memory (50.00 MiB for 200.0 MiB), 1.20x the speed, "
         "perplexity +1.00 %"
     )
 
@@ -149,14 +149,14 @@ def test_against_a_baseline_that_was_not_measured_nothing_is_saved():
 
 
 def test_the_baseline_itself_is_called_so():
-    assert savings(record(0), record(0)) == "; it is the baseline"
+    assert savings(record(0), record(0)) == "it is the baseline"
 
 
 def test_a_baseline_without_a_speed_is_compared_by_memory_alone():
     baseline = record(0, memory=200 * MIB, speed=None, perplexity=None, outcome="over_cap")
     assert (
         savings(record(1), baseline)
-        == "; against the baseline: 50 % less memory (100.0 MiB for 200.0 MiB)"
+        == "against the baseline: 50 % less memory (100.0 MiB for 200.0 MiB)"
     )
 
 

@@ -48,7 +48,11 @@ FAILED = out_of_memory(
     3, config=TrainingConfig(compile="model", memory_budget=0.5, micro_batch_size=8)
 )
 TRIALS = (BASELINE, SMALL, FAST, FAILED)
-FOUND = {"front": (1, 2), "pick": Pick(number=2, reason="the fastest on the front"), "baseline": 0}
+FOUND = {
+    "front": (1, 2),
+    "pick": Pick(number=2, criterion="the fastest on the front"),
+    "baseline": 0,
+}
 
 
 def view_of(
@@ -112,7 +116,7 @@ def hostile_view(words=HOSTILE):
         out_of_memory(2, name=words, message=words, config=TrainingConfig(compile="model")),
     )
     workload = make_workload("cpu", {"dataset": words})
-    pick = Pick(number=0, reason=words)
+    pick = Pick(number=0, criterion=words)
     return view_of(trials, study=words, front=(0,), pick=pick, baseline=0, workload=workload)
 
 
@@ -149,7 +153,7 @@ def large_view(count=10_000):
         for number, (*chosen, micro_batch, budget) in zip(range(count), choices, strict=False)
     ]
     return view_of(
-        trials, front=(0, 976), pick=Pick(number=976, reason="the fastest"), baseline=400
+        trials, front=(0, 976), pick=Pick(number=976, criterion="the fastest"), baseline=400
     )
 
 

@@ -80,7 +80,7 @@ def ladder_view(trials=None, **changes):
     trials = four_trials() if trials is None else trials
     settings = {
         "front": (3, 1, 2),
-        "pick": Pick(number=3, reason="the smallest"),
+        "pick": Pick(number=3, criterion="the smallest"),
         "baseline": 0,
         **changes,
     }

@@ -55,7 +55,9 @@ def study_of(text):
         out_of_memory(2, name=text, message=text),
     ]
     return study_view(
-        study_result(trials, study=text, front=(0,), pick=Pick(number=0, reason=text), baseline=0)
+        study_result(
+            trials, study=text, front=(0,), pick=Pick(number=0, criterion=text), baseline=0
+        )
     )
 
 

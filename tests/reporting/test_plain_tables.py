@@ -14,7 +14,7 @@ FAST = record(
 )
 FAILED = out_of_memory(2, message="asked for\n2 GiB, held 1", seconds=1.5)
 RESULT = study_result(
-    (SMALL, FAST, FAILED), front=(0, 1), pick=Pick(number=1, reason="the fastest"), baseline=0
+    (SMALL, FAST, FAILED), front=(0, 1), pick=Pick(number=1, criterion="the fastest"), baseline=0
 )
 
 

@@ -66,7 +66,7 @@ def test_the_reason_does_not_say_the_savings_again():
         "against the baseline: 33 % less memory (200.0 MiB for 300.0 MiB), 2.22x the speed, "
         "the same perplexity"
     )
-    pick = Pick(number=2, reason=f"the fastest; {against}; its speed varied")
+    pick = Pick(number=2, criterion="the fastest", comparison=against, warning="its speed varied")
     assert answer_of(plain_view(pick=pick)).reason == "It is the fastest; its speed varied."
 
 
@@ -85,7 +85,7 @@ def test_a_tile_has_the_number_and_what_it_was(label, value, change):
 
 
 def test_a_pick_that_is_the_baseline_says_so_and_is_compared_with_nothing():
-    answer = answer_of(plain_view(pick=Pick(number=1, reason="the fastest"), baseline=1))
+    answer = answer_of(plain_view(pick=Pick(number=1, criterion="the fastest"), baseline=1))
     assert answer.sentence == "It is the baseline itself: nothing that was tried does better."
     assert [tile.change for tile in answer.tiles if tile.label != "of the cap"] == ["", "", ""]
 

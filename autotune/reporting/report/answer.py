@@ -1,6 +1,6 @@
 """The headline of a report: the pick, and what it saves and costs against the baseline."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.pick import closest_miss, savings
@@ -46,20 +46,20 @@ def answer_of(view: StudyView) -> Answer:
 
 def _picked(view: StudyView, pick: TrialRecord) -> Answer:
     assert view.result.pick is not None
-    saved = savings(pick, view.baseline).removeprefix("; ")
-    if saved.startswith("against"):
-        sentence = f"{saved[0].upper()}{saved[1:]}."
-    elif saved:
+    comparison = savings(pick, view.baseline)
+    if view.baseline is not None and view.baseline.number == pick.number:
         sentence = "It is the baseline itself: nothing that was tried does better."
+    elif comparison:
+        sentence = f"{comparison[0].upper()}{comparison[1:]}."
     else:
         sentence = "There is no baseline to compare with: it was neither measured nor predicted."
-    reason = view.result.pick.reason
-    clauses = [clause for clause in reason.split("; ") if clause != saved]
+    # The comparison has a sentence of its own.
+    reason = replace(view.result.pick, comparison="").reason
     return Answer(
         found=True,
         headline=f"Train with #{pick.number}, {trial_label(pick)}.",
         sentence=sentence,
-        reason=f"It is {'; '.join(clauses)}.",
+        reason=f"It is {reason}.",
         tiles=tuple(_tiles(view, pick)),
     )
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from autotune.analysis.pick import Preferences
-from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.report.excluded import combinations
 from autotune.reporting.study_view import StudyView
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
@@ -95,7 +94,7 @@ def _study_facts(view: StudyView, preferences: Preferences) -> Iterator[tuple[st
             f"{total:,} combinations" + ("" if allowed is None else f", {allowed:,} of them legal"),
         )
     yield "sampler", f"{definition.sampler}, seed {definition.seed}"
-    yield "trials", outcome_counts(result.trials).partition(" trial")[0] + ", " + _trial_time(view)
+    yield "trials", f"{len(result.trials):,}, {_trial_time(view)}"
     if view.begun_at:
         ended = f", last result {view.last_result_at}" if view.last_result_at else ""
         yield "begun", f"{view.begun_at}{ended} (UTC)"

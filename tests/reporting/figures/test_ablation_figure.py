@@ -103,7 +103,7 @@ def test_predicted_bars_are_hatched():
 def test_a_saving_of_nothing_says_whether_it_is_predicted():
     trials = [dataclasses.replace(trial, peak_memory_bytes=None) for trial in four_trials()]
     known = [(trial.config, predicted(peak=100 * MIB)) for trial in trials]
-    found = {"front": (3, 1, 2), "pick": Pick(number=3, reason="the smallest"), "baseline": 0}
+    found = {"front": (3, 1, 2), "pick": Pick(number=3, criterion="the smallest"), "baseline": 0}
     bars = draw(compute(study_view(study_result(trials, **found), known))).data
     assert (bars[0].text, bars[6].text) == (("0 predicted", "0 predicted"), ("", "0"))
 

@@ -19,7 +19,7 @@ def view(study, *, speed=1000.0, baseline=400, workload=None, **changes):
     ]
     settings = {
         "front": (1,),
-        "pick": Pick(number=1, reason="the fastest"),
+        "pick": Pick(number=1, criterion="the fastest"),
         "baseline": 0,
         **changes,
     }
@@ -76,7 +76,7 @@ def test_a_perplexity_of_another_trial_is_marked():
         record(0, config=BASELINE),
         record(1, config=BLOCK, perplexity_source=shared_with(0)),
     ]
-    found = {"front": (1,), "pick": Pick(number=1, reason="the fastest"), "baseline": 0}
+    found = {"front": (1,), "pick": Pick(number=1, criterion="the fastest"), "baseline": 0}
     side = compute([study_view(study_result(trials, study="one", **found)), view("other")]).sides[0]
     assert side.perplexity_words == "=10.00"
 

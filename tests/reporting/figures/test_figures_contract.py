@@ -27,7 +27,7 @@ BLACKISH = ("#000", "black", "#111", "#202124", "rgb(0,0,0)")
 @pytest.fixture(scope="module")
 def view():
     return ladder_view(
-        many_trials(), front=(1, 3), pick=Pick(number=3, reason="the smallest"), baseline=0
+        many_trials(), front=(1, 3), pick=Pick(number=3, criterion="the smallest"), baseline=0
     )
 
 
@@ -111,7 +111,7 @@ def test_a_study_in_which_all_failed_has_a_figure_without_a_number(name):
 def test_hostile_text_is_no_markup_in_a_figure(name):
     trials = [dataclasses.replace(trial, name=HOSTILE) for trial in many_trials()]
     trials.append(out_of_memory(len(trials), name=HOSTILE, message=HOSTILE))
-    view = ladder_view(trials, study=HOSTILE, front=(1, 3), pick=Pick(number=3, reason=HOSTILE))
+    view = ladder_view(trials, study=HOSTILE, front=(1, 3), pick=Pick(number=3, criterion=HOSTILE))
     drawn = FIGURES[name].draw(view, OPTIONS).to_plotly_json()
     drawn["layout"].pop("meta")  # plain text, which a page escapes
     text = json.dumps(drawn, default=str)

@@ -29,7 +29,7 @@ def view(**changes):
     trials = (BASELINE, SMALL, FAST, DOMINATED, FAILED)
     settings = {
         "front": (1, 2),
-        "pick": Pick(number=2, reason="the fastest"),
+        "pick": Pick(number=2, criterion="the fastest"),
         "baseline": 0,
         "study": "a study",
     }
@@ -52,7 +52,7 @@ def hostile_view():
     ]
     return study_view(
         study_result(
-            trials, study=HOSTILE, front=(0,), pick=Pick(number=0, reason=HOSTILE), baseline=0
+            trials, study=HOSTILE, front=(0,), pick=Pick(number=0, criterion=HOSTILE), baseline=0
         )
     )
 
