@@ -76,13 +76,13 @@ def main() -> None:
     for number in result.front:
         record = result.trial(number)
         measured = train_with_export(result, record)
-        source = str(record.perplexity_source)
+        source = record.perplexity_source
+        remark = "" if source is None or source.is_plain else f" ({source})"
         speed_ratio = measured["tokens_per_second"] / record.tokens_per_second
         print(
             f"| {number} | {record.config.describe()} | {record.peak_memory_bytes:,} B "
             f"| {measured['peak_memory_bytes']:,} B | {record.perplexity:.4f}"
-            f"{'' if source == 'measured' else f' ({source})'} "
-            f"| {measured['perplexity']:.4f} | {speed_ratio:.2f} |",
+            f"{remark} | {measured['perplexity']:.4f} | {speed_ratio:.2f} |",
             flush=True,
         )
 
