@@ -61,8 +61,8 @@ def compare(
 ) -> None:
     """Compare the picks of several studies and draw their fronts in one figure."""
     # plotly takes 0.1 s to import, which the help of this command does without.
-    from autotune.reporting.figures import comparison
-    from autotune.reporting.html_page import whole_page
+    from autotune.reporting.figures import comparison  # noqa: PLC0415
+    from autotune.reporting.html_page import whole_page  # noqa: PLC0415
 
     name = "-".join(["compare", *studies])[:_LONGEST_NAME]
     target = Target(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def open_store(storage: str, *, create: bool = False) -> Iterator["StudyStore"]:
     """Yield the store of the studies database at a URL. Raises what `StudyStore` raises."""
     # SQLAlchemy takes 0.3 s to import, which the help of a command does without.
-    from autotune.storage.store import StudyStore
+    from autotune.storage.store import StudyStore  # noqa: PLC0415
 
     store = StudyStore(storage, create=create)
     try:

@@ -53,8 +53,8 @@ def explain(
     Without a study, explains the configuration that the options describe.
     """
     # These import numpy, 0.2 s that the help of this command does without.
-    from autotune.cli import explanations
-    from autotune.study.predictions import (
+    from autotune.cli import explanations  # noqa: PLC0415
+    from autotune.study.predictions import (  # noqa: PLC0415
         Forecaster,
         device_meant,
         on_some_device,

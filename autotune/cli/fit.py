@@ -74,8 +74,8 @@ def fit(
     device exists, trains the largest model that fits for a few steps to confirm it.
     """
     # These import SQLAlchemy and numpy, 0.5 s that the help of this command does without.
-    from autotune.study.fit.fit import fit as run
-    from autotune.study.fit.request import CUDA_CONTEXT_BYTES, FitRequest
+    from autotune.study.fit.fit import fit as run  # noqa: PLC0415
+    from autotune.study.fit.request import CUDA_CONTEXT_BYTES, FitRequest  # noqa: PLC0415
 
     options.check_scale(scale, space=space)
     request = FitRequest(

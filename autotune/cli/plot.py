@@ -80,7 +80,7 @@ def plot(
 ) -> None:
     """Draw a figure of a study, by default its front, and print the name of the file."""
     # plotly takes 0.1 s to import, which the help of this command does without.
-    from autotune.reporting.figure_page import figure_page
+    from autotune.reporting.figure_page import figure_page  # noqa: PLC0415
 
     figure = figure_kind(kind)
     figure_options = FigureOptions(
@@ -132,8 +132,8 @@ def _check_options(name: str, kind: FigureKind, given: FigureOptions) -> None:
 def _timeline_of(view: StudyView, number: int | None) -> Prediction:
     """Predict one trial again: stored predictions have no timeline."""
     # These import plotly and numpy, 0.2 s that only this one kind of figure takes.
-    from autotune.reporting.figures.memory_timeline import trial_shown
-    from autotune.study.predictions import Forecaster
+    from autotune.reporting.figures.memory_timeline import trial_shown  # noqa: PLC0415
+    from autotune.study.predictions import Forecaster  # noqa: PLC0415
 
     record = trial_shown(view, number)
     workload = view.definition.workload

@@ -63,8 +63,8 @@ def predict(
 ) -> None:
     """Predict peak memory on fake tensors. Needs no device, no data and no memory."""
     # These import numpy, 0.2 s that the help of this command does without.
-    from autotune.cli import predictions
-    from autotune.study.predictions import (
+    from autotune.cli import predictions  # noqa: PLC0415
+    from autotune.study.predictions import (  # noqa: PLC0415
         Forecaster,
         device_meant,
         on_some_device,

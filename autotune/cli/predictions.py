@@ -324,7 +324,7 @@ def forecaster_of(
 
 def write_page(answer: Answer, file: Path) -> None:
     # plotly takes 0.1 s to import, and few predictions are drawn.
-    from autotune.reporting.figures import memory_timeline
+    from autotune.reporting.figures import memory_timeline  # noqa: PLC0415
 
     figure = memory_timeline.compute(
         answer.prediction,

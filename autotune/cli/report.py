@@ -33,8 +33,8 @@ def report(
     The page holds the pick, figures, every trial and the commands to repeat the study.
     """
     # Templates and figures take 0.1 s to import, which the help of this command does without.
-    from autotune.reporting.report import contents
-    from autotune.reporting.report.page import page
+    from autotune.reporting.report import contents  # noqa: PLC0415
+    from autotune.reporting.report.page import page  # noqa: PLC0415
 
     file = out or RESULTS_FOLDER / f"{study}-report.html"
     if file.suffix.lower() not in (".html", ".htm"):

@@ -46,8 +46,8 @@ def search(
     if dry_run and as_json:
         raise InvalidInput("--dry-run has no JSON output", hint="leave --json out")
     # These import the database and numpy, which the help of this command does without.
-    from autotune.cli.dry_run import print_plan
-    from autotune.cli.search_run import run_with_display
+    from autotune.cli.dry_run import print_plan  # noqa: PLC0415
+    from autotune.cli.search_run import run_with_display  # noqa: PLC0415
 
     if dry_run:
         print_plan(request, quiet=quiet)

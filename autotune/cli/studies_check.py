@@ -24,8 +24,8 @@ def check(
     Changes nothing.
     """
     # Both import SQLAlchemy, which takes 0.3 s; the help of this command does without.
-    from autotune.storage.error_translation import redacted_url
-    from autotune.study.check import check_studies
+    from autotune.storage.error_translation import redacted_url  # noqa: PLC0415
+    from autotune.study.check import check_studies  # noqa: PLC0415
 
     storage = options.storage_of(context, storage)
     checked = check_studies(storage, study or ())

@@ -56,7 +56,7 @@ def import_file(
 ) -> None:
     """Import exported studies into a database: all of the file, or nothing."""
     # This imports SQLAlchemy, as in `database.py`.
-    from autotune.storage.transfer.transfer import check_file
+    from autotune.storage.transfer.transfer import check_file  # noqa: PLC0415
 
     if name is not None:
         check_study_name(name)

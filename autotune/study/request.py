@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.analysis.front import Tolerance
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
+from autotune.analysis.tolerance import Tolerance
 from autotune.errors import InvalidInput
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.option import COUNT, DURATION, SIZE, SWITCH, Option, options_of, setting

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autotune
-from autotune.analysis.front import Tolerance
 from autotune.analysis.pick import Preferences
+from autotune.analysis.tolerance import Tolerance
 from autotune.cli import app
 from autotune.cli.search_run import continue_command
 from autotune.spec.option import COUNT, DURATION, SIZE, SWITCH, TEXT, Option
