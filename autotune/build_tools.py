@@ -20,27 +20,27 @@ class BuildTool:
     name: str
     found: str | None
     """Its path; None if it is missing."""
-    way_out: str
+    hint: str
     """What to do if it is missing."""
 
 
 def c_compiler() -> BuildTool:
     """Return the compiler that Triton uses: the one in CC, else gcc, else clang."""
-    way_out = "install gcc or clang, or set CC to a C compiler"
+    hint = "install gcc or clang, or set CC to a C compiler"
     name = os.environ.get("CC")
     if name is None:
         found = shutil.which("gcc") or shutil.which("clang")
     else:
         found = shutil.which(name)
-        way_out = f"CC is {name!r}, which was not found: {way_out}"
-    return BuildTool(name="C compiler", found=found, way_out=way_out)
+        hint = f"CC is {name!r}, which was not found: {hint}"
+    return BuildTool(name="C compiler", found=found, hint=hint)
 
 
 def cpp_compiler() -> BuildTool:
     """Return the compiler that inductor uses: the one in CXX, else g++."""
     name = os.environ.get("CXX", "g++")
-    way_out = f"install {name}, or set CXX to a C++ compiler"
-    return BuildTool(name="C++ compiler", found=shutil.which(name), way_out=way_out)
+    hint = f"install {name}, or set CXX to a C++ compiler"
+    return BuildTool(name="C++ compiler", found=shutil.which(name), hint=hint)
 
 
 def python_headers() -> BuildTool:
@@ -50,7 +50,7 @@ def python_headers() -> BuildTool:
     return BuildTool(
         name="Python headers",
         found=str(file) if file.is_file() else None,
-        way_out=f"{file} is missing: install {python}-dev (on Fedora {python}-devel), "
+        hint=f"{file} is missing: install {python}-dev (on Fedora {python}-devel), "
         "or use a Python that has it",
     )
 
@@ -60,5 +60,5 @@ def why_no_compilation(device_type: str) -> str | None:
     compiler = c_compiler() if device_type == "cuda" else cpp_compiler()
     for tool in (compiler, python_headers()):
         if tool.found is None:
-            return f"torch.compile needs the {tool.name}; {tool.way_out}"
+            return f"torch.compile needs the {tool.name}; {tool.hint}"
     return None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from autotune.spec.config import FIELD_ORDER, Circumstances, TrainingConfig, broken_rules
+from autotune.spec.config import FIELD_ORDER, LegalityContext, TrainingConfig, rule_violations
 from autotune.spec.result import TrialRecord
 
 PredictedPeak = Callable[[TrainingConfig], int | None]
@@ -79,20 +79,20 @@ class AblationStep:
     pairs: Pairs
 
 
-def ladder(
+def ablation_steps(
     records: Sequence[TrialRecord],
     *,
     plain: TrainingConfig,
     pick: TrialRecord | None,
     predicted_peak: PredictedPeak,
-    at: Circumstances,
+    at: LegalityContext,
 ) -> tuple[AblationStep, ...]:
     """Return a step for every value that was tried, except those of `plain`, the baseline."""
     known = _Known(records, predicted_peak)
     measured = _Measured(records)
 
     def legal(config: TrainingConfig) -> bool:
-        return not broken_rules(config.to_dict(), at)
+        return not rule_violations(config.to_dict(), at)
 
     steps = []
     for technique in FIELD_ORDER:

@@ -245,7 +245,7 @@ def _no_help(
             yield Remark(technique=technique, sentence=sentence)
         for variant in changes:
             if variant.prediction is None:
-                failed = f"{variant.name} could not be predicted: {variant.refusal}"
+                failed = f"{variant.name} could not be predicted: {variant.error}"
                 yield Remark(technique=technique, sentence=failed)
 
 

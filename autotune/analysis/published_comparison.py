@@ -33,7 +33,7 @@ EXCLUDED = "cannot be trained here"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnRow:
+class StudyRow:
     """The user's results for one row of the table."""
 
     figures: Figures = _NOTHING_KNOWN
@@ -48,7 +48,7 @@ class ComparedRow:
     """One row of the comparison. Shares and speeds are relative to the control row."""
 
     name: str
-    own: OwnRow
+    own: StudyRow
     published: Figures
     saved: float | None
     """Share of the control's peak memory that is saved; negative if the row needs more."""
@@ -113,7 +113,7 @@ def is_of_published_size(space: SearchSpace, workload: Workload) -> bool:
 
 
 def compare_with_published(
-    reference: Reference, own: Callable[[str], OwnRow], *, has_published_size: bool
+    reference: Reference, own: Callable[[str], StudyRow], *, has_published_size: bool
 ) -> tuple[ComparedRow, ...]:
     """Return every row of the table, in its order, with the user's results from `own(name)`."""
     own_rows = {name: own(name) for name in reference.rows}
@@ -143,29 +143,29 @@ def compare_with_published(
 
 def rows_of_study(
     definition: StudyDefinition, records: Mapping[str, TrialRecord]
-) -> Callable[[str], OwnRow]:
+) -> Callable[[str], StudyRow]:
     """Return a function from the name of a configuration to the study's results for it.
 
     `records` are the study's trials by fingerprint.
     """
     named: Mapping[str, TrainingConfig] = definition.legal_space().named
 
-    def own(name: str) -> OwnRow:
+    def own(name: str) -> StudyRow:
         if name not in named:
-            return OwnRow(remark=EXCLUDED)
+            return StudyRow(remark=EXCLUDED)
         record = records.get(named[name].fingerprint)
         if record is None:
-            return OwnRow(remark="not tried")
+            return StudyRow(remark="not tried")
         return _own_row(record)
 
     return own
 
 
-def _own_row(record: TrialRecord) -> OwnRow:
+def _own_row(record: TrialRecord) -> StudyRow:
     # What a training held when it ran out of memory is not its peak: it would have needed more.
     measured = record.peak_memory_bytes if record.was_trained else None
     predicted = record.predicted_peak_memory_bytes
-    return OwnRow(
+    return StudyRow(
         figures=Figures(
             peak_memory_bytes=predicted if measured is None else measured,
             tokens_per_second=record.tokens_per_second,

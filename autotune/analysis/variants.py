@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.spec.config import FIELD_ORDER, Circumstances, TrainingConfig
+from autotune.spec.config import FIELD_ORDER, LegalityContext, TrainingConfig
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import TrialRecord
 
@@ -19,7 +19,7 @@ NOTHING = 0.01
 class Variant:
     """The configuration with one technique changed.
 
-    `prediction` is None where it could not be predicted; `refusal` then has the reason.
+    `prediction` is None where it could not be predicted; `error` then has the reason.
     """
 
     technique: str
@@ -28,7 +28,7 @@ class Variant:
     is_removal: bool = False
     """The technique is in use, and this is the configuration without it."""
     prediction: Prediction | None = None
-    refusal: str = ""
+    error: str = ""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Explained:
 
     config: TrainingConfig
     prediction: Prediction
-    at: Circumstances
+    at: LegalityContext
     """The features of the workload that decide which configurations are legal."""
     record: TrialRecord | None = None
     records: Sequence[TrialRecord] = ()

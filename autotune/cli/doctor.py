@@ -46,7 +46,7 @@ def doctor(
         if tool.found:
             say(f"{tool.name}: {tool.found}")
         else:
-            say(f"no {tool.name}, which torch.compile needs: {tool.way_out}")
+            say(f"no {tool.name}, which torch.compile needs: {tool.hint}")
     # A temporary folder: this command leaves no files behind, and also works in a folder that
     # cannot be written to.
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder), note=note) as executor:

@@ -56,9 +56,9 @@ def explain(
     from autotune.cli import explanations  # noqa: PLC0415
     from autotune.study.predictions import (  # noqa: PLC0415
         Forecaster,
-        device_meant,
         on_some_device,
         predicted_device_of,
+        requested_device,
     )
 
     given = options_given(
@@ -75,7 +75,7 @@ def explain(
     )
     options.check_scale(scale, space=space)
     check_device(device)
-    target_device = device_meant(device, compute_capability)
+    target_device = requested_device(device, compute_capability)
     check_release(torch_version)
     loaded = None if space is None else options.scaled_space(space, scale)
 

@@ -80,12 +80,12 @@ def requested(
         config = _named_configuration(space, name, workload=workload)
     else:
         config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
-    check_legal(config, workload.circumstances)
+    check_legal(config, workload.legality_context)
     return workload, config
 
 
 def _named_configuration(space: Any, name: str | None, *, workload: Workload) -> TrainingConfig:
-    named = bind_space(space, workload.circumstances, unavailable={}).named
+    named = bind_space(space, workload.legality_context, unavailable={}).named
     if name is None or name not in named:
         raise InvalidInput(
             f"search space {space.name!r} has no legal configuration {name!r}",

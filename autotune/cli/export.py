@@ -20,7 +20,7 @@ from autotune.exporters.recipe import recipe_of
 from autotune.spec.result import JSON_SCHEMA, StudyResult, TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
 from autotune.spec.user_code import is_function_reference, read_reference
-from autotune.spec.user_paths import expanded, is_there
+from autotune.spec.user_paths import expanded, path_exists
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 
@@ -149,7 +149,7 @@ _NOT_PATHS = (None, STANDARD_LIBRARY_TEXT, "bytes", "bpe")
 
 
 def _absolute(path: str | None) -> str | None:
-    return str(expanded(path).absolute()) if path and is_there(path) else path
+    return str(expanded(path).absolute()) if path and path_exists(path) else path
 
 
 def _check_complete(written: Export, target: str) -> None:
@@ -158,9 +158,7 @@ def _check_complete(written: Export, target: str) -> None:
     A setting that is left to the user's script does not count, unless it is a technique.
     """
     missing = [
-        refusal
-        for refusal in written.refusals
-        if refusal.is_technique or refusal.instead is not None
+        entry for entry in written.unsupported if entry.is_technique or entry.instead is not None
     ]
     if not missing:
         return
@@ -226,30 +224,30 @@ def _print_export(written: Export, *, target: Target, record: TrialRecord, folde
     say("Use it, in that folder:", "bold")
     for line in written.command.splitlines():
         say(f"  {line}")
-    for title, refusals in (
-        ("Not expressed", [refusal for refusal in written.refusals if refusal.is_technique]),
-        ("Left to you", [refusal for refusal in written.refusals if not refusal.is_technique]),
+    for title, unsupported in (
+        ("Not expressed", [entry for entry in written.unsupported if entry.is_technique]),
+        ("Left to you", [entry for entry in written.unsupported if not entry.is_technique]),
     ):
-        if refusals:
+        if unsupported:
             say()
             say(title, "bold")
-            for refusal in refusals:
-                instead = "" if refusal.instead is None else f" ({refusal.instead} instead)"
-                say(f"  {_setting(refusal)}{instead}: {refusal.why}")
+            for entry in unsupported:
+                instead = "" if entry.instead is None else f" ({entry.instead} instead)"
+                say(f"  {_setting(entry)}{instead}: {entry.why}")
     if written.notes:
         say()
         say("Good to know", "bold")
         for note in written.notes:
             say(f"  {note}")
-    if any(refusal.is_technique for refusal in written.refusals):
+    if any(entry.is_technique for entry in written.unsupported):
         print(
             "note: without the techniques not expressed, memory and speed differ from the trial's",
             file=sys.stderr,
         )
 
 
-def _setting(refusal: Unsupported) -> str:
-    return refusal.setting if refusal.value is None else f"{refusal.setting} {refusal.value}"
+def _setting(entry: Unsupported) -> str:
+    return entry.setting if entry.value is None else f"{entry.setting} {entry.value}"
 
 
 def _to_dict(
@@ -264,13 +262,13 @@ def _to_dict(
         "command": written.command,
         "refusals": [
             {
-                "setting": refusal.setting,
-                "value": refusal.value,
-                "instead": refusal.instead,
-                "why": refusal.why,
-                "is_technique": refusal.is_technique,
+                "setting": entry.setting,
+                "value": entry.value,
+                "instead": entry.instead,
+                "why": entry.why,
+                "is_technique": entry.is_technique,
             }
-            for refusal in written.refusals
+            for entry in written.unsupported
         ],
         "notes": list(written.notes),
     }

@@ -113,7 +113,7 @@ class PlainDisplay:
                     "configuration compiles to the program of one of them, does not fit or is "
                     "dominated."
                 )
-            case Converged(trials=trials, relative_gain=gain):
+            case Converged(trials=trials, relative_improvement=gain):
                 self._print(
                     f"Converged after {trials} trials: the most promising configuration left is "
                     f"expected to add {100 * gain:.2f} % to the hypervolume of the front."

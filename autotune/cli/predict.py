@@ -66,15 +66,15 @@ def predict(
     from autotune.cli import predictions  # noqa: PLC0415
     from autotune.study.predictions import (  # noqa: PLC0415
         Forecaster,
-        device_meant,
         on_some_device,
         predicted_device_of,
+        requested_device,
     )
 
     cap_bytes = None if max_mem is None else parse_size(max_mem)
     check_device(device)
     check_release(torch_version)
-    target_device = device_meant(device, compute_capability)
+    target_device = requested_device(device, compute_capability)
     given = options_given(workload, configuration, device=device, space=space)
     _check_together(
         study=study, trial=trial, space=space, plot=plot, given=given, configuration=configuration

@@ -169,7 +169,7 @@ def space_to_dict(
             {
                 "name": names.get(forecast.config.fingerprint),
                 "config": forecast.config.to_dict(),
-                "refusal": forecast.refusal,
+                "refusal": forecast.error,
                 **({} if forecast.prediction is None else forecast.prediction.to_dict()),
             }
             for forecast in forecasts
@@ -194,7 +194,7 @@ def space_table(
             description = f"{name}: {description}"
         prediction = forecast.prediction
         if prediction is None:
-            table.add_row("-", "-", Text(description), "-", Text(forecast.refusal))
+            table.add_row("-", "-", Text(description), "-", Text(forecast.error))
             continue
         remark = ""
         if cap_bytes is not None and prediction.upper_bound_bytes > cap_bytes:
@@ -251,7 +251,7 @@ def predict_reference(
 
 
 def _legal(forecaster: Forecaster, space: SearchSpace) -> LegalSpace:
-    return bind_space(space, forecaster.workload.circumstances, unavailable={})
+    return bind_space(space, forecaster.workload.legality_context, unavailable={})
 
 
 def _with_progress(
@@ -276,7 +276,7 @@ def requested_workload(
     workload = workload_of(device_type, settings, space=space)
     if space is None:
         config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
-        check_legal(config, workload.circumstances)
+        check_legal(config, workload.legality_context)
     return workload
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from autotune.analysis.published_comparison import (
     EXCLUDED,
     ComparedRow,
-    OwnRow,
+    StudyRow,
     compare_with_published,
     is_of_published_size,
     reference_of,
@@ -89,8 +89,8 @@ def of_forecasts(
     reference = reference_of(space, what="what is predicted")
     known = {forecast.config.fingerprint: _predicted(forecast) for forecast in forecasts}
 
-    def row_of(name: str) -> OwnRow:
-        return known[named[name].fingerprint] if name in named else OwnRow(remark=EXCLUDED)
+    def row_of(name: str) -> StudyRow:
+        return known[named[name].fingerprint] if name in named else StudyRow(remark=EXCLUDED)
 
     has_published_size = is_of_published_size(space, workload)
     return ReferenceAnswer(
@@ -102,10 +102,10 @@ def of_forecasts(
     )
 
 
-def _predicted(forecast: Forecast) -> OwnRow:
+def _predicted(forecast: Forecast) -> StudyRow:
     if forecast.prediction is None:
-        return OwnRow(remark=forecast.refusal)
-    return OwnRow(
+        return StudyRow(remark=forecast.error)
+    return StudyRow(
         figures=Figures(peak_memory_bytes=forecast.prediction.peak_memory_bytes),
         peak_is_predicted=True,
     )

@@ -14,7 +14,7 @@ from autotune.data import hub, python_docs
 from autotune.data.columns import TokenColumn, documents_of, unreadable
 from autotune.data.text_files import TextFiles, check_lines
 from autotune.errors import InvalidDataset
-from autotune.spec.user_paths import expanded, is_plain_file, is_there
+from autotune.spec.user_paths import expanded, is_plain_file, path_exists
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 READERS = {
@@ -63,7 +63,7 @@ def check_name(name: str) -> None:
 
     This makes no request to the hub.
     """
-    if not name or (hub.is_local_name(name, suffixes=tuple(READERS)) and not is_there(name)):
+    if not name or (hub.is_local_name(name, suffixes=tuple(READERS)) and not path_exists(name)):
         raise InvalidDataset(
             f"there is no file or folder {name!r}", hint="check --dataset, or omit it"
         )
@@ -75,7 +75,7 @@ def check_there(workload: Workload) -> None:
     This makes at most one request to the hub.
     """
     check_name(workload.dataset)
-    is_here = workload.dataset == STANDARD_LIBRARY_TEXT or is_there(workload.dataset)
+    is_here = workload.dataset == STANDARD_LIBRARY_TEXT or path_exists(workload.dataset)
     if not is_here and workload.script is None:
         hub.check_dataset(workload.dataset)
 

@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from autotune.data import hub
 from autotune.data.token_file import Tokens
 from autotune.errors import InvalidInput
-from autotune.spec.user_paths import expanded, is_plain_file, is_there
+from autotune.spec.user_paths import expanded, is_plain_file, path_exists
 from autotune.spec.workload import BYTE_VOCABULARY, Workload
 
 FILE_NAME = "tokenizer.json"
@@ -172,7 +172,7 @@ def _load(name: str) -> SubwordTokenizer:
 
 def _file_of(name: str) -> Path:
     path = expanded(name)
-    is_folder = is_there(name) and path.is_dir()
+    is_folder = path_exists(name) and path.is_dir()
     file = path / FILE_NAME if is_folder else path
     if is_plain_file(file):
         return file
@@ -182,7 +182,7 @@ def _file_of(name: str) -> Path:
             hint="transformers writes one: "
             f"AutoTokenizer.from_pretrained({name!r}).save_pretrained({name!r})",
         )
-    if not name or is_there(name) or hub.is_local_name(name, suffixes=(".json",)):
+    if not name or path_exists(name) or hub.is_local_name(name, suffixes=(".json",)):
         raise InvalidInput(
             f"there is no tokenizer {name!r}", hint="check --tokenizer: bytes, bpe, model or a path"
         )

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from autotune.data.sources import check_splits, read_documents
 from autotune.data.tokenizer import load_tokenizer
 from autotune.data.tokens import write_tokens
-from autotune.spec.user_paths import expanded, is_there
+from autotune.spec.user_paths import expanded, path_exists
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 READ_WHOLE_BYTES = 2**20
@@ -31,7 +31,7 @@ def check_data(workload: Workload) -> None:
     if workload.tokenizer not in ("bytes", "bpe"):
         load_tokenizer(workload)
     check_splits(workload)
-    if workload.dataset == STANDARD_LIBRARY_TEXT or not is_there(workload.dataset):
+    if workload.dataset == STANDARD_LIBRARY_TEXT or not path_exists(workload.dataset):
         return
     with TemporaryDirectory() as folder:
         _check_local(workload, Path(folder))

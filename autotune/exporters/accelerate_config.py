@@ -30,12 +30,14 @@ _MIXED = {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp8": "bf16"}
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    refusals = _refusals(recipe)
+    unsupported = _unsupported(recipe)
     files = {FILE: _heading(recipe) + yaml.safe_dump(_settings(recipe), sort_keys=False)}
     if launch.is_needed(recipe.config):
         files[launch.FILE] = launch.launcher(recipe)
-    files |= shipped_files(refusal.why for refusal in refusals)
-    return Export(files=files, command=_command(recipe), refusals=refusals, notes=_notes(recipe))
+    files |= shipped_files(entry.why for entry in unsupported)
+    return Export(
+        files=files, command=_command(recipe), unsupported=unsupported, notes=_notes(recipe)
+    )
 
 
 def _heading(recipe: Recipe) -> str:
@@ -91,7 +93,7 @@ def _script_compiles_blocks(config: TrainingConfig) -> bool:
     return config.compile == "block" and config.checkpointing in ("every-4", "every-2", "sqrt")
 
 
-def _refusals(recipe: Recipe) -> tuple[Unsupported, ...]:
+def _unsupported(recipe: Recipe) -> tuple[Unsupported, ...]:
     values = recipe.settings()
     reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
     return tuple(

@@ -15,7 +15,7 @@ import yaml
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
-from autotune.exporters.named_schedule import named_schedule, warmup_refusal
+from autotune.exporters.named_schedule import named_schedule, unsupported_warmup
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.transformers.training_script import LOADERS
@@ -25,8 +25,8 @@ FILE = "axolotl.yaml"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    refusals = tuple(_refusals(recipe))
-    effective = {**recipe.settings(), **{refusal.setting: refusal.instead for refusal in refusals}}
+    unsupported = tuple(_unsupported(recipe))
+    effective = {**recipe.settings(), **{entry.setting: entry.instead for entry in unsupported}}
     files = {FILE: _text(recipe, effective)}
     command = f"axolotl train {FILE}"
     launcher_recipe = _recipe_for_launcher(recipe)
@@ -36,7 +36,10 @@ def write(recipe: Recipe, version: str) -> Export:
     if effective["allocator"] == "default":
         command = f"PYTORCH_ALLOC_CONF=expandable_segments:False {command}"
     return Export(
-        files=files, command=command, refusals=refusals, notes=tuple(_notes(recipe, effective))
+        files=files,
+        command=command,
+        unsupported=unsupported,
+        notes=tuple(_notes(recipe, effective)),
     )
 
 
@@ -47,9 +50,9 @@ def _recipe_for_launcher(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, config=config)
 
 
-def _refusals(recipe: Recipe) -> Iterator[Unsupported]:
+def _unsupported(recipe: Recipe) -> Iterator[Unsupported]:
     config = recipe.config
-    yield from _optimizer_refusals(recipe)
+    yield from _unsupported_optimizer(recipe)
     unsupported = {
         "precision": _PRECISIONS.get(config.precision),
         "checkpointing": _CHECKPOINTING.get(config.checkpointing),
@@ -63,7 +66,7 @@ def _refusals(recipe: Recipe) -> Iterator[Unsupported]:
             yield Unsupported(
                 setting=setting, value=getattr(config, setting), instead=instead, why=why
             )
-    yield from warmup_refusal(recipe, least=_LEAST_WARMUP)
+    yield from unsupported_warmup(recipe, least=_LEAST_WARMUP)
 
 
 _WEIGHTS = "axolotl loads the weights in bfloat16 wherever it computes in it"
@@ -110,7 +113,7 @@ _OFFLOAD = (
 )
 
 
-def _optimizer_refusals(recipe: Recipe) -> Iterator[Unsupported]:
+def _unsupported_optimizer(recipe: Recipe) -> Iterator[Unsupported]:
     config = recipe.config
     optimizer, why = _OPTIMIZERS.get(config.optimizer, (config.optimizer, ""))
     if why:

@@ -32,13 +32,13 @@ _SCRIPT_OPTIMIZERS = ("adamw-8bit", "adafactor-fixed-rate")
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    refusals = _refusals(recipe)
+    unsupported = _unsupported(recipe)
     files = {FILE: _text(_numbers(recipe)), AUTO_FILE: _text(_automatic(recipe))}
     if launch.is_needed(recipe.config):
         files[launch.FILE] = launch.launcher(recipe)
-    files |= shipped_files(refusal.why for refusal in refusals)
+    files |= shipped_files(entry.why for entry in unsupported)
     return Export(
-        files=files, command=_command(recipe.config), refusals=refusals, notes=_notes(recipe)
+        files=files, command=_command(recipe.config), unsupported=unsupported, notes=_notes(recipe)
     )
 
 
@@ -132,7 +132,7 @@ def _scheduler(recipe: Recipe) -> dict[str, object] | None:
     }
 
 
-def _refusals(recipe: Recipe) -> tuple[Unsupported, ...]:
+def _unsupported(recipe: Recipe) -> tuple[Unsupported, ...]:
     values = recipe.settings()
     reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
     return tuple(

@@ -41,7 +41,7 @@ class Export:
     """{file name: text}, in the order in which a user should read them."""
     command: str
     """Command line that uses the files, to be typed in their folder."""
-    refusals: tuple[Unsupported, ...] = ()
+    unsupported: tuple[Unsupported, ...] = ()
     """Settings that the files do not express."""
     notes: tuple[str, ...] = ()
     """What a user must know, one sentence each: versions, extra packages, what to fill in."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.exporters.export import Export, Target, Unsupported
-from autotune.exporters.named_schedule import named_schedule, warmup_refusal
+from autotune.exporters.named_schedule import named_schedule, unsupported_warmup
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
 from autotune.exporters.script_lines import user_script_note
 
@@ -18,20 +18,20 @@ _COLLATOR = "DataCollatorForCausalLM"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    refusals = tuple(_refusals(recipe, version))
-    effective = {**recipe.settings(), **{refusal.setting: refusal.instead for refusal in refusals}}
+    unsupported = tuple(_unsupported(recipe, version))
+    effective = {**recipe.settings(), **{entry.setting: entry.instead for entry in unsupported}}
     command = f"cp {FILE} YOUR-PROJECT/templates/experiments/ && cd YOUR-PROJECT && "
     if effective["allocator"] == "expandable":
         command += "PYTORCH_ALLOC_CONF=expandable_segments:True "
     return Export(
         files={FILE: _text(recipe, effective, version)},
         command=f"{command}forgather -t {FILE} train",
-        refusals=refusals,
+        unsupported=unsupported,
         notes=tuple(_notes(recipe, effective)),
     )
 
 
-def _refusals(recipe: Recipe, version: str) -> Iterator[Unsupported]:
+def _unsupported(recipe: Recipe, version: str) -> Iterator[Unsupported]:
     config = recipe.config
     unsupported = {
         "precision": _PRECISIONS[version].get(config.precision),
@@ -46,7 +46,7 @@ def _refusals(recipe: Recipe, version: str) -> Iterator[Unsupported]:
             yield Unsupported(
                 setting=setting, value=getattr(config, setting), instead=instead, why=why
             )
-    yield from warmup_refusal(recipe)
+    yield from unsupported_warmup(recipe)
 
 
 _STOCHASTIC = (

@@ -37,7 +37,10 @@ def write(recipe: Recipe, version: str) -> Export:
     if recipe.config.optimizer == "adafactor-fixed-rate":
         files[ADAFACTOR] = shipped_text(ADAFACTOR)
     return Export(
-        files=files, command=_command(recipe), refusals=_refusals(recipe), notes=_notes(recipe)
+        files=files,
+        command=_command(recipe),
+        unsupported=_unsupported(recipe),
+        notes=_notes(recipe),
     )
 
 
@@ -106,7 +109,7 @@ def _callback(recipe: Recipe) -> dict[str, object]:
     }
 
 
-def _refusals(recipe: Recipe) -> tuple[Unsupported, ...]:
+def _unsupported(recipe: Recipe) -> tuple[Unsupported, ...]:
     values = recipe.settings()
     reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
     return tuple(

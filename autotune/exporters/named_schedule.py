@@ -25,7 +25,7 @@ class NamedSchedule:
     keywords: Mapping[str, Any]
 
 
-def warmup_refusal(recipe: Recipe, *, least: int = 1) -> Iterator[Unsupported]:
+def unsupported_warmup(recipe: Recipe, *, least: int = 1) -> Iterator[Unsupported]:
     """Yield a refusal if no named schedule has the warm-up of the trial.
 
     `least` is the shortest warm-up, other than none, that the trainer accepts.

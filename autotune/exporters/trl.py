@@ -47,7 +47,7 @@ def write(recipe: Recipe, version: str) -> Export:
     return Export(
         files=files,
         command=command,
-        refusals=tuple(_refusal(recipe, change) for change in changes),
+        unsupported=tuple(_unsupported(recipe, change) for change in changes),
         notes=tuple(_notes(recipe, has_launcher=has_launcher)),
     )
 
@@ -67,7 +67,7 @@ def _trl_changes(config: TrainingConfig, closest: TrainingConfig) -> list[Change
     return changes
 
 
-def _refusal(recipe: Recipe, change: Change) -> Unsupported:
+def _unsupported(recipe: Recipe, change: Change) -> Unsupported:
     value = recipe.settings()[change.setting]
     why = change.why
     if change.setting == "checkpointing" and value == "selective":

@@ -56,7 +56,7 @@ class CpuMeter:
             return nullcontext()
         return record_function(_PHASE_PREFIX + name)
 
-    def aside(self) -> AbstractContextManager[None]:
+    def excluded(self) -> AbstractContextManager[None]:
         return nullcontext()  # nothing is recorded outside `measuring`
 
     def kernels_have_run(self) -> None:

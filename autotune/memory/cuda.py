@@ -73,7 +73,7 @@ class CudaMeter:
         self._reset_peak()
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def excluded(self) -> Iterator[None]:
         if self._has_measured:
             self._record_peak("training")
         self._record_reserved()

@@ -52,7 +52,7 @@ class MemoryMeter(PhaseMarker, Protocol):
         them is stored, so those that are replaced meanwhile are freed as without a measurement.
         """
 
-    def aside(self) -> AbstractContextManager[None]:
+    def excluded(self) -> AbstractContextManager[None]:
         """Counts what runs inside for `device_bytes`, but not for the training's peak."""
 
     def kernels_have_run(self) -> None:

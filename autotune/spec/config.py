@@ -196,7 +196,7 @@ _DEFAULT_CONFIG = TrainingConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Circumstances:
+class LegalityContext:
     """The properties of a workload that decide which configurations are legal."""
 
     global_batch: int
@@ -215,19 +215,19 @@ class Rule:
     """One illegal combination of the values of `fields`, in given circumstances."""
 
     fields: tuple[str, ...]
-    broken: Callable[[Mapping[str, Any], Circumstances], bool]
+    broken: Callable[[Mapping[str, Any], LegalityContext], bool]
     """Returns whether the chosen values, in these circumstances, are the illegal combination."""
     why: str
     """Template of the reason."""
     hint: str
     """Template of what to change."""
 
-    def explanation(self, chosen: Mapping[str, Any], at: Circumstances) -> tuple[str, str]:
+    def explanation(self, chosen: Mapping[str, Any], at: LegalityContext) -> tuple[str, str]:
         """Return reason and hint with the values of `chosen` and of the circumstances filled in."""
         values = {**vars(at), **chosen}
         return self.why.format_map(values), self.hint.format_map(values)
 
-    def sentence(self, chosen: Mapping[str, Any], at: Circumstances) -> str:
+    def sentence(self, chosen: Mapping[str, Any], at: LegalityContext) -> str:
         """Return the reason and, after a colon, the hint."""
         return ": ".join(self.explanation(chosen, at))
 
@@ -338,7 +338,7 @@ RULES = (
 )
 
 
-def broken_rules(chosen: Mapping[str, Any], at: Circumstances) -> list[str]:
+def rule_violations(chosen: Mapping[str, Any], at: LegalityContext) -> list[str]:
     """Return why `chosen` (a configuration or its first fields) is illegal, a sentence per rule.
 
     A rule about a field that is not in `chosen` is not applied.
@@ -346,14 +346,14 @@ def broken_rules(chosen: Mapping[str, Any], at: Circumstances) -> list[str]:
     return [rule.sentence(chosen, at) for rule in _rules_broken_by(chosen, at)]
 
 
-def _rules_broken_by(chosen: Mapping[str, Any], at: Circumstances) -> Iterator[Rule]:
+def _rules_broken_by(chosen: Mapping[str, Any], at: LegalityContext) -> Iterator[Rule]:
     for rule in RULES:
         is_decided = all(field in chosen for field in rule.fields)
         if is_decided and rule.broken(chosen, at):
             yield rule
 
 
-def check_legal(config: TrainingConfig, at: Circumstances) -> None:
+def check_legal(config: TrainingConfig, at: LegalityContext) -> None:
     """Raise IllegalConfiguration, with the first broken rule, if `config` is illegal there."""
     chosen = config.to_dict()
     for rule in _rules_broken_by(chosen, at):

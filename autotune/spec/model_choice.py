@@ -16,7 +16,7 @@ from autotune.spec.model_file import (
     weight_files,
 )
 from autotune.spec.user_code import SCRIPT, check_function, check_script, is_function_reference
-from autotune.spec.user_paths import is_there
+from autotune.spec.user_paths import path_exists
 
 MODEL_NAMES = ("gpt", "deep-one")
 """Names in the model registry, which only the process of a trial may import, as it loads torch."""
@@ -49,7 +49,7 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     if is_function_reference(model):
         check_function(model, settings)
         return dict(settings)
-    exists = is_there(model)
+    exists = path_exists(model)
     if not exists and not is_hub_name(model):
         raise no_model(model)
     if model.endswith(".py"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidInput
-from autotune.spec.user_paths import expanded, is_plain_file, is_there
+from autotune.spec.user_paths import expanded, is_plain_file, path_exists
 
 FILE_NAME = "config.json"
 HUB_TIMEOUT_SECONDS = 10
@@ -34,7 +34,7 @@ def read_model_config(path: str) -> dict[str, Any]:
     """
     file = expanded(path)
     file = file / FILE_NAME if file.is_dir() else file
-    if is_there(str(file)) and not is_plain_file(file):
+    if path_exists(str(file)) and not is_plain_file(file):
         raise InvalidInput(
             f"model {path!r} is not a regular file", hint=f"name a {FILE_NAME} or a folder with one"
         )
@@ -98,7 +98,7 @@ def fetch_model_config(name: str) -> dict[str, Any]:
 
 def source_of(model: str) -> str:
     """Return the absolute folder of a local model, which also has its weights, or the hub name."""
-    if not is_there(model):
+    if not path_exists(model):
         return model
     path = expanded(model)
     folder = path if path.is_dir() else path.parent

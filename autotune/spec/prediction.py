@@ -120,7 +120,7 @@ class Forecast:
 
     config: TrainingConfig
     prediction: Prediction | None = None
-    refusal: str = ""
+    error: str = ""
 
     @cached_property
     def plan(self) -> tuple[str, str] | None:

@@ -15,10 +15,10 @@ from autotune.errors import InvalidInput, InvalidSpace
 from autotune.spec.config import (
     FIELD_ORDER,
     RULES,
-    Circumstances,
+    LegalityContext,
     Rule,
     TrainingConfig,
-    broken_rules,
+    rule_violations,
 )
 from autotune.spec.published_table import Reference
 from autotune.spec.workload_settings import overridden
@@ -146,7 +146,7 @@ class LegalSpace:
 
     values: Mapping[str, tuple[Any, ...]]
     conditions: tuple[Condition, ...]
-    at: Circumstances
+    at: LegalityContext
     named: Mapping[str, TrainingConfig]
     """The named configurations of the file that are legal here, in the order of the file."""
     excluded: tuple[str, ...]
@@ -180,7 +180,7 @@ class LegalSpace:
         return is_listed and self._allows(chosen)
 
     def _allows(self, chosen: Mapping[str, Any]) -> bool:
-        return not broken_rules(chosen, self.at) and all(
+        return not rule_violations(chosen, self.at) and all(
             condition.allows(chosen) for condition in self.conditions
         )
 
@@ -248,7 +248,7 @@ def _to_tuple(values: Any) -> tuple[Any, ...] | str:
 
 
 def bind_space(
-    space: SearchSpace, at: Circumstances, *, unavailable: Mapping[str, Mapping[str, str]]
+    space: SearchSpace, at: LegalityContext, *, unavailable: Mapping[str, Mapping[str, str]]
 ) -> LegalSpace:
     """Return the part of `space` that is legal in these circumstances on a device.
 
@@ -301,7 +301,7 @@ def _available_values(
 
 def _legal_configurations(
     space: SearchSpace,
-    at: Circumstances,
+    at: LegalityContext,
     *,
     unavailable: Mapping[str, Mapping[str, str]],
     excluded: list[str],
@@ -317,7 +317,7 @@ def _legal_configurations(
             for field, value in chosen.items()
             if str(value) in unavailable.get(field, {})
         ]
-        reasons += broken_rules(chosen, at)
+        reasons += rule_violations(chosen, at)
         if reasons:
             excluded.append(f"configuration {name!r}: {reasons[0]}")
         else:

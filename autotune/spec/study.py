@@ -36,7 +36,7 @@ class StudyDefinition:
 
     def legal_space(self) -> LegalSpace:
         """Return the part of the space that is legal for the workload and the device."""
-        return bind_space(self.space, self.workload.circumstances, unavailable=self.unavailable)
+        return bind_space(self.space, self.workload.legality_context, unavailable=self.unavailable)
 
     def baseline_config(self) -> TrainingConfig:
         """Return what savings are relative to, with the first optimizer of the space."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidInput, StudyMismatch
-from autotune.spec.user_paths import expanded, is_plain_file, is_there
+from autotune.spec.user_paths import expanded, is_plain_file, path_exists
 
 SCRIPT = "script"
 """The value of `Workload.model` for a script."""
@@ -162,7 +162,7 @@ def takes_size(model: str, size: str) -> bool:
 
 def read_python(file: Path) -> ast.Module:
     """Return the syntax tree of the file. Raises InvalidInput if it is not valid Python."""
-    if is_there(str(file)) and not is_plain_file(file):
+    if path_exists(str(file)) and not is_plain_file(file):
         raise InvalidInput(f"{file} is not a file", hint="name a Python file")
     try:
         with warnings.catch_warnings(action="ignore"):  # warnings about the user's code

@@ -11,7 +11,7 @@ def expanded(name: str) -> Path:
         return Path(name)
 
 
-def is_there(name: str) -> bool:
+def path_exists(name: str) -> bool:
     """Whether a file or folder of that name exists; False for names that no file can have."""
     try:
         return bool(name) and expanded(name).exists()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import InvalidInput
-from autotune.spec.config import Circumstances
+from autotune.spec.config import LegalityContext
 from autotune.spec.model_choice import HOW_TO_NAME, MODEL_NAMES, no_model, with_model_config
 from autotune.spec.model_file import FILE_NAME, largest_sequence_length, model_name, sizes_of
 from autotune.spec.user_code import SCRIPT, is_function_reference, read_reference
@@ -240,9 +240,9 @@ class Workload:
         return f"{self.model} of {self.layers} layers, width {self.width}{suffix}"
 
     @property
-    def circumstances(self) -> Circumstances:
+    def legality_context(self) -> LegalityContext:
         """The properties that decide which configurations can train this workload."""
-        return Circumstances(
+        return LegalityContext(
             global_batch=self.global_batch,
             clips_gradients=self.gradient_clipping is not None,
             sequence_length=self.sequence_length if self.script is None else None,

@@ -235,7 +235,7 @@ def forecast_row(forecast: Forecast) -> dict[str, Any]:
         "fingerprint": forecast.config.fingerprint,
         "config": forecast.config.to_dict(),
         "prediction": None if forecast.prediction is None else forecast.prediction.to_dict(),
-        "refusal": storable_text(forecast.refusal, longest=LONGEST_REASON),
+        "refusal": storable_text(forecast.error, longest=LONGEST_REASON),
     }
 
 
@@ -244,7 +244,7 @@ def forecast_from_row(row: Any) -> Forecast:
     with _reading(f"prediction {row.fingerprint}"):
         config = _config_from_row(row)
         prediction = None if row.prediction is None else Prediction.from_dict(row.prediction)
-        forecast = Forecast(config=config, prediction=prediction, refusal=row.refusal)
+        forecast = Forecast(config=config, prediction=prediction, error=row.refusal)
         check_types(forecast)
         if prediction:
             check_types(prediction)

@@ -84,7 +84,7 @@ class Converged:
     """No remaining configuration is expected to improve the front by much."""
 
     trials: int
-    relative_gain: float
+    relative_improvement: float
     """Largest expected hypervolume improvement of a trial, relative to the hypervolume."""
 
 

@@ -228,9 +228,10 @@ class StudySession:
         Its memory is predicted first, after which another configuration may be the best.
         """
         while choice := self._choose():
-            if self._until_converged and choice.relative_gain < CONVERGED_IMPROVEMENT:
+            if self._until_converged and choice.relative_improvement < CONVERGED_IMPROVEMENT:
                 self._ending = Converged(
-                    trials=len(self._shared.records), relative_gain=choice.relative_gain
+                    trials=len(self._shared.records),
+                    relative_improvement=choice.relative_improvement,
                 )
                 return False
             if choice.surely_fits:
@@ -321,7 +322,7 @@ class StudySession:
                 )
                 self._check_device_after(finished.measurement)
             except TrialLost as error:
-                self._shared.lose(attempt, cause=error.message)
+                self._shared.record_failure(attempt, cause=error.message)
                 self._executor.check_device(self._definition.device.device)
                 return True
             except _LeaseLost:
@@ -330,6 +331,6 @@ class StudySession:
                 self._shared.release_attempt(attempt)
                 raise
             failpoint("trial measured")
-            self._shared.keep(attempt, finished)
+            self._shared.store_result(attempt, finished)
         self._refresh()
         return True

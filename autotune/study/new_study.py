@@ -47,7 +47,7 @@ def _workload_on_some_device(request: SearchRequest, space: SearchSpace) -> Work
 
     def make(device_type: str) -> Workload:
         workload = make_workload(device_type, space.workload, specified)
-        bind_space(space, workload.circumstances, unavailable={})
+        bind_space(space, workload.legality_context, unavailable={})
         return workload
 
     return on_some_device(request.device, make)

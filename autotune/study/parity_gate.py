@@ -73,7 +73,7 @@ class ParityGate:
         self._failures: dict[str, str] = {}
         self._alike: dict[tuple[str, str], bool] = {}
 
-    def judge(self, config: TrainingConfig) -> Verdict:
+    def check(self, config: TrainingConfig) -> Verdict:
         reference = self._plain(config, micro_batch_size=self._common_micro_batch(config))
         if isinstance(reference, str):
             return Verdict(kind="not compared", message=reference)

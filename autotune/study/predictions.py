@@ -57,7 +57,7 @@ class Forecaster:
 
     def predict(self, config: TrainingConfig, *, with_timeline: bool = False) -> Prediction:
         """Predict one configuration. Raises PredictionImpossible and IllegalConfiguration."""
-        check_legal(config, self.workload.circumstances)
+        check_legal(config, self.workload.legality_context)
         return self._result(self._submit(config, with_timeline=with_timeline))
 
     def forecast(self, config: TrainingConfig) -> Forecast:
@@ -106,7 +106,7 @@ def _outcome(config: TrainingConfig, predict: Callable[[], Prediction]) -> Forec
     try:
         return Forecast(config=config, prediction=predict())
     except (PredictionImpossible, PreparationFailed) as error:
-        return Forecast(config=config, refusal=error.message)
+        return Forecast(config=config, error=error.message)
 
 
 Made = TypeVar("Made")
@@ -128,7 +128,7 @@ def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
     raise errors[0]
 
 
-def device_meant(device: str | None, compute_capability: str | None) -> str | None:
+def requested_device(device: str | None, compute_capability: str | None) -> str | None:
     """Return `device`, or cuda where only a compute capability is given.
 
     Raises InvalidInput for a text that is not a compute capability, and for a compute capability
@@ -154,7 +154,7 @@ def predicted_device_of(
     `compute_capability`, such as 9.0, then describes the GPU. The second value is None for a CPU,
     and for a GPU that this machine has not and that is not described. Raises InvalidInput.
     """
-    device = device_meant(device, compute_capability)
+    device = requested_device(device, compute_capability)
     if compute_capability is not None:
         return "cuda", compute_capability
     if device == "cpu":

@@ -109,7 +109,7 @@ class TrialRunner:
         self, config: TrainingConfig, *, log_name: str, records: Iterable[TrialRecord]
     ) -> FinishedTrial:
         began = self._clock()
-        verdict = self._gate.judge(config)
+        verdict = self._gate.check(config)
         if verdict.kind == "failed":
             failed = Measurement(
                 outcome="parity_failed",

@@ -73,7 +73,7 @@ def apply_techniques(
     # Before anything wraps a block, so that checkpointing and compilation see the layers that will
     # run.
     fp8.convert_blocks(parts, config.precision)
-    reshape(parts, config)
+    wrap_blocks(parts, config)
     # Wrapping a module does not replace its parameters: these are still the ones to train.
     updater = make_updater(
         parameters,
@@ -90,7 +90,7 @@ def apply_techniques(
     return Training(parts=parts, updater=updater, parameters_by_block=parameters_by_block)
 
 
-def reshape(parts: ModelParts, config: TrainingConfig) -> None:
+def wrap_blocks(parts: ModelParts, config: TrainingConfig) -> None:
     """Applies checkpointing and compilation to a model, in trials and in users' scripts."""
     # Inside the compiled region, so that the partitioner sees what is recomputed and fuses it.
     checkpointing.checkpoint_in_blocks(parts, config.checkpointing)

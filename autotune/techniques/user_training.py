@@ -18,7 +18,7 @@ from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
 from autotune.models.structure import find_blocks
 from autotune.spec.config import ActivationOffload, Precision, TrainingConfig
-from autotune.techniques import activation_offload, attention, memory_budget, precision, reshape
+from autotune.techniques import activation_offload, attention, memory_budget, precision, wrap_blocks
 from autotune.techniques.requirements import check_parts, missing_parts
 from autotune.techniques.user_optimizer import with_fusion
 
@@ -64,7 +64,7 @@ def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
         )
     _cast_weights(model, precision.weights_dtype(config.precision))
     _cast_around_forward(model, config.precision)  # inside what is compiled
-    reshape(parts, config)
+    wrap_blocks(parts, config)
     _offload_around_forward(model, config.activation_offload)
 
 

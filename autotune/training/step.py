@@ -23,7 +23,7 @@ class Diverged(Exception):
     """The loss became infinite or NaN, or too large to continue."""
 
 
-def finite(loss: float, *, step: int) -> float:
+def check_finite(loss: float, *, step: int) -> float:
     """Returns the loss of the step, counted from 0. Raises Diverged if it is infinite or NaN."""
     if not math.isfinite(loss):
         raise Diverged(f"the loss became {loss} at step {step + 1}")
@@ -55,7 +55,7 @@ class TrainingStep:
 
         Waits for the device. Raises Diverged if the loss is infinite or NaN.
         """
-        return finite(self.launch(step, batch).item(), step=step)
+        return check_finite(self.launch(step, batch).item(), step=step)
 
     def launch(self, step: int, batch: Batch) -> Tensor:
         """Takes one optimizer step without waiting for the device to finish it.

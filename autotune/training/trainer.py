@@ -33,7 +33,7 @@ from autotune.techniques import Training, apply_techniques, before_the_device
 from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
 from autotune.training.parity import ParityWatch
 from autotune.training.speed import DeviceClock, StepEnd, TimedStep, measured_speed
-from autotune.training.step import Diverged, TrainingStep, finite
+from autotune.training.step import Diverged, TrainingStep, check_finite
 from autotune.units import format_size
 
 LARGEST_LOSS = 700.0
@@ -235,7 +235,7 @@ class Trainer:
     def _finish_step(self, step: int, wait: StepEnd) -> TimedStep:
         seconds, loss = wait()
         self._progress("step")
-        self.parity.note(finite(loss, step=step))
+        self.parity.note(check_finite(loss, step=step))
         return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
 
     def take_step(self, step: int, batch: Batch) -> float:
@@ -272,7 +272,7 @@ class Trainer:
         self._progress("evaluation")
         first = next(batches)
         if self._config.compile != "none":
-            with self._clocked("compilation"), self._meter.aside():
+            with self._clocked("compilation"), self._meter.excluded():
                 # Compiles the graph without gradients, so that no measurement includes it.
                 self._summed_loss(first)
         with self._clocked("evaluation"):

@@ -71,7 +71,7 @@ def _techniques() -> Iterator[str]:
         for value in values:
             config = _config(technique, value)
             cells = [
-                _cell(technique, refusals(config, name, version)) for name, version in columns()
+                _cell(technique, unsupported(config, name, version)) for name, version in columns()
             ]
             yield f"| {technique} {value} | {' | '.join(cells)} |"
 
@@ -80,7 +80,7 @@ def _settings() -> Iterator[str]:
     yield from _heading("setting of the workload")
     plain = TrainingConfig(micro_batch_size=WORKLOAD.global_batch)
     for setting in SETTINGS:
-        cells = [_cell(setting, refusals(plain, name, version)) for name, version in columns()]
+        cells = [_cell(setting, unsupported(plain, name, version)) for name, version in columns()]
         yield f"| {setting} | {' | '.join(cells)} |"
 
 
@@ -90,9 +90,11 @@ def _config(technique: str, value: Any) -> TrainingConfig:
     return TrainingConfig(**{**plain, **needed, technique: value})
 
 
-def refusals(config: TrainingConfig, name: str, version: str) -> Mapping[str, Unsupported]:
+def unsupported(config: TrainingConfig, name: str, version: str) -> Mapping[str, Unsupported]:
     recipe = Recipe(config=config, workload=WORKLOAD, device_type="cuda", origin="the table")
-    return {refusal.setting: refusal for refusal in TARGETS[name].write(recipe, version).refusals}
+    return {
+        refusal.setting: refusal for refusal in TARGETS[name].write(recipe, version).unsupported
+    }
 
 
 def _cell(setting: str, refused: Mapping[str, Unsupported]) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from autotune.models import build_model
 from autotune.models.parts import ModelParts
-from autotune.spec.config import CHOICES, RULES, Circumstances, Rule, TrainingConfig
+from autotune.spec.config import CHOICES, RULES, LegalityContext, Rule, TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
 from autotune.spec.workload import make_workload
 from autotune.techniques import find_unavailable
@@ -40,10 +40,10 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 CPU = torch.device("cpu")
 TOKENS = 64
 OF_A_MODEL = ("precision", "checkpointing", "compile", "attention", "loss")
-CIRCUMSTANCES: tuple[tuple[Circumstances, Mapping[str, str]], ...] = (
-    (Circumstances(global_batch=8), {}),
-    (Circumstances(global_batch=8, clips_gradients=True), {"gradient_clipping": "set"}),
-    (Circumstances(global_batch=8, sequence_length=30), {"sequence_length": "30"}),
+CIRCUMSTANCES: tuple[tuple[LegalityContext, Mapping[str, str]], ...] = (
+    (LegalityContext(global_batch=8), {}),
+    (LegalityContext(global_batch=8, clips_gradients=True), {"gradient_clipping": "set"}),
+    (LegalityContext(global_batch=8, sequence_length=30), {"sequence_length": "30"}),
 )
 """Those that the rules are shown in, the first that breaks a rule, and what of them is worth a
 word."""

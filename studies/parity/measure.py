@@ -20,7 +20,7 @@ from typing import Any
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import PREPARED
 from autotune.execution.trial_options import TrialOptions
-from autotune.spec.config import Circumstances, TrainingConfig, broken_rules
+from autotune.spec.config import LegalityContext, TrainingConfig, rule_violations
 from autotune.spec.parity import ParityTrace
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
@@ -88,7 +88,7 @@ def configurations(name: str) -> list[TrainingConfig]:
         ):
             continue
         config = TrainingConfig(**chosen)
-        if not broken_rules(config.to_dict(), Circumstances(global_batch=GLOBAL_BATCH)):
+        if not rule_violations(config.to_dict(), LegalityContext(global_batch=GLOBAL_BATCH)):
             made.append(config)
     return made
 

@@ -167,7 +167,7 @@ def main() -> None:
     space = load_space("peak_memory")
     assert space.reference is not None
     workload = make_workload("cuda", space.workload)
-    named = bind_space(space, workload.circumstances, unavailable={}).named
+    named = bind_space(space, workload.legality_context, unavailable={}).named
     results = []
     heads = ["row", "published", "as asked for", *CHANGES, "ratio"]
     print(table_line(heads) + "\n" + table_line(["---"] * len(heads)))

@@ -72,7 +72,7 @@ def _config(choices: dict[str, Any], budget: float) -> TrainingConfig:
 def _keep(curves: Curves, name: str, forecast: Forecast) -> None:
     prediction = forecast.prediction
     if prediction is None:
-        sys.exit(f"{forecast.config.describe()}: {forecast.refusal}")
+        sys.exit(f"{forecast.config.describe()}: {forecast.error}")
     peak = prediction.peak_memory_bytes / GIB
     print(
         f"{forecast.config.describe()}: {peak:.3f} GiB, {prediction.seconds:.0f} s",

@@ -29,7 +29,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
 from autotune.predictor.accuracy import Group, PredictionError
 from autotune.predictor.accuracy import group_of as group_of_bound
-from autotune.spec.config import CHOICES, Circumstances, TrainingConfig
+from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import DIVISORS, LegalSpace, SearchSpace, bind_space
 from autotune.spec.study import StudyDefinition
@@ -250,7 +250,7 @@ def measure(
         results["runs"].append(run_now(info))
         benches: dict[str, Bench] = {}
         legal = bind_space(
-            SPACE, Circumstances(global_batch=SHORTEST["global_batch"]), unavailable=unavailable
+            SPACE, LegalityContext(global_batch=SHORTEST["global_batch"]), unavailable=unavailable
         )
         jobs = [
             (model, config)

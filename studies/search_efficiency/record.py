@@ -170,7 +170,7 @@ class Recorder:
     def _train(self, config: TrainingConfig, *, repeat: int) -> None:
         if ("training", config.fingerprint, repeat) in self._done:
             return
-        verdict = self._gate.judge(config)
+        verdict = self._gate.check(config)
         finished = self._executor.submit(
             self._definition,
             config,

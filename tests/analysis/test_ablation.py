@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from autotune.analysis.ablation import Effect, ladder, without
-from autotune.spec.config import Circumstances
+from autotune.analysis.ablation import Effect, ablation_steps, without
+from autotune.spec.config import LegalityContext
 from tests.building.results import MIB, out_of_memory, record
 from tests.building.views import BASELINE, BF16, BLOCK, BOTH, config, four_trials
 
@@ -13,11 +13,11 @@ from tests.building.views import BASELINE, BF16, BLOCK, BOTH, config, four_trial
 def rungs(trials=None, *, pick=3, peaks=None):
     trials = four_trials() if trials is None else trials
     picked = next((trial for trial in trials if trial.number == pick), None)
-    found = ladder(
+    found = ablation_steps(
         trials,
         plain=BASELINE,
         pick=picked,
-        at=Circumstances(global_batch=BASELINE.micro_batch_size),
+        at=LegalityContext(global_batch=BASELINE.micro_batch_size),
         predicted_peak=lambda config: (peaks or {}).get(config),
     )
     return {(rung.technique, rung.value): rung for rung in found}

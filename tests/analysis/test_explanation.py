@@ -13,7 +13,7 @@ from autotune.analysis.variants import (
     best_partner,
     techniques_without_effect,
 )
-from autotune.spec.config import Circumstances, TrainingConfig
+from autotune.spec.config import LegalityContext, TrainingConfig
 from autotune.spec.prediction import CATEGORIES, Holder, Prediction, Timeline
 from tests.building.results import record
 
@@ -103,7 +103,7 @@ FUSION_WITH_CHECKPOINTING = Pair(
 
 def explained(config=PLAIN, predicted=BEFORE_GRADIENTS, **fields):
     return Explained(
-        config=config, prediction=predicted, at=Circumstances(global_batch=BATCH), **fields
+        config=config, prediction=predicted, at=LegalityContext(global_batch=BATCH), **fields
     )
 
 
@@ -358,7 +358,7 @@ def test_what_is_not_possible_is_given_with_its_reason():
 
 
 def test_what_could_not_be_predicted_is_reported():
-    refused = variant("compile", "model", COMPILED, refusal="there is no fake form")
+    refused = variant("compile", "model", COMPILED, error="there is no fake form")
     text = no_help(explained(), [refused], technique="compile")
     assert text == "compile model could not be predicted: there is no fake form"
 

@@ -1,7 +1,7 @@
 import pytest
 
 from autotune.analysis.published_comparison import (
-    OwnRow,
+    StudyRow,
     compare_with_published,
     is_of_published_size,
     reference_of,
@@ -25,8 +25,8 @@ REFERENCE = Reference(
     },
 )
 OWN = {
-    "plain": OwnRow(figures=Figures(peak_memory_bytes=10 * GIB, tokens_per_second=100.0)),
-    "fused": OwnRow(figures=Figures(peak_memory_bytes=4 * GIB, tokens_per_second=200.0)),
+    "plain": StudyRow(figures=Figures(peak_memory_bytes=10 * GIB, tokens_per_second=100.0)),
+    "fused": StudyRow(figures=Figures(peak_memory_bytes=4 * GIB, tokens_per_second=200.0)),
 }
 
 
@@ -70,14 +70,14 @@ def test_peaks_of_another_size_have_none():
 
 
 def test_without_a_control_nothing_is_relative_to_it():
-    row = rows({**OWN, "plain": OwnRow()})["fused"]
+    row = rows({**OWN, "plain": StudyRow()})["fused"]
     assert (row.saved, row.speed, row.saved_difference, row.speed_ratio) == (None, None, None, None)
     assert row.published_saved == pytest.approx(0.75)
 
 
 def test_a_row_that_was_not_trained_has_no_speed():
     row = rows(
-        {**OWN, "fused": OwnRow(figures=Figures(peak_memory_bytes=GIB), peak_is_predicted=True)}
+        {**OWN, "fused": StudyRow(figures=Figures(peak_memory_bytes=GIB), peak_is_predicted=True)}
     )["fused"]
     assert (row.saved, row.speed) == (pytest.approx(0.9), None)
 

@@ -3,7 +3,7 @@
 Nothing here starts a process.
 """
 
-from autotune.spec.config import Circumstances, TrainingConfig
+from autotune.spec.config import LegalityContext, TrainingConfig
 from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.search_space import LegalSpace, bind_space
@@ -68,7 +68,7 @@ def bound(name, *, global_batch=8, unavailable=None) -> LegalSpace:
     """Return space `name` bound to a device that can do everything but `unavailable`."""
     return bind_space(
         load_space(str(name)),
-        Circumstances(global_batch=global_batch),
+        LegalityContext(global_batch=global_batch),
         unavailable=unavailable or {},
     )
 

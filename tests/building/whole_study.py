@@ -18,7 +18,7 @@ def write_whole_study(url, *, name="by-hand", running=True):
             store.store_forecast(
                 name, Forecast(config=config(number), prediction=predicted(peak=10**7 + number))
             )
-        store.store_forecast(name, Forecast(config=config(3), refusal="no fake kernel"))
+        store.store_forecast(name, Forecast(config=config(3), error="no fake kernel"))
         keep(store, config(0), measured(), study=name, name="baseline")
         for number, state in ((1, "lost"), (2, "given_up"), (4, "given_back")):
             attempt = keep(store, config(number), study=name)

@@ -44,7 +44,7 @@ def poor_target(monkeypatch):
     """A trainer that can express neither the micro batch nor the learning rate."""
 
     def write(recipe, version):
-        refusals = [
+        unsupported = [
             Unsupported(
                 setting="micro_batch_size",
                 value=recipe.config.micro_batch_size,
@@ -56,7 +56,9 @@ def poor_target(monkeypatch):
             ),
         ]
         return Export(
-            files={"poor.txt": recipe.origin}, command="poor poor.txt", refusals=tuple(refusals)
+            files={"poor.txt": recipe.origin},
+            command="poor poor.txt",
+            unsupported=tuple(unsupported),
         )
 
     target = Target(title="Poor", versions=("1",), checked_with="nothing", write=write)
@@ -116,10 +118,10 @@ def test_strictly_what_expresses_every_technique_is_written(folder):
 
 
 def test_strictly_a_replacement_is_an_error(folder, monkeypatch):
-    refusal = Unsupported(
+    error_of = Unsupported(
         setting="schedule", value="cosine", instead="constant", why="it has no other"
     )
-    export = Export(files={"poor.txt": ""}, command="poor poor.txt", refusals=(refusal,))
+    export = Export(files={"poor.txt": ""}, command="poor poor.txt", unsupported=(error_of,))
     target = Target(
         title="Poor", versions=("1",), checked_with="nothing", write=lambda recipe, version: export
     )

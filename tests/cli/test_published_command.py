@@ -140,14 +140,14 @@ def test_a_scale_is_predicted_in_its_size(folder):
     assert peaks[1] > 1.5 * peaks[0]
 
 
-def predicted_rows(text, tmp_path, *, refusal="no kernel"):
+def predicted_rows(text, tmp_path, *, error="no kernel"):
     """The rows of a table whose configurations cannot be predicted, by name."""
     file = tmp_path / "space.toml"
     file.write_text(text)
     space = load_space(str(file))
     workload = make_workload("cpu", space.workload)
-    named = bind_space(space, workload.circumstances, unavailable={}).named
-    forecasts = [Forecast(config=config, refusal=refusal) for config in set(named.values())]
+    named = bind_space(space, workload.legality_context, unavailable={}).named
+    forecasts = [Forecast(config=config, error=error) for config in set(named.values())]
     answer = of_forecasts(space, workload, forecasts, named, about="")
     return {row.name: row for row in answer.rows}
 

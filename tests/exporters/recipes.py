@@ -1,7 +1,7 @@
 """Recipes for the contract of all exporters: every technique value in a legal configuration."""
 
 from autotune.exporters.recipe import Recipe
-from autotune.spec.config import CHOICES, Circumstances, TrainingConfig, broken_rules
+from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig, rule_violations
 from autotune.spec.workload import make_workload
 
 MIB = 1024**2
@@ -47,8 +47,8 @@ def configurations(global_batch=8):
             if technique == "memory_budget" and value == 1.0:
                 settings["compile"] = "none"
             config = TrainingConfig(**settings)
-            assert not broken_rules(config.to_dict(), Circumstances(global_batch=global_batch)), (
-                settings
-            )
+            assert not rule_violations(
+                config.to_dict(), LegalityContext(global_batch=global_batch)
+            ), settings
             found[f"{technique}={value}"] = config
     return found

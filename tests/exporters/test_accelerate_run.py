@@ -96,7 +96,7 @@ def launched(export, folder):
     from autotune.exporters.shipped import BLOCKS, shipped_text
 
     (folder / BLOCKS).write_text(shipped_text(BLOCKS))
-    lines = {refusal.setting: refusal.why.partition("write ")[2] for refusal in export.refusals}
+    lines = {entry.setting: entry.why.partition("write ")[2] for entry in export.unsupported}
     arguments = [str(Path(__file__).parents[2]), json.dumps(CONFIG), json.dumps(WORKLOAD)]
     command = f"{export.command} {shlex.join(arguments)}".replace(
         "accelerate launch", f"{sys.executable} -m accelerate.commands.launch"
@@ -147,9 +147,9 @@ def test_the_launcher_has_left_one_attention_kernel(run):
 def test_blocks_that_are_not_all_alike_are_compiled_by_the_script(granularity):
     config = TrainingConfig(micro_batch_size=8, checkpointing=granularity, compile="block")
     export = TARGETS["accelerate"].write(recipe(config), "1")
-    (refusal,) = (refusal for refusal in export.refusals if refusal.setting == "compile")
+    (entry,) = (entry for entry in export.unsupported if entry.setting == "compile")
     line = f'prepare_blocks(model, checkpointing="{granularity}", compiled=True)'
-    assert line in refusal.why
+    assert line in entry.why
     assert "dynamo_config" not in export.files[FILE]
 
 

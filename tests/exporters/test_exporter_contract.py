@@ -31,7 +31,7 @@ def versions():
 def check(name, version, asked):
     export = TARGETS[name].write(asked, version)
     wanted = asked.settings()
-    refused = {refusal.setting: refusal for refusal in export.refusals}
+    refused = {entry.setting: entry for entry in export.unsupported}
     done = READERS[name](export, version)
     expected = {
         setting: refused[setting].instead if setting in refused else wanted[setting]
@@ -39,8 +39,8 @@ def check(name, version, asked):
         if setting not in refused or refused[setting].instead is not None
     }
     assert {setting: done.get(setting, "not read") for setting in expected} == expected
-    assert all(refusal.value == wanted[refusal.setting] for refusal in export.refusals)
-    assert all(refusal.instead != refusal.value for refusal in export.refusals)
+    assert all(entry.value == wanted[entry.setting] for entry in export.unsupported)
+    assert all(entry.instead != entry.value for entry in export.unsupported)
 
 
 @pytest.mark.parametrize("config", CONFIGURATIONS.values(), ids=CONFIGURATIONS)

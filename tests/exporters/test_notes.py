@@ -41,7 +41,7 @@ def test_a_users_script_has_its_optimizer_and_data(target, script):
 
 
 def test_what_only_a_script_knows_has_no_value(script):
-    values = {one.setting: one.value for one in exported("pytorch", **script).refusals}
+    values = {one.setting: one.value for one in exported("pytorch", **script).unsupported}
     assert {name for name, value in values.items() if value is not None} == {
         "steps",
         "seed",

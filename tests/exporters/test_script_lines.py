@@ -10,7 +10,7 @@ import yaml
 
 from autotune.exporters import TARGETS
 from autotune.exporters.script_lines import model_and_data_note, optimizer_line, write_schedule
-from autotune.spec.config import Circumstances, TrainingConfig, broken_rules
+from autotune.spec.config import LegalityContext, TrainingConfig, rule_violations
 from autotune.spec.workload import make_workload
 from tests.exporters.readers.rates import trial_rates
 from tests.exporters.recipes import recipe
@@ -42,7 +42,7 @@ def optimizers():
             config = TrainingConfig(
                 optimizer=optimizer, optimizer_fusion=fusion, micro_batch_size=8
             )
-            if not broken_rules(config.to_dict(), Circumstances(global_batch=8)):
+            if not rule_violations(config.to_dict(), LegalityContext(global_batch=8)):
                 yield config
 
 
@@ -75,7 +75,7 @@ def test_a_line_that_needs_a_file_comes_with_it(target):
 def test_fp16_is_not_expressed_on_a_cpu_where_the_trainer_computes_something_else(target):
     config = TrainingConfig(micro_batch_size=8, precision="fp16-mixed")
     export = TARGETS[target].write(recipe(config, device_type="cpu"), TARGETS[target].versions[0])
-    assert [refusal.instead for refusal in export.refusals if refusal.setting == "precision"] == [
+    assert [entry.instead for entry in export.unsupported if entry.setting == "precision"] == [
         "fp32"
     ]
 

@@ -36,12 +36,12 @@ def test_the_files_alone_are_taken_with_nothing_added(target, file):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_fp16_which_is_dropped_on_a_cpu_is_not_expressed(target):
-    refusals = {one.setting: one.instead for one in exported(target, "fp16-mixed").refusals}
-    assert refusals["precision"] == "fp32"
+    unsupported = {one.setting: one.instead for one in exported(target, "fp16-mixed").unsupported}
+    assert unsupported["precision"] == "fp32"
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_on_a_gpu_fp16_is_as_in_the_trial(target):
     export = exported(target, "fp16-mixed", "cuda")
-    assert "precision" not in {one.setting for one in export.refusals}
+    assert "precision" not in {one.setting for one in export.unsupported}
     assert "use_cpu" not in "".join(export.files.values())

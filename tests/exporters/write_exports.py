@@ -46,7 +46,7 @@ def write(export, asked, folder):
     folder.mkdir(parents=True)
     for file, text in export.files.items():
         (folder / file).write_text(text)
-    done = {**asked.settings(), **{refusal.setting: refusal.instead for refusal in export.refusals}}
+    done = {**asked.settings(), **{entry.setting: entry.instead for entry in export.unsupported}}
     step = TrainingStep(
         None, workload=asked.workload, config=asked.config, device=torch.device("cpu"), marker=None
     )

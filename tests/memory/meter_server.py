@@ -36,7 +36,7 @@ def reading(
     meter.kernels_have_run()
     with meter.measuring(tuple), meter.phase("forward"):
         _allocate(steady_mib)
-    with meter.aside():
+    with meter.excluded():
         _allocate(aside_mib)
     with meter.measuring(tuple), meter.phase("evaluation"):
         _allocate(2)

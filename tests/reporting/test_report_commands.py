@@ -11,7 +11,7 @@ from autotune.analysis.published_comparison import is_of_published_size
 from autotune.analysis.tolerance import Tolerance
 from autotune.cli import app
 from autotune.reporting.report import commands, contents
-from autotune.spec.config import Circumstances, TrainingConfig
+from autotune.spec.config import LegalityContext, TrainingConfig
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.model_file import model_name
 from autotune.spec.search_space import bind_space
@@ -72,7 +72,7 @@ def settings_of(words):
 
 def test_a_rerun_is_of_the_one_configuration(tmp_path):
     _, space = rerun(definition(), tmp_path)
-    assert bind_space(space, Circumstances(global_batch=8), unavailable={}).named == {
+    assert bind_space(space, LegalityContext(global_batch=8), unavailable={}).named == {
         "trial 12": CONFIG
     }
     assert not space.techniques

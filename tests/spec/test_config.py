@@ -9,17 +9,17 @@ from autotune.spec.config import (
     CHOICES,
     FIELD_ORDER,
     RULES,
-    Circumstances,
+    LegalityContext,
     TrainingConfig,
     baseline_of,
-    broken_rules,
     check_legal,
     check_value,
+    rule_violations,
     segment_bounds,
 )
 
 GLOBAL_BATCH = 8
-PLAIN = Circumstances(global_batch=GLOBAL_BATCH)
+PLAIN = LegalityContext(global_batch=GLOBAL_BATCH)
 
 # For each rule, in their order, a configuration that breaks this one and no other.
 BREAKING = (
@@ -51,9 +51,9 @@ def breaking_config(example):
     return TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices})
 
 
-def circumstances(example):
+def legality_context(example):
     at = {name: value for name, value in example.items() if name not in FIELD_ORDER}
-    return Circumstances(**{"global_batch": GLOBAL_BATCH, **at})
+    return LegalityContext(**{"global_batch": GLOBAL_BATCH, **at})
 
 
 def reason_of(config, at=PLAIN):
@@ -227,13 +227,13 @@ def test_compiled_and_eager_are_two_classes_only_in_16_bit(precision, classes):
 @EVERY_RULE
 def test_a_rule_is_broken_by_its_example_and_no_other_rule_is(rule, example):
     config = breaking_config(example)
-    at = circumstances(example)
+    at = legality_context(example)
     assert [other for other in RULES if other.broken(config.to_dict(), at)] == [rule]
 
 
 @EVERY_RULE
 def test_a_rule_names_the_values_that_do_not_go_together(rule, example):
-    reason = reason_of(breaking_config(example), circumstances(example))
+    reason = reason_of(breaking_config(example), legality_context(example))
     named = [
         str(example[field])
         for field in rule.fields
@@ -245,7 +245,7 @@ def test_a_rule_names_the_values_that_do_not_go_together(rule, example):
 
 @EVERY_RULE
 def test_a_rule_says_what_to_change(rule, example):
-    reason = reason_of(breaking_config(example), circumstances(example))
+    reason = reason_of(breaking_config(example), legality_context(example))
     assert re.match("(use|set) ", reason.hint)
 
 
@@ -253,7 +253,7 @@ def test_a_rule_says_what_to_change(rule, example):
 def test_a_sentence_has_no_blank_left_to_fill(rule, example):
     config = breaking_config(example)
     assert not any(
-        "{" in sentence for sentence in broken_rules(config.to_dict(), circumstances(example))
+        "{" in sentence for sentence in rule_violations(config.to_dict(), legality_context(example))
     )
 
 
@@ -261,13 +261,13 @@ def test_a_sentence_has_no_blank_left_to_fill(rule, example):
 def test_a_rule_waits_until_all_its_fields_are_chosen(rule, example):
     chosen = breaking_config(example).to_dict()
     del chosen[rule.fields[-1]]
-    assert broken_rules(chosen, circumstances(example)) == []
+    assert rule_violations(chosen, legality_context(example)) == []
 
 
 @EVERY_RULE
 def test_a_rule_reads_only_the_fields_it_names(rule, example):
     config = breaking_config(example)
-    at = circumstances(example)
+    at = legality_context(example)
     assert rule.broken({field: getattr(config, field) for field in rule.fields}, at)
 
 
@@ -276,7 +276,7 @@ def test_the_micro_batch_error_names_the_global_batch():
 
 
 def test_the_fp8_error_says_how_many_tokens_there_are():
-    at = Circumstances(global_batch=GLOBAL_BATCH, sequence_length=30)
+    at = LegalityContext(global_batch=GLOBAL_BATCH, sequence_length=30)
     reason = reason_of(TrainingConfig(precision="fp8", micro_batch_size=4), at)
     assert "4 has sequences of 30 tokens" in reason.message
     assert "sequence length that is a multiple of 16" in reason.hint
@@ -284,7 +284,7 @@ def test_the_fp8_error_says_how_many_tokens_there_are():
 
 def test_every_broken_rule_has_its_sentence():
     chosen = TrainingConfig(memory_budget=0.5, checkpointing="block", micro_batch_size=3).to_dict()
-    assert len(broken_rules(chosen, PLAIN)) == 3
+    assert len(rule_violations(chosen, PLAIN)) == 3
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_a_legal_configuration_is_let_through(legal):
 def test_the_baseline_is_always_legal(optimizer, global_batch):
     check_legal(
         baseline_of(optimizer=optimizer, global_batch=global_batch),
-        Circumstances(global_batch=global_batch),
+        LegalityContext(global_batch=global_batch),
     )
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from autotune.errors import InvalidSpace
-from autotune.spec.config import FIELD_ORDER, Circumstances, TrainingConfig, broken_rules
+from autotune.spec.config import FIELD_ORDER, LegalityContext, TrainingConfig, rule_violations
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
@@ -608,7 +608,7 @@ def brute_force(legal):
     return {
         TrainingConfig(**choice)
         for choice in chosen
-        if not broken_rules(choice, Circumstances(global_batch=legal.at.global_batch))
+        if not rule_violations(choice, LegalityContext(global_batch=legal.at.global_batch))
         and all(kept(condition, choice) for condition in legal.conditions)
     }
 
@@ -714,7 +714,7 @@ def test_fp8_is_sampled_only_with_micro_batches_whose_tokens_it_can_multiply(wri
     )
 
     def sizes_for_fp8(**at):
-        legal = bind_space(space, Circumstances(global_batch=4, **at), unavailable={})
+        legal = bind_space(space, LegalityContext(global_batch=4, **at), unavailable={})
         return [
             config.micro_batch_size
             for config in legal.configurations()
@@ -731,7 +731,7 @@ def test_a_space_without_a_legal_configuration_is_rejected_with_the_reason():
     with pytest.raises(InvalidSpace, match="no tensor cores") as raised:
         bind_space(
             space,
-            Circumstances(global_batch=8),
+            LegalityContext(global_batch=8),
             unavailable={
                 "precision": dict.fromkeys(space.techniques["precision"], "no tensor cores")
             },

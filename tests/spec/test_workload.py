@@ -287,7 +287,7 @@ def test_a_workload_stored_before_there_was_a_setting_still_loads(name):
 
 def test_the_length_of_a_scripts_sequences_decides_nothing(tmp_path):
     """A script makes its own sequences, whose length is unknown."""
-    assert make_workload("cpu", {"sequence_length": 24}).circumstances.sequence_length == 24
+    assert make_workload("cpu", {"sequence_length": 24}).legality_context.sequence_length == 24
     (tmp_path / "train.py").touch()
     script = make_workload("cpu", {"model": "script", "script": str(tmp_path / "train.py")})
-    assert script.circumstances.sequence_length is None
+    assert script.legality_context.sequence_length is None

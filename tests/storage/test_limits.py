@@ -43,13 +43,13 @@ def test_a_late_result_that_is_not_finite_is_stored_too(store):
 def test_any_text_can_be_a_name_a_message_a_cause_or_a_reason(store, text):
     attempt = keep(store, config(0), name=text)
     store.attempts.end(attempt.id, "lost", cause=text)
-    store.store_forecast("by-hand", Forecast(config=config(0), refusal=text))
+    store.store_forecast("by-hand", Forecast(config=config(0), error=text))
     keep(store, config(0), measured(message=text))
     (record,) = store.trials("by-hand")
     assert record.message == text
     kept = text.replace("\0", "\N{REPLACEMENT CHARACTER}").replace("\ud83d", "?")
     assert record.name == (kept if len(kept) <= 200 else "x" * 199 + "…")
-    assert store.forecasts("by-hand")[config(0).fingerprint].refusal == (
+    assert store.forecasts("by-hand")[config(0).fingerprint].error == (
         kept if len(kept) <= 500 else "x" * 499 + "…"
     )
 

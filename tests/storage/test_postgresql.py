@@ -21,7 +21,7 @@ def attempt(store):
     return keep(store, config(0))
 
 
-def refusal(url):
+def error_of(url):
     """What beginning a study in `url` raises."""
     with pytest.raises(StorageUnavailable) as raised, open_store(url):
         pass
@@ -119,7 +119,7 @@ def test_a_server_that_is_down_is_named_with_the_way_out_and_used_again_when_it_
 
 
 def test_the_error_for_a_missing_database_has_the_command_that_creates_it(postgres):
-    error = refusal(url := postgres.url("my studies"))
+    error = error_of(url := postgres.url("my studies"))
     assert error.message == f"the database of {url} does not exist"
     assert error.hint.endswith(f"createdb -h 127.0.0.1 -p {postgres.port} -U autotune 'my studies'")
 
@@ -135,7 +135,7 @@ def test_the_error_for_a_missing_database_has_the_command_that_creates_it(postgr
 def test_the_error_for_a_rejected_user_does_not_contain_the_password(
     postgres_url, user, password, reason
 ):
-    error = refusal(as_user(postgres_url, user, password))
+    error = error_of(as_user(postgres_url, user, password))
     assert user in error.message
     assert reason in error.message
     assert "open-sesame" not in error.message + error.hint
@@ -143,7 +143,7 @@ def test_the_error_for_a_rejected_user_does_not_contain_the_password(
 
 
 def test_an_error_does_not_contain_a_password_in_the_query(postgres):
-    error = refusal(f"{postgres.url('missing')}?password=open-sesame")
+    error = error_of(f"{postgres.url('missing')}?password=open-sesame")
     assert "open-sesame" not in error.message + error.hint
 
 
@@ -154,7 +154,7 @@ def test_the_error_for_a_user_who_may_not_create_tables_says_so(postgres_url):
         connection.execute(text(f'CREATE ROLE "{guest}" LOGIN'))
         connection.execute(text("REVOKE CREATE ON SCHEMA public FROM PUBLIC"))
     engine.dispose()
-    error = refusal(as_user(postgres_url, guest))
+    error = error_of(as_user(postgres_url, guest))
     assert "permission denied for schema public" in error.message
     assert "let that user create tables" in error.hint
 
@@ -162,7 +162,7 @@ def test_the_error_for_a_user_who_may_not_create_tables_says_so(postgres_url):
 def test_an_option_that_postgresql_does_not_know_is_named(postgres_url):
     assert (
         'invalid connection option "conect_timeout"'
-        in refusal(f"{postgres_url}?conect_timeout=3").message
+        in error_of(f"{postgres_url}?conect_timeout=3").message
     )
 
 
@@ -187,6 +187,6 @@ def test_an_option_that_postgresql_does_not_know_is_named(postgres_url):
     ],
 )
 def test_the_error_for_an_invalid_url_does_not_contain_its_password(url, shown, why):
-    error = refusal(url)
+    error = error_of(url)
     assert f"{shown!r} is not a database URL: {why}" in error.message
     assert "sesame" not in error.message + error.hint

@@ -191,7 +191,7 @@ def patient(url):
         yield opened
 
 
-NO_PREDICTION = Forecast(config=config(0), refusal="its model is not known")
+NO_PREDICTION = Forecast(config=config(0), error="its model is not known")
 
 IDEMPOTENT_CALLS = {
     "create_study": lambda store: store.create_study(definition("other"), trials_wanted=1),

@@ -39,7 +39,7 @@ def store(url):
         yield opened
 
 
-def refusal(url, *, create=False):
+def error_of(url, *, create=False):
     """What opening `url` and listing its studies raises."""
     with (
         pytest.raises((StorageUnavailable, UnknownStudy)) as raised,
@@ -129,7 +129,7 @@ def test_optunas_storage_lives_in_the_same_file(store, url):
 
 def test_the_error_for_a_file_that_is_not_a_database_names_it(tmp_path):
     (tmp_path / "notes.db").write_text("these are my notes\n" * 100)
-    error = refusal(url := f"sqlite:///{tmp_path}/notes.db")
+    error = error_of(url := f"sqlite:///{tmp_path}/notes.db")
     assert url in error.message
     assert error.hint
 
@@ -142,33 +142,33 @@ def test_the_error_for_a_truncated_database_names_it(file, url, kept, create):
     file.write_bytes(
         whole[: {"100 bytes": 100, "half": len(whole) // 2, "all but a byte": -1}[kept]]
     )
-    error = refusal(url, create=create)
+    error = error_of(url, create=create)
     assert url in error.message
     assert error.hint
 
 
 @pytest.mark.parametrize("create", [False, True])
 def test_the_error_for_a_directory_names_it(tmp_path, create):
-    error = refusal(f"sqlite:///{tmp_path}", create=create)
+    error = error_of(f"sqlite:///{tmp_path}", create=create)
     assert str(tmp_path) in error.message
     assert error.hint
 
 
 def test_the_error_for_a_missing_file_names_it(tmp_path):
-    error = refusal(f"sqlite:///{tmp_path}/missing.db")
+    error = error_of(f"sqlite:///{tmp_path}/missing.db")
     assert f"{tmp_path}/missing.db" in error.message
     assert error.hint
 
 
 def test_a_missing_file_is_not_made_by_looking_for_it(tmp_path):
-    refusal(f"sqlite:///{tmp_path}/missing.db")
+    error_of(f"sqlite:///{tmp_path}/missing.db")
     assert not (tmp_path / "missing.db").exists()
 
 
 def test_a_database_without_our_tables_has_no_studies(tmp_path):
     with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
         connection.execute("CREATE TABLE other (id INTEGER)")
-    error = refusal(url := f"sqlite:///{tmp_path}/other.db")
+    error = error_of(url := f"sqlite:///{tmp_path}/other.db")
     assert isinstance(error, UnknownStudy)
     assert url in error.message
 
@@ -183,7 +183,7 @@ def test_a_database_without_our_tables_has_no_studies(tmp_path):
     ],
 )
 def test_the_error_for_an_unusable_url_names_it(url):
-    error = refusal(url, create=True)
+    error = error_of(url, create=True)
     assert isinstance(error, StorageUnavailable)
     assert (url or "''") in error.message
     assert error.hint
@@ -191,7 +191,7 @@ def test_the_error_for_an_unusable_url_names_it(url):
 
 def test_the_error_for_a_folder_that_cannot_be_created_names_it(tmp_path):
     (tmp_path / "file").touch()
-    error = refusal(url := f"sqlite:///{tmp_path}/file/autotune.db", create=True)
+    error = error_of(url := f"sqlite:///{tmp_path}/file/autotune.db", create=True)
     assert url in error.message
     assert error.hint
 
@@ -200,13 +200,13 @@ def test_the_error_for_a_folder_that_cannot_be_created_names_it(tmp_path):
 def test_the_error_for_a_missing_driver_says_what_to_install(driver):
     if importlib.util.find_spec(driver) is not None:
         pytest.skip(f"{driver} is installed")
-    error = refusal(url := f"postgresql+{driver}://localhost/studies", create=True)
+    error = error_of(url := f"postgresql+{driver}://localhost/studies", create=True)
     assert url in error.message
     assert f"pip install {driver}" in error.hint.replace('"', "")
 
 
 def test_an_error_does_not_contain_the_password():
-    error = refusal("mysql+nonesuch://me:open-sesame@localhost/studies", create=True)
+    error = error_of("mysql+nonesuch://me:open-sesame@localhost/studies", create=True)
     assert "open-sesame" not in error.message + error.hint
 
 

@@ -33,7 +33,7 @@ SHORT = {
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory, one_trial_server):
+def check(tmp_path_factory, one_trial_server):
     """judge(TrainingConfig(...)) is the gate's verdict on a real GPT-2 with dropout."""
     folder = tmp_path_factory.mktemp("dropout")
     (folder / "config.json").write_text(json.dumps(GPT2))
@@ -52,7 +52,7 @@ def judge(tmp_path_factory, one_trial_server):
             )
 
         gate = ParityGate(trace, folder=folder / "parity", on_trace=lambda config: None)
-        yield gate.judge
+        yield gate.check
 
 
 def compiled(**choices):

@@ -45,7 +45,7 @@ def gate(tmp_path):
 
 
 def test_without_random_numbers_the_trial_itself_is_compared_with_a_plain_training(gate):
-    verdict = gate(Traces(SAME)).judge(BUDGET)
+    verdict = gate(Traces(SAME)).check(BUDGET)
     assert (verdict.kind, verdict.reference) == ("compare", SAME)
 
 
@@ -53,14 +53,14 @@ def test_one_plain_training_serves_a_whole_class(gate):
     traces = Traces(SAME)
     the_gate = gate(traces)
     for size in (4, 2, 1):
-        the_gate.judge(replace(BUDGET, micro_batch_size=size))
+        the_gate.check(replace(BUDGET, micro_batch_size=size))
     assert traces.calls == [(plain_form(BUDGET, micro_batch_size=1), True)]
 
 
 def test_a_plain_training_is_stored_for_the_next_run_of_the_study(gate):
-    gate(Traces(SAME)).judge(BUDGET)
+    gate(Traces(SAME)).check(BUDGET)
     again = Traces("must not be called")
-    assert gate(again).judge(BUDGET).reference == SAME
+    assert gate(again).check(BUDGET).reference == SAME
     assert again.calls == []
 
 
@@ -75,12 +75,12 @@ def test_precision_and_optimizer_are_what_a_plain_training_keeps():
 
 def test_with_the_same_masks_it_is_compared_at_its_own_micro_batch(gate):
     traces, config = Traces(RANDOM), replace(BUDGET, memory_budget=1.0)
-    assert gate(traces).judge(config).kind == "same"
+    assert gate(traces).check(config).kind == "same"
     assert (plain_form(BUDGET, micro_batch_size=4), True) in traces.calls
 
 
 def test_wrong_gradients_with_dropout_fail_though_they_are_right_without(gate):
-    verdict = gate(Traces(RANDOM).answer(BUDGET, WRONG)).judge(BUDGET)
+    verdict = gate(Traces(RANDOM).answer(BUDGET, WRONG)).check(BUDGET)
     assert verdict.kind == "failed"
     assert "with dropout" in verdict.message
     assert "70 % off" in verdict.message
@@ -89,25 +89,25 @@ def test_wrong_gradients_with_dropout_fail_though_they_are_right_without(gate):
 def test_other_masks_are_no_other_training(gate):
     whole = replace(BUDGET, memory_budget=1.0)
     traces = Traces(RANDOM).answer(BUDGET, OTHER_MASKS).answer(whole, OTHER_MASKS)
-    assert gate(traces).judge(BUDGET).kind == "same"
+    assert gate(traces).check(BUDGET).kind == "same"
 
 
 def test_what_is_wrong_without_dropout_fails_whatever_the_masks(gate):
     whole = replace(BUDGET, memory_budget=1.0)
     traces = Traces(RANDOM).answer(BUDGET, OTHER_MASKS).answer(whole, OTHER_MASKS)
-    verdict = gate(traces.answer(BUDGET, WRONG, dropout=False)).judge(BUDGET)
+    verdict = gate(traces.answer(BUDGET, WRONG, dropout=False)).check(BUDGET)
     assert verdict.kind == "failed"
     assert verdict.message.startswith("without dropout")
 
 
 def test_a_plain_training_that_does_not_fit_is_checkpointed(gate):
     plain = plain_form(BUDGET, micro_batch_size=1)
-    verdict = gate(Traces(SAME).answer(plain, "out of memory")).judge(BUDGET)
+    verdict = gate(Traces(SAME).answer(plain, "out of memory")).check(BUDGET)
     assert verdict.kind == "compare"
 
 
 def test_a_missing_reference_is_reported(gate):
-    verdict = gate(Traces("out of memory")).judge(BUDGET)
+    verdict = gate(Traces("out of memory")).check(BUDGET)
     assert (verdict.kind, verdict.message) == (
         "not compared",
         "the plain training to compare with: out of memory",
@@ -115,7 +115,7 @@ def test_a_missing_reference_is_reported(gate):
 
 
 def test_a_stored_trace_is_readable_json(gate, tmp_path):
-    gate(Traces(SAME)).judge(BUDGET)
+    gate(Traces(SAME)).check(BUDGET)
     (file,) = (tmp_path / "parity").iterdir()
     assert json.loads(file.read_text())["losses"] == [5.5, 5.4, 5.3]
 
@@ -127,10 +127,10 @@ def test_a_budget_is_compared_more_strictly_with_the_same_code_without_it(
     a_little_off = replace(
         RANDOM, gradient_projections={"block 0": (1.0 + 0.7 * allowed, -1.0 - 0.7 * allowed)}
     )
-    assert gate(Traces(RANDOM).answer(BUDGET, a_little_off)).judge(BUDGET).kind == "failed"
+    assert gate(Traces(RANDOM).answer(BUDGET, a_little_off)).check(BUDGET).kind == "failed"
     without_budget = replace(BUDGET, memory_budget=1.0)
     assert (
-        gate(Traces(RANDOM).answer(without_budget, a_little_off)).judge(without_budget).kind
+        gate(Traces(RANDOM).answer(without_budget, a_little_off)).check(without_budget).kind
         == "same"
     )
 

@@ -12,7 +12,7 @@ import torch
 
 from autotune.execution.server.prepared import prepare
 from autotune.models import build_model
-from autotune.spec.config import CHOICES, Circumstances, TrainingConfig, broken_rules
+from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig, rule_violations
 from autotune.spec.training_request import TrainingRequest
 from autotune.techniques import activation_offload, find_unavailable
 from autotune.techniques.requirements import missing_parts
@@ -73,7 +73,7 @@ def unavailable_here():
 def works(row, folder):
     lacking = excluded(row["family"], folder) if "family" in row else {}
     here = all(str(row[field]) not in lacking.get(field, {}) for field in row)
-    return here and not broken_rules(row, Circumstances(global_batch=GLOBAL_BATCH))
+    return here and not rule_violations(row, LegalityContext(global_batch=GLOBAL_BATCH))
 
 
 def sampled(folder, *, compile_scopes):
@@ -259,7 +259,7 @@ def test_every_value_of_every_technique_alone(
     row = {"family": family, **PLAIN.to_dict(), field: value}
     if reason := excluded(family, folder).get(field, {}).get(str(value)):
         pytest.skip(reason)
-    if broken := broken_rules(row, Circumstances(global_batch=GLOBAL_BATCH)):
+    if broken := rule_violations(row, LegalityContext(global_batch=GLOBAL_BATCH)):
         pytest.skip(broken[0])
     keeps_the_contract(row, trainer_of, losses_of_plain, moved)
 

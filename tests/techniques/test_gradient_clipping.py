@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from autotune.errors import InvalidInput
-from autotune.spec.config import Circumstances
+from autotune.spec.config import LegalityContext
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.techniques.optimizer_fusion import UpdateRule, make_updater
 
@@ -61,7 +61,7 @@ def test_a_search_space_has_no_step_in_backward_where_gradients_are_clipped():
 
     def fusions(*, clips):
         legal = bind_space(
-            space, Circumstances(global_batch=4, clips_gradients=clips), unavailable={}
+            space, LegalityContext(global_batch=4, clips_gradients=clips), unavailable={}
         )
         return [config.optimizer_fusion for config in legal.configurations()]
 

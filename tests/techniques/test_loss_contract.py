@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from autotune.spec.config import CHOICES, Circumstances, broken_rules
+from autotune.spec.config import CHOICES, LegalityContext, rule_violations
 
 STEPS = 6
 BIT_EQUAL = 0.0
@@ -42,8 +42,8 @@ def test_checkpointing_leaves_every_loss_bit_equal(value, losses_of, reference):
 @pytest.mark.parametrize("value", CHOICES["optimizer_fusion"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_way_to_update_gives_the_same_losses(value, optimizer, losses_of):
-    if reasons := broken_rules(
-        {"optimizer": optimizer, "optimizer_fusion": value}, Circumstances(global_batch=1)
+    if reasons := rule_violations(
+        {"optimizer": optimizer, "optimizer_fusion": value}, LegalityContext(global_batch=1)
     ):
         pytest.skip(f"an illegal configuration: {reasons[0]}")
     plain = losses_of(steps=STEPS, optimizer=optimizer)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from autotune.spec.config import CHOICES, Circumstances, broken_rules
+from autotune.spec.config import CHOICES, LegalityContext, rule_violations
 from autotune.spec.parity import PARITY_STEPS
 from autotune.techniques.step_in_backward import step_in_backward
 from autotune.training.parity import ParityFailed, ParityWatch, UpdateWatch
@@ -37,8 +37,8 @@ def trace_of(trainer, *, reference=None):
 def test_gradients_of_every_block_are_read_with_every_kind_of_update(
     fusion, optimizer, make_trainer, workload
 ):
-    if broken_rules(
-        {"optimizer": optimizer, "optimizer_fusion": fusion}, Circumstances(global_batch=1)
+    if rule_violations(
+        {"optimizer": optimizer, "optimizer_fusion": fusion}, LegalityContext(global_batch=1)
     ):
         pytest.skip("an illegal configuration")
     plain = trace_of(make_trainer()).gradient_norms

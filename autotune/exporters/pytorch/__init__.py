@@ -67,7 +67,7 @@ def _for_a_script(recipe: Recipe) -> Export:
     return Export(
         files={CONFIG_FILE: config_text(recipe), **_launcher(recipe)},
         command=f"AUTOTUNE_CONFIG={CONFIG_FILE} python {launcher}{shlex.quote(user_script)}",
-        refusals=tuple(_decided_by_script(recipe)),
+        unsupported=tuple(_decided_by_script(recipe)),
         notes=(
             f"{user_script} calls autotune.apply, which applies the {CONFIG_FILE} that the "
             "variable names; if the script reads other files, start it in the folder of the search "

@@ -1,7 +1,7 @@
 """Batches in an exported script, with the passages, tokens, held-out part and order of a study."""
 
 from autotune.exporters.pytorch.documents import document_pieces
-from autotune.exporters.pytorch.pieces import Piece, own_source, piece
+from autotune.exporters.pytorch.pieces import Piece, piece, quoted_source
 from autotune.spec.workload import Workload
 
 _ANY = "from typing import Any"
@@ -24,7 +24,7 @@ def data_pieces(workload: Workload) -> list[Piece]:
         piece(_LIMIT[workload.streaming], _CALLABLE),
         piece(batches, _NUMPY, _ANY, "import torch", "from torch import Tensor"),
         piece(_READ_TEXT, _NUMPY, "import json", "from pathlib import Path"),
-        own_source(
+        quoted_source(
             "data.batches",
             "training_order",
             imports=(
@@ -50,7 +50,7 @@ def _units(workload: Workload) -> Piece:
     else:
         names = ("CHARACTERS_PER_TOKEN", "beginnings")
         cut = "beginnings([document], sequence_length=SEQUENCE_LENGTH)"
-    source = own_source("data.tokens", *names, "HELD_OUT_ONE_IN", "is_held_out", "_assigned")
+    source = quoted_source("data.tokens", *names, "HELD_OUT_ONE_IN", "is_held_out", "_assigned")
     held_out = "None"
     if workload.held_out_split is not None:
         held_out = f"_cut(documents(name, split={workload.held_out_split!r}))"
@@ -94,16 +94,16 @@ _SUBWORDS = (
 
 def _tokenizer(workload: Workload) -> list[Piece]:
     pieces = [
-        own_source(
+        quoted_source(
             "data.token_file", "Tokens", imports=(_NUMPY, "from numpy.typing import NDArray")
         )
     ]
     if workload.tokenizer == "bytes":
-        vocabulary = own_source("spec.workload", "BYTE_VOCABULARY")
+        vocabulary = quoted_source("spec.workload", "BYTE_VOCABULARY")
         return [
             *pieces,
             vocabulary,
-            own_source(
+            quoted_source(
                 "data.tokenizer", "ByteTokenizer", imports=("from collections.abc import Sequence",)
             ),
             piece(_BYTES),
@@ -119,7 +119,7 @@ def _tokenizer(workload: Workload) -> list[Piece]:
         "from tokenizers import decoders, models, pre_tokenizers, trainers",
     )
     pieces.append(
-        own_source(
+        quoted_source(
             "data.tokenizer", *_SUBWORDS, *trained, imports=imports if trained else imports[:-3]
         )
     )
@@ -135,7 +135,7 @@ def _trained_bpe(workload: Workload) -> list[Piece]:
     limit = _BPE_LIMIT.format(tokens="STEPS * GLOBAL_BATCH * SEQUENCE_LENGTH")
     text = _BPE.format(vocab_size=workload.vocab_size, limit=limit)
     return [
-        own_source(
+        quoted_source(
             "data.tokens", "TRAINED_ON_BYTES_PER_TOKEN", "_up_to", imports=(_ITERABLE, _ITERATOR)
         ),
         piece(text, "from pathlib import Path"),

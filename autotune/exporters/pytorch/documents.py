@@ -4,7 +4,7 @@ Which files belong to a split, and which columns have the text, depends on the d
 decides it by the same rules as a study.
 """
 
-from autotune.exporters.pytorch.pieces import Piece, own_source, piece
+from autotune.exporters.pytorch.pieces import Piece, piece, quoted_source
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 _ANY = "from typing import Any"
@@ -33,7 +33,7 @@ def document_pieces(workload: Workload) -> list[Piece]:
     files = ("READERS", "_ALL", "_files_in", "_files_named_by_split", "_resolved")
     return [
         *([_python_docs()] if is_default else []),
-        own_source("data.sources", *files, imports=(_PATH,)),
+        quoted_source("data.sources", *files, imports=(_PATH,)),
         piece(text, "import glob", _PATH, _ANY, _ITERABLE),
         piece(_ROWS, "import numpy", _ANY, _ITERATOR),
     ]
@@ -53,7 +53,7 @@ def _python_docs() -> Piece:
         "import tokenize",
         "from pydoc_data.topics import topics",
     )
-    standard = own_source("data.python_docs", *names, imports=(*imports, _PATH, _ITERATOR))
+    standard = quoted_source("data.python_docs", *names, imports=(*imports, _PATH, _ITERATOR))
     return Piece(standard.text.replace("def documents()", "def python_docs()"), standard.imports)
 
 

@@ -1,6 +1,6 @@
 """The model in an exported script: one of autotune, of Hugging Face, or of the user's function."""
 
-from autotune.exporters.pytorch.pieces import Piece, own_source, piece
+from autotune.exporters.pytorch.pieces import Piece, piece, quoted_source
 from autotune.exporters.recipe import Recipe
 from autotune.spec.user_code import is_function_reference, read_reference
 from autotune.spec.workload import Workload
@@ -13,7 +13,7 @@ _ANY = "from typing import Any"
 
 def loss_piece() -> Piece:
     """Return the definitions by which every model computes its loss from logits."""
-    return own_source(
+    return quoted_source(
         "models.parts",
         "IGNORED_LABEL",
         "TokenLoss",
@@ -74,7 +74,7 @@ def make_model() -> nn.Module:
 """
     return [
         piece(text, *_TORCH),
-        own_source(file, *names, *parts, imports=(*_TORCH, "import torch.nn.functional as F")),
+        quoted_source(file, *names, *parts, imports=(*_TORCH, "import torch.nn.functional as F")),
     ]
 
 
@@ -82,7 +82,7 @@ def make_model() -> nn.Module:
 
 
 def _found_blocks() -> list[Piece]:
-    structure = own_source(
+    structure = quoted_source(
         "models.structure",
         "BlockList",
         "find_blocks",
@@ -94,7 +94,7 @@ def _found_blocks() -> list[Piece]:
             *_TORCH,
         ),
     )
-    return [own_source("models.parts", "Blocks"), structure]
+    return [quoted_source("models.parts", "Blocks"), structure]
 
 
 # -- Hugging Face ----------------------------------------------------------------------------------
@@ -125,8 +125,8 @@ def _network(attention: str) -> Any:
     return AutoModelForCausalLM.{load}
 '''
     return [
-        own_source("models.hugging_face", "HuggingFaceModel", imports=(*_TORCH, _ANY)),
-        own_source("models.transformers_network", "_causal_mask"),
+        quoted_source("models.hugging_face", "HuggingFaceModel", imports=(*_TORCH, _ANY)),
+        quoted_source("models.transformers_network", "_causal_mask"),
         piece(
             text,
             _ANY,
@@ -225,6 +225,6 @@ def _module() -> ModuleType:
             _ANY,
             *_TORCH,
         ),
-        own_source("models.signature", *_OBSERVATION),
-        own_source("models.user_model", "UserModel", "PassableLinear", "_user_model"),
+        quoted_source("models.signature", *_OBSERVATION),
+        quoted_source("models.user_model", "UserModel", "PassableLinear", "_user_model"),
     ]

@@ -24,7 +24,7 @@ def piece(text: str, *imports: str) -> Piece:
     return Piece(text.strip("\n"), frozenset(imports))
 
 
-def own_source(module: str, *names: str, imports: Iterable[str] = ()) -> Piece:
+def quoted_source(module: str, *names: str, imports: Iterable[str] = ()) -> Piece:
     """Return the definitions of `names` in `module` of this package, such as "techniques.fp8"."""
     return Piece(excerpt(module, *names), frozenset(imports))
 

@@ -4,7 +4,7 @@ The order is that of `autotune/techniques/__init__.py`. Techniques that the conf
 use are omitted.
 """
 
-from autotune.exporters.pytorch.pieces import Piece, own_source, piece
+from autotune.exporters.pytorch.pieces import Piece, piece, quoted_source
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import optimizer_flags
 from autotune.exporters.source import STEP_IN_BACKWARD, STOCHASTIC_ROUNDING, spaced
@@ -47,7 +47,7 @@ def _definitions(config: TrainingConfig) -> list[Piece]:
             "tokens_in_a_chunk",
         )
         checkpoint = (*_TORCH, "from torch.utils.checkpoint import checkpoint")
-        pieces.append(own_source("techniques.loss", *names, imports=checkpoint))
+        pieces.append(quoted_source("techniques.loss", *names, imports=checkpoint))
     if config.precision == "fp8":
         pieces.append(_fp8())
     if config.checkpointing != "none":
@@ -61,7 +61,7 @@ def _definitions(config: TrainingConfig) -> list[Piece]:
             "from dataclasses import dataclass",
             "from torch.autograd.graph import saved_tensors_hooks",
         )
-        offload = own_source("techniques.activation_offload", *parts, imports=imports)
+        offload = quoted_source("techniques.activation_offload", *parts, imports=imports)
         pieces.append(
             Piece(offload.text.replace("place: ActivationOffload", "place: str"), offload.imports)
         )
@@ -69,12 +69,12 @@ def _definitions(config: TrainingConfig) -> list[Piece]:
 
 
 def _fp8() -> Piece:
-    fp8 = own_source("techniques.fp8", "convert", "can_be_fp8", imports=_TORCH)
+    fp8 = quoted_source("techniques.fp8", "convert", "can_be_fp8", imports=_TORCH)
     lazy = "    from torchao.float8 import Float8LinearConfig, convert_to_float8_training\n\n"
     imports = fp8.imports | {
         "from torchao.float8 import Float8LinearConfig, convert_to_float8_training"
     }
-    multiple = own_source("spec.config", "FP8_MULTIPLE")
+    multiple = quoted_source("spec.config", "FP8_MULTIPLE")
     return Piece(f"{multiple.text}\n\n\n{fp8.text.replace(lazy, '')}", imports)
 
 
@@ -89,10 +89,10 @@ def _checkpointing(config: TrainingConfig) -> Piece:
         names.append("Segment")
         imports |= {"import itertools", "import math"}
     imports.add(f"from torch.utils.checkpoint import {', '.join(sorted(checkpoint))}")
-    checkpointing = own_source("techniques.checkpointing", *names, imports=imports)
+    checkpointing = quoted_source("techniques.checkpointing", *names, imports=imports)
     if config.checkpointing != "sqrt":
         return checkpointing
-    bounds = own_source("spec.config", "segment_bounds")
+    bounds = quoted_source("spec.config", "segment_bounds")
     return Piece(spaced([checkpointing.text, bounds.text]), checkpointing.imports)
 
 
@@ -198,7 +198,7 @@ def _optimizer(recipe: Recipe) -> list[Piece]:
     if config.precision == "bf16-stochastic":
         imports = (*_TORCH, _ANY, _CALLABLE, "from torch._subclasses.fake_tensor import FakeTensor")
         pieces.append(
-            own_source("techniques.stochastic_rounding", *STOCHASTIC_ROUNDING, imports=imports)
+            quoted_source("techniques.stochastic_rounding", *STOCHASTIC_ROUNDING, imports=imports)
         )
     if config.optimizer_fusion == "backward":
         imports = (
@@ -207,7 +207,9 @@ def _optimizer(recipe: Recipe) -> list[Piece]:
             "from collections import OrderedDict",
             "from collections.abc import Callable",
         )
-        pieces.append(own_source("techniques.step_in_backward", *STEP_IN_BACKWARD, imports=imports))
+        pieces.append(
+            quoted_source("techniques.step_in_backward", *STEP_IN_BACKWARD, imports=imports)
+        )
     return [*pieces, _make_optimizer(recipe), _update(recipe)]
 
 
@@ -221,7 +223,7 @@ def _fixed_rate() -> Piece:
         "AdafactorFixedRate",
     )
     functions = ("_update", "_initial_state", "_inverse_root", "_blend")
-    return own_source(
+    return quoted_source(
         "techniques.adafactor_fixed_rate", *names, *functions, imports=(*_TORCH, _ANY, _CALLABLE)
     )
 

@@ -18,8 +18,8 @@ from autotune.exporters.torchtitan.files import ATTENTION_MODULE, attention_modu
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    refusals = tuple(_refusals(recipe, version))
-    effective = {**recipe.settings(), **{refusal.setting: refusal.instead for refusal in refusals}}
+    unsupported = tuple(_unsupported(recipe, version))
+    effective = {**recipe.settings(), **{entry.setting: entry.instead for entry in unsupported}}
     if version == "0.3":
         files = {"autotune_export.py": module(recipe, effective)}
         arguments = "--module autotune_export --config autotune"
@@ -38,7 +38,7 @@ def write(recipe: Recipe, version: str) -> Export:
     return Export(
         files=files,
         command=command,
-        refusals=refusals,
+        unsupported=unsupported,
         notes=tuple(_notes(recipe, version, effective)),
     )
 
@@ -49,9 +49,9 @@ def _recipe_for_launcher(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, config=config)
 
 
-def _refusals(recipe: Recipe, version: str) -> Iterator[Unsupported]:
+def _unsupported(recipe: Recipe, version: str) -> Iterator[Unsupported]:
     config = recipe.config
-    yield from _optimizer_refusals(recipe)
+    yield from _unsupported_optimizer(recipe)
     unsupported = {
         "precision": _PRECISIONS[version].get(config.precision),
         "checkpointing": _checkpointing(config.checkpointing, version),
@@ -130,7 +130,7 @@ _FULL = (
 )
 
 
-def _optimizer_refusals(recipe: Recipe) -> Iterator[Unsupported]:
+def _unsupported_optimizer(recipe: Recipe) -> Iterator[Unsupported]:
     name = recipe.config.optimizer
     if name == "adamw":
         return

@@ -46,10 +46,12 @@ def write(recipe: Recipe, version: str) -> Export:
     if launch.is_needed(config):
         files[launch.FILE] = launch.launcher(recipe)
     notes = tuple(_notes(recipe, version, changes))
-    return Export(files=files, command="python train.py", refusals=_refusals(recipe), notes=notes)
+    return Export(
+        files=files, command="python train.py", unsupported=_unsupported(recipe), notes=notes
+    )
 
 
-def _refusals(recipe: Recipe) -> tuple[Unsupported, ...]:
+def _unsupported(recipe: Recipe) -> tuple[Unsupported, ...]:
     if not recipe.is_fp16_on_cpu:
         return ()
     return (

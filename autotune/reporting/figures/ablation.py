@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from autotune.analysis.ablation import AblationStep, Effect, Pairs, Range, ladder
+from autotune.analysis.ablation import AblationStep, Effect, Pairs, Range, ablation_steps
 from autotune.analysis.variants import named
 from autotune.reporting import style
 from autotune.reporting.figures import FigureOptions
@@ -57,12 +57,12 @@ def compute(view: StudyView) -> AblationFigure:
     baseline = (
         view.baseline.config if view.baseline is not None else view.definition.baseline_config()
     )
-    steps = ladder(
+    steps = ablation_steps(
         view.result.trials,
         plain=baseline,
         pick=view.pick,
         predicted_peak=_peaks_of(view),
-        at=view.definition.workload.circumstances,
+        at=view.definition.workload.legality_context,
     )
     if not steps:
         raise nothing_to_show(view, "uses a technique that the baseline does not")

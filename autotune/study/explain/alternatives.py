@@ -17,7 +17,13 @@ from autotune.analysis.variants import (
     named,
     techniques_without_effect,
 )
-from autotune.spec.config import CHOICES, FIELD_ORDER, Circumstances, TrainingConfig, broken_rules
+from autotune.spec.config import (
+    CHOICES,
+    FIELD_ORDER,
+    LegalityContext,
+    TrainingConfig,
+    rule_violations,
+)
 from autotune.spec.prediction import Prediction
 from autotune.units import format_size
 
@@ -44,7 +50,7 @@ def wanted_variants(
     config: TrainingConfig,
     prediction: Prediction,
     *,
-    at: Circumstances,
+    at: LegalityContext,
     unavailable: Unavailable,
 ) -> Wanted:
     """Return the changes to predict: each technique removed if in use, and set to other values."""
@@ -95,13 +101,13 @@ def wanted_pairs(
         if partner is None or variant.config.numerics_class != explained.config.numerics_class:
             continue
         pair = _pair(explained, variant, partner)
-        if not broken_rules(pair.together.to_dict(), explained.at):
+        if not rule_violations(pair.together.to_dict(), explained.at):
             pairs.append(pair)
     return [*pairs, *_budget_with_compilation(explained, variants, unavailable)]
 
 
 def without_technique(
-    config: TrainingConfig, technique: str, at: Circumstances
+    config: TrainingConfig, technique: str, at: LegalityContext
 ) -> TrainingConfig | None:
     """Return `config` without a technique; None if it has not the technique or needs it."""
     plain = TrainingConfig(micro_batch_size=at.global_batch)
@@ -111,7 +117,7 @@ def without_technique(
     if technique == "compile":
         changes["memory_budget"] = plain.memory_budget
     without = replace(config, **changes)
-    return None if broken_rules(without.to_dict(), at) else without
+    return None if rule_violations(without.to_dict(), at) else without
 
 
 def _values(
@@ -162,13 +168,17 @@ def _optimizer_bytes(prediction: Prediction) -> int:
 
 
 def _why_not(
-    config: TrainingConfig, technique: str, value: Any, at: Circumstances, unavailable: Unavailable
+    config: TrainingConfig,
+    technique: str,
+    value: Any,
+    at: LegalityContext,
+    unavailable: Unavailable,
 ) -> str:
     """Return why `technique` cannot have `value` here; empty if it can."""
     if reason := unavailable.get(technique, {}).get(str(value)):
         return f"{named(technique, value)} does not work on this device: {reason}"
     chosen = {**config.to_dict(), technique: value}
-    broken = broken_rules(chosen, at)
+    broken = rule_violations(chosen, at)
     return broken[0] if broken else ""
 
 

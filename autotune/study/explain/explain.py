@@ -34,7 +34,7 @@ def explain_configuration(
     explained = Explained(
         config=config,
         prediction=prediction,
-        at=forecaster.workload.circumstances,
+        at=forecaster.workload.legality_context,
         record=record,
         records=records,
     )
@@ -88,7 +88,7 @@ class _Predictions:
     def fill_in(self, variant: Variant) -> Variant:
         """Return the variant with its prediction, or the reason why there is none."""
         forecast = self._made[variant.config.fingerprint]
-        return replace(variant, prediction=forecast.prediction, refusal=forecast.refusal)
+        return replace(variant, prediction=forecast.prediction, error=forecast.error)
 
     def peak_of(self, config: TrainingConfig) -> int | None:
         prediction = self._made[config.fingerprint].prediction

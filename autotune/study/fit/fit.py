@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.execution.local import LocalExecutor
-from autotune.spec.config import TrainingConfig, broken_rules
+from autotune.spec.config import TrainingConfig, rule_violations
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import bind_space
@@ -159,7 +159,7 @@ class _Search:
         unavailable: dict[str, dict[str, str]] = {}
         if device is not None:
             _, unavailable = self.executor.probe(device.device, space.choices())
-        legal = bind_space(space, workload.circumstances, unavailable=unavailable)
+        legal = bind_space(space, workload.legality_context, unavailable=unavailable)
         configs = [*legal.configurations(), *legal.named.values()]
         if self.varying.vary == "micro-batch":
             configs = [
@@ -226,7 +226,7 @@ class _Search:
         legal = []
         for config in configs:
             _, at_value = self.varying.at(value, config)
-            if not broken_rules(at_value.to_dict(), workload.circumstances):
+            if not rule_violations(at_value.to_dict(), workload.legality_context):
                 legal.append(at_value)
         new = [c for c in legal if (workload.fingerprint, c.fingerprint) not in self._predicted]
         self._forecaster(workload).forecast_all(new, on_each=note)
@@ -247,7 +247,7 @@ class _Search:
     def _needed(self, forecast: Forecast) -> int:
         """Return the bytes that the device must have. Raises PredictionImpossible."""
         if forecast.prediction is None:
-            raise PredictionImpossible(forecast.refusal)
+            raise PredictionImpossible(forecast.error)
         return forecast.prediction.upper_bound_bytes + self.context_bytes
 
     # -- the real trial ----------------------------------------------------------------------------

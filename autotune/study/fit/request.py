@@ -12,7 +12,7 @@ from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import check_device
 from autotune.study.fit.ablation import AblationStep, ablation_steps
 from autotune.study.fit.varying import VARY, Vary, Varying
-from autotune.study.predictions import device_meant, on_some_device, workload_of
+from autotune.study.predictions import on_some_device, requested_device, workload_of
 from autotune.study.request import check_cap
 
 CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)
@@ -46,7 +46,7 @@ class FitRequest:
         check_cap(self.cap_bytes)
         check_device(self.device)
         check_release(self.torch_version)
-        meant = device_meant(self.device, self.compute_capability)
+        meant = requested_device(self.device, self.compute_capability)
         if self.vary not in VARY:
             raise InvalidInput(f"{self.vary!r} cannot vary", hint=f"use one of {', '.join(VARY)}")
         if self.space is not None and self.configuration:
@@ -73,7 +73,7 @@ class FitRequest:
         config = TrainingConfig(
             **{"micro_batch_size": varying.workload.global_batch, **self.configuration}
         )
-        check_legal(config, varying.workload.circumstances)
+        check_legal(config, varying.workload.legality_context)
         return config
 
     def steps(self, varying: Varying) -> list[AblationStep]:
@@ -82,7 +82,7 @@ class FitRequest:
         if all(name in _BASE for name in self.configuration):
             # Clipping needs all gradients at once, so it excludes the step in backward, too.
             accumulates = (
-                varying.accumulates(base) or varying.workload.circumstances.clips_gradients
+                varying.accumulates(base) or varying.workload.legality_context.clips_gradients
             )
             return list(ablation_steps(base, accumulates=accumulates))
         return [AblationStep(name="as given", config=base)]

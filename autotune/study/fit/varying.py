@@ -85,7 +85,7 @@ class Varying:
 
     def _check(self, value: int, config: TrainingConfig) -> None:
         workload, chosen = self.at(value, config)
-        check_legal(chosen, workload.circumstances)
+        check_legal(chosen, workload.legality_context)
 
     @property
     def _is_divisor(self) -> bool:

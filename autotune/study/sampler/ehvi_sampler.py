@@ -63,7 +63,7 @@ class Choice:
     """The configuration to try next."""
 
     config: TrainingConfig
-    relative_gain: float
+    relative_improvement: float
     """Score relative to the hypervolume so far; infinite while no trial fits."""
     surely_fits: bool
     """Whether it fits with a probability above `SURE`, so that a prediction would change nothing.
@@ -141,11 +141,13 @@ class EhviSampler:
         scored = 0
         for indices in self._batches(remaining, near, forecasts, rng=rng):
             choice = _best_of(self._candidates(indices), knowledge, rng=rng)
-            if best is None or (choice and choice.relative_gain > best.relative_gain):
+            if best is None or (choice and choice.relative_improvement > best.relative_improvement):
                 best = choice
             scored += len(indices)
             is_enough = len(records) > MANY_TRIALS and scored >= MOST_LOOKED_AT
-            if best is not None and (is_enough or best.relative_gain >= CONVERGED_IMPROVEMENT):
+            if best is not None and (
+                is_enough or best.relative_improvement >= CONVERGED_IMPROVEMENT
+            ):
                 return best
         return best
 
@@ -223,7 +225,7 @@ def _best_of(
     config = candidates.configs[int(rng.choice(list(nearly_best)))]
     return Choice(
         config=config,
-        relative_gain=knowledge.relative(float(scores.max())),
+        relative_improvement=knowledge.relative(float(scores.max())),
         surely_fits=knowledge.probability_of_feasibility(config) > SURE,
     )
 

@@ -179,7 +179,7 @@ class Coordinator:
         """Whether another worker has ended the attempt that this one is working on."""
         return self._lease is not None and self._lease.is_lost
 
-    def keep(self, attempt: Attempt, finished: FinishedTrial) -> None:
+    def store_result(self, attempt: Attempt, finished: FinishedTrial) -> None:
         """Stores a result, first on disk and then in the database.
 
         Raises StorageUnreachable; the result then waits on disk, unless that is full, which the
@@ -221,7 +221,7 @@ class Coordinator:
                 self._identity.release_reserve()
         return False
 
-    def lose(self, attempt: Attempt, *, cause: str) -> None:
+    def record_failure(self, attempt: Attempt, *, cause: str) -> None:
         """Ends an attempt that failed because of the machine; its trial is retried a few times."""
         self._attempts.end(attempt.id, "lost", cause=cause)
         self._open_attempts.discard(attempt.id)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from autotune.errors import InvalidInput
-from autotune.spec.config import Circumstances, TrainingConfig, check_legal
+from autotune.spec.config import LegalityContext, TrainingConfig, check_legal
 
 if TYPE_CHECKING:
     from torch import nn
@@ -141,7 +141,7 @@ def _apply_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.Mo
 
 def _check_applicable(config: TrainingConfig) -> None:
     """Raises IllegalConfiguration; warns if the process did not start with the right allocator."""
-    check_legal(config, Circumstances(global_batch=config.micro_batch_size))
+    check_legal(config, LegalityContext(global_batch=config.micro_batch_size))
     variables = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     settings = [os.environ.get(variable, "") for variable in variables]
     is_expandable = any("expandable_segments:True" in setting for setting in settings)

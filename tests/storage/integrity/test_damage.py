@@ -392,10 +392,10 @@ def test_a_log_that_was_cut_loses_no_more_than_what_was_cut_off(file, said_of_th
 
 def test_a_new_study_never_gets_the_trials_of_a_deleted_one(file):
     by_hand("DELETE FROM autotune_studies")(file)
-    refusal = pytest.raises(
+    error_of = pytest.raises(
         StorageUnavailable, match="that refer to missing rows of autotune_studies"
     )
-    with refusal as raised, open_store(f"sqlite:///{file}"):
+    with error_of as raised, open_store(f"sqlite:///{file}"):
         pass
     assert "autotune studies check" in raised.value.hint
 

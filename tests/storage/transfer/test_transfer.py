@@ -163,7 +163,7 @@ def test_a_study_can_be_imported_into_its_own_database_under_another_name(store_
 # -- refused ---------------------------------------------------------------------------------------
 
 
-def refusal(store, lines, **options):
+def error_of(store, lines, **options):
     """What bringing them in raises; nothing was changed by it."""
     before = [(name, store.trials(name)) for name in store.names()]
     with pytest.raises((InvalidInput, StudyMismatch)) as raised:
@@ -182,17 +182,17 @@ def test_the_error_for_an_existing_name_has_the_option_for_another(other, lines)
 
 
 def test_the_error_lists_all_existing_names(several):
-    assert "studies three, one in" in refusal(several, exported(several, "three", "one"))
+    assert "studies three, one in" in error_of(several, exported(several, "three", "one"))
 
 
 def test_a_new_name_is_for_a_file_with_one_study(several, tmp_path):
     with open_store(f"sqlite:///{tmp_path}/new.db") as new:
-        assert "one, two, three" in refusal(new, exported(several), name="new")
+        assert "one, two, three" in error_of(new, exported(several), name="new")
 
 
 @pytest.mark.parametrize("kept", range(15))
 def test_the_error_for_a_truncated_file_has_the_number_of_its_last_line(other, lines, kept):
-    message = refusal(other, lines[:kept])
+    message = error_of(other, lines[:kept])
     assert message == (
         "x.jsonl is empty" if kept == 0 else f"x.jsonl is truncated: it ends after line {kept}"
     )
@@ -200,7 +200,7 @@ def test_the_error_for_a_truncated_file_has_the_number_of_its_last_line(other, l
 
 @pytest.mark.parametrize("kept_bytes", [5000, 6001, -2, -60])
 def test_a_file_that_ends_within_a_line_is_rejected(other, lines, kept_bytes):
-    assert "truncated" in refusal(other, [b"".join(lines)[:kept_bytes]])
+    assert "truncated" in error_of(other, [b"".join(lines)[:kept_bytes]])
 
 
 def test_every_changed_digit_is_noticed(other, lines):
@@ -209,7 +209,7 @@ def test_every_changed_digit_is_noticed(other, lines):
         at = next((at for at in range(len(line) - 1, 0, -1) if line[at : at + 1].isdigit()), None)
         if at is not None:
             digit = str((int(line[at : at + 1]) + 1) % 10).encode()
-            refusal(
+            error_of(
                 other, [*lines[:place], line[:at] + digit + line[at + 1 :], *lines[place + 1 :]]
             )
 
@@ -239,7 +239,7 @@ def test_every_changed_digit_is_noticed(other, lines):
     ],
 )
 def test_a_changed_file_is_rejected(other, lines, change, named):
-    assert named in refusal(other, change(lines))
+    assert named in error_of(other, change(lines))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_the_error_for_impossible_content_has_the_number_of_its_line(
 ):
     """Also where the last line fits it."""
     body = [changed(line, **values) if at == place else line for at, line in enumerate(lines[:-1])]
-    assert named in refusal(other, signed(body))
+    assert named in error_of(other, signed(body))
 
 
 def test_a_study_that_was_written_by_a_later_autotune_does_not_come_out(other):

@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from autotune.analysis.variants import Explained, Variant
-from autotune.spec.config import CHOICES, FIELD_ORDER, Circumstances, TrainingConfig, broken_rules
+from autotune.spec.config import (
+    CHOICES,
+    FIELD_ORDER,
+    LegalityContext,
+    TrainingConfig,
+    rule_violations,
+)
 from autotune.spec.prediction import CATEGORIES, Prediction
 from autotune.study.explain.alternatives import wanted_pairs, wanted_variants, without_technique
 
@@ -33,7 +39,7 @@ def wanted(config=PLAIN, *, unavailable=None, **sizes):
     return wanted_variants(
         config,
         prediction(**sizes),
-        at=Circumstances(global_batch=BATCH),
+        at=LegalityContext(global_batch=BATCH),
         unavailable=unavailable or {},
     )
 
@@ -65,7 +71,7 @@ def test_every_variant_is_legal_and_another_configuration(config):
     assert [
         c
         for c in found
-        if broken_rules(c.to_dict(), Circumstances(global_batch=BATCH)) or c == config
+        if rule_violations(c.to_dict(), LegalityContext(global_batch=BATCH)) or c == config
     ] == []
     assert len(set(found)) == len(found)
 
@@ -95,7 +101,7 @@ def test_every_technique_in_use_is_taken_out_once():
 
 def test_taking_compilation_out_takes_its_budget_with_it():
     config = replace(PLAIN, compile="model", memory_budget=0.5)
-    assert without_technique(config, "compile", Circumstances(global_batch=BATCH)) == PLAIN
+    assert without_technique(config, "compile", LegalityContext(global_batch=BATCH)) == PLAIN
 
 
 def test_what_does_not_work_on_the_device_is_not_wanted():
@@ -150,7 +156,9 @@ BY_BLOCK = Variant(
 
 
 def pairs(variants, config=PLAIN, unavailable=None):
-    given = Explained(config=config, prediction=prediction(), at=Circumstances(global_batch=BATCH))
+    given = Explained(
+        config=config, prediction=prediction(), at=LegalityContext(global_batch=BATCH)
+    )
     return wanted_pairs(given, variants, unavailable=unavailable or {})
 
 

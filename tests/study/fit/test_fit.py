@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from autotune.errors import InvalidInput
-from autotune.spec.config import CHOICES, Circumstances, TrainingConfig, broken_rules
+from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig, rule_violations
 from autotune.spec.workload import make_workload
 from autotune.study.fit.ablation import ablation_steps
 from autotune.study.fit.fit import FitRequest
@@ -113,7 +113,9 @@ def test_the_width_of_a_model_from_a_file_does_not(llama):
 def test_every_step_is_legal(optimizer, micro_batch_size):
     base = TrainingConfig(optimizer=optimizer, micro_batch_size=micro_batch_size)
     for step in ablation_steps(base, accumulates=micro_batch_size != 8):
-        assert broken_rules(step.config.to_dict(), Circumstances(global_batch=8)) == [], step.name
+        assert rule_violations(step.config.to_dict(), LegalityContext(global_batch=8)) == [], (
+            step.name
+        )
 
 
 @pytest.mark.parametrize("optimizer", CHOICES["optimizer"])

@@ -110,7 +110,7 @@ def test_results_are_returned_once_and_in_the_order_of_their_arrival(machines):
     one, two = machines.worker(), machines.worker()
     attempts = [machines.claim(one, number) for number in range(3)]
     for attempt in (attempts[2], attempts[0], attempts[1]):
-        one.keep(attempt, finished())
+        one.store_result(attempt, finished())
     assert [[record.number for record in two.refresh()] for _ in range(2)] == [[2, 0, 1], []]
 
 
@@ -119,7 +119,7 @@ def test_a_trial_is_unfinished_until_it_has_a_result(machines):
     attempt = machines.claim(one)
     two.refresh()
     before = list(two.unfinished)
-    one.keep(attempt, finished())
+    one.store_result(attempt, finished())
     two.refresh()
     assert (before, list(two.unfinished)) == ([0], [])
 
@@ -205,7 +205,7 @@ def test_a_database_away_for_longer_than_a_lease_ends_no_attempt_of_a_living_wor
     machines.expire()
     machines.look(mine, seconds=RENEWAL_SECONDS, every=RENEWAL_SECONDS / 3)
     assert machines.states() == ["running"]
-    other.keep(attempt, finished())
+    other.store_result(attempt, finished())
     assert machines.states() == ["finished"]
 
 
@@ -343,7 +343,7 @@ def test_an_attempt_that_could_not_be_released_expires_with_the_next_worker(mach
 
 def lose(machines, worker, times):
     for _ in range(times):
-        worker.lose(machines.claim(worker), cause="the device is gone")
+        worker.record_failure(machines.claim(worker), cause="the device is gone")
 
 
 def test_a_trial_that_failed_too_often_is_left_by_all_workers_of_the_search(machines):
