@@ -28,7 +28,7 @@ WRITTEN_BY_EXPORTS = {
     "autotune_trainer.py",
 }
 """Names that docstrings use for a user's files or for files that an export writes."""
-EXCERPTS = ("own_source", "excerpt", "source")
+EXCERPTS = ("quoted_source", "excerpt", "source")
 """Functions of the exporters whose first argument names a module of the package; the others name
 its definitions."""
 
