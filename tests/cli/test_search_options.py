@@ -166,7 +166,7 @@ def test_a_password_is_not_repeated():
         (WORKLOAD_OPTIONS["streaming"], False, ["--no-streaming"]),
         (WORKLOAD_OPTIONS["streaming"], None, []),
     ],
-    ids=str,
+    ids=lambda given: given.flag if isinstance(given, Option) else str(given),
 )
 def test_an_option_writes_its_value_as_it_is_typed(option, value, arguments):
     assert option.arguments(value) == arguments
