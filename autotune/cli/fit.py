@@ -175,14 +175,19 @@ _NAMES = {
 def _fixed_sizes(result: FitResult) -> str:
     """Return the model, the sizes that do not vary, and the device, in one line."""
     workload, vary = result.varying.workload, result.varying.vary
-    sizes = {
-        "layers": f"{workload.layers} layers",
-        "width": f"width {workload.width}, {workload.heads} heads",
-        "seq-len": f"sequences of {workload.sequence_length} tokens",
-        "micro-batch": f"global batch {workload.global_batch}",
-    }
+    sizes: dict[str, str] = {}
+    if workload.layers is not None:
+        sizes["layers"] = f"{workload.layers} layers"
+    if workload.width is not None:
+        sizes["width"] = f"width {workload.width}"
+    if workload.heads is not None:
+        sizes["heads"] = f"{workload.heads} heads"
+    sizes["seq-len"] = f"sequences of {workload.sequence_length} tokens"
+    sizes["micro-batch"] = f"global batch {workload.global_batch}"
     if vary == "width":
-        sizes["width"] = f"heads of {workload.width // workload.heads}"
+        _, width, heads = workload.block_sizes
+        del sizes["width"]
+        sizes["heads"] = f"heads of {width // heads}"
     elif vary != "micro-batch" or not result.varying.keeps_global_batch:
         del sizes[vary]
     vocabulary = f"vocabulary {workload.vocab_size}"

@@ -128,11 +128,12 @@ class DeepOne(nn.Module):
 
 
 def build(workload: Workload) -> DeepOne:
+    layers, width, heads = workload.block_sizes
     return DeepOne(
-        layers=workload.layers,
-        width=workload.width,
-        heads=workload.heads,
-        inner=workload.feed_forward_width or default_feed_forward_width(workload.width),
+        layers=layers,
+        width=width,
+        heads=heads,
+        inner=workload.feed_forward_width or default_feed_forward_width(width),
         vocab_size=workload.vocab_size,
     )
 

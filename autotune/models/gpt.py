@@ -119,11 +119,12 @@ class GPT(nn.Module):
 
 
 def build(workload: Workload) -> GPT:
+    layers, width, heads = workload.block_sizes
     return GPT(
-        layers=workload.layers,
-        width=workload.width,
-        heads=workload.heads,
-        inner=workload.feed_forward_width or default_feed_forward_width(workload.width),
+        layers=layers,
+        width=width,
+        heads=heads,
+        inner=workload.feed_forward_width or default_feed_forward_width(width),
         vocab_size=workload.vocab_size,
         sequence_length=workload.sequence_length,
     )

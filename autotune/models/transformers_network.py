@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from autotune.errors import InvalidInput
+from autotune.models.config_class import describe_error, make_config
 from autotune.spec.model_file import with_layers
 from autotune.spec.workload import Workload
 
@@ -28,12 +29,6 @@ def build(workload: Workload, *, weights_folder: Path | None = None) -> Any:
 
     Raises InvalidInput if transformers cannot build it.
     """
-    config = _config(workload)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise InvalidInput(
-            f"transformers has no causal language model of type {config.model_type!r}",
-            hint="use the config.json of a decoder that predicts the next token",
-        )
     AttentionMaskInterface.register("sdpa", _causal_mask)
     try:
         return _network(workload, weights_folder, attention="sdpa")
@@ -96,26 +91,18 @@ def _check_loaded(workload: Workload, report: Mapping[str, Any]) -> None:
 def _config(workload: Workload) -> Any:
     """Return a new config object each time, because building a model changes it."""
     assert workload.model_config is not None
-    settings = with_layers(workload.model_config, workload.layers)
-    model_type = settings.pop("model_type")
-    settings.pop("auto_map", None)  # refers to code outside transformers, which is not run
-    if model_type not in CONFIG_MAPPING:
-        raise InvalidInput(
-            f"this release of transformers has no model type {model_type!r}",
-            hint="install a newer transformers, or use another model",
-        )
     try:
-        return CONFIG_MAPPING[model_type].from_dict(settings)
+        return make_config(with_layers(workload.model_config, workload.layers))
+    except InvalidInput:
+        raise
     except Exception as error:  # each config class checks its settings in its own way
         raise _build_error(workload, error) from error
 
 
 def _build_error(workload: Workload, error: Exception) -> InvalidInput:
     """Return the error with the first sentence of what transformers reports."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[0].partition(". ")[0] if lines else type(error).__name__
     return InvalidInput(
-        f"transformers cannot build model {workload.model}: {reason}",
+        f"transformers cannot build model {workload.model}: {describe_error(error)}",
         hint="change its config.json, or use another model",
     )
 

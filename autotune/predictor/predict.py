@@ -38,7 +38,7 @@ from torch._subclasses.fake_tensor import (
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.data.batches import Batch
-from autotune.errors import PredictionImpossible
+from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
 from autotune.memory.recording import Recording
 from autotune.models.parts import held_tensors
@@ -296,6 +296,8 @@ def _to_prediction_impossible(error: BaseException) -> PredictionImpossible:
     while cause is not None:
         if isinstance(cause, PredictionImpossible):
             return cause
+        if isinstance(cause, InvalidInput):  # such as a config.json of no language model
+            return PredictionImpossible(cause.message, hint=cause.hint)
         if isinstance(cause, DataDependentOutputException | DynamicOutputShapeException):
             return PredictionImpossible(
                 f"the model cannot be predicted: what follows {cause.func} depends on values, not "

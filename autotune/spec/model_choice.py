@@ -1,5 +1,8 @@
 """Resolve a model: built-in name, Hugging Face config, user's function or training script."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from autotune.spec.model_file import (
     FILE_NAME,
     fetch_model_config,
     is_hub_name,
+    known_sizes,
     model_name,
     no_weights,
     read_model_config,
@@ -25,6 +29,9 @@ HOW_TO_NAME = (
     f"the models are {', '.join(MODEL_NAMES)}, a Hugging Face {FILE_NAME}, a folder with one, "
     "a hub name, or file.py:function"
 )
+
+_ASK_ITS_CLASS = (sys.executable, "-P", "-m", "autotune.models.config_class")
+"""A process of its own, because transformers imports torch."""
 
 
 def no_model(name: str) -> InvalidInput:
@@ -56,7 +63,7 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidInput(
             f"{model} does not say which function makes the model", hint=f"write {model}:function"
         )
-    content = read_model_config(model) if exists else fetch_model_config(model)
+    content = _completed(read_model_config(model) if exists else fetch_model_config(model))
     resolved = {**settings, "model": model_name(content), "model_config": content}
     source = source_of(model)
     if settings.get("tokenizer") == "model":
@@ -66,3 +73,29 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
             raise no_weights(source)
         resolved["model_source"] = source
     return resolved
+
+
+def _completed(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with its number of layers and its vocabulary, if it leaves them out.
+
+    transformers adds them from its class, which takes seconds. Raises InvalidInput if that is not
+    the class of a causal language model, or transformers is not installed.
+    """
+    sizes = known_sizes(content)
+    if sizes["layers"] is not None and sizes["vocab_size"] is not None:
+        return content
+    process = subprocess.run(
+        _ASK_ITS_CLASS, input=json.dumps(content), capture_output=True, text=True, check=False
+    )
+    try:
+        answer = json.loads(process.stdout)
+    except ValueError:
+        lines = process.stderr.strip().splitlines() or ["no reason given"]
+        answer = {
+            "message": f"the sizes that {FILE_NAME} leaves out cannot be read: {lines[-1]}",
+            "hint": "give num_hidden_layers and vocab_size, next to model_type",
+        }
+    if "message" in answer:
+        raise InvalidInput(answer["message"], hint=answer["hint"])
+    completed: dict[str, Any] = answer["content"]
+    return completed

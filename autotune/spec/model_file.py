@@ -16,15 +16,33 @@ from autotune.spec.user_paths import expanded, is_plain_file, path_exists
 FILE_NAME = "config.json"
 HUB_TIMEOUT_SECONDS = 10
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "width": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "layers": (
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "decoder_layers",
+        "num_decoder_layers",
+    ),
+    "width": ("hidden_size", "n_embd", "d_model", "emb_dim"),
+    "heads": (
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "attention_heads",
+        "decoder_attention_heads",
+        "num_decoder_attention_heads",
+    ),
     "vocab_size": ("vocab_size",),
 }
-"""The sizes of a workload, each with its keys in config files."""
+"""The sizes of a workload, each with its keys in config files. A family may have no such size: a
+state-space model such as mamba has no heads."""
+TEXT_PART = "text_config"
+"""Where the config of a model of text and images has the part that is a language model."""
 WEIGHT_FILES = ("*.safetensors", "*.bin")
 """Patterns of weight files, the preferred one first."""
-_POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
+_POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
 
 
 def read_model_config(path: str) -> dict[str, Any]:
@@ -52,9 +70,9 @@ def read_model_config(path: str) -> dict[str, Any]:
     if not isinstance(content, dict) or not _is_plain_name(content.get("model_type")):
         raise InvalidInput(
             f"{file} does not say which model it describes",
-            hint='it must have a "model_type", such as "llama"',
+            hint='it must have a "model_type", such as "llama", or "gpt2" for GPT2LMHeadModel',
         )
-    sizes_of(content)
+    known_sizes(content)
     return content
 
 
@@ -139,39 +157,93 @@ def model_name(content: Mapping[str, Any]) -> str:
     return f"{content['model_type']}-{digest[:6]}"
 
 
-def sizes_of(content: Mapping[str, Any]) -> dict[str, int]:
+def known_sizes(content: Mapping[str, Any]) -> dict[str, int | None]:
     """Return the sizes of the model, by the names of the workload's settings.
 
-    Raises InvalidInput for one that is missing or not a positive whole number.
+    A size is None where the config does not specify it, or has one for each layer. Raises
+    InvalidInput for one that is not a positive whole number.
     """
-    sizes = {}
-    for field, keys in _KEYS.items():
-        value = next((content[key] for key in keys if key in content), None)
-        if type(value) is not int or value < 1:
-            if value is None:
-                message = f"the model's {FILE_NAME} has no {keys[0]}"
-            else:
-                message = f"the model's {FILE_NAME} has {keys[0]} = {value!r}, which is not a size"
-            raise InvalidInput(
-                message, hint=f"give {keys[0]} as a whole number, next to model_type"
-            )
-        sizes[field] = value
+    return {field: _size(content, keys) for field, keys in _KEYS.items()}
+
+
+def sizes_of(content: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return `known_sizes`, of a config that specifies the vocabulary.
+
+    Raises InvalidInput if it does not: texts are checked against it.
+    """
+    sizes = known_sizes(content)
+    if sizes["vocab_size"] is None:
+        raise InvalidInput(
+            f"the model's {FILE_NAME} has no vocab_size",
+            hint="give vocab_size as a whole number, next to model_type",
+        )
     return sizes
+
+
+def with_defaults(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with the sizes that it leaves to the defaults of its class.
+
+    `defaults` is the whole config as its class completes it.
+    """
+    completed = dict(content)
+    for field in (*_KEYS.values(), _POSITION_KEYS):
+        if not any(content.get(key) is not None for key in field):
+            completed.update((key, defaults[key]) for key in field if _is_size(defaults.get(key)))
+    text_defaults = defaults.get(TEXT_PART)
+    if isinstance(text_defaults, Mapping):
+        completed[TEXT_PART] = with_defaults(content.get(TEXT_PART) or {}, text_defaults)
+    return completed
+
+
+def _size(content: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    """Return the value of the first of `keys` that is specified, here or in the text part."""
+    for part in (content, _text_part(content)):
+        for key in keys:
+            value = part.get(key)
+            if value is None:
+                continue
+            if isinstance(value, list) and all(map(_is_size, value)):
+                return None  # one for each layer
+            if not _is_size(value):
+                raise InvalidInput(
+                    f"the model's {FILE_NAME} has {key} = {value!r}, which is not a size",
+                    hint=f"give {key} as a whole number, next to model_type",
+                )
+            return int(value)
+    return None
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _text_part(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    part = content.get(TEXT_PART)
+    return part if isinstance(part, Mapping) else {}
 
 
 def largest_sequence_length(content: Mapping[str, Any]) -> int | None:
     """Return the number of positions of the model; None if the config does not say."""
-    value = next((content[key] for key in _POSITION_KEYS if key in content), None)
-    return value if type(value) is int else None
+    for part in (content, _text_part(content)):
+        for key in _POSITION_KEYS:
+            value = part.get(key)
+            if type(value) is int and value >= 1:
+                return value
+    return None
 
 
-def with_layers(content: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def with_layers(content: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
     """Return the config with another number of layers.
 
-    Lists with one entry per layer are cut, or repeated from their start.
+    Lists with one entry per layer are cut, or repeated from their start. A config that does not
+    specify its number of layers stays as it is.
     """
-    before = sizes_of(content)["layers"]
+    before = known_sizes(content)["layers"]
     changed = dict(content)
+    if before is None or layers is None:
+        return changed
+    if not any(content.get(key) is not None for key in _KEYS["layers"]):
+        return {**changed, TEXT_PART: with_layers(_text_part(content), layers)}
     for key, value in content.items():
         if key in _KEYS["layers"]:
             changed[key] = layers

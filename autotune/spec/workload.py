@@ -68,9 +68,11 @@ class Workload:
     """Folder or hub name of the pretrained weights; None without them."""
     script: str | None = None
     """The user's training script, which is run instead of a model; `model` is then "script"."""
-    layers: int
-    width: int
-    heads: int
+    layers: int | None
+    width: int | None
+    heads: int | None
+    """Layers, width and heads. None where the config.json does not specify one: mamba has no
+    heads."""
     feed_forward_width: int | None = None
     """Inner size of the feed-forward layers; None: the model's default for its width."""
     vocab_size: int = BYTE_VOCABULARY
@@ -120,7 +122,10 @@ class Workload:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            check_setting(field.name, getattr(self, field.name))
+            value = getattr(self, field.name)
+            if value is None and field.name in _BLOCK_SIZES and self.model_config is not None:
+                continue
+            check_setting(field.name, value)
         # 1 and 1.0 are the same learning rate and must give the same fingerprint.
         rates = {optimizer: float(rate) for optimizer, rate in self.learning_rates.items()}
         object.__setattr__(self, "learning_rates", rates)
@@ -164,15 +169,16 @@ class Workload:
     def _check_built_in(self) -> None:
         if self.model not in MODEL_NAMES:
             raise no_model(self.model)
-        if self.width % self.heads:
+        _, width, heads = self.block_sizes
+        if width % heads:
             raise InvalidInput(
-                f"width {self.width} cannot be split into {self.heads} heads of equal size",
+                f"width {width} cannot be split into {heads} heads of equal size",
                 hint="choose a width that is a multiple of the number of heads",
             )
         # Rotary positions of the GPT rotate pairs of numbers.
-        if self.model == "gpt" and (self.width // self.heads) % 2:
+        if self.model == "gpt" and (width // heads) % 2:
             raise InvalidInput(
-                f"width {self.width} cannot be split into {self.heads} heads of an even size",
+                f"width {width} cannot be split into {heads} heads of an even size",
                 hint="choose a width that is a multiple of twice the number of heads",
             )
 
@@ -197,10 +203,16 @@ class Workload:
             raise InvalidInput(
                 f"model {self.model!r} and model_config do not belong together", hint=HOW_TO_NAME
             )
-        fixed = {**sizes_of(content), "layers": self.layers, "feed_forward_width": None}
+        fixed = {**sizes_of(content), "feed_forward_width": None}
+        if fixed["layers"] is not None:
+            fixed["layers"] = self.layers
         for field, expected in fixed.items():
             if getattr(self, field) != expected:
-                in_file = "decides it" if expected is None else f"says {expected}"
+                in_file = f"says {expected}"
+                if expected is None:
+                    in_file = (
+                        "decides it" if field == "feed_forward_width" else "does not specify it"
+                    )
                 raise InvalidInput(
                     f"{field} = {getattr(self, field)} contradicts the model's {FILE_NAME}, "
                     f"which {in_file}",
@@ -236,8 +248,22 @@ class Workload:
             return f"script {self.script}"
         if is_function_reference(self.model):
             return self.model
-        suffix = ", pretrained" if self.pretrained else ""
-        return f"{self.model} of {self.layers} layers, width {self.width}{suffix}"
+        sizes = []
+        if self.layers is not None:
+            sizes.append(f"{self.layers} layers")
+        if self.width is not None:
+            sizes.append(f"width {self.width}")
+        if self.pretrained:
+            sizes.append("pretrained")
+        return f"{self.model} of {', '.join(sizes)}" if sizes else self.model
+
+    @property
+    def block_sizes(self) -> tuple[int, int, int]:
+        """Layers, width and heads of a model that has all three, as built-in ones do."""
+        assert self.layers is not None
+        assert self.width is not None
+        assert self.heads is not None
+        return self.layers, self.width, self.heads
 
     @property
     def legality_context(self) -> LegalityContext:
@@ -282,6 +308,8 @@ class Workload:
                 settings[name] = value
         return settings
 
+
+_BLOCK_SIZES = ("layers", "width", "heads")
 
 _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "gradient_clipping": None,

@@ -115,7 +115,7 @@ _FILES: dict[str, str | bytes] = {
     "list.json": "[1, 2]",
     "large.json": _tokenizer(300),
     "typo.json": '{"model_typ": "llama"}',
-    "no_layers.json": '{"model_type": "llama"}',
+    "no_layers.json": json.dumps({**_LLAMA, "num_hidden_layers": 0}),
     "minus.json": json.dumps({**_LLAMA, "hidden_size": -32}),
     "nan.json": '{"model_type": "llama", "hidden_size": NaN}',
     "deep.json": "[" * 100_000,

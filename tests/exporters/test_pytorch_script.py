@@ -202,6 +202,13 @@ LLAMA = {
     "vocab_size": 256,
     "max_position_embeddings": 64,
 }
+MAMBA = {
+    "model_type": "mamba",
+    "hidden_size": 32,
+    "state_size": 4,
+    "num_hidden_layers": 4,
+    "vocab_size": 256,
+}
 OWN = """
 import torch
 from torch import nn
@@ -249,12 +256,18 @@ def pretrained_llama(folder):
     return str(folder)
 
 
-@pytest.mark.parametrize("model", ["deep-one", "llama", "pretrained", "own"])
+@pytest.mark.parametrize("model", ["deep-one", "llama", "mamba", "pretrained", "own"])
 def test_another_model_trains_as_in_the_trial(make_trainer_of, workload, model, tmp_path):
     (tmp_path / "own_model.py").write_text(OWN)
     settings = {
         "deep-one": {**workload.to_dict(), "model": "deep-one"},
         "llama": {**workload.to_dict(), "model": model_name(LLAMA), "model_config": LLAMA},
+        "mamba": {
+            **sizes_of_own(workload),
+            "layers": 1,
+            "model": model_name(MAMBA),
+            "model_config": MAMBA,
+        },
         "pretrained": {
             **workload.to_dict(),
             "model": pretrained_llama(tmp_path / "llama"),

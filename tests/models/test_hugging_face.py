@@ -1,5 +1,6 @@
 """Models built by transformers: their parts are found, and every model technique applies."""
 
+import copy
 import json
 import math
 import sys
@@ -60,6 +61,26 @@ PARTS = {
     "qwen3": ("layers", "self_attn"),
     "mixtral": ("layers", "self_attn"),
 }
+MAMBA = {
+    "model_type": "mamba",
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 32,
+    "state_size": 4,
+    "vocab_size": 256,
+}
+"""A state-space model: it has no attention, and its config no heads."""
+MOSHI = {
+    "model_type": "moshi",
+    "audio_vocab_size": 64,
+    **SIZES,
+    "depth_decoder_config": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "ffn_dim": 64,
+    },
+}
+"""Its class changes the table in it."""
 SLIDING = {
     "model_type": "gemma3_text",
     **SIZES,
@@ -168,10 +189,13 @@ def test_the_number_of_layers_can_be_set(workload_of):
     assert len(build_model(workload_of(SLIDING, layers=3)).blocks) == 3
 
 
-def test_the_stored_content_is_left_as_it_was(workload_of):
-    workload = workload_of(CONFIGS["llama"])
-    build_model(workload)
-    assert workload.model_config == CONFIGS["llama"]
+@pytest.mark.parametrize("content", [CONFIGS["llama"], MOSHI], ids=["llama", "moshi"])
+def test_the_stored_content_is_left_as_it_was(content, workload_of):
+    workload = workload_of(content)
+    before = copy.deepcopy(workload.model_config)
+    with torch.device("meta"):
+        build_model(workload)
+    assert workload.model_config == before
 
 
 @pytest.mark.parametrize("shape", ["llama", "gpt2", "qwen3"])
@@ -225,6 +249,16 @@ def test_checkpointing_leaves_loss_and_gradients_alone(granularity, shape, make_
     assert all(torch.equal(*pair) for pair in zip(gradients, plain_gradients, strict=True))
 
 
+def test_a_model_without_attention_trains_with_recomputed_blocks(make_parts, batch):
+    parts = make_parts(MAMBA)
+    assert (len(parts.blocks), parts.attention_name) == (LAYERS, None)
+    checkpoint_in_blocks(parts, "block")
+    loss, gradients = loss_and_gradients(parts, batch)
+    plain_loss, plain_gradients = loss_and_gradients(make_parts(MAMBA), batch)
+    assert loss == plain_loss
+    assert all(torch.equal(*pair) for pair in zip(gradients, plain_gradients, strict=True))
+
+
 def test_blocks_called_with_different_masks_are_never_run_as_one(make_parts, batch):
     parts = make_parts(SLIDING)
     with pytest.raises(IllegalConfiguration, match="sqrt"):
@@ -264,7 +298,7 @@ def test_compiled_it_computes_the_same(granularity, shape, scope, make_parts, ba
     ("content", "named"),
     [
         ({"model_type": "no_such_model", **SIZES}, "no_such_model"),
-        ({"model_type": "vit", **SIZES}, "no causal language model of type 'vit'"),
+        ({"model_type": "vit", **SIZES}, "is of a vit model, which is no language model"),
         ({"model_type": "bert", **SIZES}, "encoder"),
         ({**CONFIGS["llama"], "num_key_value_heads": "two"}, "cannot build model llama-"),
         ({**CONFIGS["llama"], "hidden_act": "no_such_function"}, "cannot build model llama-"),

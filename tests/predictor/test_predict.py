@@ -130,6 +130,15 @@ def test_a_mixture_of_experts_can_be_predicted_in_every_precision(workload, prec
     assert "aten._grouped_mm" in {holder.operator for holder in prediction.holders}
 
 
+def test_a_model_of_another_kind_is_rejected_by_its_kind(workload):
+    t5 = {"model_type": "t5", "num_layers": 2, "d_model": 32, "num_heads": 2, "vocab_size": 300}
+    named = {"model": model_name(t5), "model_config": t5, **sizes_of(t5)}
+    encoder_decoder = make_workload("cpu", workload.to_dict(), named)
+    with pytest.raises(PredictionImpossible, match=r"^config\.json is of a t5 model") as raised:
+        predict(PredictionRequest(workload=encoder_decoder, config=TrainingConfig(), device="cpu"))
+    assert "--script" in raised.value.hint
+
+
 def test_an_eager_configuration_has_no_plan(prediction_of):
     assert prediction_of().plan is None
 

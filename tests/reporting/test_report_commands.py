@@ -150,6 +150,16 @@ def test_the_config_of_a_model_is_written_next_to_the_space(tmp_path, monkeypatc
     assert make_workload("cpu", space.workload) == llama(layers=3)
 
 
+def test_a_size_that_a_config_does_not_specify_is_in_no_command(tmp_path, monkeypatch):
+    mamba = {name: value for name, value in LLAMA.items() if "heads" not in name}
+    workload = make_workload("cpu", {"model": model_name(mamba), "model_config": mamba})
+    defined = definition(workload=workload)
+    _, space = rerun(defined, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert make_workload("cpu", space.workload) == workload
+    assert "None" not in commands.search_command(defined, trials=3)
+
+
 # -- the whole search ------------------------------------------------------------------------------
 
 

@@ -5,7 +5,14 @@ import pytest
 
 from autotune.errors import InvalidInput
 from autotune.spec.model_choice import with_model_config
-from autotune.spec.model_file import model_name, read_model_config, sizes_of, with_layers
+from autotune.spec.model_file import (
+    largest_sequence_length,
+    model_name,
+    read_model_config,
+    sizes_of,
+    with_defaults,
+    with_layers,
+)
 from autotune.spec.workload import Workload, make_workload
 
 LLAMA = {
@@ -24,6 +31,17 @@ GPT2 = {
     "vocab_size": 300,
     "n_positions": 512,
 }
+MAMBA = {"model_type": "mamba", "num_hidden_layers": 3, "hidden_size": 48, "vocab_size": 300}
+"""A state-space model, which has no heads."""
+NEMOTRON_H = {
+    "model_type": "nemotron_h",
+    "layers_block_type": ["mamba", "attention"],
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "vocab_size": 300,
+}
+"""Its number of layers is the length of a list."""
+GEMMA3 = {"model_type": "gemma3", "text_config": {**LLAMA, "layer_types": ["a", "b", "b"]}}
 
 
 @pytest.fixture
@@ -59,10 +77,9 @@ def test_sizes_are_found_under_the_names_of_each_family(content):
         ("{}", "does not say which model"),
         ('{"model_type": "../llama"}', "does not say which model"),
         ('{"model_type": 3}', "does not say which model"),
-        ('{"model_type": "llama"}', "num_hidden_layers"),
         (json.dumps({**LLAMA, "hidden_size": "48"}), "hidden_size = '48'"),
         (json.dumps({**LLAMA, "vocab_size": 0}), "vocab_size = 0"),
-        (json.dumps({"model_type": "llava", "text_config": LLAMA}), "num_hidden_layers"),
+        (json.dumps({**GEMMA3, "text_config": {"vocab_size": -1}}), "vocab_size = -1"),
     ],
 )
 def test_a_file_that_describes_no_model_is_rejected(text, named, file):
@@ -92,6 +109,36 @@ def test_bytes_that_are_not_text_are_rejected(file):
         read_model_config(str(file))
 
 
+@pytest.mark.parametrize(
+    ("content", "sizes"),
+    [
+        (MAMBA, {"layers": 3, "width": 48, "heads": None}),
+        (NEMOTRON_H, {"layers": None, "width": 48, "heads": 4}),
+        ({**LLAMA, "num_attention_heads": [4, 2, 4]}, {"layers": 3, "width": 48, "heads": None}),
+        ({**LLAMA, "hidden_size": None}, {"layers": 3, "width": None, "heads": 16}),
+        (GEMMA3, {"layers": 3, "width": 48, "heads": 16}),
+    ],
+)
+def test_a_size_that_the_config_does_not_specify_is_not_demanded(content, sizes):
+    assert sizes_of(content) == {**sizes, "vocab_size": 300}
+
+
+def test_without_a_vocabulary_no_text_can_be_checked():
+    with pytest.raises(InvalidInput, match="has no vocab_size"):
+        sizes_of({"model_type": "mamba", "num_hidden_layers": 3})
+
+
+def test_the_positions_of_a_text_part_are_those_of_the_model():
+    assert largest_sequence_length(GEMMA3) == 512
+    assert largest_sequence_length({**MAMBA, "max_position_embeddings": -1}) is None
+
+
+def test_defaults_add_only_sizes_that_are_missing():
+    defaults = {**LLAMA, "hidden_size": 4096, "rope_theta": 5, "text_config": {"vocab_size": 9}}
+    content = {"model_type": "llama", "hidden_size": 48, "vocab_size": 300}
+    assert with_defaults(content, defaults) == {**LLAMA, "text_config": {"vocab_size": 9}}
+
+
 # -- layers ----------------------------------------------------------------------------------------
 
 
@@ -99,6 +146,16 @@ def test_lists_of_one_entry_a_layer_follow_the_number_of_layers():
     content = {**LLAMA, "layer_types": ["a", "b", "b"], "eos_token_id": [1, 2]}
     assert with_layers(content, 2) == {**content, "num_hidden_layers": 2, "layer_types": ["a", "b"]}
     assert with_layers(content, 5)["layer_types"] == ["a", "b", "b", "a", "b"]
+
+
+def test_the_layers_of_a_text_part_are_set_there():
+    changed = with_layers(GEMMA3, 2)
+    assert changed == {**GEMMA3, "text_config": with_layers(GEMMA3["text_config"], 2)}
+    assert changed["text_config"]["layer_types"] == ["a", "b"]
+
+
+def test_a_config_without_a_number_of_layers_stays_as_it_is():
+    assert with_layers(NEMOTRON_H, None) == with_layers(NEMOTRON_H, 2) == NEMOTRON_H
 
 
 def test_as_many_layers_as_it_says_change_nothing():
@@ -149,6 +206,26 @@ def test_a_vocabulary_smaller_than_the_bytes_is_rejected(file):
     with pytest.raises(InvalidInput, match="vocab_size = 100") as raised:
         make_workload("cpu", {"model": str(file)})
     assert "--vocab-size" not in raised.value.hint
+
+
+@pytest.mark.parametrize("content", [MAMBA, NEMOTRON_H])
+def test_a_workload_without_a_size_can_be_stored_and_described(content):
+    workload = make_workload("cpu", {"model": model_name(content), "model_config": content})
+    assert Workload(**json.loads(json.dumps(workload.to_dict()))) == workload
+    assert "None" not in workload.describe()
+
+
+@pytest.mark.parametrize(("field", "content"), [("heads", MAMBA), ("layers", NEMOTRON_H)])
+def test_a_size_that_the_config_does_not_specify_cannot_be_given(field, content):
+    named = {"model": model_name(content), "model_config": content}
+    with pytest.raises(InvalidInput, match=f"{field} = 4 contradicts .* does not specify it"):
+        make_workload("cpu", {**named, field: 4})
+
+
+@pytest.mark.parametrize("field", ["layers", "width", "heads"])
+def test_a_built_in_model_needs_every_size(field):
+    with pytest.raises(InvalidInput, match=f"{field} = None"):
+        dataclasses.replace(make_workload("cpu"), **{field: None})
 
 
 def test_a_later_built_in_model_overrides_the_config(file):

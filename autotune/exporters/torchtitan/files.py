@@ -113,7 +113,9 @@ def chunks(recipe: Recipe) -> int:
     workload = recipe.workload
     length = workload.sequence_length
     tokens = recipe.config.micro_batch_size * length
-    tokens_per_chunk = max(64, -(-tokens * workload.width // workload.vocab_size))
+    tokens_per_chunk = 64  # the least, for a model whose width is not known
+    if workload.width is not None:
+        tokens_per_chunk = max(64, -(-tokens * workload.width // workload.vocab_size))
     least = min(max(8, -(-tokens // tokens_per_chunk)), length)
     return next(number for number in range(least, length + 1) if length % number == 0)
 

@@ -45,6 +45,11 @@ class Varying:
                 "the width of a model that a config.json describes cannot vary",
                 hint="use --vary layers, seq-len or micro-batch, or one of the built-in models",
             )
+        if self.vary == "layers" and self.workload.layers is None:
+            raise InvalidInput(
+                "the model's config.json does not specify one number of layers, so it cannot vary",
+                hint="use --vary seq-len or micro-batch",
+            )
 
     def legal_values(self, config: TrainingConfig) -> tuple[Sequence[int], str]:
         """Return the values that `config` can be trained with, ascending, and why they end there.
@@ -118,8 +123,9 @@ class Varying:
             "seq-len": self.workload.sequence_length,
             "layers": self.workload.layers,
             "width": self.workload.width,
-        }
-        return given[self.vary]
+        }[self.vary]
+        assert given is not None
+        return given
 
     def at(self, value: int, config: TrainingConfig) -> tuple[Workload, TrainingConfig]:
         """Return the workload and configuration of a value.
@@ -157,4 +163,5 @@ class Varying:
 
     @property
     def _head_size(self) -> int:
-        return self.workload.width // self.workload.heads
+        _, width, heads = self.workload.block_sizes
+        return width // heads

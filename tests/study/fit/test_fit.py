@@ -8,6 +8,7 @@ import pytest
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig, rule_violations
+from autotune.spec.model_file import model_name
 from autotune.spec.workload import make_workload
 from autotune.study.fit.ablation import ablation_steps
 from autotune.study.fit.fit import FitRequest
@@ -98,6 +99,15 @@ def test_sequences_end_with_the_positions_of_the_model(llama):
 
 def test_the_layers_of_a_model_from_a_file_vary(llama):
     assert varying("layers", llama).at(5, CONFIG)[0].layers == 5
+
+
+def test_the_layers_of_a_model_that_lists_its_blocks_do_not(tmp_path):
+    content = {"model_type": "nemotron_h", "layers_block_type": ["mamba", "moe"], "vocab_size": 256}
+    listed = make_workload("cpu", {"model": model_name(content), "model_config": content})
+    with pytest.raises(InvalidInput, match="not specify one number of layers") as raised:
+        varying("layers", listed)
+    assert "seq-len" in raised.value.hint
+    assert varying("seq-len", listed).start(CONFIG) == listed.sequence_length
 
 
 def test_the_width_of_a_model_from_a_file_does_not(llama):
