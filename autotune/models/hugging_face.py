@@ -104,12 +104,13 @@ def find_parts(model: nn.Module) -> ModelParts:
         head = embeddings if isinstance(embeddings, nn.Linear) else None
     if found is None:
         return ModelParts(model=model, head=head)
-    layer_types = getattr(model.network.config, "layer_types", None) or ()
+    kinds = set(getattr(model.network.config, "layer_types", None) or ())
+    classes = {type(block) for block in found.blocks}
     return ModelParts(
         model=model,
         blocks_owner=found.owner,
         blocks_name=found.name,
         attention_name=found.attention_name,
-        blocks_are_called_alike=len(set(layer_types)) <= 1,
+        blocks_are_called_alike=len(kinds) <= 1 and len(classes) == 1,
         head=head,
     )

@@ -1,7 +1,9 @@
 """Find the blocks of a model and their attention by structure, for any model family.
 
-The blocks are the longest list of modules of one class that is not inside another list. Their
-attention is the child that has attention in its name and contains matrices.
+The blocks are the longest list of alike modules that is not inside another list. Alike are modules
+of one class, and of classes with a common base, as a hybrid model has for its layers with and
+without attention. Their attention is the child that has attention in its name and contains
+matrices.
 """
 
 from collections.abc import Iterator
@@ -35,19 +37,32 @@ class BlockList:
 
 
 def find_blocks(model: nn.Module) -> BlockList | None:
-    """Return the longest list of modules of one class; None if there is no such list."""
+    """Return the longest list of alike modules; None if there is no such list."""
     return max(_block_lists(model), key=lambda candidate: len(candidate.blocks), default=None)
 
 
 def _block_lists(module: nn.Module) -> Iterator[BlockList]:
     for name, child in module.named_children():
         if isinstance(child, nn.ModuleList):
-            if len({type(block) for block in child}) == 1:
+            if _are_alike(child):
                 yield BlockList(owner=module, name=name, blocks=child)
         elif isinstance(child, nn.Sequential) and _is_of_blocks(child):
             yield BlockList(owner=module, name=name, blocks=child)
         else:
             yield from _block_lists(child)
+
+
+def _are_alike(modules: nn.ModuleList) -> bool:
+    """Whether all modules have one class, or classes with a common base that is not torch's."""
+    classes = {type(module) for module in modules}
+    if len(classes) <= 1:
+        return bool(classes)
+    shared = set.intersection(*(set(one.__mro__) for one in classes))
+    return any(issubclass(base, nn.Module) and not _is_of_torch(base) for base in shared)
+
+
+def _is_of_torch(base: type) -> bool:
+    return base.__module__.partition(".")[0] == "torch"
 
 
 def _is_of_blocks(modules: nn.Sequential) -> bool:

@@ -115,6 +115,38 @@ def test_blocks_are_found_where_trials_find_them(model):
     assert owner.get_submodule(find_blocks(owner)) is find_own(owner).blocks
 
 
+class Base(torch.nn.Module):
+    """What the blocks of a hybrid model have in common."""
+
+
+class Attending(Base):
+    pass
+
+
+class Recurrent(Base):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("modules", "are_blocks"),
+    [
+        ([Attending(), Recurrent()], True),
+        ([torch.nn.Linear(2, 2), torch.nn.ReLU()], False),
+        ([torch.nn.Conv1d(2, 2, 1), torch.nn.Conv2d(2, 2, 1)], False),
+        ([], False),
+    ],
+)
+def test_modules_of_several_classes_are_blocks_if_they_share_a_base(modules, are_blocks):
+    owner = torch.nn.Module()
+    owner.layers = torch.nn.ModuleList(modules)
+    assert (find_own(owner) is not None) == are_blocks
+    if are_blocks:
+        assert find_blocks(owner) == "layers"
+    else:
+        with pytest.raises(ValueError, match="has no list of blocks"):
+            find_blocks(owner)
+
+
 def test_a_model_without_blocks_is_rejected_with_a_hint():
     with pytest.raises(
         ValueError, match=r"Linear has no list of blocks of one class: name it with path="

@@ -69,6 +69,20 @@ MAMBA = {
     "vocab_size": 256,
 }
 """A state-space model: it has no attention, and its config no heads."""
+HYBRID = {
+    "model_type": "jamba",
+    **SIZES,
+    "num_key_value_heads": 2,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "num_experts": 1,
+    "num_experts_per_tok": 1,
+    "mamba_d_state": 4,
+    "mamba_dt_rank": 4,
+    "use_mamba_kernels": False,
+    "pad_token_id": 0,
+}
+"""Layers of two classes: with attention, and of a state space."""
 MOSHI = {
     "model_type": "moshi",
     "audio_vocab_size": 64,
@@ -257,6 +271,16 @@ def test_a_model_without_attention_trains_with_recomputed_blocks(make_parts, bat
     plain_loss, plain_gradients = loss_and_gradients(make_parts(MAMBA), batch)
     assert loss == plain_loss
     assert all(torch.equal(*pair) for pair in zip(gradients, plain_gradients, strict=True))
+
+
+def test_blocks_of_a_hybrid_model_are_found_though_their_classes_differ(make_parts, batch):
+    parts = make_parts(HYBRID)
+    assert len({type(block) for block in parts.blocks}) == 2
+    assert (len(parts.blocks), parts.attention_name) == (LAYERS, None)
+    with pytest.raises(IllegalConfiguration, match="sqrt"):
+        check_parts(parts, TrainingConfig(checkpointing="sqrt"))
+    checkpoint_in_blocks(parts, "block")
+    assert parts.model(*batch).item() == make_parts(HYBRID).model(*batch).item()
 
 
 def test_blocks_called_with_different_masks_are_never_run_as_one(make_parts, batch):

@@ -87,6 +87,8 @@ def _found_blocks() -> list[Piece]:
         "BlockList",
         "find_blocks",
         "_block_lists",
+        "_are_alike",
+        "_is_of_torch",
         "_is_of_blocks",
         imports=(
             "from collections.abc import Iterator",

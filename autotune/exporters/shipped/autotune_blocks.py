@@ -85,9 +85,10 @@ def prepare_blocks(
 
 
 def find_blocks(model: nn.Module) -> str:
-    """Returns the path of the longest list of modules of one class that is in no other list.
+    """Returns the path of the longest list of alike modules that is in no other list.
 
-    Raises ValueError if there is no such list.
+    Alike are modules of one class, or of classes with a common base that is not torch's. Raises
+    ValueError if there is no such list.
     """
     paths = _block_list_paths(model, "")
     if not paths:
@@ -101,13 +102,26 @@ def _block_list_paths(module: nn.Module, prefix: str) -> list[str]:
     paths = []
     for name, child in module.named_children():
         if isinstance(child, nn.ModuleList):
-            if len({type(block) for block in child}) == 1:
+            if _are_alike(child):
                 paths.append(prefix + name)
         elif isinstance(child, nn.Sequential) and _is_of_blocks(child):
             paths.append(prefix + name)
         else:
             paths += _block_list_paths(child, f"{prefix}{name}.")
     return paths
+
+
+def _are_alike(modules: nn.ModuleList) -> bool:
+    """Tells blocks of one class, or of classes with a common base, from other lists."""
+    classes = {type(module) for module in modules}
+    if len(classes) <= 1:
+        return bool(classes)
+    shared = set.intersection(*(set(one.__mro__) for one in classes))
+    return any(issubclass(base, nn.Module) and not _is_of_torch(base) for base in shared)
+
+
+def _is_of_torch(base: type) -> bool:
+    return base.__module__.partition(".")[0] == "torch"
 
 
 def _is_of_blocks(modules: nn.Sequential) -> bool:

@@ -30,7 +30,8 @@ def definitions(recipe: Recipe, *, by_keys: bool, version: str) -> list[str]:
     config = recipe.config
     found = [excerpt(HERE, "set_weights_dtype")]
     if needs_blocks(config, by_keys=by_keys):
-        names = ("BlockList", "find_blocks", "_block_lists", "_is_of_blocks")
+        searches = ("find_blocks", "_block_lists", "_are_alike", "_is_of_torch", "_is_of_blocks")
+        names = ("BlockList", *searches)
         found += [excerpt("models.parts", "Blocks"), excerpt("models.structure", *names)]
     if config.precision == "fp8":
         found += [
