@@ -55,7 +55,7 @@ def try_acquire(descriptor: int, *, shared: bool = False) -> bool:
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except (BlockingIOError, PermissionError):  # some network file systems say EACCES
         return False
     return True
 

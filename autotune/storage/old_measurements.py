@@ -19,12 +19,13 @@ from autotune.spec.provenance import (
     UnusedEvaluation,
 )
 
-_TRIAL = re.compile(r"trial (\d+)(?: of study (.+))?", re.DOTALL)
-_SEEDS = re.compile(r"measured, mean of (\d+) seeds(?:, without (.+))?", re.DOTALL)
-_FAILED_SEED = re.compile(r"(?:^|; )seed (\d+): ")
-_AFTER_STEP = re.compile(r"evaluation loss after step (\d+)")
-_OF_STEP = re.compile(r"evaluation loss of step (\d+)")
-_TRAINING_LOSS = re.compile(r"training loss of the last (\d+) steps")
+_TRIAL = re.compile(r"trial (\d{1,18})(?: of study (.{1,1000}))?", re.DOTALL)
+"""Bounded, as a damaged sentence may have any length, and Python does not read every number."""
+_SEEDS = re.compile(r"measured, mean of (\d{1,18}) seeds(?:, without (.+))?", re.DOTALL)
+_FAILED_SEED = re.compile(r"(?:^|; )seed (\d{1,18}): ")
+_AFTER_STEP = re.compile(r"evaluation loss after step (\d{1,18})")
+_OF_STEP = re.compile(r"evaluation loss of step (\d{1,18})")
+_TRAINING_LOSS = re.compile(r"training loss of the last (\d{1,18}) steps")
 _UNUSED_EVALUATION: Mapping[str, UnusedEvaluation | None] = {
     "": None,
     ", as no evaluation was seen after the last step": "unseen",
@@ -45,6 +46,8 @@ def upgraded_measurement(stored: Any) -> Any:
     if source is None and stored.get("perplexity") is not None:
         # Written by a release in which trials could not share a perplexity.
         facts["perplexity_source"] = asdict(MEASURED)
+    if source == "measured, mean of 1 seeds":  # all other seeds had failed
+        source = "measured"
     if isinstance(source, str):
         facts["perplexity_source"] = _facts(source, _parse_source(source))
     if isinstance(origin, str):

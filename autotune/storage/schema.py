@@ -24,6 +24,7 @@ from autotune.storage.tables import (
     REVISION,
     STUDIES,
     VERSION_TABLE,
+    DatabaseNow,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -119,6 +120,8 @@ def _bring_up_to_date(database: Database) -> None:
             there = tables_of(connection)
             if there & {*METADATA.tables, VERSION_TABLE}:
                 check_tables(there, revision, database.url)
+                if has_attempts(revision):
+                    _reject_running_searches(connection, database.url)
                 # Fails before a copy is made where the database cannot be written.
                 connection.execute(
                     sqlalchemy.text(f"UPDATE {STUDIES.name} SET name = name WHERE 1 = 0")
@@ -133,6 +136,25 @@ def _bring_up_to_date(database: Database) -> None:
             _upgrade(connection)
             failpoint("schema upgraded, not committed")
         connection.commit()
+
+
+def _reject_running_searches(connection: Connection, url: str) -> None:
+    """Raises StorageUnavailable while a search of an earlier autotune uses the database.
+
+    It could not read what this one writes, and would lose results after the upgrade. A search that
+    was killed counts until its leases expire.
+    """
+    running = (
+        select(sqlalchemy.func.count())
+        .select_from(ATTEMPTS)
+        .where(ATTEMPTS.c.state == "running", ATTEMPTS.c.lease_until > DatabaseNow())
+    )
+    if connection.scalar(running):
+        raise StorageUnavailable(
+            f"the studies database {url} is of an earlier autotune, and a search of that autotune "
+            "is using it",
+            hint="let that search end, or stop it; after a kill, wait a minute; then repeat this",
+        )
 
 
 def _lock(connection: Connection) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -290,9 +291,13 @@ class SearchRequest:
         return specified
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields, for a worker; `from_dict` is the inverse."""
+        """Return the fields, for a worker, which JSON can carry: its mappings are dictionaries."""
         settings = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        return {**settings, "preferences": dataclasses.asdict(self.preferences)}
+        return {
+            **settings,
+            "workload": json.loads(json.dumps(dict(self.workload), default=dict)),
+            "preferences": dataclasses.asdict(self.preferences),
+        }
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "SearchRequest":

@@ -8,7 +8,7 @@ one, that of the newest. It is taken from the study that measured it, never from
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from autotune.errors import AutotuneError, StorageUnreachable
+from autotune.errors import AutotuneError, Stopped, StorageUnreachable
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.provenance import PerplexitySource, TrialReference
@@ -62,7 +62,7 @@ def comparable_studies(store: StudyStore, new: StudyDefinition) -> Iterator[Earl
                     records=tuple(store.trials(name)),
                     forecasts=store.forecasts(name),
                 )
-        except StorageUnreachable:
+        except (StorageUnreachable, Stopped):
             raise
         except (AutotuneError, TypeError, ValueError, KeyError):
             continue

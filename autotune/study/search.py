@@ -46,8 +46,11 @@ def search(
     listener: Listener = lambda event: None,
     should_stop: Callable[[], bool] = lambda: False,
     make_executor: Callable[..., LocalExecutor] = LocalExecutor,
+    joins: bool = False,
 ) -> StudyResult:
     """Start, resume or join the study of `request`, and return its result once it is done.
+
+    With `joins`, as a worker of another search, it leaves the study's number of trials as it is.
 
     Raises AutotuneError for a request that is invalid or cannot be carried out, and Stopped once
     `should_stop` returns True. Everything measured until then is stored, and the same call resumes
@@ -83,7 +86,9 @@ def search(
             # The database is opened only now, so that a rejected request does not create one.
             with opened_store(request.storage, retry) as store:
                 with opening_lock(work / f".{name}.opening", check_stop):
-                    opened = open_study(store, name, new, request, executor=executor, work=work)
+                    opened = open_study(
+                        store, name, new, request, executor=executor, work=work, joins=joins
+                    )
                 with Workers(
                     request,
                     name=name,

@@ -22,18 +22,19 @@ from typing import Any
 
 import torch
 import transformers
-from small_config import candidates
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 from autotune.errors import AutotuneError, InvalidInput
 from autotune.execution.server import tasks
 from autotune.execution.server.forked import ForkFailed, run_in_fork
+from autotune.execution.server.prepared import prepare
 from autotune.models.config_class import complete
 from autotune.models.weights import draw_weights
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import known_sizes, model_name
 from autotune.spec.parity import ParityTrace, largest_difference
 from autotune.spec.workload import Workload, make_workload
+from studies.causal_models.small_config import candidates
 
 IMPORTED_ONCE = (
     "torch._inductor.compile_fx",
@@ -217,9 +218,7 @@ def measure_all(file: Path, *, only: list[str], compiles: bool) -> None:
         text = Path(folder) / "text"
         _predict(make_workload("cpu", TRAINING))  # its first one in a process takes longest
         run_in_fork(
-            lambda: tasks.prepare(
-                workload=make_workload("cpu", TRAINING).to_dict(), folder=str(text)
-            )
+            lambda: prepare(workload=make_workload("cpu", TRAINING).to_dict(), folder=str(text))
         )
         for model_type in causal_types():
             known = rows.get(model_type)

@@ -7,6 +7,7 @@ what that release printed for `autotune show sentences --json`, and `format-1.js
 import json
 import shutil
 import sqlite3
+import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -120,7 +121,18 @@ def test_an_upgraded_database_has_no_findings_but_its_late_result(old):
     assert "arrived after the attempt had ended" in finding.what
 
 
-@pytest.mark.parametrize("damaged", [b'{"\xff"', "{no JSON", "[1]"])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b'{"\xff"',
+        "{no JSON",
+        "[1]",
+        "[" * 100_000,
+        json.dumps({"perplexity_source": f"shared with trial {'9' * 5000}"}),
+        json.dumps({"reused_from": f"trial 1 of study {'(' * 100_000}"}),
+    ],
+    ids=["not-text", "not-json", "a-list", "deep", "huge-number", "huge-name"],
+)
 def test_a_row_that_cannot_be_read_keeps_no_other_from_being_upgraded(file, url, damaged):
     change_trial(file, 4, damaged)
     with open_store(url, create=False):
@@ -134,6 +146,23 @@ def test_the_result_of_an_older_worker_that_was_running_is_read(file, url):
         late = {**asdict(measured()), "perplexity_source": "shared with trial 1"}
         change_trial(file, 4, json.dumps(late))
         assert store.trials(STUDY)[4].perplexity_source == shared_with(1)
+
+
+def test_a_database_that_an_older_search_is_using_is_not_upgraded(old):
+    engine = sqlalchemy.create_engine(old)
+    attempts = sqlalchemy.table(
+        "autotune_attempts", *map(sqlalchemy.column, ("id", "state", "lease_until"))
+    )
+    with engine.begin() as connection:
+        first = connection.scalar(sqlalchemy.select(attempts.c.id).limit(1))
+        connection.execute(
+            attempts.update()
+            .where(attempts.c.id == first)
+            .values(state="running", lease_until=time.time() + 60.0)
+        )
+    engine.dispose()
+    with pytest.raises(StorageUnavailable, match="a search of that autotune is using it"):
+        open_store(old, create=False).__enter__()
 
 
 def test_a_sentence_that_no_release_has_written_is_damage(file, url):
@@ -205,6 +234,11 @@ def test_a_stored_sentence_gives_facts_that_give_the_sentence(sentence, source):
 def test_a_stored_sentence_on_a_reused_result_gives_its_trial():
     stored = {**asdict(measured()), "reused_from": "trial 3 of study 'x'"}
     assert measurement_from_values(stored).reused_from == trial(3, "x")
+
+
+def test_a_mean_whose_further_seeds_all_failed_was_measured_once():
+    stored = {**asdict(measured()), "perplexity_source": "measured, mean of 1 seeds"}
+    assert measurement_from_values(stored).perplexity_source == MEASURED
 
 
 def test_a_perplexity_of_the_time_before_sources_was_measured():

@@ -5,13 +5,17 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
-from autotune.errors import StorageUnreachable
+from autotune.errors import Stopped, StorageUnreachable
 from autotune.spec.prediction import Forecast
 from autotune.spec.provenance import MEASURED, FailedSeed
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import make_workload
+from autotune.storage.retry import RetryPolicy
+from autotune.storage.store import StudyStore
 from autotune.study.request import SearchRequest
 from autotune.study.reuse import EarlierStudy, are_comparable, rate_under_cap, reuse, select
 from tests.building.results import mean_of, out_of_memory, record, shared_with, trial
@@ -353,4 +357,25 @@ def test_a_database_that_goes_away_meanwhile_is_waited_for_and_not_passed_over(
     with open_store(url) as store:
         monkeypatch.setattr(store, "definition", away)
         with pytest.raises(StorageUnreachable):
+            reuse(store, NEW, NOTHING_SAID)
+
+
+def test_a_stop_while_the_database_is_away_ends_the_search_for_results(tmp_path):
+    url = f"sqlite:///{tmp_path}/autotune.db"
+    write_study(url, [measured()], name="earlier")
+
+    def stop():
+        raise Stopped("the search was stopped")
+
+    with closing(StudyStore(url, retry=RetryPolicy(limit_seconds=60.0, check_stop=stop))) as store:
+        names = store.names()
+        store.names = lambda: names  # the database goes away after this answer
+
+        @event.listens_for(store._database.engine, "before_cursor_execute")
+        def fail(*_):
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise OperationalError("", {}, error)
+
+        with pytest.raises(Stopped):
             reuse(store, NEW, NOTHING_SAID)

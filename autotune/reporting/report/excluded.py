@@ -67,7 +67,7 @@ def _never_suggested(definition: StudyDefinition) -> Iterator[Group]:
         "this device or with this model.",
     )
     total, allowed = combinations(legal)
-    lines = [*_broken_rules(legal), *map(_condition, legal.conditions)]
+    lines = [*_rule_violations(legal), *map(_condition, legal.conditions)]
     if total and (allowed is None or allowed < total):
         why = "Values that cannot be combined were never suggested"
         if allowed is not None:
@@ -76,7 +76,7 @@ def _never_suggested(definition: StudyDefinition) -> Iterator[Group]:
         yield _group("Cannot be combined", lines, why=why)
 
 
-def _broken_rules(legal: LegalSpace) -> Iterator[str]:
+def _rule_violations(legal: LegalSpace) -> Iterator[str]:
     """Yield one line for each rule that some combination of the space's values breaks."""
     for rule in RULES:
         chosen = [

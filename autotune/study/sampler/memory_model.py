@@ -60,7 +60,9 @@ class MemoryModel:
         self.room_bytes = _room_bytes(records, cap_bytes=cap_bytes)
         """The largest peak that fits, in bytes."""
         self._peaks = _known_peaks(records, forecasts, room_bytes=self.room_bytes)
-        self._errors = _PredictionErrors(self._peaks, self.predictions, records)
+        self._errors = _PredictionErrors(
+            self._peaks, self.predictions, records, room_bytes=self.room_bytes
+        )
         self._training_subset = training_subset or TrainingSubset()
 
     @property
@@ -178,13 +180,20 @@ class _PredictionErrors:
         peaks: Mapping[str, _Peak],
         predictions: Mapping[str, Prediction],
         records: Sequence[TrialRecord],
+        *,
+        room_bytes: float,
     ) -> None:
         measured: dict[str, list[float]] = defaultdict(list)
         for record in records:
             config = record.config
             prediction = predictions.get(config.fingerprint)
             peak = peaks.get(config.fingerprint)
-            if prediction is not None and peak is not None:
+            if prediction is None or peak is None:
+                continue
+            ran_out_as_predicted = (
+                record.outcome == "out_of_memory" and prediction.peak_memory_bytes > room_bytes
+            )
+            if not ran_out_as_predicted:  # otherwise its assumed peak says nothing new
                 error = math.log(peak[1] / prediction.peak_memory_bytes)
                 measured[config.precision].append(error)
         self._by_precision = {precision: _moments(errors) for precision, errors in measured.items()}

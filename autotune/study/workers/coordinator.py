@@ -93,7 +93,7 @@ class Coordinator:
         self.failed_too_often: set[int] = set()
         """Numbers of the trials that failed too often and are left to a later search."""
         self.poison_trials: set[int] = set()
-        """Numbers of poison trials, on which more than MOST_RETRIES workers died: they run last.
+        """Numbers of poison trials, on which more than MAX_RETRIES workers died: they run last.
 
         When a whole container ends, as when its host runs out of memory, no process remains to
         record the trial as failed.

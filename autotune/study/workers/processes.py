@@ -104,7 +104,7 @@ class Workers:
             )
         assert process.stdin is not None
         request = replace(self._request, device=device).to_dict()
-        process.stdin.write(json.dumps(request, default=dict).encode() + b"\n")
+        process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
         return process
 

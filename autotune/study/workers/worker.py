@@ -20,7 +20,7 @@ def main() -> int:
     request = SearchRequest.from_dict(json.loads(sys.stdin.readline()))
     threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
     try:
-        search(request, should_stop=stop.is_set)
+        search(request, should_stop=stop.is_set, joins=True)
     except AutotuneError as error:
         print(f"error: {error.message}", f"hint: {error.hint}", sep="\n", file=sys.stderr)
         return error.exit_code

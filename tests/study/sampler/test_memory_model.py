@@ -80,3 +80,12 @@ def test_memory_that_the_allocator_reserved_is_not_subtracted():
 def test_without_predictions_a_configuration_is_estimated_by_similar_ones():
     alike = need(CHECKPOINTED, records=[record(PLAIN, peak_memory_bytes=20 * MIB)])
     assert (alike.probability_of_feasibility[0] > 0.9, bool(alike.is_predicted[0])) == (True, False)
+
+
+def test_running_out_of_memory_as_predicted_says_nothing_about_predictions():
+    over = forecast(PLAIN, peak_memory_bytes=2 * CAP_BYTES, uncertainty=0.1)
+    close = forecast(NARROW, peak_memory_bytes=int(0.97 * CAP_BYTES), uncertainty=0.1)
+    out_of_memory = record(PLAIN, outcome="out_of_memory", **NOT_MEASURED)
+    without = need(NARROW, forecasts=[over, close])
+    after = need(NARROW, records=[out_of_memory] * 6, forecasts=[over, close])
+    assert after.probability_of_feasibility[0] == without.probability_of_feasibility[0]

@@ -49,7 +49,7 @@ def _changes(
     for row_id, stored in connection.execute(rows):
         try:
             before = json.loads(stored)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         after = upgraded_measurement(before)
         if after is not before:
