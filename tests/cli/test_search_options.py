@@ -20,7 +20,7 @@ from autotune.spec.workload import Workload
 from autotune.spec.workload_options import WORKLOAD_OPTIONS
 from autotune.study.request import SEARCH_OPTIONS, SearchRequest, request_of
 
-COMMAND = typer.main.get_group(app).commands["search"]
+COMMAND = typer.main.get_group(app).commands["search"].load()
 TYPED = {parameter.name: parameter for parameter in COMMAND.params}
 IN_PYTHON = inspect.signature(autotune.search).parameters
 OF_PREFERENCES = {"tolerance", "prefer", "max_perplexity_increase"}
