@@ -215,7 +215,7 @@ def test_an_ended_attempt_is_no_longer_watched(machines):
     here.refresh()
     watched = len(here._watched)
     for attempt in attempts:
-        elsewhere.keep(attempt, finished())
+        elsewhere.store_result(attempt, finished())
     here.refresh()
     assert (watched, len(here._watched)) == (4, 0)
 
@@ -247,8 +247,8 @@ def test_a_late_result_is_rejected_reported_and_stored_with_its_attempt(machines
     machines.expire()
     here.refresh()
     machines.look(here, seconds=4 * RENEWAL_SECONDS)
-    here.keep(machines.claim(here), finished(1.0))
-    elsewhere.keep(late, finished(2.0))
+    here.store_result(machines.claim(here), finished(1.0))
+    elsewhere.store_result(late, finished(2.0))
     assert (machines.results(), machines.states()) == ([1.0], ["late", "finished"])
     assert [event for event in machines.events if isinstance(event, ResultRejected)] == [
         ResultRejected(number=0)
@@ -264,7 +264,7 @@ def test_a_result_of_an_attempt_that_the_database_does_not_know_stays_on_disk(ma
     attempt = machines.claim(worker)
     with machines.store._database.writing() as connection:
         connection.execute(ATTEMPTS.delete())
-    worker.keep(attempt, finished())
+    worker.store_result(attempt, finished())
     assert len(Outbox(machines.folder() / OUTBOX_FOLDER).left_over()) == 1
 
 
@@ -296,7 +296,7 @@ def test_a_result_that_the_database_does_not_accept_waits_on_disk(machines, lock
     attempt = machines.claim(worker)
     locked()
     with pytest.raises(StorageUnreachable):
-        worker.keep(attempt, finished())
+        worker.store_result(attempt, finished())
     assert [one.number for one in Outbox(machines.folder() / OUTBOX_FOLDER).waiting()] == [0]
 
 
@@ -310,7 +310,7 @@ def test_where_database_and_disk_fail_the_error_says_that_the_trial_will_be_meas
     with pytest.raises(
         StorageUnreachable, match=r"trial 0 could not be written to .* will be measured again"
     ):
-        worker.keep(attempt, finished())
+        worker.store_result(attempt, finished())
 
 
 def test_where_the_disk_has_space_again_the_result_waits_there_for_the_database(
@@ -323,7 +323,7 @@ def test_where_the_disk_has_space_again_the_result_waits_there_for_the_database(
     outbox.write_text("a file where the folder would be")
     waits.append(outbox.unlink)
     with pytest.raises(StorageUnreachable, match=r"database is locked; waited \S+ s for it$"):
-        worker.keep(attempt, finished())
+        worker.store_result(attempt, finished())
     assert [one.number for one in Outbox(outbox).waiting()] == [0]
 
 
@@ -371,7 +371,7 @@ def test_a_worker_that_joins_others_forgives_no_failures(machines):
 def test_workers_leave_no_lock_files(machines):
     for number in range(3):
         with machines.new_worker() as worker:
-            worker.keep(machines.claim(worker, number), finished())
+            worker.store_result(machines.claim(worker, number), finished())
     assert list((machines.folder() / WORKERS).iterdir()) == []
 
 
