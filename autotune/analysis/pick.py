@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.tolerance import Tolerance, perplexity_spread
 from autotune.errors import InvalidInput
-from autotune.spec.option import NUMBER, Option, options_of, setting
+from autotune.spec.option import NUMBER, RESULTS, Option, options_of, setting
 from autotune.spec.result import Pick, TrialRecord
 from autotune.units import format_size
 
@@ -26,6 +26,7 @@ class Preferences:
     prefer: Preference = setting(
         Option(
             flag="--prefer",
+            group=RESULTS,
             metavar="|".join(PREFERENCES),
             default="fastest",
             help="Which trial of the front to pick.",
@@ -34,6 +35,7 @@ class Preferences:
     max_perplexity_increase: float = setting(
         Option(
             flag="--max-perplexity-increase",
+            group=RESULTS,
             kind=NUMBER,
             metavar="SHARE",
             default=0.01,

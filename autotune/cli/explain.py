@@ -14,6 +14,7 @@ from autotune.cli.option_groups import options_given, with_configuration, with_m
 from autotune.errors import InvalidInput
 from autotune.execution.local import LocalExecutor
 from autotune.spec.config import TrainingConfig
+from autotune.spec.option import EVERYDAY
 from autotune.spec.prediction import check_release
 from autotune.spec.study import check_device
 from autotune.spec.workload import Workload
@@ -33,11 +34,16 @@ def explain(
     space: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE", help="Explain a configuration of this search space, with --name."
+            rich_help_panel=EVERYDAY,
+            metavar="NAME|FILE",
+            help="Explain a configuration of this search space, with --name.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="ROW", help="Name of the configuration, with --space.")
+        str | None,
+        typer.Option(
+            rich_help_panel=EVERYDAY, metavar="ROW", help="Name of the configuration, with --space."
+        ),
     ] = None,
     scale: options.SpaceScaleOption = None,
     workload: Mapping[str, Any],

@@ -16,6 +16,7 @@ from autotune.cli.option_groups import with_configuration, with_model_size
 from autotune.cli.tables import make_console
 from autotune.errors import InvalidInput
 from autotune.reporting.outcomes import OUTCOME_LABELS
+from autotune.spec.option import EVERYDAY, THE_DEVICE
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
 from autotune.units import format_size, parse_size
 
@@ -27,10 +28,16 @@ if TYPE_CHECKING:
 @with_configuration
 def fit(
     *,
-    max_mem: Annotated[str, typer.Option(metavar="SIZE", help="Memory cap: 8GiB, 8GB, 8192MiB.")],
+    max_mem: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=EVERYDAY, metavar="SIZE", help="Memory cap: 8GiB, 8GB, 8192MiB."
+        ),
+    ],
     vary: Annotated[
         str,
         typer.Option(
+            rich_help_panel=EVERYDAY,
             metavar="layers|width|seq-len|micro-batch",
             help="What to increase until it no longer fits.",
         ),
@@ -38,6 +45,7 @@ def fit(
     space: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=EVERYDAY,
             metavar="NAME|FILE",
             help="Try the configurations of this search space instead of adding techniques.",
         ),
@@ -46,6 +54,7 @@ def fit(
     device: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=EVERYDAY,
             metavar="DEVICE",
             help="Device: cpu, cuda or cuda:1; it need not exist. [default: a GPU if there is one]",
         ),
@@ -55,12 +64,18 @@ def fit(
     context: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=THE_DEVICE,
             metavar="SIZE",
             help="Device memory that the CUDA context takes (CUDA only). [default: 0.6GiB]",
         ),
     ] = None,
     no_confirm: Annotated[
-        bool, typer.Option("--no-confirm", help="Only predict; run no real trial at the end.")
+        bool,
+        typer.Option(
+            "--no-confirm",
+            rich_help_panel=EVERYDAY,
+            help="Only predict; run no real trial at the end.",
+        ),
     ] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],

@@ -8,6 +8,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from autotune.cli.help import HelpfulCommand, HelpfulGroup
+
 
 class LazyCommand(TyperCommand):
     """Stands for a command in its group, which needs only the name and one line of help.
@@ -26,7 +28,7 @@ class LazyCommand(TyperCommand):
         found = getattr(import_module(module), name)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-            alone.command(self.name)(found)
+            alone.command(self.name, cls=HelpfulCommand)(found)
             found = alone
         command = get_command(found)
         assert isinstance(command, TyperCommand | TyperGroup)
@@ -37,7 +39,7 @@ class LazyCommand(TyperCommand):
         return self.load().make_context(*arguments, **settings)
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(HelpfulGroup):
     """A group of `LazyCommand`, in the order of its help."""
 
     lazy_commands: ClassVar[Sequence[LazyCommand]] = ()

@@ -12,7 +12,7 @@ from typing import Any
 from autotune.cli.options import parse_pairs, typer_option
 from autotune.spec.config import CHOICES
 from autotune.spec.model_choice import with_model_config
-from autotune.spec.option import COUNT, NUMBER, Option
+from autotune.spec.option import COUNT, NUMBER, TECHNIQUES, Option
 from autotune.spec.workload_options import SIZE_SETTINGS, WORKLOAD_OPTIONS
 from autotune.study.request import SEARCH_OPTIONS
 
@@ -31,6 +31,7 @@ _CONFIGURATION_OPTIONS = (
     *(
         Option(
             flag=f"--{technique.replace('_', '-')}",
+            group=TECHNIQUES,
             metavar="|".join(CHOICES[technique]),
             help=f"{description} [default: {default}]",
         )
@@ -38,12 +39,14 @@ _CONFIGURATION_OPTIONS = (
     ),
     Option(
         flag="--memory-budget",
+        group=TECHNIQUES,
         kind=NUMBER,
         metavar="SHARE",
         help="Activation memory budget of torch.compile. [default: 1.0]",
     ),
     Option(
         flag="--micro-batch",
+        group=TECHNIQUES,
         keyword="micro_batch_size",
         kind=COUNT,
         help="Sequences per forward pass. [default: the global batch]",

@@ -13,7 +13,7 @@ from autotune.analysis.tolerance import (
     Tolerance,
 )
 from autotune.errors import InvalidInput
-from autotune.spec.option import Option
+from autotune.spec.option import EVERYDAY, RESULTS, THE_DEVICE, Option
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.space_file import load_space
 from autotune.spec.study import DEFAULT_STORAGE
@@ -23,21 +23,33 @@ from autotune.study.request import SEARCH_OPTIONS
 def typer_option(option: Option, *, default: Any = ...) -> Any:
     """Return a declared option as typer's; without `default`, the parameter has it."""
     flags = option.flag if option.off_flag is None else f"{option.flag}/{option.off_flag}"
-    return typer.Option(default, flags, metavar=option.metavar, help=option.help)
+    return typer.Option(
+        default,
+        flags,
+        metavar=option.metavar,
+        help=option.help,
+        rich_help_panel=option.group,
+    )
 
 
 StudyArgument = Annotated[
     str, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")
 ]
 StorageOption = Annotated[str, typer_option(SEARCH_OPTIONS["storage"])]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", rich_help_panel=RESULTS, help="Print one JSON object and nothing else."),
+]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", rich_help_panel=RESULTS, help="Print no progress.")
+]
 SpaceScaleOption = Annotated[str | None, typer_option(SEARCH_OPTIONS["scale"])]
 DeviceTypeOption = Annotated[
     str | None,
     typer.Option(
         "--device",
         metavar="cpu|cuda",
+        rich_help_panel=EVERYDAY,
         help="Type of device; it need not exist. [default: a GPU if there is one]",
     ),
 ]
@@ -46,6 +58,7 @@ TorchVersionOption = Annotated[
     typer.Option(
         "--torch",
         metavar="RELEASE",
+        rich_help_panel=THE_DEVICE,
         help="Predict CUDA memory for this torch version. [default: the installed one]",
     ),
 ]
@@ -54,6 +67,7 @@ ComputeCapabilityOption = Annotated[
     typer.Option(
         "--compute-capability",
         metavar="X.Y",
+        rich_help_panel=THE_DEVICE,
         help="Predict for a GPU of this compute capability: 9.0 for an H100. "
         "[default: that of the local GPU, else 8.0]",
     ),
@@ -63,6 +77,7 @@ ToleranceOption = Annotated[
     typer.Option(
         "--tolerance",
         metavar="NAME=SHARE",
+        rich_help_panel=RESULTS,
         help="Relative differences below this count as equal on the front. "
         f"[default: speed={DEFAULT_SPEED_TOLERANCE}, perplexity={DEFAULT_PERPLEXITY_TOLERANCE}]",
     ),

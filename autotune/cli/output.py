@@ -9,6 +9,7 @@ import typer
 
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.reporting.image import DEFAULT_HEIGHT, DEFAULT_WIDTH, image_of
+from autotune.spec.option import THE_FIGURE
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -19,15 +20,28 @@ LARGEST_IMAGE = 10_000
 """Largest side in pixels, times the scale; browsers fail somewhere above."""
 
 WidthOption = Annotated[
-    int | None, typer.Option("--width", help="Width of a png or svg in pixels. [default: 1100]")
+    int | None,
+    typer.Option(
+        "--width",
+        rich_help_panel=THE_FIGURE,
+        help="Width of a png or svg in pixels. [default: 1100]",
+    ),
 ]
 HeightOption = Annotated[
     int | None,
-    typer.Option("--height", help="Height of a png or svg in pixels. [default: the figure's]"),
+    typer.Option(
+        "--height",
+        rich_help_panel=THE_FIGURE,
+        help="Height of a png or svg in pixels. [default: the figure's]",
+    ),
 ]
 ScaleOption = Annotated[
     float | None,
-    typer.Option("--scale", help="Resolution of a png: 2 for twice the pixels. [default: 1]"),
+    typer.Option(
+        "--scale",
+        rich_help_panel=THE_FIGURE,
+        help="Resolution of a png: 2 for twice the pixels. [default: 1]",
+    ),
 ]
 
 

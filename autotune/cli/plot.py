@@ -15,6 +15,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.reporting.figures import DEFAULT_KIND, FIGURES, FigureKind, FigureOptions, figure_kind
 from autotune.reporting.figures.axes import AXES
 from autotune.reporting.study_view import StudyView
+from autotune.spec.option import RESULTS, THE_FIGURE
 from autotune.spec.prediction import Prediction
 from autotune.spec.study import RESULTS_FOLDER
 
@@ -39,6 +40,7 @@ def plot(
         typer.Option(
             "--out",
             "-o",
+            rich_help_panel=RESULTS,
             metavar="FILE",
             help="File to write: .html (opens offline), .png, .svg or .json. "
             "[default: studies/STUDY.html, studies/STUDY-KIND.html]",
@@ -46,29 +48,50 @@ def plot(
     ] = None,
     x: Annotated[
         str | None,
-        typer.Option("--x", metavar="|".join(AXES), help="pareto: quantity of the x axis."),
+        typer.Option(
+            "--x",
+            rich_help_panel=THE_FIGURE,
+            metavar="|".join(AXES),
+            help="pareto: quantity of the x axis.",
+        ),
     ] = None,
     y: Annotated[
         str | None,
-        typer.Option("--y", metavar="|".join(AXES), help="pareto: quantity of the y axis."),
+        typer.Option(
+            "--y",
+            rich_help_panel=THE_FIGURE,
+            metavar="|".join(AXES),
+            help="pareto: quantity of the y axis.",
+        ),
     ] = None,
     three_d: Annotated[
-        bool, typer.Option("--3d", help="pareto: draw all three objectives in 3D.")
+        bool,
+        typer.Option(
+            "--3d", rich_help_panel=THE_FIGURE, help="pareto: draw all three objectives in 3D."
+        ),
     ] = False,
     feasible: Annotated[
-        bool, typer.Option("--feasible", help="parallel: draw feasible trials only.")
+        bool,
+        typer.Option(
+            "--feasible", rich_help_panel=THE_FIGURE, help="parallel: draw feasible trials only."
+        ),
     ] = False,
     trials: Annotated[
         str | None,
         typer.Option(
             "--trials",
+            rich_help_panel=THE_FIGURE,
             metavar="0,4,7",
             help="memory: numbers of the trials. [default: baseline, pick and front]",
         ),
     ] = None,
     trial: Annotated[
         int | None,
-        typer.Option("--trial", help="timeline: number of the trial. [default: the pick]"),
+        typer.Option(
+            "--trial",
+            rich_help_panel=THE_FIGURE,
+            help="timeline: number of the trial. [default: the pick]",
+        ),
     ] = None,
     width: WidthOption = None,
     height: HeightOption = None,

@@ -17,6 +17,7 @@ from autotune.cli.output import check_writable
 from autotune.errors import InvalidInput
 from autotune.execution.local import LocalExecutor
 from autotune.spec.config import TrainingConfig
+from autotune.spec.option import EVERYDAY, RESULTS
 from autotune.spec.prediction import check_release
 from autotune.spec.study import check_device
 from autotune.spec.workload import Workload
@@ -29,17 +30,29 @@ def predict(
     *,
     max_mem: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory cap to compare the prediction with: 8GiB."),
+        typer.Option(
+            rich_help_panel=EVERYDAY,
+            metavar="SIZE",
+            help="Memory cap to compare the prediction with: 8GiB.",
+        ),
     ] = None,
     device: options.DeviceTypeOption = None,
     study: Annotated[
         str | None,
-        typer.Option(metavar="STUDY", help="Predict a trial of this study, for its device."),
+        typer.Option(
+            rich_help_panel=EVERYDAY,
+            metavar="STUDY",
+            help="Predict a trial of this study, for its device.",
+        ),
     ] = None,
-    trial: Annotated[int | None, typer.Option(help="Number of the trial, with --study.")] = None,
+    trial: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=EVERYDAY, help="Number of the trial, with --study."),
+    ] = None,
     space: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=EVERYDAY,
             metavar="NAME|FILE",
             help="Predict every legal configuration of a search space, sorted by memory.",
         ),
@@ -47,7 +60,11 @@ def predict(
     scale: options.SpaceScaleOption = None,
     reference: Annotated[
         bool,
-        typer.Option("--reference", help="Compare with the published table of the search space."),
+        typer.Option(
+            "--reference",
+            rich_help_panel=RESULTS,
+            help="Compare with the published table of the search space.",
+        ),
     ] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
@@ -55,7 +72,11 @@ def predict(
     torch_version: options.TorchVersionOption = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also draw the memory over one step, as an HTML page."),
+        typer.Option(
+            rich_help_panel=RESULTS,
+            metavar="FILE",
+            help="Also draw the memory over one step, as an HTML page.",
+        ),
     ] = None,
     storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,

@@ -8,6 +8,7 @@ import typer
 from autotune.cli import options
 from autotune.cli.option_groups import with_search_settings, with_workload
 from autotune.errors import InvalidInput
+from autotune.spec.option import EVERYDAY, RESULTS
 from autotune.study.request import request_of
 
 
@@ -20,6 +21,7 @@ def search(
         bool,
         typer.Option(
             "--dry-run",
+            rich_help_panel=EVERYDAY,
             help="Print what the search would do and how long it would take, without running it.",
         ),
     ] = False,
@@ -31,7 +33,10 @@ def search(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print every trial at the end.")
+        bool,
+        typer.Option(
+            "--verbose", "-v", rich_help_panel=RESULTS, help="Print every trial at the end."
+        ),
     ] = False,
 ) -> None:
     """Search for the fastest way to train a model under a memory cap.

@@ -51,6 +51,31 @@ DURATION = Kind(typed=str, read=_read_duration, write=exact_duration)
 """Seconds, written as 90s or 1h30m; in Python also a number."""
 
 
+EVERYDAY = "Everyday options"
+THE_MODEL = "What to train: the model"
+THE_DATA = "What to train: the data"
+THE_STEPS = "What to train: the steps"
+TECHNIQUES = "Techniques"
+THE_DEVICE = "Memory and device"
+THE_SEARCH = "The search"
+LIMITS = "Limits"
+THE_FIGURE = "The figure"
+RESULTS = "Results"
+GROUPS = (
+    EVERYDAY,
+    THE_MODEL,
+    THE_DATA,
+    THE_STEPS,
+    TECHNIQUES,
+    THE_DEVICE,
+    THE_SEARCH,
+    LIMITS,
+    THE_FIGURE,
+    RESULTS,
+)
+"""Headings of options in the help of a command, in its order (`cli/help.py`)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """A setting, as it is named and described on the command line and in Python."""
@@ -59,6 +84,8 @@ class Option:
     """Its name on the command line, such as `--seeds`. The flag of a switch that is on by default
     turns it off: `--no-predict`."""
     help: str
+    group: str = ""
+    """The heading of `GROUPS` that it is under in the help of a command with many options."""
     kind: Kind = TEXT
     metavar: str | None = None
     default: Any = None

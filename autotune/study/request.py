@@ -11,7 +11,20 @@ from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.analysis.tolerance import Tolerance
 from autotune.errors import InvalidInput
 from autotune.execution.trial_options import TrialOptions
-from autotune.spec.option import COUNT, DURATION, SIZE, SWITCH, Option, options_of, setting
+from autotune.spec.option import (
+    COUNT,
+    DURATION,
+    EVERYDAY,
+    LIMITS,
+    RESULTS,
+    SIZE,
+    SWITCH,
+    THE_DEVICE,
+    THE_SEARCH,
+    Option,
+    options_of,
+    setting,
+)
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import (
     DEFAULT_SAMPLER,
@@ -45,6 +58,7 @@ class SearchRequest:
     cap_bytes: int | None = setting(
         Option(
             flag="--max-mem",
+            group=EVERYDAY,
             kind=SIZE,
             metavar="SIZE",
             help="Memory cap: 8GiB, 8GB, 8192MiB. [default: all memory of the device]",
@@ -54,6 +68,7 @@ class SearchRequest:
     space: str | None = setting(
         Option(
             flag="--space",
+            group=EVERYDAY,
             metavar="NAME|FILE",
             help="Search space: default, quick, peak_memory, peak_memory_search or a .toml file.",
             is_repeated=False,
@@ -62,6 +77,7 @@ class SearchRequest:
     scale: str | None = setting(
         Option(
             flag="--scale",
+            group=THE_SEARCH,
             metavar="NAME",
             help="Which of the search space's workload sizes to use.",
             is_repeated=False,
@@ -70,6 +86,7 @@ class SearchRequest:
     name: str | None = setting(
         Option(
             flag="--name",
+            group=EVERYDAY,
             metavar="STUDY",
             help="Name of the study. An existing study is continued.",
         )
@@ -77,6 +94,7 @@ class SearchRequest:
     storage: str = setting(
         Option(
             flag="--storage",
+            group=RESULTS,
             metavar="URL",
             default=DEFAULT_STORAGE,
             help="URL of the studies database.",
@@ -85,6 +103,7 @@ class SearchRequest:
     device: str | None = setting(
         Option(
             flag="--device",
+            group=EVERYDAY,
             metavar="DEVICE",
             help="Device: cpu, cuda or cuda:1. [default: a GPU if there is one]",
             is_repeated=False,
@@ -93,6 +112,7 @@ class SearchRequest:
     trials: int | None = setting(
         Option(
             flag="--trials",
+            group=EVERYDAY,
             kind=COUNT,
             help=f"Number of different configurations to try. [default: {DEFAULT_TRIALS}]",
         )
@@ -100,6 +120,7 @@ class SearchRequest:
     time_budget_seconds: float | None = setting(
         Option(
             flag="--time-budget",
+            group=EVERYDAY,
             kind=DURATION,
             metavar="TIME",
             help="Start no new trial after this time: 30m, 2h.",
@@ -109,6 +130,7 @@ class SearchRequest:
     until_converged: bool = setting(
         Option(
             flag="--until-converged",
+            group=THE_SEARCH,
             kind=SWITCH,
             default=False,
             help="Stop when no remaining trial is expected to improve the front by much.",
@@ -118,6 +140,7 @@ class SearchRequest:
     trial_time_limit_seconds: float = setting(
         Option(
             flag="--trial-time-limit",
+            group=LIMITS,
             kind=DURATION,
             metavar="TIME",
             default="10m",
@@ -127,6 +150,7 @@ class SearchRequest:
     compile_time_limit_seconds: float | None = setting(
         Option(
             flag="--compile-time-limit",
+            group=LIMITS,
             kind=DURATION,
             metavar="TIME",
             help="Stop a trial if one compiling step takes longer than this. "
@@ -136,6 +160,7 @@ class SearchRequest:
     step_time_limit_seconds: float | None = setting(
         Option(
             flag="--step-time-limit",
+            group=LIMITS,
             kind=DURATION,
             metavar="TIME",
             help="Stop a trial if one step takes longer than this. "
@@ -146,6 +171,7 @@ class SearchRequest:
     sampler: Sampler | None = setting(
         Option(
             flag="--sampler",
+            group=THE_SEARCH,
             metavar="|".join(SAMPLERS),
             help=f"How the next configuration is chosen. [default: {DEFAULT_SAMPLER}]",
             is_repeated=False,
@@ -155,6 +181,7 @@ class SearchRequest:
     predict: bool = setting(
         Option(
             flag="--no-predict",
+            group=THE_SEARCH,
             keyword="predict",
             kind=SWITCH,
             default=True,
@@ -166,6 +193,7 @@ class SearchRequest:
     full_trainings: bool = setting(
         Option(
             flag="--full-trainings",
+            group=THE_SEARCH,
             kind=SWITCH,
             default=False,
             help="Train every trial to the end. By default, trials with the same numerics share "
@@ -175,6 +203,7 @@ class SearchRequest:
     perplexity_seeds: int = setting(
         Option(
             flag="--seeds",
+            group=THE_SEARCH,
             keyword="perplexity_seeds",
             kind=COUNT,
             metavar="N",
@@ -185,6 +214,7 @@ class SearchRequest:
     fresh: bool = setting(
         Option(
             flag="--fresh",
+            group=THE_SEARCH,
             kind=SWITCH,
             default=False,
             help="Measure everything again instead of reusing results of earlier studies.",
@@ -194,6 +224,7 @@ class SearchRequest:
     workers: int = setting(
         Option(
             flag="--workers",
+            group=THE_DEVICE,
             kind=COUNT,
             metavar="N",
             default=1,
@@ -204,6 +235,7 @@ class SearchRequest:
     trials_per_device: int = setting(
         Option(
             flag="--trials-per-device",
+            group=THE_DEVICE,
             kind=COUNT,
             metavar="N",
             default=1,
@@ -214,6 +246,7 @@ class SearchRequest:
     database_wait_seconds: float = setting(
         Option(
             flag="--database-wait",
+            group=LIMITS,
             kind=DURATION,
             metavar="TIME",
             default="5m",
@@ -224,6 +257,7 @@ class SearchRequest:
     memory_snapshot: bool = setting(
         Option(
             flag="--memory-snapshot",
+            group=THE_DEVICE,
             kind=SWITCH,
             default=False,
             help="Record torch's allocation history in each trial (CUDA only).",

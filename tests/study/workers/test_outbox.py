@@ -34,8 +34,8 @@ def test_a_file_of_an_earlier_version_is_a_result(outbox, tmp_path):
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / f"{'b' * 32}.json").write_text(
         '{"attempt_id": "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb", "number": 3, "measurement": '
-        '{"outcome": "ok", "peak_memory_bytes": 41943040, "device_bytes": null, "tokens_per_second": 1000.0, '
-        '"perplexity": 20.0}, "seconds": 2.5}'
+        '{"outcome": "ok", "peak_memory_bytes": 41943040, "device_bytes": null, '
+        '"tokens_per_second": 1000.0, "perplexity": 20.0}, "seconds": 2.5}'
     )
     (waiting,) = outbox.waiting()
     assert (waiting.number, waiting.finished.seconds) == (3, 2.5)

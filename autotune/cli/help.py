@@ -1,0 +1,164 @@
+"""How the help of a command is written: options under headings, examples, whole sentences.
+
+Typer's own panels need rich's markup, which cuts the names of options and swallows brackets. An
+option still carries the heading of its group as typer's `rich_help_panel`; here Click's formatter
+writes it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from autotune.spec.option import GROUPS
+
+MOST_UNGROUPED = 12
+"""A command with more options than this has them under the headings of their groups."""
+_OTHER = "Other options"
+_HYPHEN = "\N{NON-BREAKING HYPHEN}"
+"""Stands for each hyphen while lines are wrapped, so that no name of an option is divided."""
+
+EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
+    "": (
+        ("autotune search --max-mem 8GiB", "what trains fastest under 8 GiB"),
+        ("autotune show STUDY", "what it found"),
+        ("autotune export STUDY --to pytorch", "the pick, for your trainer"),
+    ),
+    "search": (
+        ("autotune search --max-mem 8GiB", "the built-in model"),
+        ("autotune search --max-mem 8GiB --dry-run", "what would be tried"),
+        ("autotune search --max-mem 8GiB --space quick", "a first look"),
+        ("autotune search --model config.json --dataset text/", "your model and text"),
+        ("autotune search --script train.py --global-batch 16", "your training script"),
+        ("autotune search --name my-study --trials 60", "continue a study"),
+    ),
+    "predict": (
+        ("autotune predict --layers 12 --precision bf16-mixed", "one model"),
+        ("autotune predict --space quick --max-mem 8GiB", "a whole space"),
+        ("autotune predict --study my-study --trial 3", "a stored trial"),
+        ("autotune predict --device cuda --layers 48", "without a GPU"),
+    ),
+    "show": (
+        ("autotune show my-study", "every trial and the pick"),
+        ("autotune show my-study --prefer smallest", "pick by memory"),
+        ("autotune show my-study --csv > trials.csv", "for a spreadsheet"),
+    ),
+    "plot": (
+        ("autotune plot my-study", "the front, as a page"),
+        ("autotune plot my-study ladder --out ladder.png", "an image"),
+        ("autotune plot my-study memory --trials 0,4,7", "what fills the memory"),
+    ),
+    "report": (
+        ("autotune report my-study", "a page in studies/"),
+        ("autotune report my-study --out page.html", "to another file"),
+    ),
+    "compare": (
+        ("autotune compare on-a100 on-h100", "a table and a figure"),
+        ("autotune compare before after --no-worse", "trial by trial"),
+    ),
+    "export": (
+        ("autotune export my-study --to pytorch", "the pick, as a script"),
+        ("autotune export my-study --to transformers --trial 7", "another trial"),
+        ("autotune export my-study --to deepspeed --strict", "all of it, or nothing"),
+    ),
+    "explain": (
+        ("autotune explain my-study 7", "trial 7 of a study"),
+        ("autotune explain --layers 24 --precision bf16-mixed", "a configuration"),
+        ("autotune explain --space peak_memory --name control", "one of a space"),
+    ),
+    "fit": (
+        ("autotune fit --max-mem 8GiB", "how many layers"),
+        ("autotune fit --max-mem 8GiB --vary seq-len", "how long a sequence"),
+        ("autotune fit --max-mem 80GiB --device cuda", "on a GPU that is not here"),
+    ),
+    "doctor": (
+        ("autotune doctor", "every device of this machine"),
+        ("autotune doctor --device cuda:1", "one device"),
+    ),
+    "studies": (
+        ("autotune studies", "list them"),
+        ("autotune studies export my-study --out study.jsonl", "to send it away"),
+    ),
+    "studies check": (
+        ("autotune studies check", "every study"),
+        ("autotune studies check my-study", "one study"),
+    ),
+    "studies export": (
+        ("autotune studies export my-study --out study.jsonl", "one study"),
+        ("autotune studies export one two > both.jsonl", "two, through a pipe"),
+    ),
+    "studies import": (
+        ("autotune studies import study.jsonl", "under their own names"),
+        ("autotune studies import study.jsonl --name theirs", "under another name"),
+    ),
+}
+"""{command: (a command line, what it is for)}; "" is the program itself."""
+
+
+class HelpfulCommand(TyperCommand):
+    """A command whose help has examples, and its options under headings."""
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace(_HYPHEN, "-")
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        super().format_help_text(ctx, formatter)
+        _write_examples(ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write_parameters(self, ctx, formatter)
+
+
+class HelpfulGroup(TyperGroup):
+    """A group of commands whose help has examples and the whole sentence of each command."""
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace(_HYPHEN, "-")
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        super().format_help_text(ctx, formatter)
+        _write_examples(ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
+        _write_parameters(self, ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [self.commands[name] for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(command.name, command.help or "") for command in commands])
+
+
+def _write_examples(ctx: Any, formatter: Any) -> None:
+    """Write the examples of a command, each on one line that can be copied whole."""
+    examples = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
+    if not examples:
+        return
+    width = max(len(line) for line, _ in examples)
+    with formatter.section("Examples"):
+        for line, purpose in examples:
+            formatter.write(f"{'':{formatter.current_indent}}{line:{width}}  # {purpose}\n")
+
+
+def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
+    arguments = []
+    options = []
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is None:  # it is hidden
+            continue
+        name, text = (part.replace("-", _HYPHEN) for part in record)
+        if parameter.param_type_name == "argument":
+            arguments.append((name, text))
+        else:
+            options.append((parameter.rich_help_panel or _OTHER, (name, text)))
+    sections = {"Arguments": arguments}
+    if len(options) <= MOST_UNGROUPED:
+        sections["Options"] = [row for _, row in options]
+    else:
+        for group in (*GROUPS, _OTHER):
+            sections[group] = [row for heading, row in options if heading == group]
+    for heading, rows in sections.items():
+        if rows:
+            with formatter.section(heading):
+                formatter.write_dl(rows)
