@@ -22,6 +22,9 @@ Expected failures of a trial (out of memory, timeout, crash) are not errors but 
 (`spec/result.py`). Exit codes 70 and 75 are EX_SOFTWARE and EX_TEMPFAIL of sysexits.h.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class AutotuneError(Exception):
     """Base class of every error that autotune raises on purpose.
@@ -96,3 +99,25 @@ class DeviceDisturbed(TrialLost):
 
 class Stopped(AutotuneError):
     exit_code = 75
+
+
+MOST_SUGGESTIONS = 3
+
+
+def near_misses(given: object, known: Iterable[object]) -> list[str]:
+    """Return up to three known names that begin with `given` or, if none does, resemble it."""
+    names = {str(name).lower(): str(name) for name in known}
+    typed = str(given).lower()
+    near = [name for name in names if len(typed) > 1 and name.startswith(typed)]
+    if not near:
+        near = difflib.get_close_matches(typed, names, n=MOST_SUGGESTIONS)
+    return [names[name] for name in near[:MOST_SUGGESTIONS]]
+
+
+def suggestion(given: object, known: Iterable[object], *, otherwise: str) -> str:
+    """Return a hint: `did you mean 'quick'? otherwise ...`, or `otherwise` if no name is near."""
+    near = [repr(name) for name in near_misses(given, known)]
+    if not near:
+        return otherwise
+    names = " or ".join(filter(None, [", ".join(near[:-1]), near[-1]]))
+    return f"did you mean {names}? otherwise {otherwise}"

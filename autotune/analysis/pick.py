@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.tolerance import Tolerance, perplexity_spread
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, suggestion
 from autotune.spec.option import NUMBER, RESULTS, Option, options_of, setting
 from autotune.spec.result import Pick, TrialRecord
 from autotune.units import format_size
@@ -47,7 +47,9 @@ class Preferences:
         if self.prefer not in PREFERENCES:
             raise InvalidInput(
                 f"invalid preference: {self.prefer!r}",
-                hint=f"use one of {', '.join(PREFERENCES)}",
+                hint=suggestion(
+                    self.prefer, PREFERENCES, otherwise=f"use one of {', '.join(PREFERENCES)}"
+                ),
             )
         if not 0 <= self.max_perplexity_increase < 100:
             raise InvalidInput(

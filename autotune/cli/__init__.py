@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import typer
@@ -21,7 +22,7 @@ from typer.main import get_command
 
 from autotune import __version__
 from autotune.cli.lazy import LazyCommand, LazyGroup
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, near_misses
 
 _PROGRAM = "autotune"
 _LONGEST_LINE = 1000
@@ -89,6 +90,20 @@ class _Commands(LazyGroup):
             help="List the studies of a database; with a subcommand, check, export or import them.",
         ),
     )
+    meant_by = MappingProxyType(
+        {
+            "run": "autotune search",
+            "train": "autotune search",
+            "tune": "autotune search",
+            "list": "autotune studies",
+            "ls": "autotune studies",
+            "results": "autotune show",
+            "import": "autotune studies import",
+            "check": "autotune studies check",
+            "help": "autotune --help",
+            "version": "autotune --version",
+        }
+    )
 
 
 app = typer.Typer(
@@ -128,9 +143,10 @@ def main() -> None:
         print_error(error.message, error.hint)
         exit_code = error.exit_code
     except TyperException as error:
-        message = error.format_message()
+        # Its own text for an unknown option would end in suggestions, which are in the hint here.
+        message = error.message if hasattr(error, "possibilities") else error.format_message()
         if message:  # it is empty where typer has printed the help instead
-            print_error(" ".join(message.split()), f"see {_command_path(error)} --help")
+            print_error(" ".join(message.split()), _usage_hint(error))
         exit_code = 2
     except typer.Abort:
         exit_code = 130
@@ -169,6 +185,17 @@ def _on_one_line(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def _command_path(error: TyperException) -> str:
+def _usage_hint(error: TyperException) -> str:
+    """Return the options that an unknown one resembles, and where the help is."""
     context = getattr(error, "ctx", None)
-    return _PROGRAM if context is None else context.command_path
+    if context is None:
+        return f"see {_PROGRAM} --help"
+    otherwise = f"see {context.command_path} --help"
+    unknown = getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
+    if unknown is None:
+        return otherwise
+    parameters = context.command.get_params(context)
+    options = [name for each in parameters for name in (*each.opts, *each.secondary_opts)]
+    names = [name.removeprefix("--") for name in options if name.startswith("--")]
+    near = [f"--{name}" for name in near_misses(unknown.lstrip("-"), names)]
+    return f"did you mean {' or '.join(near)}? otherwise {otherwise}" if near else otherwise

@@ -11,7 +11,7 @@ from rich.text import Text
 from autotune.analysis.explanation import Explanation
 from autotune.cli.database import open_store
 from autotune.cli.tables import make_console
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, suggestion
 from autotune.execution.local import LocalExecutor
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.result import JSON_SCHEMA, TrialRecord
@@ -89,7 +89,7 @@ def _named_configuration(space: Any, name: str | None, *, workload: Workload) ->
     if name is None or name not in named:
         raise InvalidInput(
             f"search space {space.name!r} has no legal configuration {name!r}",
-            hint=f"it names {', '.join(named) or 'none'}",
+            hint=suggestion(name, named, otherwise=f"it names {', '.join(named) or 'none'}"),
         )
     return named[name]
 

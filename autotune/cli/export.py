@@ -13,7 +13,7 @@ from autotune import api
 from autotune.analysis.pick import PREFERENCES
 from autotune.cli import options
 from autotune.cli.tables import make_console
-from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailable
+from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailable, suggestion
 from autotune.exporters import TARGETS
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import recipe_of
@@ -76,7 +76,10 @@ def export(
 ) -> None:
     """Export a trial to another trainer, and say what that trainer cannot express."""
     if to not in TARGETS:
-        raise InvalidInput(f"there is no target {to!r}", hint=f"use one of {', '.join(TARGETS)}")
+        raise InvalidInput(
+            f"there is no target {to!r}",
+            hint=suggestion(to, TARGETS, otherwise=f"use one of {', '.join(TARGETS)}"),
+        )
     target = TARGETS[to]
     version = _version(to, target, target_version)
     if trial is not None and pick is not None:

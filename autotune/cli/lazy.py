@@ -1,6 +1,6 @@
 """Commands that are imported when they are used, so that `autotune --help` stays fast."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -9,6 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from autotune.cli.help import HelpfulCommand, HelpfulGroup
+from autotune.errors import InvalidInput, near_misses
 
 
 class LazyCommand(TyperCommand):
@@ -43,8 +44,25 @@ class LazyGroup(HelpfulGroup):
     """A group of `LazyCommand`, in the order of its help."""
 
     lazy_commands: ClassVar[Sequence[LazyCommand]] = ()
+    meant_by: ClassVar[Mapping[str, str]] = {}
+    """{a name that people try: the command that does it, with the name of the program}"""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for command in self.lazy_commands:
             self.add_command(command)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return name, command and its arguments. Raises InvalidInput for an unknown command."""
+        name = args[0]
+        is_unknown = name not in self.commands and not name.startswith("-")
+        if is_unknown and not ctx.resilient_parsing:
+            raise InvalidInput(f"there is no command {name!r}", hint=self._hint(name, ctx))
+        return super().resolve_command(ctx, args)
+
+    def _hint(self, name: str, ctx: Any) -> str:
+        otherwise = f"see {ctx.command_path} --help"
+        near = [f"{ctx.command_path} {command}" for command in near_misses(name, self.commands)]
+        if name in self.meant_by:
+            near = [self.meant_by[name]]
+        return f"did you mean {' or '.join(near)}? otherwise {otherwise}" if near else otherwise

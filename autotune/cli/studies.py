@@ -1,5 +1,7 @@
 """`autotune studies`: list the studies of a database, or check, export or import them."""
 
+from types import MappingProxyType
+
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +31,9 @@ class _Commands(LazyGroup):
             "autotune.cli.studies_files:import_file",
             help="Import exported studies into a database: all of the file, or nothing.",
         ),
+    )
+    meant_by = MappingProxyType(
+        {"list": "autotune studies", "ls": "autotune studies", "show": "autotune show STUDY"}
     )
 
 

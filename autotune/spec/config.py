@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from autotune.errors import IllegalConfiguration, InvalidInput
+from autotune.errors import IllegalConfiguration, InvalidInput, suggestion
 
 Precision = Literal[
     "fp32", "tf32", "bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"
@@ -173,7 +173,9 @@ def check_value(field: str, value: object) -> None:
         if not isinstance(value, str) or value not in CHOICES[field]:
             raise InvalidInput(
                 f"{field} = {value!r} is not possible",
-                hint=f"use one of {', '.join(CHOICES[field])}",
+                hint=suggestion(
+                    value, CHOICES[field], otherwise=f"use one of {', '.join(CHOICES[field])}"
+                ),
             )
     elif field == "memory_budget":
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
@@ -187,7 +189,8 @@ def check_value(field: str, value: object) -> None:
             )
     else:
         raise InvalidInput(
-            f"there is no technique {field!r}", hint=f"the techniques are {', '.join(FIELD_ORDER)}"
+            f"there is no technique {field!r}",
+            hint=suggestion(field, FIELD_ORDER, otherwise=f"use one of {', '.join(FIELD_ORDER)}"),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, suggestion
 from autotune.spec.model_file import (
     FILE_NAME,
     fetch_model_config,
@@ -36,7 +36,9 @@ _ASK_ITS_CLASS = (sys.executable, "-P", "-m", "autotune.models.config_class")
 
 def no_model(name: str) -> InvalidInput:
     """Return the error for a name that is not a model."""
-    return InvalidInput(f"there is no model {name!r}", hint=HOW_TO_NAME)
+    return InvalidInput(
+        f"there is no model {name!r}", hint=suggestion(name, MODEL_NAMES, otherwise=HOW_TO_NAME)
+    )
 
 
 def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from autotune.errors import InvalidInput, InvalidSpace
+from autotune.errors import InvalidInput, InvalidSpace, suggestion
 from autotune.spec.config import (
     FIELD_ORDER,
     RULES,
@@ -76,7 +76,9 @@ class SearchSpace:
             return self
         if scale not in self.scales:
             if self.scales:
-                hint = f"its scales are {', '.join(self.scales)}"
+                hint = suggestion(
+                    scale, self.scales, otherwise=f"use one of {', '.join(self.scales)}"
+                )
             else:
                 hint = "it has none: leave --scale out"
             raise InvalidInput(f"search space {self.name!r} has no scale {scale!r}", hint=hint)

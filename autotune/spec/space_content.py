@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InvalidSpace
+from autotune.errors import InvalidSpace, suggestion
 from autotune.spec.workload_settings import overridden
 
 
@@ -60,17 +60,18 @@ def _merged(inherited: dict[str, Any], content: dict[str, Any]) -> dict[str, Any
 
 
 def _read(file: Path, *, name: str) -> dict[str, Any]:
-    known = ", ".join(named_spaces())
+    known = named_spaces()
+    how = f"name a .toml file or one of {', '.join(known)}"
     try:
         if not file.is_file():
             raise InvalidSpace(
-                f"there is no search space {name!r}", hint=f"name a .toml file or one of {known}"
+                f"there is no search space {name!r}", hint=suggestion(name, known, otherwise=how)
             )
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InvalidSpace(
             f"there is no search space {name!r} that can be read: {error.strerror or error}",
-            hint=f"name a .toml file or one of {known}",
+            hint=how,
         ) from None
     except UnicodeDecodeError as error:
         raise InvalidSpace(

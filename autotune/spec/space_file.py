@@ -29,13 +29,12 @@ condition.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.errors import InvalidInput, InvalidSpace
+from autotune.errors import InvalidInput, InvalidSpace, suggestion
 from autotune.spec.config import CHOICES, FIELD_ORDER, check_value
 from autotune.spec.published_table import Reference, read_reference
 from autotune.spec.search_space import DIVISORS, Condition, SearchSpace
@@ -273,11 +272,7 @@ class _Reader:
             )
         for key in given:
             if key not in known:
-                similar = difflib.get_close_matches(key, known, n=1)
-                if similar:
-                    hint = f"did you mean {similar[0]!r}?"
-                else:
-                    hint = f"the keys are {', '.join(sorted(known))}"
+                hint = suggestion(key, known, otherwise=f"the keys are {', '.join(sorted(known))}")
                 table = f" in {where}" if where else ""
                 raise self._error(f"unknown key {key!r}{table}", hint)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, suggestion
 from autotune.spec.config import LegalityContext
 from autotune.spec.model_choice import HOW_TO_NAME, MODEL_NAMES, no_model, with_model_config
 from autotune.spec.model_file import FILE_NAME, largest_sequence_length, model_name, sizes_of
@@ -369,7 +369,9 @@ def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
             if name not in known:
                 raise InvalidInput(
                     f"there is no workload setting {name!r}",
-                    hint=f"the settings are {', '.join(sorted(known))}",
+                    hint=suggestion(
+                        name, known, otherwise=f"use one of {', '.join(sorted(known))}"
+                    ),
                 )
             if value is not None:
                 check_setting(name, value)

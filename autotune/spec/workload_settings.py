@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, suggestion
 from autotune.spec.config import CHOICES
 from autotune.spec.model_choice import HOW_TO_NAME
 from autotune.units import is_positive_number
@@ -50,7 +50,9 @@ def check_setting(name: str, value: object) -> None:
         if type(value) is not type(choices[0]) or value not in choices:  # 1 == True
             raise InvalidInput(
                 f"{name} = {value!r} is not known",
-                hint=f"use one of {', '.join(map(str, choices))}",
+                hint=suggestion(
+                    value, choices, otherwise=f"use one of {', '.join(map(str, choices))}"
+                ),
             )
     elif name == "learning_rates":
         _check_learning_rates(value)
@@ -84,7 +86,11 @@ def _check_learning_rates(rates: object) -> None:
         if optimizer not in CHOICES["optimizer"]:
             raise InvalidInput(
                 f"there is no optimizer {optimizer!r} to set a learning rate for",
-                hint=f"the optimizers are {', '.join(CHOICES['optimizer'])}",
+                hint=suggestion(
+                    optimizer,
+                    CHOICES["optimizer"],
+                    otherwise=f"use one of {', '.join(CHOICES['optimizer'])}",
+                ),
             )
         if not is_positive_number(rate):
             raise InvalidInput(

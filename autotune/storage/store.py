@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import sqlalchemy
 from sqlalchemy import Connection, Select, and_, insert, select, update
 
-from autotune.errors import StorageUnavailable, StudyMismatch, UnknownStudy
+from autotune.errors import StorageUnavailable, StudyMismatch, UnknownStudy, suggestion
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import TrialRecord
@@ -173,7 +173,7 @@ class StudyStore:
                 names = _names(connection)
                 hint = "begin one with: autotune search"
                 if names:
-                    hint = f"there is {', '.join(names)}"
+                    hint = suggestion(study, names, otherwise=f"there is {', '.join(names)}")
                 raise UnknownStudy(f"there is no study {study!r} in {self.url}", hint=hint)
             check_schema_version(study, row.schema_version, url=self.url)
             return definition_from_row(row), row.trials_wanted

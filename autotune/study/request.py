@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.analysis.tolerance import Tolerance
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, suggestion
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.option import (
     COUNT,
@@ -274,7 +274,10 @@ class SearchRequest:
             check_study_name(self.name)
         if self.sampler is not None and self.sampler not in SAMPLERS:
             raise InvalidInput(
-                f"there is no sampler {self.sampler!r}", hint=f"use one of {', '.join(SAMPLERS)}"
+                f"there is no sampler {self.sampler!r}",
+                hint=suggestion(
+                    self.sampler, SAMPLERS, otherwise=f"use one of {', '.join(SAMPLERS)}"
+                ),
             )
         check_sampler(self.sampler or DEFAULT_SAMPLER, until_converged=self.until_converged)
         if self.cap_bytes is not None:

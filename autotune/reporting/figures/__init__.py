@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, suggestion
 from autotune.reporting.study_view import StudyView
 from autotune.spec.prediction import Prediction
 
@@ -107,5 +107,8 @@ FIGURES: Mapping[str, FigureKind] = {
 def figure_kind(name: str) -> FigureKind:
     """Return the kind of figure of that name. Raises InvalidInput for an unknown name."""
     if name not in FIGURES:
-        raise InvalidInput(f"there is no figure {name!r}", hint=f"use one of {', '.join(FIGURES)}")
+        raise InvalidInput(
+            f"there is no figure {name!r}",
+            hint=suggestion(name, FIGURES, otherwise=f"use one of {', '.join(FIGURES)}"),
+        )
     return FIGURES[name]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, suggestion
 from autotune.reporting.style import Unit, unit_for
 from autotune.spec.result import TrialRecord
 
@@ -45,7 +45,10 @@ class Axis:
 def make_axis(name: str, *, unit: Unit) -> Axis:
     """Return the axis of that name, memory in `unit`. Raises InvalidInput for an unknown name."""
     if name not in AXES:
-        raise InvalidInput(f"there is no axis {name!r}", hint=f"use one of {', '.join(AXES)}")
+        raise InvalidInput(
+            f"there is no axis {name!r}",
+            hint=suggestion(name, AXES, otherwise=f"use one of {', '.join(AXES)}"),
+        )
     title, is_lower_better, spread_is, value, spread = _MEASURES[name]  # type: ignore[index]
     is_memory = name in ("memory", "device-memory")
     return Axis(

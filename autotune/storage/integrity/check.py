@@ -13,7 +13,7 @@ import sqlalchemy
 from sqlalchemy import Connection, Select, Table, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from autotune.errors import AutotuneError, StorageUnavailable, UnknownStudy
+from autotune.errors import AutotuneError, StorageUnavailable, UnknownStudy, suggestion
 from autotune.storage.database import Database
 from autotune.storage.error_translation import COPY
 from autotune.storage.integrity.check_attempts import attempt_findings, running_trials
@@ -65,7 +65,9 @@ class _Check:
         trials = 0
         names: list[str] = []
         running: list[RunningTrial] = []
+        known = []
         for study in self._rows(STUDIES, select(STUDIES.c.id).order_by(STUDIES.c.id)):
+            known.append(study.name)
             if wanted and study.name not in wanted:
                 continue
             names.append(study.name)
@@ -75,7 +77,8 @@ class _Check:
         unknown = [name for name in wanted if name not in names]
         if unknown:
             raise UnknownStudy(
-                f"there is no study {unknown[0]!r} in {self._url}", hint="see autotune studies"
+                f"there is no study {unknown[0]!r} in {self._url}",
+                hint=suggestion(unknown[0], known, otherwise="see autotune studies"),
             )
         return Checked(
             studies=tuple(names),

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 from sqlalchemy import Connection, Select, insert, select
 
-from autotune.errors import InvalidInput, StudyMismatch, UnknownStudy
+from autotune.errors import InvalidInput, StudyMismatch, UnknownStudy, suggestion
 from autotune.spec.attempt import new_attempt_id
 from autotune.spec.study import check_study_name
 from autotune.storage.database import Database
@@ -53,7 +53,9 @@ def _lines(database: Database, studies: Sequence[str], *, version: str) -> Itera
         rows = {row.name: row for row in connection.execute(select(STUDIES).order_by(STUDIES.c.id))}
         for name in studies:
             if name not in rows:
-                hint = f"there is {', '.join(rows)}" if rows else "begin one with: autotune search"
+                hint = "begin one with: autotune search"
+                if rows:
+                    hint = suggestion(name, rows, otherwise=f"there is {', '.join(rows)}")
                 raise UnknownStudy(f"there is no study {name!r} in {database.url}", hint=hint)
         yield encode_line(
             "studies", {"autotune": version, "format": FORMAT, "studies": list(studies)}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, suggestion
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import check_release
 from autotune.spec.search_space import SearchSpace
@@ -48,7 +48,10 @@ class FitRequest:
         check_release(self.torch_version)
         meant = requested_device(self.device, self.compute_capability)
         if self.vary not in VARY:
-            raise InvalidInput(f"{self.vary!r} cannot vary", hint=f"use one of {', '.join(VARY)}")
+            raise InvalidInput(
+                f"{self.vary!r} cannot vary",
+                hint=suggestion(self.vary, VARY, otherwise=f"use one of {', '.join(VARY)}"),
+            )
         if self.space is not None and self.configuration:
             raise InvalidInput(
                 "a search space and a single configuration cannot be given together",
