@@ -27,7 +27,7 @@ class Preferences:
         Option(
             flag="--prefer",
             group=RESULTS,
-            metavar="|".join(PREFERENCES),
+            choices=PREFERENCES,
             default="fastest",
             help="Which trial of the front to pick.",
         )

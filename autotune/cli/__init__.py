@@ -122,9 +122,23 @@ app = typer.Typer(
 def root(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    install_completion: bool = typer.Option(
+        False, "--install-completion", help="Install completion for your shell: bash, zsh or fish."
+    ),
+    show_completion: bool = typer.Option(
+        False, "--show-completion", help="Print the script that completes commands in your shell."
+    ),
 ) -> None:
     if version:
         print(__version__)
+        raise typer.Exit
+    if install_completion or show_completion:
+        from autotune.cli import completion  # noqa: PLC0415  # help and commands do without
+
+        if install_completion:
+            completion.install()
+        else:
+            completion.show()
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -133,6 +147,10 @@ def root(
 
 def main() -> None:
     """Entry point of the `autotune` command."""
+    if os.environ.get(f"_{_PROGRAM.upper()}_COMPLETE"):
+        from autotune.cli.completion import answer  # noqa: PLC0415  # only a shell's key needs it
+
+        answer(_command())
     # A file name may hold bytes that are not valid UTF-8: print `?` for them instead of failing.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotune import api
 from autotune.analysis.no_worse_than import Match, find_matches
-from autotune.cli import options
+from autotune.cli import completion, options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
 from autotune.cli.tables import make_console
 from autotune.errors import InvalidInput
@@ -30,7 +30,11 @@ _TITLE = "Fronts of several studies"
 def compare(
     studies: Annotated[
         list[str],
-        typer.Argument(metavar="STUDY STUDY...", help="Names of studies; see autotune studies."),
+        typer.Argument(
+            metavar="STUDY STUDY...",
+            autocompletion=completion.studies,
+            help="Names of studies; see autotune studies.",
+        ),
     ],
     out: Annotated[
         Path | None,

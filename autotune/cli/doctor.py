@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from autotune.build_tools import c_compiler, cpp_compiler, python_headers
+from autotune.cli import completion
 from autotune.cli.tables import make_console
 from autotune.errors import InvalidInput, TrialLost
 from autotune.execution.device_slots import describe_slot_scope
@@ -22,7 +23,11 @@ from autotune.units import format_size
 def doctor(
     device: Annotated[
         str | None,
-        typer.Option(metavar="DEVICE", help="Check only this device: cpu, cuda or cuda:1."),
+        typer.Option(
+            metavar="DEVICE",
+            autocompletion=completion.one_of(("cpu", "cuda")),
+            help="Check only this device: cpu, cuda or cuda:1.",
+        ),
     ] = None,
 ) -> None:
     """Check this machine: versions, devices, and which techniques work on them.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli import options
+from autotune.cli import completion, options
 from autotune.cli.option_groups import options_given, with_configuration, with_model_size
 from autotune.errors import InvalidInput
 from autotune.execution.local import LocalExecutor
@@ -25,10 +25,20 @@ from autotune.spec.workload import Workload
 def explain(
     *,
     study: Annotated[
-        str | None, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")
+        str | None,
+        typer.Argument(
+            metavar="STUDY",
+            autocompletion=completion.studies,
+            help="Name of a study; see autotune studies.",
+        ),
     ] = None,
     trial: Annotated[
-        int | None, typer.Argument(metavar="TRIAL", help="Number of a trial of the study.")
+        int | None,
+        typer.Argument(
+            metavar="TRIAL",
+            autocompletion=completion.trials,
+            help="Number of a trial of the study.",
+        ),
     ] = None,
     device: options.DeviceTypeOption = None,
     space: Annotated[
@@ -36,13 +46,17 @@ def explain(
         typer.Option(
             rich_help_panel=EVERYDAY,
             metavar="NAME|FILE",
+            autocompletion=completion.spaces,
             help="Explain a configuration of this search space, with --name.",
         ),
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=EVERYDAY, metavar="ROW", help="Name of the configuration, with --space."
+            rich_help_panel=EVERYDAY,
+            metavar="ROW",
+            autocompletion=completion.configurations,
+            help="Name of the configuration, with --space.",
         ),
     ] = None,
     scale: options.SpaceScaleOption = None,

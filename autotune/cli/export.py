@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotune import api
 from autotune.analysis.pick import PREFERENCES
-from autotune.cli import options
+from autotune.cli import completion, options
 from autotune.cli.tables import make_console
 from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailable, suggestion
 from autotune.exporters import TARGETS
@@ -29,19 +29,27 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            "--to", "-t", metavar="TARGET", help=f"Trainer to export to: {', '.join(TARGETS)}."
+            "--to",
+            "-t",
+            metavar="TARGET",
+            autocompletion=completion.one_of(TARGETS),
+            help=f"Trainer to export to: {', '.join(TARGETS)}.",
         ),
     ],
     trial: Annotated[
         int | None,
         typer.Option(
-            metavar="NUMBER", help="Number of the trial. [default: the study's pick]", min=0
+            metavar="NUMBER",
+            autocompletion=completion.trials,
+            help="Number of the trial. [default: the study's pick]",
+            min=0,
         ),
     ] = None,
     pick: Annotated[
         str | None,
         typer.Option(
             metavar="|".join(PREFERENCES),
+            autocompletion=completion.one_of(PREFERENCES),
             help="Which trial of the front to export, instead of --trial. [default: fastest]",
         ),
     ] = None,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli import options
+from autotune.cli import completion, options
 from autotune.cli.option_groups import with_configuration, with_model_size
 from autotune.cli.tables import make_console
 from autotune.errors import InvalidInput
@@ -39,6 +39,7 @@ def fit(
         typer.Option(
             rich_help_panel=EVERYDAY,
             metavar="layers|width|seq-len|micro-batch",
+            autocompletion=completion.one_of(("layers", "width", "seq-len", "micro-batch")),
             help="What to increase until it no longer fits.",
         ),
     ] = "layers",
@@ -47,6 +48,7 @@ def fit(
         typer.Option(
             rich_help_panel=EVERYDAY,
             metavar="NAME|FILE",
+            autocompletion=completion.spaces,
             help="Try the configurations of this search space instead of adding techniques.",
         ),
     ] = None,
@@ -56,6 +58,7 @@ def fit(
         typer.Option(
             rich_help_panel=EVERYDAY,
             metavar="DEVICE",
+            autocompletion=completion.one_of(("cpu", "cuda")),
             help="Device: cpu, cuda or cuda:1; it need not exist. [default: a GPU if there is one]",
         ),
     ] = None,

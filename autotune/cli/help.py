@@ -98,6 +98,19 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
 class HelpfulCommand(TyperCommand):
     """A command whose help has examples, and its options under headings."""
 
+    def make_context(
+        self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        if extra.get("resilient_parsing") and args and self._takes_value(args[-1]):
+            # A shell completes the value of the last option. Without the value, parsing would end
+            # there, and the arguments before it would not be known.
+            args = args[:-1]
+        return super().make_context(info_name, args, parent, **extra)
+
+    def _takes_value(self, word: str) -> bool:
+        options: list[Any] = [each for each in self.params if each.param_type_name == "option"]
+        return any(word in option.opts and not option.is_flag for option in options)
+
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace(_HYPHEN, "-")
 

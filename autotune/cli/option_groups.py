@@ -32,7 +32,7 @@ _CONFIGURATION_OPTIONS = (
         Option(
             flag=f"--{technique.replace('_', '-')}",
             group=TECHNIQUES,
-            metavar="|".join(CHOICES[technique]),
+            choices=CHOICES[technique],
             help=f"{description} [default: {default}]",
         )
         for technique, default, description in _TECHNIQUES

@@ -12,6 +12,7 @@ from autotune.analysis.tolerance import (
     DEFAULT_SPEED_TOLERANCE,
     Tolerance,
 )
+from autotune.cli.completion import completion_of, one_of, studies
 from autotune.errors import InvalidInput
 from autotune.spec.option import EVERYDAY, RESULTS, THE_DEVICE, Option
 from autotune.spec.search_space import SearchSpace
@@ -29,11 +30,15 @@ def typer_option(option: Option, *, default: Any = ...) -> Any:
         metavar=option.metavar,
         help=option.help,
         rich_help_panel=option.group,
+        autocompletion=completion_of(option),
     )
 
 
 StudyArgument = Annotated[
-    str, typer.Argument(metavar="STUDY", help="Name of a study; see autotune studies.")
+    str,
+    typer.Argument(
+        metavar="STUDY", autocompletion=studies, help="Name of a study; see autotune studies."
+    ),
 ]
 StorageOption = Annotated[str, typer_option(SEARCH_OPTIONS["storage"])]
 JsonOption = Annotated[
@@ -49,6 +54,7 @@ DeviceTypeOption = Annotated[
     typer.Option(
         "--device",
         metavar="cpu|cuda",
+        autocompletion=one_of(("cpu", "cuda")),
         rich_help_panel=EVERYDAY,
         help="Type of device; it need not exist. [default: a GPU if there is one]",
     ),

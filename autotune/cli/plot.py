@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autotune import api
-from autotune.cli import options
+from autotune.cli import completion, options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
 from autotune.errors import InvalidInput
 from autotune.execution.local import LocalExecutor
@@ -33,7 +33,12 @@ _KINDS = "; ".join(f"{name}: {kind.summary}" for name, kind in FIGURES.items())
 def plot(
     study: options.StudyArgument,
     kind: Annotated[
-        str, typer.Argument(metavar="[KIND]", help=f"Kind of figure. {_KINDS}.")
+        str,
+        typer.Argument(
+            metavar="[KIND]",
+            autocompletion=completion.one_of(FIGURES),
+            help=f"Kind of figure. {_KINDS}.",
+        ),
     ] = DEFAULT_KIND,
     out: Annotated[
         Path | None,
@@ -52,6 +57,7 @@ def plot(
             "--x",
             rich_help_panel=THE_FIGURE,
             metavar="|".join(AXES),
+            autocompletion=completion.one_of(AXES),
             help="pareto: quantity of the x axis.",
         ),
     ] = None,
@@ -61,6 +67,7 @@ def plot(
             "--y",
             rich_help_panel=THE_FIGURE,
             metavar="|".join(AXES),
+            autocompletion=completion.one_of(AXES),
             help="pareto: quantity of the y axis.",
         ),
     ] = None,
@@ -89,6 +96,7 @@ def plot(
         int | None,
         typer.Option(
             "--trial",
+            autocompletion=completion.trials,
             rich_help_panel=THE_FIGURE,
             help="timeline: number of the trial. [default: the pick]",
         ),

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from autotune.analysis.published_comparison import reference_of
-from autotune.cli import options
+from autotune.cli import completion, options
 from autotune.cli.option_groups import options_given, with_configuration, with_model_size
 from autotune.cli.output import check_writable
 from autotune.errors import InvalidInput
@@ -42,18 +42,24 @@ def predict(
         typer.Option(
             rich_help_panel=EVERYDAY,
             metavar="STUDY",
+            autocompletion=completion.studies,
             help="Predict a trial of this study, for its device.",
         ),
     ] = None,
     trial: Annotated[
         int | None,
-        typer.Option(rich_help_panel=EVERYDAY, help="Number of the trial, with --study."),
+        typer.Option(
+            rich_help_panel=EVERYDAY,
+            autocompletion=completion.trials,
+            help="Number of the trial, with --study.",
+        ),
     ] = None,
     space: Annotated[
         str | None,
         typer.Option(
             rich_help_panel=EVERYDAY,
             metavar="NAME|FILE",
+            autocompletion=completion.spaces,
             help="Predict every legal configuration of a search space, sorted by memory.",
         ),
     ] = None,

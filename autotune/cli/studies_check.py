@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli import options
+from autotune.cli import completion, options
 from autotune.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -15,7 +15,11 @@ def check(
     context: typer.Context,
     study: Annotated[
         list[str] | None,
-        typer.Argument(metavar="STUDY", help="Names of the studies to check. [default: all]"),
+        typer.Argument(
+            metavar="STUDY",
+            autocompletion=completion.studies,
+            help="Names of the studies to check. [default: all]",
+        ),
     ] = None,
     storage: options.StorageOption = options.STORAGE,
 ) -> None:

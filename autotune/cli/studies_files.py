@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import options
+from autotune.cli import completion, options
 from autotune.cli.database import open_store
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.files import durable_file
@@ -18,7 +18,12 @@ from autotune.spec.study import check_study_name
 def export(
     context: typer.Context,
     study: Annotated[
-        list[str], typer.Argument(metavar="STUDY", help="Names of studies; see autotune studies.")
+        list[str],
+        typer.Argument(
+            metavar="STUDY",
+            autocompletion=completion.studies,
+            help="Names of studies; see autotune studies.",
+        ),
     ],
     out: Annotated[
         Path | None,

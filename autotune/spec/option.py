@@ -87,7 +87,10 @@ class Option:
     group: str = ""
     """The heading of `GROUPS` that it is under in the help of a command with many options."""
     kind: Kind = TEXT
+    choices: tuple[str, ...] = ()
+    """The values that a shell completes. With a `metavar` there are others, too."""
     metavar: str | None = None
+    """How help writes its value; None: the choices, or the type."""
     default: Any = None
     """The default as a user would write it, such as "10m"; None: not specified."""
     keyword: str = ""
@@ -101,6 +104,8 @@ class Option:
     def __post_init__(self) -> None:
         if not self.keyword:
             object.__setattr__(self, "keyword", self.parameter)
+        if self.choices and self.metavar is None:
+            object.__setattr__(self, "metavar", "|".join(self.choices))
 
     @property
     def parameter(self) -> str:

@@ -5,6 +5,7 @@ Without a default: what is not specified comes from the search space, the model 
 
 from collections.abc import Mapping
 
+from autotune.spec.model_choice import MODEL_NAMES
 from autotune.spec.option import (
     COUNT,
     EVERYDAY,
@@ -22,6 +23,7 @@ _OPTIONS = (
     Option(
         flag="--model",
         group=EVERYDAY,
+        choices=MODEL_NAMES,
         metavar="NAME|PATH",
         help="Model: gpt, deep-one, a Hugging Face config.json, a folder with one, a hub name, or "
         "your own as file.py:function. [default: gpt]",
@@ -81,6 +83,7 @@ _OPTIONS = (
     Option(
         flag="--tokenizer",
         group=THE_DATA,
+        choices=("bytes", "bpe", "model"),
         metavar="bytes|bpe|model|PATH|NAME",
         help="Tokenizer: bytes; bpe: one of --vocab-size tokens (8000), trained on the text; "
         "model: the one in the folder of --model; or a tokenizer.json, a folder with one, or "
@@ -89,7 +92,7 @@ _OPTIONS = (
     Option(
         flag="--packing",
         group=THE_DATA,
-        metavar="packed|padded",
+        choices=("packed", "padded"),
         help="packed: cut sequences from one stream of tokens; padded: one document per sequence, "
         "truncated or padded. [default: packed]",
     ),
@@ -128,7 +131,7 @@ _OPTIONS = (
     Option(
         flag="--schedule",
         group=THE_STEPS,
-        metavar="constant|cosine",
+        choices=("constant", "cosine"),
         help="Learning rate after its warm-up.",
     ),
     Option(

@@ -105,6 +105,7 @@ class SearchRequest:
             flag="--device",
             group=EVERYDAY,
             metavar="DEVICE",
+            choices=("cpu", "cuda"),
             help="Device: cpu, cuda or cuda:1. [default: a GPU if there is one]",
             is_repeated=False,
         )
@@ -172,7 +173,7 @@ class SearchRequest:
         Option(
             flag="--sampler",
             group=THE_SEARCH,
-            metavar="|".join(SAMPLERS),
+            choices=SAMPLERS,
             help=f"How the next configuration is chosen. [default: {DEFAULT_SAMPLER}]",
             is_repeated=False,
         )

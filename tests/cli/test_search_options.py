@@ -13,6 +13,7 @@ import autotune
 from autotune.analysis.pick import Preferences
 from autotune.analysis.tolerance import Tolerance
 from autotune.cli import app
+from autotune.cli.lazy import LazyCommand
 from autotune.cli.search_run import continue_command
 from autotune.spec.option import COUNT, DURATION, SIZE, SWITCH, TEXT, Option
 from autotune.spec.study import SAMPLERS
@@ -20,7 +21,9 @@ from autotune.spec.workload import Workload
 from autotune.spec.workload_options import WORKLOAD_OPTIONS
 from autotune.study.request import SEARCH_OPTIONS, SearchRequest, request_of
 
-COMMAND = typer.main.get_group(app).commands["search"].load()
+LAZY = typer.main.get_group(app).commands["search"]
+assert isinstance(LAZY, LazyCommand)
+COMMAND = LAZY.load()
 TYPED = {parameter.name: parameter for parameter in COMMAND.params}
 IN_PYTHON = inspect.signature(autotune.search).parameters
 OF_PREFERENCES = {"tolerance", "prefer", "max_perplexity_increase"}
