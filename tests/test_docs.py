@@ -13,6 +13,7 @@ import pytest
 from typer.main import get_group
 
 from autotune.cli import app
+from autotune.cli.defaults import VARIABLE
 from autotune.exporters import TARGETS
 from autotune.reporting.figures import FIGURES
 from autotune.spec.config import CHOICES, FIELD_ORDER
@@ -45,6 +46,10 @@ def command_lines() -> list[str]:
         line.partition("#")[0].strip() for line, _ in on_every_page(r"^ +(autotune \w[^\n]*)")
     }
     return sorted(indented | {line for line, _ in on_every_page(r"`(autotune \w[^`]*)`")})
+
+
+def toml_examples() -> list[str]:
+    return [code for code, _ in on_every_page(r"```toml\n(.*?)```")]
 
 
 def command_of(line: str) -> tuple[str, ...]:
@@ -190,8 +195,29 @@ def test_make_targets_exist():
 def test_every_environment_variable_is_read_somewhere():
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "autotune").rglob("*.py"))
     assert [
-        name for name, _ in on_every_page(r"\b(AUTOTUNE_[A-Z_]+)") if f'"{name}"' not in source
+        name
+        for name, _ in on_every_page(r"\b(AUTOTUNE_[A-Z_]+)")
+        if f'"{name}"' not in source and not name.startswith(VARIABLE)
     ] == []
+
+
+def test_every_variable_of_a_default_is_an_option_of_a_search():
+    shown = help_of(("search",))
+    named = {name for name, _ in on_every_page(rf"\b{VARIABLE}([A-Z_]+)")}
+    assert named
+    assert [name for name in named if f"--{name.lower().replace('_', '-')} " not in shown] == []
+
+
+def test_the_defaults_of_the_manual_can_be_read(tmp_path, monkeypatch):
+    (example,) = [code for code in toml_examples() if "# autotune.toml" in code]
+    (tmp_path / "autotune.toml").write_text(example, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    root = get_group(app)
+    with root.make_context("autotune", []) as parent:
+        searched = root.commands["search"].make_context("search", [], parent=parent).params
+        predicted = root.commands["predict"].make_context("predict", [], parent=parent).params
+    assert (searched["max_mem"], searched["no_predict"]) == ("24GiB", True)
+    assert (predicted["layers"], predicted["precision"]) == (12, "bf16-mixed")
 
 
 @pytest.mark.parametrize(("code", "page"), on_every_page(r"```python\n(.*?)```"))
@@ -200,7 +226,7 @@ def test_python_examples_compile(code, page):
 
 
 def test_the_search_space_of_the_manual_can_be_read(tmp_path):
-    (example,) = [code for code, _ in on_every_page(r"```toml\n(.*?)```")]
+    (example,) = [code for code in toml_examples() if "[techniques]" in code]
     file = tmp_path / "my.toml"
     file.write_text(example, encoding="utf-8")
     assert load_space(str(file)).techniques["precision"] == tuple(

@@ -122,6 +122,11 @@ app = typer.Typer(
 def root(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    no_defaults: bool = typer.Option(
+        False,
+        "--no-defaults",
+        help="Leave out the defaults of autotune.toml, pyproject.toml and the environment.",
+    ),
     install_completion: bool = typer.Option(
         False, "--install-completion", help="Install completion for your shell: bash, zsh or fish."
     ),
@@ -191,12 +196,12 @@ def _command() -> Callable[..., Any]:
 
 def print_error(message: str, hint: str) -> None:
     """Print one `error:` line and, where there is a hint, one `hint:` line on stderr."""
-    print(f"error: {_on_one_line(message)}", file=sys.stderr)
+    print(f"error: {on_one_line(message)}", file=sys.stderr)
     if hint:
-        print(f"hint: {_on_one_line(hint)}", file=sys.stderr)
+        print(f"hint: {on_one_line(hint)}", file=sys.stderr)
 
 
-def _on_one_line(text: str) -> str:
+def on_one_line(text: str) -> str:
     """Escape control characters, and cut the middle out of a very long text."""
     if len(text) > _LONGEST_LINE:
         text = f"{text[: _LONGEST_LINE // 2]} ... {text[-_LONGEST_LINE // 2 :]}"

@@ -35,9 +35,20 @@ class LazyCommand(TyperCommand):
         assert isinstance(command, TyperCommand | TyperGroup)
         return command
 
-    def make_context(self, *arguments: Any, **settings: Any) -> Any:
-        """Return the context of the imported command: it is then run instead of this one."""
-        return self.load().make_context(*arguments, **settings)
+    def make_context(
+        self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Return the context of the imported command: it is then run instead of this one.
+
+        Options that are not given have the user's defaults (`defaults.py`).
+        """
+        command = self.load()
+        if not extra.get("resilient_parsing"):
+            # This imports the declared options, which the list of commands does without.
+            from autotune.cli.defaults import defaults_for  # noqa: PLC0415
+
+            extra["default_map"] = defaults_for(command, info_name, args, parent)
+        return command.make_context(info_name, args, parent, **extra)
 
 
 class LazyGroup(HelpfulGroup):

@@ -18,6 +18,7 @@ from autotune.cli.live import make_display
 from autotune.cli.tables import make_console, print_result, print_trials
 from autotune.errors import Stopped, StorageUnreachable, TrialLost
 from autotune.reporting.outcomes import outcome_counts
+from autotune.reporting.report.commands import preference_arguments
 from autotune.spec.result import StudyResult
 from autotune.storage.error_translation import redacted_url
 from autotune.study.events import Event, StudyOpened
@@ -106,7 +107,7 @@ def continue_command(study: str, request: SearchRequest, *, trials: int | None =
     for name, option in SEARCH_OPTIONS.items():
         if option.is_repeated:
             arguments += option.arguments(values[name])
-    return shlex.join(arguments)
+    return shlex.join([*arguments, *preference_arguments(request.preferences)])
 
 
 def print_summary(

@@ -19,7 +19,7 @@ from autotune.spec.user_paths import expanded, is_plain_file, path_exists
 SCRIPT = "script"
 """The value of `Workload.model` for a script."""
 
-_SET_BY_SCRIPT = {
+SET_BY_SCRIPT = {
     "model": "its model",
     "pretrained": "its model",
     "layers": "its model",
@@ -141,7 +141,7 @@ def check_script(settings: Mapping[str, Any]) -> None:
         raise InvalidInput(
             f"script {script!r} is not a Python file", hint="name your training script: train.py"
         )
-    for field, what in _SET_BY_SCRIPT.items():
+    for field, what in SET_BY_SCRIPT.items():
         value = settings.get(field)
         if value is None or (field == "model" and value == SCRIPT):
             continue

@@ -105,17 +105,23 @@ def reading_command(
 
     `suffix` is appended unquoted.
     """
-    defaults = DEFAULT_PREFERENCES
     arguments = ["autotune", command, study]
     if storage != DEFAULT_STORAGE:
         arguments += ["--storage", storage]
+    arguments += preference_arguments(preferences)
+    return shlex.join(arguments) + suffix
+
+
+def preference_arguments(preferences: Preferences) -> list[str]:
+    """Return the arguments that set the preferences, without those that are defaults."""
+    arguments = []
     for name in ("speed", "perplexity"):
         share = getattr(preferences.tolerance, name)
-        if share != getattr(defaults.tolerance, name):
+        if share != getattr(DEFAULT_PREFERENCES.tolerance, name):
             arguments += ["--tolerance", f"{name}={share:g}"]
     for field, option in PREFERENCE_OPTIONS.items():
         arguments += option.arguments(getattr(preferences, field))
-    return shlex.join(arguments) + suffix
+    return arguments
 
 
 def export_template(study: str, *, storage: str) -> str:

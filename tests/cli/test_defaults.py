@@ -1,0 +1,280 @@
+"""Defaults from autotune.toml, pyproject.toml and the environment: what applies, and what may."""
+
+import pytest
+import typer.main
+
+from autotune.cli import app, options
+from autotune.cli.search_run import continue_command
+from autotune.spec.workload_options import WORKLOAD_OPTIONS
+from autotune.study.request import SEARCH_OPTIONS, request_of
+from tests.building.commands import run_here
+
+ROOT = typer.main.get_group(app)
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path, monkeypatch):
+    """A repository in which commands run; nothing above it counts."""
+    folder = tmp_path / "project"
+    (folder / "deep" / "down").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def parsed(line, *, root=()):
+    """Return the parameters of a command line, with the defaults that apply."""
+    words = line.split()
+    with ROOT.make_context("autotune", list(root)) as parent:
+        return ROOT.commands[words[0]].make_context(words[0], words[1:], parent=parent).params
+
+
+def rejected(line, *, folder, **environment):
+    ended = run_here(*line.split(), folder=folder, **environment)
+    lines = ended.stderr.splitlines()
+    assert (ended.returncode, ended.stdout, len(lines)) == (2, "", 2), ended.stderr
+    assert [each.partition(":")[0] for each in lines] == ["error", "hint"]
+    return ended.stderr
+
+
+# -- what applies ----------------------------------------------------------------------------------
+
+
+def test_the_command_line_comes_before_the_environment_before_the_file(project, monkeypatch):
+    (project / "autotune.toml").write_text("layers = 1\nwidth = 1\nheads = 1\n")
+    monkeypatch.setenv("AUTOTUNE_DEFAULT_LAYERS", "2")
+    monkeypatch.setenv("AUTOTUNE_DEFAULT_WIDTH", "2")
+    values = parsed("search --layers 3")
+    assert (values["layers"], values["width"], values["heads"]) == (3, 2, 1)
+    assert values["vocab_size"] is None
+
+
+@pytest.mark.parametrize(
+    ("key", "variable", "text", "parameter", "value"),
+    [
+        ('max-mem = "8GiB"', "MAX_MEM", "8GiB", "max_mem", "8GiB"),
+        ('max_mem = "8GiB"', "MAX_MEM", "8GiB", "max_mem", "8GiB"),
+        ("trials = 12", "TRIALS", "12", "trials", 12),
+        ("trial-time-limit = 90", "TRIAL_TIME_LIMIT", "90", "trial_time_limit", "90"),
+        ("gradient-clipping = 1", "GRADIENT_CLIPPING", "1", "gradient_clipping", 1.0),
+        ("no-predict = true", "NO_PREDICT", "yes", "no_predict", True),
+        ("streaming = false", "STREAMING", "0", "streaming", False),
+        (
+            'learning-rate = ["adamw=1e-3", "sgd=0.1"]',
+            "LEARNING_RATE",
+            "adamw=1e-3 sgd=0.1",
+            "learning_rate",
+            ["adamw=1e-3", "sgd=0.1"],
+        ),
+        ('tolerance = "speed=0.1"', "TOLERANCE", "speed=0.1", "tolerance", ["speed=0.1"]),
+    ],
+)
+def test_a_value_of_every_kind_is_read_from_file_and_environment(
+    key, variable, text, parameter, value, project, monkeypatch
+):
+    monkeypatch.setenv(f"AUTOTUNE_DEFAULT_{variable}", text)
+    assert parsed("search")[parameter] == value
+    monkeypatch.delenv(f"AUTOTUNE_DEFAULT_{variable}")
+    (project / "autotune.toml").write_text(key)
+    assert parsed("search")[parameter] == value
+
+
+def test_a_key_at_the_top_holds_where_an_option_means_the_same(project):
+    (project / "autotune.toml").write_text(
+        'layers = 2\nmax-mem = "8GiB"\nspace = "quick"\ntrials = 5\nscale = "tiny"\n'
+    )
+    assert parsed("search")["space"] == "quick"
+    assert (parsed("fit")["layers"], parsed("fit")["max_mem"]) == (2, "8GiB")
+    assert (parsed("predict")["layers"], parsed("predict")["space"]) == (2, None)
+    drawn = parsed("plot mine")
+    assert (drawn["trials"], drawn["scale"]) == (None, None)
+
+
+def test_the_table_of_a_command_comes_before_the_top(project):
+    (project / "pyproject.toml").write_text(
+        "[tool.autotune]\nlayers = 1\n[tool.autotune.predict]\nlayers = 2\nprecision = 'fp8'\n"
+    )
+    assert parsed("search")["layers"] == 1
+    assert (parsed("predict")["layers"], parsed("predict")["precision"]) == (2, "fp8")
+    assert parsed("explain")["precision"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "parameter"),
+    [
+        ("explain mine 3", "layers"),
+        ("predict --study mine --trial 3", "layers"),
+        ("predict --space peak_memory --reference", "max_mem"),
+        ("search --script train.py", "layers"),
+        ("search --script train.py", "tokenizer"),
+        ("search --model deep-one", "layers"),
+        ("search --dataset other.txt", "text_column"),
+        ("search --space quick", "scale"),
+    ],
+)
+def test_a_default_does_not_apply_where_what_is_given_excludes_it(line, parameter, project):
+    (project / "autotune.toml").write_text(
+        'layers = 2\nmax-mem = "8GiB"\ntokenizer = "bpe"\ntext-column = "body"\nscale = "tiny"\n'
+    )
+    assert parsed(line)[parameter] is None
+
+
+def test_the_storage_of_the_environment_is_that_of_every_command(project, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_DEFAULT_STORAGE", "sqlite:///elsewhere.db")
+    for line in ("search", "show mine", "studies", "compare a b"):
+        assert parsed(line)["storage"] == "sqlite:///elsewhere.db"
+    assert "elsewhere.db" in run_here("studies", "check", folder=project).stderr
+
+
+def test_without_defaults_none_applies(project, monkeypatch):
+    (project / "autotune.toml").write_text("layers = [")
+    monkeypatch.setenv("AUTOTUNE_DEFAULT_NONSENSE", "1")
+    assert parsed("search", root=["--no-defaults"])["layers"] is None
+
+
+def test_help_is_shown_whatever_the_files_say(project):
+    (project / "autotune.toml").write_text("layers = [")
+    ended = run_here("search", "--help", folder=project)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+# -- which file ------------------------------------------------------------------------------------
+
+
+def test_the_nearest_file_counts_up_to_the_root_of_the_repository(project, monkeypatch):
+    (project.parent / "autotune.toml").write_text("layers = 1\n")
+    monkeypatch.chdir(project / "deep" / "down")
+    assert parsed("search")["layers"] is None
+    (project / "autotune.toml").write_text("layers = 2\n")
+    assert parsed("search")["layers"] == 2
+    (project / "deep" / "pyproject.toml").write_text("[project]\nname = 'none of ours'\n")
+    assert parsed("search")["layers"] == 2
+    (project / "deep" / "pyproject.toml").write_text("[tool.autotune]\nlayers = 3\n")
+    assert parsed("search")["layers"] == 3
+    (project / "deep" / "autotune.toml").write_text("layers = 4\n")
+    assert parsed("search")["layers"] == 4
+
+
+def test_outside_a_repository_and_home_only_the_current_folder_counts(tmp_path, monkeypatch):
+    (tmp_path / "shared" / "mine").mkdir(parents=True)
+    (tmp_path / "shared" / "autotune.toml").write_text("layers = 1\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "project"))
+    monkeypatch.chdir(tmp_path / "shared" / "mine")
+    assert parsed("search")["layers"] is None
+    monkeypatch.chdir(tmp_path / "shared")
+    assert parsed("search")["layers"] == 1
+
+
+def test_a_path_in_a_file_is_relative_to_it(project, monkeypatch):
+    (project / "text").mkdir()
+    (project / "my.toml").touch()
+    (project / "autotune.toml").write_text('space = "my.toml"\ndataset = "./text"\n')
+    monkeypatch.chdir(project / "deep")
+    values = parsed("search")
+    assert (values["space"], values["dataset"]) == ("../my.toml", "../text")
+
+
+# -- what is said of it ----------------------------------------------------------------------------
+
+
+def test_what_comes_from_a_file_and_the_environment_is_printed(project, monkeypatch, capsys):
+    (project / "autotune.toml").write_text('layers = 2\nname = "my-study"\nfresh = true\n')
+    monkeypatch.setenv("AUTOTUNE_DEFAULT_TRIALS", "7")
+    parsed("search --layers 3")
+    assert capsys.readouterr().err.splitlines() == [
+        "defaults from autotune.toml: --name my-study --fresh",
+        "defaults from the environment: --trials 7",
+    ]
+
+
+def test_what_comes_from_a_file_is_in_the_command_that_continues_the_study(project):
+    (project / "autotune.toml").write_text(
+        'trial-time-limit = "90s"\nworkers = 2\nprefer = "smallest"\ntolerance = ["speed=0.1"]\n'
+    )
+    values = parsed("search")
+    settings = {}
+    for option in SEARCH_OPTIONS.values():
+        value = values[option.parameter]
+        settings[option.keyword] = not value if option.turns_off else value
+    preferences = options.preferences_of(
+        values["tolerance"], values["prefer"], values["max_perplexity_increase"]
+    )
+    request = request_of(settings, workload={}, preferences=preferences)
+    command = continue_command("mine", request)
+    for words in ("--trial-time-limit 90s", "--workers 2", "--prefer smallest", "speed=0.1"):
+        assert words in command
+
+
+# -- what is rejected ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('script = "train.py"', "script = 'train.py' would run code"),
+        ('model = "mine.py:build"', "model = 'mine.py:build' would run code"),
+        ('model = "package.module:build"', "would run code"),
+        ('storage = "sqlite:///x.db"', "would choose where studies are stored"),
+        ('[search]\nstorage = "sqlite:///x.db"', "search.storage = 'sqlite:///x.db' would choose"),
+    ],
+)
+def test_a_file_may_name_neither_code_nor_storage(content, expected, project):
+    (project / "autotune.toml").write_text(content)
+    text = rejected("search", folder=project)
+    assert expected in text
+    assert "a file that is found in a folder may not" in text
+
+
+@pytest.mark.parametrize("command", ["report mine", "plot mine", "export mine --to pytorch"])
+def test_a_file_may_not_say_which_files_are_written(command, project):
+    (project / "autotune.toml").write_text(f'[{command.split()[0]}]\nout = "../victim.html"\n')
+    assert "would choose which files are written" in rejected(command, folder=project)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("layerz = 3", "autotune.toml: there is no option layerz\nhint: did you mean 'layers'"),
+        ("[serch]\nlayers = 3", "there is no option serch\nhint: did you mean 'search'"),
+        ("[search]\nlayerz = 3", "there is no option search.layerz\nhint: did you mean 'layers'"),
+        ("search = 3", "autotune.toml: search = 3 is not a table"),
+        ('layers = "six"', "autotune.toml: layers = 'six' is not a whole number"),
+        ("layers = true", "layers = True is not a whole number"),
+        ("layers = 2.5", "layers = 2.5 is not a whole number"),
+        ('gradient-clipping = "x"', "gradient-clipping = 'x' is not a number"),
+        ("fresh = 1", "fresh = 1 is not a switch"),
+        ("learning-rate = 3", "learning-rate = 3 is not a list of texts"),
+        ("learning-rate = [3]", "is not a list of texts"),
+        ("name = true", "name = True is not a text"),
+        ("max-mem = [1]", "max-mem = [1] is not a text"),
+        ('"--layers" = 3', "there is no option --layers"),
+        ("layers = [", "autotune.toml is not valid TOML"),
+        ('layers = "\\u001b[31m"', "is not a whole number"),
+    ],
+)
+def test_an_invalid_file_is_one_error_that_names_file_and_key(content, expected, project):
+    (project / "autotune.toml").write_text(content)
+    assert expected in rejected("search", folder=project)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        ("LAYERZ", "3", "did you mean AUTOTUNE_DEFAULT_LAYERS?"),
+        ("LAYERS", "six", "AUTOTUNE_DEFAULT_LAYERS = 'six' is not a whole number"),
+        ("FRESH", "maybe", "AUTOTUNE_DEFAULT_FRESH = 'maybe' is not a switch"),
+        ("VARY", "width", "AUTOTUNE_DEFAULT_VARY sets no option of autotune search"),
+    ],
+)
+def test_an_invalid_variable_is_one_error_that_names_it(variable, text, expected, project):
+    name = f"AUTOTUNE_DEFAULT_{variable}"
+    assert expected in rejected("search", folder=project, **{name: text})
+
+
+def test_every_option_of_the_workload_can_have_a_default(project):
+    values = {str: '"x"', int: "1", float: "1", bool: "true", list[str]: '["x"]'}
+    harmless = [option for option in WORKLOAD_OPTIONS.values() if option.flag != "--script"]
+    lines = [f"{o.flag.removeprefix('--')} = {values[o.kind.typed]}" for o in harmless]
+    (project / "autotune.toml").write_text("\n".join(lines))
+    given = parsed("search")
+    assert [option.flag for option in harmless if given[option.parameter] is None] == []
