@@ -2,8 +2,9 @@
 
 The command line (`cli/option_groups.py`), the Python interface (`api.py`) and the commands that are
 printed for a user to copy all read the declaration. To add a setting to the search, give
-`SearchRequest` (`study/request.py`) a field with an `Option`, and `autotune.search` a parameter; a
-test compares the two.
+`SearchRequest` (`study/request.py`) a field with an `Option` in one of the groups below, and
+`autotune.search` a parameter; tests compare the two. Help, completion (`cli/completion.py`) and a
+user's defaults (`cli/defaults.py`) then have it.
 """
 
 import dataclasses

@@ -12,7 +12,10 @@ from tests.cli.mistaken_files import DATASETS, IN_REAL, dataset_options
 from tests.cli.mistaken_spaces import SPACES, space_file
 
 COMMAND_LINES = {
-    "": "--bogus | frobnicate | --version=3 | --nonesuch search",
+    "": """
+        --bogus | frobnicate | --version=3 | --nonesuch search
+        --no-defaults=3 | --no-defaults bogus | --install-completion=x | --show-completion=bash
+    """,
     "search": r"""
         --max-mem 8,5GiB | --max-mem -1 | --max-mem 0 | --max-mem '' | --max-mem abc
         --max-mem 8gib
