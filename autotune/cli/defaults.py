@@ -27,6 +27,8 @@ PROJECT_FILE = "pyproject.toml"
 VARIABLE = "AUTOTUNE_DEFAULT_"
 """Begins the names of environment variables; `AUTOTUNE_DEFAULT_TRIALS` is for `--trials`."""
 WITHOUT = "leave all defaults out with autotune --no-defaults"
+APPLIED = "autotune.defaults"
+"""The key of a context's `meta` that says whether a default applies to the command."""
 
 _WORKLOAD = {option.parameter for option in WORKLOAD_OPTIONS.values()}
 _SIZES = {WORKLOAD_OPTIONS[name].parameter for name in SIZE_SETTINGS}
@@ -112,6 +114,7 @@ def defaults_for(command: Any, name: str, args: list[str], parent: Any) -> dict[
         if option not in excluded and default.arguments
     }
     _print(applied.values())
+    parent.meta[APPLIED] = bool(applied)
     return {option: default.value for option, default in applied.items()}
 
 

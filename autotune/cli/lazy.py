@@ -9,7 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from autotune.cli.help import HelpfulCommand, HelpfulGroup
-from autotune.errors import InvalidInput, near_misses
+from autotune.errors import InvalidInput, StudyMismatch, near_misses
 
 
 class LazyCommand(TyperCommand):
@@ -62,6 +62,17 @@ class LazyGroup(HelpfulGroup):
         super().__init__(**settings)
         for command in self.lazy_commands:
             self.add_command(command)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; say it where a study may differ only by the user's defaults."""
+        try:
+            return super().invoke(ctx)
+        except StudyMismatch as error:
+            from autotune.cli.defaults import APPLIED, WITHOUT  # noqa: PLC0415  # as above
+
+            if not ctx.meta.get(APPLIED):
+                raise
+            raise StudyMismatch(error.message, hint=f"{error.hint}; or {WITHOUT}") from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return name, command and its arguments. Raises InvalidInput for an unknown command."""

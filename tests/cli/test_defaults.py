@@ -8,6 +8,7 @@ from autotune.cli.search_run import continue_command
 from autotune.spec.workload_options import WORKLOAD_OPTIONS
 from autotune.study.request import SEARCH_OPTIONS, request_of
 from tests.building.commands import run_here
+from tests.building.studies import measured, write_study
 
 ROOT = typer.main.get_group(app)
 
@@ -203,6 +204,18 @@ def test_what_comes_from_a_file_is_in_the_command_that_continues_the_study(proje
     command = continue_command("mine", request)
     for words in ("--trial-time-limit 90s", "--workers 2", "--prefer smallest", "speed=0.1"):
         assert words in command
+
+
+def test_a_study_that_differs_by_a_default_is_answered_with_the_way_to_leave_it_out(project):
+    write_study(f"sqlite:///{project}/studies/autotune.db", [measured()], name="mine")
+    (project / "autotune.toml").write_text("layers = 77\n")
+    ended = run_here("search", "--name", "mine", folder=project)
+    assert "was begun with --layers" in ended.stderr
+    assert "autotune --no-defaults" in ended.stderr
+    (project / "autotune.toml").unlink()
+    ended = run_here("search", "--name", "mine", "--layers", "77", folder=project)
+    assert "was begun with --layers" in ended.stderr
+    assert "--no-defaults" not in ended.stderr
 
 
 # -- what is rejected ------------------------------------------------------------------------------
