@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune import api
-from autotune.analysis.no_worse_than import Match, find_matches
 from autotune.cli import completion, options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
 from autotune.cli.tables import make_console
@@ -21,6 +20,7 @@ from autotune.spec.study import RESULTS_FOLDER
 from autotune.units import format_size
 
 if TYPE_CHECKING:
+    from autotune.analysis.no_worse_than import Match
     from autotune.reporting.figures.comparison import Comparison, Side
 
 _LONGEST_NAME = 120
@@ -64,7 +64,8 @@ def compare(
     as_json: options.JsonOption = False,
 ) -> None:
     """Compare the picks of several studies and draw their fronts in one figure."""
-    # plotly takes 0.1 s to import, which the help of this command does without.
+    # plotly and numpy take 0.2 s to import, which the help of this command does without.
+    from autotune.analysis.no_worse_than import find_matches  # noqa: PLC0415
     from autotune.reporting.figures import comparison  # noqa: PLC0415
     from autotune.reporting.html_page import whole_page  # noqa: PLC0415
 
@@ -108,7 +109,7 @@ def compare(
 
 
 def _to_dict(
-    compared: "Comparison", file: Path, matches: tuple[Match, ...] | None
+    compared: "Comparison", file: Path, matches: "tuple[Match, ...] | None"
 ) -> dict[str, object]:
     found = {} if matches is None else {"no_worse": [match.to_dict() for match in matches]}
     return {
@@ -146,7 +147,7 @@ def _table(compared: "Comparison") -> Table:
     return table
 
 
-def _matches_table(matches: tuple[Match, ...], first: str, other: str) -> Table:
+def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> Table:
     found = [match for match in matches if match.found is not None]
     itself = sum(match.found_itself for match in found)
     title = (
@@ -177,7 +178,7 @@ def _matches_table(matches: tuple[Match, ...], first: str, other: str) -> Table:
     return table
 
 
-def _found_name(match: Match, found: TrialRecord) -> str:
+def _found_name(match: "Match", found: TrialRecord) -> str:
     if match.found_itself:
         return f"#{found.number}, itself, on the front"
     return f"#{found.number} {found.config.describe()}"
