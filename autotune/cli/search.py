@@ -8,6 +8,7 @@ import typer
 from autotune.cli import options
 from autotune.cli.option_groups import with_search_settings, with_workload
 from autotune.errors import InvalidInput
+from autotune.spec.model_choice import with_model_config
 from autotune.spec.option import EVERYDAY, RESULTS
 from autotune.study.request import request_of
 
@@ -26,6 +27,14 @@ def search(
         ),
     ] = False,
     workload: Mapping[str, Any],
+    script_arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- ARGUMENTS",
+            help="Arguments of --script, after a separate --.",
+            show_default=False,
+        ),
+    ] = None,
     tolerance: options.ToleranceOption = None,
     prefer: options.PreferOption = options.PREFER,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
@@ -43,6 +52,8 @@ def search(
 
     Runs short real trainings. Prints the Pareto front of memory, speed and perplexity, and a pick.
     """
+    if script_arguments:
+        workload = with_model_config({**workload, "script_arguments": script_arguments})
     request = request_of(
         {**settings, "storage": storage},
         workload=workload,

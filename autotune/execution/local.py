@@ -227,6 +227,12 @@ class LocalExecutor(ServerTasks):
             finished.set_exception(error)
             return
         result = reply.result()
+        measured = dict(result.result)
+        script_files = measured.pop("script_files", {})
         finished.set_result(
-            FinishedTrial(measurement=Measurement.from_dict(result.result), seconds=result.seconds)
+            FinishedTrial(
+                measurement=Measurement.from_dict(measured),
+                seconds=result.seconds,
+                script_files=script_files,
+            )
         )

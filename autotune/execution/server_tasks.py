@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -200,18 +201,37 @@ class ServerTasks:
 
     def examine(
         self, workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: str
-    ) -> dict[str, dict[str, str]]:
-        """Returns which of `choices`, {technique: values}, the workload's model does not support.
+    ) -> tuple[Workload, dict[str, dict[str, str]]]:
+        """Returns the workload, and which of `choices` its model does not support.
 
-        The result is {technique: {value: reason}}. Raises InvalidInput.
+        `choices` are {technique: values}; the second result is {technique: {value: reason}}. The
+        workload of a script has the files that it was seen to read, and says whether it needs the
+        environment of torchrun. Raises InvalidInput.
         """
-        listed = {technique: list(values) for technique, values in choices.items()}
-        payload = {"workload": workload.to_dict(), "choices": listed, "device": device}
         if not device.startswith("cuda"):
-            return dict(self._call("examine", payload))
+            return self._examine(workload, choices, device=device)
         # Attention is tried on the device, and a script runs until it has built its model.
         with self.slot_on(self.identify(device)):
-            return dict(self._call("examine", payload))
+            return self._examine(workload, choices, device=device)
+
+    def _examine(
+        self, workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: str
+    ) -> tuple[Workload, dict[str, dict[str, str]]]:
+        payload = {
+            "workload": workload.to_dict(),
+            "choices": {technique: list(values) for technique, values in choices.items()},
+            "device": device,
+        }
+        found = self._call("examine", payload)
+        if found.get("missing_variable"):
+            self._note(
+                f"{workload.script} needs {found['missing_variable']}, which torchrun sets: every "
+                "trial runs it as the only rank of a training"
+            )
+            return self._examine(replace(workload, one_rank=True), choices, device=device)
+        if workload.script is not None:
+            workload = replace(workload, script_files=found["files"])
+        return workload, found["unavailable"]
 
     def model_sha256(self, workload: Workload) -> str:
         """Returns the SHA-256 of the current Python file or weights of the workload's model.

@@ -1,7 +1,8 @@
 """An attempt is one run of a trial by a worker; exactly one attempt provides its result."""
 
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from autotune.spec.result import Measurement
@@ -58,6 +59,9 @@ class FinishedTrial:
     measurement: Measurement
     seconds: float
     """Wall-clock time of the trial."""
+    script_files: Mapping[str, str] = field(default_factory=dict)
+    """{path: SHA-256} of files that a script has first read after `autotune.apply`. They are stored
+    with the study, not with the attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)

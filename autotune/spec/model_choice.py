@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,27 @@ def no_model(name: str) -> InvalidInput:
     )
 
 
+def arguments_without_script(arguments: Sequence[str]) -> InvalidInput:
+    """Return the error for arguments that no script could take."""
+    return InvalidInput(
+        f"only a script takes arguments such as {arguments[0]!r}, and no script is named",
+        hint="name it: autotune search --script train.py -- config.py --device=cpu",
+    )
+
+
 def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return `settings` with a path or hub name in `model` resolved to a config and its name.
 
     Other settings, and a model that is already resolved, stay as they are. A script sets the model
-    to "script". Raises InvalidInput for a model that does not exist or cannot be used.
+    to "script", and has no arguments unless they are given. Raises InvalidInput for a model that
+    does not exist or cannot be used.
     """
+    arguments = settings.get("script_arguments") or ()
     if settings.get("script") is not None:
         check_script(settings)
-        return {**settings, "model": SCRIPT}
+        return {**settings, "model": SCRIPT, "script_arguments": tuple(arguments)}
+    if arguments:
+        raise arguments_without_script(arguments)
     model = settings.get("model")
     if not isinstance(model, str) or model in MODEL_NAMES:
         return dict(settings)

@@ -64,6 +64,10 @@ WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
     "model_sha256",
     "model_source",
     "script",
+    "script_arguments",
+    "script_files",
+    "script_files_after_apply",
+    "one_rank",
 }
 
 

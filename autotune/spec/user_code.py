@@ -7,9 +7,11 @@ mistakes before anything starts.
 import ast
 import hashlib
 import re
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +139,12 @@ def check_function(model: str, settings: Mapping[str, Any]) -> None:
 def check_script(settings: Mapping[str, Any]) -> None:
     """Raise InvalidInput for an invalid script, or for `settings` that a script decides itself."""
     script = settings["script"]
-    if not isinstance(script, str) or not script.endswith(".py"):
+    if not isinstance(script, str) or not (script.endswith(".py") or is_script_module(script)):
         raise InvalidInput(
-            f"script {script!r} is not a Python file", hint="name your training script: train.py"
+            f"script {script!r} is not a Python file",
+            hint="name your training script, train.py, or its module, package.train",
         )
+    check_script_arguments(settings.get("script_arguments") or ())
     for field, what in SET_BY_SCRIPT.items():
         value = settings.get(field)
         if value is None or (field == "model" and value == SCRIPT):
@@ -149,7 +153,71 @@ def check_script(settings: Mapping[str, Any]) -> None:
             f"a script decides {what} itself, {field} = {value!r} cannot be set from outside",
             hint=f"leave --{field.replace('_', '-')} or --script out",
         )
-    read_python(expanded(script))
+    read_python(script_file(script))
+
+
+def check_script_arguments(arguments: object) -> None:
+    """Raise InvalidInput unless `arguments` are texts that a program can be started with."""
+    if not isinstance(arguments, list | tuple) or not all(map(_is_argument, arguments)):
+        raise InvalidInput(
+            f"script_arguments = {arguments!r} is not possible",
+            hint='use a list of strings, such as ["config/tiny.py", "--device=cpu"]',
+        )
+
+
+def _is_argument(argument: object) -> bool:
+    return isinstance(argument, str) and "\0" not in argument and _is_storable(argument)
+
+
+def _is_storable(text: str) -> bool:
+    """Whether `text` is Unicode that every database stores; a file name may be other bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_script_module(script: str) -> bool:
+    """Whether the script is a module, as of `python -m package.train`, and not a file."""
+    names = script.split(".")
+    return len(names) > 1 and names[-1] != "py" and all(name.isidentifier() for name in names)
+
+
+def script_file(script: str) -> Path:
+    """Return the file of a script. Raises InvalidInput for a module that is not there.
+
+    A module is found as `python -m` finds it from this folder, but without importing the packages
+    that it is in.
+    """
+    if not is_script_module(script):
+        return expanded(script)
+    places: Iterable[str] | None = [str(Path.cwd()), *sys.path]
+    origin = None
+    names = script.split(".")
+    while places is not None and (names or origin is None):
+        spec = PathFinder.find_spec(names.pop(0) if names else "__main__", list(places))
+        if spec is None:
+            break
+        places = spec.submodule_search_locations
+        is_package = places is not None
+        origin = None if is_package else spec.origin
+    if names or origin is None or not origin.endswith(".py"):
+        raise InvalidInput(
+            f"script {script!r} is not a Python file, nor a module that Python finds from here",
+            hint=f"run from the folder in which python -m {script} works, or name a file: train.py",
+        )
+    return Path(origin)
+
+
+def script_folder(script: str) -> Path:
+    """Return the absolute folder that Python puts first on the path of a script.
+
+    Paths of its files are relative to it.
+    """
+    if is_script_module(script):
+        return Path.cwd()
+    return expanded(script).absolute().parent
 
 
 def takes_size(model: str, size: str) -> bool:
@@ -192,7 +260,7 @@ def sha256_of(file: Path) -> str:
 def script_sha256(script: str) -> str:
     """Return the SHA-256 of the script. Raises InvalidInput if it is not found from this folder."""
     try:
-        return sha256_of(expanded(script))
+        return sha256_of(script_file(script))
     except OSError as error:
         raise InvalidInput(
             f"script {script} cannot be read: {error.strerror}",
@@ -204,5 +272,5 @@ def changed_since(what: str) -> StudyMismatch:
     """Return the error for code that has changed since the study was created."""
     return StudyMismatch(
         f"{what} has changed since the study was created",
-        hint="restore the old content, or start another study",
+        hint="restore the old content, or begin another study with another --name",
     )

@@ -7,15 +7,27 @@ text.
 import dataclasses
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.config import LegalityContext
-from autotune.spec.model_choice import HOW_TO_NAME, MODEL_NAMES, no_model, with_model_config
+from autotune.spec.model_choice import (
+    HOW_TO_NAME,
+    MODEL_NAMES,
+    arguments_without_script,
+    no_model,
+    with_model_config,
+)
 from autotune.spec.model_file import FILE_NAME, largest_sequence_length, model_name, sizes_of
-from autotune.spec.user_code import SCRIPT, is_function_reference, read_reference
+from autotune.spec.user_code import (
+    SCRIPT,
+    is_function_reference,
+    is_script_module,
+    read_reference,
+)
 from autotune.spec.workload_settings import Packing, Schedule, check_setting, overridden
 
 STANDARD_LIBRARY_TEXT = "python-docs"
@@ -67,7 +79,18 @@ class Workload:
     model_source: str | None = None
     """Folder or hub name of the pretrained weights; None without them."""
     script: str | None = None
-    """The user's training script, which is run instead of a model; `model` is then "script"."""
+    """The user's training script, a file or a module as of `python -m`, which is run instead of a
+    model; `model` is then "script"."""
+    script_arguments: tuple[str, ...] = ()
+    """What follows the script on its command line."""
+    script_files: Mapping[str, str] | None = None
+    """{path: SHA-256} of what the script has read when it calls `autotune.apply`, without the
+    script itself (`spec/script_files.py`); None: not known, as for studies of earlier releases."""
+    script_files_after_apply: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The same of what it first reads later. Trials add to it, so that it is no part of the
+    identity."""
+    one_rank: bool = False
+    """Whether the script gets the environment variables of torchrun with one process."""
     layers: int | None
     width: int | None
     heads: int | None
@@ -131,6 +154,9 @@ class Workload:
         object.__setattr__(self, "learning_rates", rates)
         if self.gradient_clipping is not None:
             object.__setattr__(self, "gradient_clipping", float(self.gradient_clipping))
+        object.__setattr__(self, "script_arguments", tuple(self.script_arguments))
+        if self.script_arguments and self.script is None:
+            raise arguments_without_script(self.script_arguments)
         self._check_steps()
         if (self.script is not None) != (self.model == SCRIPT):
             raise no_model(self.model)
@@ -245,7 +271,7 @@ class Workload:
     def describe_model(self) -> str:
         """Return the model as a short text, with its sizes if the settings decide them."""
         if self.script is not None:
-            return f"script {self.script}"
+            return shlex.join(["script", self.script, *self.script_arguments])
         if is_function_reference(self.model):
             return self.model
         sizes = []
@@ -264,6 +290,12 @@ class Workload:
         assert self.width is not None
         assert self.heads is not None
         return self.layers, self.width, self.heads
+
+    def script_command(self) -> list[str]:
+        """Return what stands after `python` on the script's command line."""
+        assert self.script is not None
+        module = ["-m"] if is_script_module(self.script) else []
+        return [*module, self.script, *self.script_arguments]
 
     @property
     def legality_context(self) -> LegalityContext:
@@ -300,10 +332,14 @@ class Workload:
     def identity(self) -> dict[str, Any]:
         """Return `to_dict` without the later settings that are at their defaults.
 
-        The fingerprints of studies from before these settings stay valid.
+        The fingerprints of studies from before these settings stay valid. A script that reads no
+        other file has the identity that it had when its files were not known.
         """
         settings = {}
-        for name, value in self.to_dict().items():
+        stored = self.to_dict()
+        del stored["script_files_after_apply"]
+        stored["script_files"] = stored["script_files"] or None
+        for name, value in stored.items():
             if name not in _DEFAULTS_ADDED_LATER or value != _DEFAULTS_ADDED_LATER[name]:
                 settings[name] = value
         return settings
@@ -320,6 +356,9 @@ _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "pretrained": False,
     "model_source": None,
     "script": None,
+    "script_arguments": (),
+    "script_files": None,
+    "one_rank": False,
 }
 """Settings that the first studies did not have, with their defaults."""
 

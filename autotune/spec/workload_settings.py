@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.config import CHOICES
 from autotune.spec.model_choice import HOW_TO_NAME
+from autotune.spec.user_code import check_script_arguments
 from autotune.units import is_positive_number
 
 Schedule = Literal["constant", "cosine"]
@@ -37,9 +38,14 @@ def check_setting(name: str, value: object) -> None:
     elif name == "model_config":
         if value is not None and not isinstance(value, Mapping):
             raise InvalidInput(f"model_config = {value!r} is not possible", hint=HOW_TO_NAME)
-    elif name == "pretrained":
+    elif name == "script_arguments":
+        check_script_arguments(value)
+    elif name in ("script_files", "script_files_after_apply"):
+        if not (value is None and name == "script_files"):
+            _check_files(name, value)
+    elif name in ("pretrained", "one_rank"):
         if not isinstance(value, bool):
-            raise InvalidInput(f"pretrained = {value!r} is not possible", hint="use true or false")
+            raise InvalidInput(f"{name} = {value!r} is not possible", hint="use true or false")
     elif name == "seed":
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
             raise InvalidInput(
@@ -74,6 +80,12 @@ def _check_whole_number(name: str, value: object) -> None:
         if isinstance(value, int) and value > maximum:
             hint = f"use a whole number from 1 to {maximum}"
         raise InvalidInput(f"{name} = {value!r} is not possible", hint=hint)
+
+
+def _check_files(name: str, files: object) -> None:
+    texts = [*files, *files.values()] if isinstance(files, Mapping) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidInput(f"{name} = {files!r} is not possible", hint="leave it out")
 
 
 def _check_learning_rates(rates: object) -> None:

@@ -4,7 +4,7 @@ The database is the only state of a study. Optuna's samplers keep none: each pro
 feeds it the stored trials.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
@@ -16,6 +16,7 @@ from autotune.errors import StorageUnavailable, StudyMismatch, UnknownStudy, sug
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import TrialRecord
+from autotune.spec.script_files import with_files_of_trial
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
 from autotune.storage.attempts import Attempts, read_losses
 from autotune.storage.database import BUSY_TIMEOUT_SECONDS, Database
@@ -150,6 +151,25 @@ class StudyStore:
             connection.execute(
                 update(STUDIES).where(STUDIES.c.name == study).values(trials_wanted=trials_wanted)
             )
+
+    @retried
+    def add_script_files(self, study: str, found: Mapping[str, str]) -> Mapping[str, str]:
+        """Adds files that a trial's script first read after `autotune.apply`: {path: SHA-256}.
+
+        Returns all such files of the study. Raises StudyMismatch if one of them has changed since
+        another trial has read it; nothing is added then.
+        """
+        of_study = STUDIES.c.name == study
+        with self._database.writing() as connection:
+            if found:  # locks the study's row until the commit
+                connection.execute(update(STUDIES).where(of_study).values(name=study))
+            workload = dict(connection.scalars(select(STUDIES.c.workload).where(of_study)).one())
+            later = workload.get("script_files_after_apply", {})
+            merged = with_files_of_trial(workload.get("script_files"), later, found)
+            if merged != later:
+                workload["script_files_after_apply"] = merged
+                connection.execute(update(STUDIES).where(of_study).values(workload=workload))
+        return merged
 
     @retried
     def names(self) -> list[str]:

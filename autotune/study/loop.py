@@ -102,6 +102,7 @@ class StudySession:
             study_folder=study_folder,
             trial_options=trial_options,
             listener=listener,
+            add_script_files=shared.add_script_files,
             check_stop=self._check_stop,
             clock=clock,
         )

@@ -94,7 +94,7 @@ def new_definition(
     check_snapshot(request.memory_snapshot, device.device)
     check_trials_per_device(request.trials_per_device, device)
     workload = make_workload(device.type, space.workload, request.specified_workload())
-    lacking = executor.examine(workload, space.choices(), device=device.device)
+    workload, lacking = executor.examine(workload, space.choices(), device=device.device)
     # This probe compiles programs, so it runs only after the cheap checks.
     _, not_on_device = executor.probe(device.device, space.choices())
     unavailable = {}

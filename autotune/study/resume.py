@@ -1,5 +1,6 @@
 """Checks before a study is resumed: its options, device, text and model must be the same."""
 
+import shlex
 import shutil
 import uuid
 from pathlib import Path
@@ -10,6 +11,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.execution.server.prepared_folder import is_made_of
 from autotune.execution.server_tasks import PREPARED
 from autotune.spec.result import DeviceInfo
+from autotune.spec.script_files import check_files_unchanged
 from autotune.spec.space_file import load_space
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload_options import option_of
@@ -29,6 +31,9 @@ def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
     for name, value in request.specified_workload().items():
         if name == "learning_rates":
             options[option_of(name)] = ({**workload[name], **value}, workload[name])
+        elif name == "script_arguments":
+            requested = shlex.join(value) or "none"
+            options["script arguments"] = (requested, shlex.join(workload[name]) or "none")
         else:
             options[option_of(name)] = (value, workload[name])
     for option, (requested, known) in options.items():
@@ -71,7 +76,10 @@ def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
 
 
 def check_same_model(stored: StudyDefinition, *, executor: LocalExecutor) -> None:
-    """Raise StudyMismatch if the Python file that makes the model has changed since."""
+    """Raise StudyMismatch if the Python file that makes the model has changed since.
+
+    Also if a file that a script reads has changed.
+    """
     workload = stored.workload
     if not workload.model_sha256 or workload.pretrained:
         return  # pretrained weights were stored when the study began
@@ -80,6 +88,7 @@ def check_same_model(stored: StudyDefinition, *, executor: LocalExecutor) -> Non
             f"{workload.describe_model()} is no longer what study {stored.name!r} was begun with",
             hint="bring the old content back, or begin another study with --name",
         )
+    check_files_unchanged(workload)
 
 
 def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folder: Path) -> None:

@@ -13,7 +13,7 @@ another micro batch is the same training depends on the script: see `ParityGate.
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
@@ -53,6 +53,7 @@ class TrialRunner:
         study_folder: Path,
         trial_options: TrialOptions,
         listener: Listener,
+        add_script_files: Callable[[Mapping[str, str]], Mapping[str, str]],
         check_stop: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,6 +63,7 @@ class TrialRunner:
         self._prediction_cache = prediction_cache
         self._folder = study_folder
         self._options = trial_options
+        self._add_script_files = add_script_files
         self._check_stop = check_stop
         self._clock = clock
         workload = definition.workload
@@ -84,11 +86,13 @@ class TrialRunner:
     ) -> FinishedTrial:
         """Return the result of one configuration.
 
-        Raises Stopped, and TrialLost when the machine, not the configuration, ended the trial.
+        Raises Stopped, TrialLost when the machine, not the configuration, ended the trial, and
+        StudyMismatch when a script has read other files than its study.
         """
         skipped = self._skip_if_predicted_over_cap(config)
         if skipped is not None:
             return skipped
+        self._store_script_files({})  # other workers may have found some
         return self._run_with_parity_check(config, log_name=log_name, records=records)
 
     def _skip_if_predicted_over_cap(self, config: TrainingConfig) -> FinishedTrial | None:
@@ -257,7 +261,17 @@ class TrialRunner:
             shares_perplexity=pruning_bounds is not None,
             pruning_bounds=pruning_bounds or (),
         )
-        return self._wait_for(future)
+        finished = self._wait_for(future)
+        self._store_script_files(finished.script_files)
+        return finished
+
+    def _store_script_files(self, found: Mapping[str, str]) -> None:
+        """Add files to the study that its script reads late; raises StudyMismatch."""
+        workload = self._definition.workload
+        if workload.script_files is not None:
+            later = self._add_script_files(found)
+            workload = replace(workload, script_files_after_apply=later)
+            self._definition = replace(self._definition, workload=workload)
 
     def _wait_for(self, future: "Future[FinishedTrial]") -> FinishedTrial:
         """Return the trial's result; an exception during the wait cancels the trial."""

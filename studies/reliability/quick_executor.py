@@ -66,4 +66,4 @@ class QuickExecutor(LocalExecutor):
         if task == "prepare":
             Path(payload["folder"]).mkdir(parents=True)
             return {"text_sha256": "0" * 64, "model_sha256": "", "parameters": 1}
-        return {"examine": {}, "model_sha256": ""}.get(task)
+        return {"examine": {"unavailable": {}}, "model_sha256": ""}.get(task)

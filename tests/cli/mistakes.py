@@ -121,7 +121,7 @@ COMMAND_LINES = {
         --model own.py:build --width 64 | --model deep.py:build | --model 'a b:c'
         --model latin.py:build
         --script missing.py | --script train | --script '' | --script broken.py | --script pipe.py
-        --script folder.py
+        --script folder.py | --script no_package.train | --steps 40 -- config.py
         --script train.py --model gpt | --script train.py --layers 3
         --script train.py --dataset good.txt
         --script train.py --learning-rate sgd=1 | --script train.py --tokenizer bytes

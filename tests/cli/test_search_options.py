@@ -64,7 +64,8 @@ def parsed(command):
 def test_every_option_of_the_command_is_a_setting_in_python():
     options = {option.parameter for option in SEARCH_OPTIONS.values()}
     options |= {option.parameter for option in WORKLOAD_OPTIONS.values()}
-    assert set(TYPED) - {"help"} == options | OF_PREFERENCES | OF_THE_DISPLAY | {"dry_run"}
+    others = {"dry_run", "script_arguments"}
+    assert set(TYPED) - {"help"} == options | OF_PREFERENCES | OF_THE_DISPLAY | others
     assert callable(autotune.dry_run)
 
 

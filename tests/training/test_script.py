@@ -116,11 +116,10 @@ def trial_of(server, tmp_path):
             "shares_perplexity": shares_perplexity,
             "pruning_bounds": list(pruning_bounds),
         }
-        return (
-            server.submit("train", payload, log_file=tmp_path / "trial.log")
-            .result(timeout=120)
-            .result
-        )
+        reply = server.submit("train", payload, log_file=tmp_path / "trial.log")
+        found = dict(reply.result(timeout=120).result)
+        found.pop("script_files", None)
+        return found
 
     return run
 
@@ -130,11 +129,8 @@ def examine(server, tmp_path):
     def run(file, **choices):
         workload = make_workload("cpu", {"script": str(file), "global_batch": 4}).to_dict()
         payload = {"workload": workload, "choices": choices, "device": "cpu"}
-        return (
-            server.submit("examine", payload, log_file=tmp_path / "examine.log")
-            .result(timeout=120)
-            .result
-        )
+        reply = server.submit("examine", payload, log_file=tmp_path / "examine.log")
+        return reply.result(timeout=120).result["unavailable"]
 
     return run
 

@@ -29,6 +29,7 @@ from autotune.spec.workload import Workload
 from autotune.techniques import find_unavailable
 from autotune.techniques.requirements import missing_parts
 from autotune.training import trainer
+from autotune.training.script.files import files_after_apply
 from autotune.training.script.run import trace_script
 from autotune.training.script.trainer import examine_script, train_script
 
@@ -65,18 +66,19 @@ def probe(
 
 def examine(
     *, workload: dict[str, Any], choices: dict[str, list[Any]], device: str
-) -> dict[str, dict[str, str]]:
+) -> dict[str, Any]:
     """Returns which of `choices`, {technique: values}, the model does not support on `device`.
 
-    The result is {technique: {value: reason}}. Raises InvalidInput for a model that cannot be
-    built.
+    The result is {"unavailable": {technique: {value: reason}}}, for a script an `ExaminedScript`.
+    Raises InvalidInput for a model that cannot be built.
     """
     if workload["script"] is not None:
-        return examine_script(Workload(**workload), choices, device=torch.device(device))
+        return asdict(examine_script(Workload(**workload), choices, device=torch.device(device)))
     with torch.device("meta"):
         parts = build_model(Workload(**workload))
     length = workload["sequence_length"]
-    return missing_parts(parts, choices, device=torch.device(device), sequence_length=length)
+    missing = missing_parts(parts, choices, device=torch.device(device), sequence_length=length)
+    return {"unavailable": missing}
 
 
 def devices() -> list[dict[str, Any]]:
@@ -101,18 +103,22 @@ def check_device(*, device: str) -> dict[str, Any]:
 def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
     """Trains one configuration; returns a Measurement, also where the training fails.
 
-    Raises TrialLost for a failure of the machine, and StudyMismatch where the study's text, model
-    or script has changed.
+    That of a script also has "script_files", {path: SHA-256} of those that it has first read after
+    `autotune.apply`. Raises TrialLost for a failure of the machine, and StudyMismatch where the
+    study's text, model or script has changed.
     """
     memory_kills = host_memory_kills()
     try:
         training = _training_request(**request)
         train_one = trainer.train if training.workload.script is None else train_script
-        return asdict(train_one(training, progress=progress))
+        measurement = train_one(training, progress=progress)
     except (StudyMismatch, TrialLost):
         raise
     except Exception as error:
-        return asdict(_failed(error, device=request["device"], memory_kills=memory_kills))
+        measurement = _failed(error, device=request["device"], memory_kills=memory_kills)
+    if request["workload"]["script"] is None:
+        return asdict(measurement)
+    return {**asdict(measurement), "script_files": files_after_apply()}
 
 
 def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:

@@ -63,10 +63,12 @@ def _for_a_script(recipe: Recipe) -> Export:
     user_script = recipe.workload.script
     assert user_script is not None
     # The allocator reads its setting once, before autotune.apply could make it.
-    launcher = f"{launch.FILE} " if recipe.config.allocator != "default" else ""
+    launcher = [launch.FILE] if recipe.config.allocator != "default" else []
+    python = ["torchrun", "--standalone"] if recipe.workload.one_rank else ["python"]
+    command = shlex.join([*python, *launcher, *recipe.workload.script_command()])
     return Export(
         files={CONFIG_FILE: config_text(recipe), **_launcher(recipe)},
-        command=f"AUTOTUNE_CONFIG={CONFIG_FILE} python {launcher}{shlex.quote(user_script)}",
+        command=f"AUTOTUNE_CONFIG={CONFIG_FILE} {command}",
         unsupported=tuple(_decided_by_script(recipe)),
         notes=(
             f"{user_script} calls autotune.apply, which applies the {CONFIG_FILE} that the "

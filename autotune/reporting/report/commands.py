@@ -51,7 +51,9 @@ def rerun_template(definition: StudyDefinition) -> str:
     text = space_text(space, about=about).replace("{}", NUMBER, 1)
     text += f'\n[[configurations]]\nname = "trial {NUMBER}"\n{CONFIGURATION}\n'
     # --fresh: measure it again even if the database already holds a result.
-    arguments = shlex.join(["--fresh", *_device(definition), *options])
+    arguments = shlex.join(
+        ["--fresh", *_device(definition), *options, *_script_arguments(definition.workload)]
+    )
     command = f"autotune search --space {stem}.toml --name {stem} {arguments}"
     return _shell([*files, (f"{stem}.toml", text)], command)
 
@@ -90,6 +92,7 @@ def search_command(definition: StudyDefinition, *, trials: int) -> str:
     if definition.workload.pretrained:
         arguments.append("--pretrained")
     arguments += [*options, *_workload_options(definition)]
+    arguments += _script_arguments(definition.workload)
     return _shell(files, shlex.join(arguments))
 
 
@@ -161,6 +164,11 @@ def _model(
         content = json.dumps(workload.model_config, indent=2)
         return {"model": f"./{stem}-model.json"}, [(f"{stem}-model.json", content)], []
     return {}, [], []
+
+
+def _script_arguments(workload: Workload) -> list[str]:
+    """Return what stands at the end of the command line for the script's arguments."""
+    return ["--", *workload.script_arguments] if workload.script_arguments else []
 
 
 def _baseline_optimizer(definition: StudyDefinition) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Workload, device, versions, settings and dates of a study, as (name, text) pairs."""
 
+import shlex
 from collections.abc import Iterator
 
 from autotune.analysis.pick import Preferences
@@ -20,8 +21,15 @@ def workload_facts(workload: Workload) -> Facts:
 
 def _script_facts(workload: Workload) -> Iterator[tuple[str, str]]:
     yield "script", workload.script or ""
+    if workload.script_arguments:
+        yield "its arguments", shlex.join(workload.script_arguments)
+    if workload.one_rank:
+        yield "run as", "the only rank of torchrun"
     if workload.model_sha256:
         yield "hash of the script", workload.model_sha256
+    files = {**(workload.script_files or {}), **workload.script_files_after_apply}
+    if files:
+        yield "files that it reads", ", ".join(files)
     yield "a step", f"{workload.global_batch} sequences"
     yield "steps", _steps(workload)
     yield "seed", str(workload.seed)

@@ -7,7 +7,7 @@ first worker that notices ends it.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,6 +220,10 @@ class Coordinator:
             except OSError:
                 self._identity.release_reserve()
         return False
+
+    def add_script_files(self, found: Mapping[str, str]) -> Mapping[str, str]:
+        """Adds files that a script reads late; returns all of the study. Raises StudyMismatch."""
+        return self._store.add_script_files(self._study, found)
 
     def record_failure(self, attempt: Attempt, *, cause: str) -> None:
         """Ends an attempt that failed because of the machine; its trial is retried a few times."""

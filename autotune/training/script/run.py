@@ -6,6 +6,7 @@ import math
 import os
 import random
 import runpy
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,16 +18,34 @@ import torch._inductor.config
 from torch import nn
 from torch.optim import Optimizer
 
+from autotune.errors import StudyMismatch
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
+from autotune.spec.script_files import check_files_of_trial
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
-from autotune.spec.user_code import changed_since, script_sha256
-from autotune.spec.user_paths import expanded
+from autotune.spec.user_code import (
+    changed_since,
+    is_script_module,
+    script_file,
+    script_folder,
+    script_sha256,
+)
 from autotune.spec.workload import Workload
 from autotune.techniques import before_the_device
 from autotune.techniques.pinned_memory import bound_pinned_memory
 from autotune.techniques.user_training import apply_to_user_training, parts_of_user_model
 from autotune.training.parity import ParityFailed, ParityWatch
+from autotune.training.script.files import files_until_apply, watch_files
 from autotune.training.script.interface import begin
+
+RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""The variables by which torchrun tells a script which of its processes it is."""
 
 
 class ScriptEnd(BaseException):
@@ -59,25 +78,50 @@ def choose_device(device: torch.device) -> None:
 def run_script(workload: Workload, *, expected_sha256: str) -> bool:
     """Runs the script as `python script.py` would; returns whether ScriptEnd ended it.
 
-    Raises the reason of a ScriptEnd, RuntimeError for an exit code other than 0, InvalidInput if
-    the file has changed since `expected_sha256`, and whatever the script raises.
+    A module runs as `python -m` would run it. Raises the reason of a ScriptEnd, RuntimeError for an
+    exit code other than 0, StudyMismatch if the script has changed since `expected_sha256` or its
+    files are not those of the workload, and whatever the script raises.
     """
-    assert workload.script is not None
-    script = expanded(workload.script)
-    if expected_sha256 and script_sha256(workload.script) != expected_sha256:
-        raise changed_since(str(script))
-    sys.argv = [str(script)]
-    sys.path.insert(0, str(script.absolute().parent))
+    script = workload.script
+    assert script is not None
+    file = script_file(script)
+    if expected_sha256 and script_sha256(script) != expected_sha256:
+        raise changed_since(str(file))
+    if workload.one_rank:
+        os.environ.update(_one_rank())
+    sys.argv = [str(file), *workload.script_arguments]
+    sys.path.insert(0, str(script_folder(script)))
+    watch = watch_files(workload)
+    watch.start()
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        if is_script_module(script):
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(file), run_name="__main__")
     except ScriptEnd as end:
         if end.reason is not None:
             raise end.reason from None
         return True
-    except SystemExit as end:
-        if end.code:
-            raise RuntimeError(f"the script ended with exit code {end.code}") from end
+    except (Exception, SystemExit) as error:
+        if not watch.has_applied:  # it may fail because of an edit
+            check_files_of_trial(workload, watch.found(), has_read_all=False)
+        if not isinstance(error, SystemExit):
+            raise
+        if error.code:
+            raise RuntimeError(f"the script ended with exit code {error.code}") from error
     return False
+
+
+def _one_rank() -> dict[str, str]:
+    """Returns the variables that torchrun sets for the only process of a training.
+
+    The port is a free one for each process, because several trials may run on this machine.
+    """
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    values = ("0", "0", "1", "1", "127.0.0.1", str(port))
+    return dict(zip(RANK_VARIABLES, values, strict=True))
 
 
 class WatchedRun:
@@ -99,7 +143,14 @@ class WatchedRun:
     def apply_and_watch(
         self, model: nn.Module, optimizer: Optimizer
     ) -> tuple[nn.Module, Optimizer]:
-        """Applies the configuration and starts recording steps."""
+        """Applies the configuration and starts recording steps.
+
+        Raises ScriptEnd with StudyMismatch where the script has read other files than its study.
+        """
+        try:
+            check_files_of_trial(self._workload, files_until_apply())
+        except StudyMismatch as error:
+            raise ScriptEnd(error) from None
         # Before techniques wrap the model's parts.
         self.parity = ParityWatch(
             parts_of_user_model(model).parameters_by_block(),

@@ -11,8 +11,11 @@ that of the last training losses, and its source says so. The evaluation loss of
 calls `model.eval()` is used as reported.
 """
 
+import dataclasses
 import functools
 import math
+import re
+import shlex
 import statistics
 import time
 from collections import deque
@@ -36,8 +39,10 @@ from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.techniques import before_the_device
 from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
 from autotune.techniques.user_training import missing_in_user_model
+from autotune.training.script.files import files_until_apply
 from autotune.training.script.interface import begin
 from autotune.training.script.run import (
+    RANK_VARIABLES,
     ScriptEnd,
     WatchedRun,
     choose_device,
@@ -80,13 +85,24 @@ def train_script(request: TrainingRequest, *, progress: Progress = unwatched) ->
     return trial.measurement()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExaminedScript:
+    """What a run of a script up to `autotune.apply` has shown."""
+
+    unavailable: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    """What its model and optimizer do not support: {technique: {value: reason}}."""
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """{path: SHA-256} of the files that it has read."""
+    missing_variable: str = ""
+    """The variable of torchrun without which it cannot run; empty if it needs none."""
+
+
 def examine_script(
     workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: torch.device
-) -> dict[str, dict[str, str]]:
-    """Runs the script up to `autotune.apply`; returns what its model and optimizer do not support.
+) -> ExaminedScript:
+    """Runs the script up to `autotune.apply`; returns what that has shown.
 
-    The result is {technique: {value: reason}}. Raises InvalidInput for a script that fails before
-    or does not call it.
+    Raises InvalidInput for a script that fails before or does not call it.
     """
     choose_device(device)
     if device.type == "cuda":
@@ -96,13 +112,16 @@ def examine_script(
     try:
         run_script(workload, expected_sha256="")
     except Exception as error:
+        variable = _missing_variable(error)
+        if variable and not workload.one_rank:
+            return ExaminedScript(missing_variable=variable)
         reason = type(error).__name__
         lines = str(error).strip().splitlines()
         if lines:
             reason += f": {lines[0]}"
         raise InvalidInput(
             f"script {workload.script} fails before its first step: {reason}",
-            hint=f"it must run by itself: python {workload.script}",
+            hint=f"it must run by itself: python {shlex.join(workload.script_command())}",
         ) from error
     if examination.missing is None:
         raise InvalidInput(
@@ -110,7 +129,19 @@ def examine_script(
             "its end",
             hint="add `model, optimizer = autotune.apply(model, optimizer)` after both are made",
         )
-    return examination.missing
+    return ExaminedScript(unavailable=examination.missing, files=files_until_apply())
+
+
+def _missing_variable(error: Exception) -> str:
+    """Returns the variable of torchrun whose absence is the reason of `error`, else "".
+
+    torch.distributed raises a ValueError that names it.
+    """
+    name = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
+    if isinstance(error, ValueError):
+        found = re.search(r"environment variable (\w+) expected", str(error))
+        name = found[1] if found else ""
+    return name if name in RANK_VARIABLES else ""
 
 
 class _Examination:
@@ -122,6 +153,7 @@ class _Examination:
         self._choices = choices
 
     def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        files_until_apply()  # what is read from here on is not part of them
         self.missing = missing_in_user_model(model, optimizer, self._choices)
         raise ScriptEnd
 
@@ -182,7 +214,11 @@ class _ScriptTrial(WatchedRun):
     # -- what the script calls ---------------------------------------------------------------------
 
     def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        self._model, self._optimizer = self.apply_and_watch(model, optimizer)
+        try:
+            self._model, self._optimizer = self.apply_and_watch(model, optimizer)
+        except ScriptEnd:
+            self._has_ended = True
+            raise
         self._optimizer.register_step_post_hook(self._count_update)
         _watch_mode(self._model, self._note_mode)
         self._startup_seconds = time.monotonic() - self._request.requested_at
