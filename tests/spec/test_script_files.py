@@ -52,6 +52,12 @@ def test_a_file_that_the_script_writes_may_change(found, workload):
     check_files_of_trial(written, found)
 
 
+def test_a_file_that_the_script_made_when_the_study_was_created_may_be_there_already(workload):
+    made = replace(workload, script_files={"vocabulary.json": ""})
+    check_files_of_trial(made, {"vocabulary.json": "a"})
+    check_files_of_trial(made, {"vocabulary.json": ""})
+
+
 def test_a_study_of_an_earlier_release_accepts_any_files(workload):
     check_files_of_trial(replace(workload, script_files=None), {"new.py": "n"})
 

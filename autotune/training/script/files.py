@@ -143,10 +143,13 @@ class FileWatch:
             self._files[path] = WRITTEN
 
     def _note_read(self, path: str) -> None:
-        if path in self._files or path in self._not_counted or path in self._written:
+        if path in self._files or path in self._not_counted:
             return
         if path == self._script or not self._is_users(path):
             self._not_counted.add(path)
+            return
+        if path in self._written:
+            self._files[path] = WRITTEN  # the next trial may find it made already
             return
         folder = os.path.dirname(path)
         if not path.endswith(".py") and self._by_folder[folder] > MOST_IN_A_FOLDER:
