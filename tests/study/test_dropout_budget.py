@@ -33,7 +33,7 @@ SHORT = {
 
 
 @pytest.fixture(scope="module")
-def check(tmp_path_factory, one_trial_server):
+def judge(tmp_path_factory, one_trial_server):
     """judge(TrainingConfig(...)) is the gate's verdict on a real GPT-2 with dropout."""
     folder = tmp_path_factory.mktemp("dropout")
     (folder / "config.json").write_text(json.dumps(GPT2))
