@@ -85,6 +85,8 @@ class Segment(nn.Module):
 
 def checkpoint_in_blocks(parts: ModelParts, granularity: Checkpointing) -> None:
     """Applies every granularity within single blocks; `sqrt` is in `checkpoint_segments`."""
+    if granularity != "none":
+        stop_caching(parts.model)
     if granularity == "attention":
         assert parts.attention_name is not None
         for block in parts.blocks:
@@ -99,6 +101,18 @@ def checkpoint_in_blocks(parts: ModelParts, granularity: Checkpointing) -> None:
         for index in range(0, len(blocks), every):
             blocks[index] = Checkpointed(blocks[index])
         parts.replace_blocks(blocks)
+
+
+def stop_caching(model: nn.Module) -> None:
+    """Turns off the cache of keys and values that transformers' models fill in each forward pass.
+
+    A block that is recomputed would add to the cache a second time: the cache would hold twice the
+    keys and values, and `selective` would meet operators that were not in the forward pass.
+    """
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", None) is True:
+            config.use_cache = False
 
 
 def checkpoint_segments(parts: ModelParts, granularity: Checkpointing) -> None:

@@ -18,6 +18,7 @@ from autotune.spec.workload import make_workload
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
 from autotune.techniques.compilation import compile_blocks, compile_model
 from autotune.techniques.requirements import check_parts
+from autotune.techniques.user_training import apply_to_user_training
 
 LAYERS, CPU = 4, torch.device("cpu")
 SIZES = {
@@ -348,3 +349,28 @@ def test_without_transformers_the_error_says_how_to_install_it(workload_of, monk
     with pytest.raises(InvalidInput, match="needs the transformers library") as raised:
         build_model(workload_of(CONFIGS["llama"]))
     assert "autotune[huggingface]" in raised.value.hint
+
+
+@pytest.mark.parametrize("checkpointing", ["selective", "block"])
+def test_a_script_whose_model_caches_keys_and_values_can_recompute_its_blocks(checkpointing):
+    """Transformers' models fill a cache in each forward pass, unless their settings say not to."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    def gradients(**choices):
+        torch.manual_seed(0)
+        sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
+        settings = LlamaConfig(**sizes, num_attention_heads=2, vocab_size=64)
+        assert settings.use_cache
+        model = AutoModelForCausalLM.from_config(settings)
+        optimizer = torch.optim.AdamW(model.parameters())
+        config = TrainingConfig(micro_batch_size=2, **choices)
+        model, _ = apply_to_user_training(config, model, optimizer)
+        tokens = torch.arange(2 * 16).view(2, 16)
+        output = model(input_ids=tokens, labels=tokens)
+        output.loss.backward()
+        return output, [parameter.grad for parameter in model.parameters()]
+
+    output, recomputed = gradients(checkpointing=checkpointing)
+    assert output.past_key_values is None
+    _, plain = gradients()
+    assert all(torch.equal(*pair) for pair in zip(recomputed, plain, strict=True))

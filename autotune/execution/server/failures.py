@@ -6,14 +6,19 @@ There are three kinds of failures. Running out of memory is an outcome, and its 
 memory: on a CPU it appears in five forms (measured: two kinds of `RuntimeError`, `MemoryError`, an
 exit of the OpenMP runtime, SIGKILL by the kernel), on CUDA in several, not all of them
 torch.OutOfMemoryError. A failure of the machine is TrialLost and says nothing about the
-configuration (`infrastructure.py`). Everything else is a crash of the configuration.
+configuration (`infrastructure.py`). Everything else is a crash of the configuration; where torch
+could not compile or recompute the model, the message names the technique and what to use instead.
 """
 
 import errno
 import re
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
+from torch.utils.checkpoint import CheckpointError
 
 from autotune.execution.server.infrastructure import (
     exception_chain,
@@ -56,9 +61,13 @@ _UNIT_BYTES = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1
 
 
 def measurement_of_exception(
-    error: BaseException, *, device_type: str, host_killed_for_memory: bool = False
+    error: BaseException,
+    *,
+    device_type: str,
+    config: Mapping[str, Any] | None = None,
+    host_killed_for_memory: bool = False,
 ) -> Measurement:
-    """Returns the outcome for an exception that ended a training.
+    """Returns the outcome for an exception that ended a training with the techniques of `config`.
 
     Raises TrialLost where the machine is to blame and not the configuration.
     """
@@ -82,9 +91,35 @@ def measurement_of_exception(
     loss = machine_failure_behind(error, device_type=device_type)
     if loss:
         raise loss from error
-    return Measurement(
-        outcome="crashed", message=f"{type(error).__name__}: {first_line(text)}".strip(": ")
-    )
+    message = f"{type(error).__name__}: {first_line(text)}".strip(": ")
+    limit = _limit_of_torch(error, config or {})
+    if limit:
+        message = f"{limit} ({message})"
+    return Measurement(outcome="crashed", message=message)
+
+
+_NOT_RECOMPUTED = "encountered during backward but not found in storage"
+"""Part of the message of selective checkpointing for an operator that forward did not run."""
+
+
+def _limit_of_torch(error: BaseException, config: Mapping[str, Any]) -> str:
+    """Returns which technique torch cannot apply to this model, and what to use instead.
+
+    Empty for an error that is not of torch.compile or of checkpointing.
+    """
+    checkpointing = config.get("checkpointing", "none")
+    scope = config.get("compile", "none")
+    for cause in exception_chain(error):
+        is_of_checkpointing = isinstance(cause, CheckpointError) or _NOT_RECOMPUTED in str(cause)
+        if is_of_checkpointing and checkpointing != "none":
+            return (
+                f"checkpointing {checkpointing} cannot recompute this model: its forward pass runs "
+                "other operators the second time, as one that fills a cache does; use "
+                "checkpointing none, or turn off what the model stores"
+            )
+        if isinstance(cause, TorchDynamoException) and scope != "none":
+            return f"torch.compile cannot compile this model with compile {scope}; use compile none"
+    return ""
 
 
 def _is_host_out_of_memory(error: BaseException, *, host_killed_for_memory: bool) -> bool:

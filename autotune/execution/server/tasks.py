@@ -115,7 +115,7 @@ def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
     except (StudyMismatch, TrialLost):
         raise
     except Exception as error:
-        measurement = _failed(error, device=request["device"], memory_kills=memory_kills)
+        measurement = _failed(error, request, memory_kills=memory_kills)
     if request["workload"]["script"] is None:
         return asdict(measurement)
     return {**asdict(measurement), "script_files": files_after_apply()}
@@ -138,11 +138,11 @@ def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> d
     except (StudyMismatch, TrialLost):
         raise
     except Exception as error:
-        failed = _failed(error, device=request["device"], memory_kills=memory_kills)
+        failed = _failed(error, request, memory_kills=memory_kills)
         return {"trace": None, "failure": failed.message}
 
 
-def _failed(error: Exception, *, device: str, memory_kills: int) -> Measurement:
+def _failed(error: Exception, request: Mapping[str, Any], *, memory_kills: int) -> Measurement:
     """Returns the outcome for an error, and writes its traceback to the log. Raises TrialLost."""
     try:
         traceback.print_exception(error)
@@ -150,7 +150,10 @@ def _failed(error: Exception, *, device: str, memory_kills: int) -> Measurement:
         pass  # the log's disk is full
     killed = host_memory_kills() > memory_kills
     return measurement_of_exception(
-        error, device_type=device.partition(":")[0], host_killed_for_memory=killed
+        error,
+        device_type=request["device"].partition(":")[0],
+        config=request["config"],
+        host_killed_for_memory=killed,
     )
 
 

@@ -4,11 +4,14 @@ import signal
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo.exc import TorchDynamoException
 
 from autotune.errors import TrialLost
 from autotune.execution.server.failures import measurement_of_exception
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.process_exit import measurement_of_exit
+from autotune.techniques.checkpointing import Checkpointed, _selective_contexts
 from autotune.training.parity import ParityFailed
 from autotune.training.step import Diverged
 
@@ -133,6 +136,42 @@ def test_divergence_is_a_separate_outcome():
 def test_any_other_error_is_a_crash_with_its_name_and_first_line():
     measurement = _of(ValueError("bad value\nmore"))
     assert (measurement.outcome, measurement.message) == ("crashed", "ValueError: bad value")
+
+
+def test_a_model_that_recomputes_something_else_is_a_limit_of_the_checkpointing():
+    seen = []
+
+    class Storing(nn.Module):
+        def forward(self, x):
+            seen.append(x)
+            stored = seen[0] if len(seen) == 1 else torch.cat(seen)
+            return stored[: len(x)].exp().exp()
+
+    block = Checkpointed(Storing(), context_fn=_selective_contexts)
+    with pytest.raises(RuntimeError) as ended:
+        block(torch.ones(2, requires_grad=True)).sum().backward()
+    measurement = measurement_of_exception(
+        ended.value, device_type="cpu", config={"checkpointing": "selective", "compile": "block"}
+    )
+    assert measurement.outcome == "crashed"
+    assert measurement.message.startswith("checkpointing selective cannot recompute this model")
+    assert "use checkpointing none" in measurement.message
+    assert "aten." in measurement.message
+
+
+def test_code_that_torch_cannot_compile_is_a_limit_of_compilation():
+    def breaks(x):
+        torch._dynamo.graph_break()
+        return x + 1
+
+    with pytest.raises(TorchDynamoException) as ended:
+        torch.compile(breaks, fullgraph=True, backend="eager")(torch.ones(2))
+    measurement = measurement_of_exception(
+        ended.value, device_type="cpu", config={"checkpointing": "none", "compile": "model"}
+    )
+    assert measurement.message.startswith(
+        "torch.compile cannot compile this model with compile model; use compile none (Unsupported:"
+    )
 
 
 def test_a_signal_is_a_crash_that_names_it(tmp_path):
