@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +31,9 @@ PREPARED = "prepared"
 
 _SECONDS_TO_ANSWER = 60.0
 """Time limit of `check_device`: creating a context takes seconds, longer with many devices."""
+
+_REHEARSAL_SECONDS = 600.0
+"""Time limit of `rehearse`: the start of a script and two plain steps."""
 
 
 def prepared_folder(of_study: Workload, workload: Workload) -> str:
@@ -232,6 +235,30 @@ class ServerTasks:
         if workload.script is not None:
             workload = replace(workload, script_files=found["files"])
         return workload, found["unavailable"]
+
+    def rehearse(self, workload: Workload, *, device: str) -> str:
+        """Runs two steps of the workload's script without a cap.
+
+        Returns why its optimizer cannot step during backward; empty if nothing is known, as for a
+        script that fails or that needs too long.
+        """
+        info = self.identify(device)
+        with self.slot_on(info) if info.type == "cuda" else nullcontext():
+            future = self._server.submit(
+                "rehearse",
+                {"workload": workload.to_dict(), "device": device},
+                log_file=self._folder / "logs" / "rehearse.log",
+                limits=time_limits(_REHEARSAL_SECONDS),
+                environment=self._caches.environment(self._folder),
+                limit_host_memory=info.type == "cpu",
+                slot=self._slot,
+            )
+            try:
+                return str(self.wait_for(future).result)
+            except Stopped:
+                raise
+            except AutotuneError:
+                return ""
 
     def model_sha256(self, workload: Workload) -> str:
         """Returns the SHA-256 of the current Python file or weights of the workload's model.

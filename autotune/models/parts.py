@@ -32,9 +32,9 @@ class ModelParts:
     blocks_name: str = ""
     attention_name: str | None = None
     """Name of the attribute of a block that is its attention."""
-    blocks_are_called_alike: bool = True
+    blocks_are_called_alike: bool | None = True
     """False if blocks take different arguments, such as masks, so that several cannot be run as
-    one."""
+    one. None if it is not known, as in a user's script."""
     head: nn.Linear | None = None
     """The layer from the last hidden states to logits. `techniques/requirements.py` checks that
     nothing else changes the logits."""

@@ -95,6 +95,13 @@ def new_definition(
     check_trials_per_device(request.trials_per_device, device)
     workload = make_workload(device.type, space.workload, request.specified_workload())
     workload, lacking = executor.examine(workload, space.choices(), device=device.device)
+    steps_in_backward = "backward" in space.choices().get("optimizer_fusion", ())
+    is_possible = "backward" not in lacking.get("optimizer_fusion", {})
+    if workload.script is not None and steps_in_backward and is_possible:
+        listener(Preparing(what=f"trying two steps of {workload.script}"))
+        reason = executor.rehearse(workload, device=device.device)
+        if reason:
+            lacking.setdefault("optimizer_fusion", {})["backward"] = reason
     # This probe compiles programs, so it runs only after the cheap checks.
     _, not_on_device = executor.probe(device.device, space.choices())
     unavailable = {}

@@ -86,6 +86,11 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
             return "the model has no list of alike blocks"
         case ("checkpointing", "attention") if parts.attention_name is None:
             return "no attention was found in the model's blocks"
+        case ("checkpointing", "sqrt") if parts.blocks_are_called_alike is None:
+            return (
+                "it runs several blocks as one, and how the script's model calls its blocks is not "
+                "known"
+            )
         case ("checkpointing", "sqrt") if not parts.blocks_are_called_alike:
             return "it runs several blocks as one, and this model's take different arguments"
         case ("precision", "fp8") if not _can_be_fp8(parts):

@@ -81,7 +81,7 @@ def parts_of_user_model(model: nn.Module) -> ModelParts:
         blocks_owner=found.owner,
         blocks_name=found.name,
         attention_name=found.attention_name,
-        blocks_are_called_alike=False,
+        blocks_are_called_alike=None,
     )
 
 

@@ -397,6 +397,9 @@ def test_what_its_model_and_optimizer_do_not_support_is_excluded(script, examine
         "precision": ["fp16-mixed"],
         "optimizer": ["sgd"],
     }
+    assert missing["checkpointing"]["sqrt"] == (
+        "it runs several blocks as one, and how the script's model calls its blocks is not known"
+    )
 
 
 @pytest.mark.parametrize(

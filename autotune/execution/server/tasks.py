@@ -81,6 +81,13 @@ def examine(
     return {"unavailable": missing}
 
 
+def rehearse(*, workload: dict[str, Any], device: str) -> str:
+    """Returns why the optimizer of the workload's script cannot step during backward, or ""."""
+    from autotune.training.script.rehearsal import why_no_step_in_backward
+
+    return why_no_step_in_backward(Workload(**workload), device=torch.device(device))
+
+
 def devices() -> list[dict[str, Any]]:
     """Returns a DeviceInfo of every device that this torch can use: the CUDA devices, then the CPU.
 
@@ -206,6 +213,7 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "identify": identify,
     "probe": probe,
     "examine": examine,
+    "rehearse": rehearse,
     "model_sha256": model_sha256,
     "devices": devices,
     "check_device": check_device,

@@ -190,8 +190,22 @@ def _end_where_gradients_are_clipped() -> None:
     """Ends a script at its first call of torch's gradient clipping.
 
     The gradients have been used and freed by then, so clipping would do nothing. Must be called
-    before the script imports the functions. With a limit of infinity they only compute the norm,
-    which is allowed.
+    before the script imports the functions.
+    """
+
+    def end() -> None:
+        raise ScriptEnd(ParityFailed(CLIPS_GRADIENTS))
+
+    watch_clipping(before_clipping=end)
+
+
+def watch_clipping(
+    *, before_clipping: Callable[[], None], after_norm: Callable[[], None] = lambda: None
+) -> None:
+    """Calls `before_clipping` at each call of torch's gradient clipping from now on.
+
+    With a limit of infinity the functions only compute the norm; `after_norm` is called then. Must
+    be called before the script imports the functions.
     """
 
     def guarded(clip: Callable[..., Any]) -> Callable[..., Any]:
@@ -201,8 +215,11 @@ def _end_where_gradients_are_clipped() -> None:
         def call(*args: Any, **kwargs: Any) -> Any:
             _, limit, *_ = signature.bind(*args, **kwargs).arguments.values()
             if math.isfinite(limit):
-                raise ScriptEnd(ParityFailed(_CLIPS))
-            return clip(*args, **kwargs)
+                before_clipping()
+                return clip(*args, **kwargs)
+            result = clip(*args, **kwargs)
+            after_norm()
+            return result
 
         return call
 
@@ -212,7 +229,9 @@ def _end_where_gradients_are_clipped() -> None:
         setattr(nn.utils.clip_grad, name, guard)
 
 
-_CLIPS = "the script clips gradients, which optimizer_fusion backward has used and freed before"
+CLIPS_GRADIENTS = (
+    "the script clips gradients, which optimizer_fusion backward has used and freed before"
+)
 
 
 class _ScriptTrace(WatchedRun):

@@ -1,0 +1,151 @@
+"""Tries two steps of a user's script, to see whether its optimizer can step during backward.
+
+Such a step uses each gradient when it is complete and frees it at once. So a script must not change
+gradients between backward and the optimizer's step, as clipping and scaling do, must not add up the
+gradients of several backward passes, and must not need them afterwards. Otherwise each trial with
+`optimizer_fusion backward` would fail its parity check or crash.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import Workload
+from autotune.training.script.interface import begin
+from autotune.training.script.run import (
+    CLIPS_GRADIENTS,
+    ScriptEnd,
+    choose_device,
+    run_script,
+    seed_everything,
+    watch_clipping,
+)
+
+_CHANGES_GRADIENTS = (
+    "the script changes gradients between backward and the optimizer's step, for example scales "
+    "them, and optimizer_fusion backward has used and freed them before"
+)
+_ADDS_GRADIENTS = (
+    "the script calls backward more than once before its optimizer steps, and optimizer_fusion "
+    "backward would update the weights each time"
+)
+_NEEDS_GRADIENTS = "the script fails where gradients are freed during backward"
+
+
+def why_no_step_in_backward(workload: Workload, *, device: torch.device) -> str:
+    """Returns why the script's optimizer cannot step during backward; empty if nothing is known.
+
+    The first step is an unchanged one, in which gradients are watched. In the second one they are
+    freed during backward. A script that fails by itself is reported by its trials, not here.
+    """
+    choose_device(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    seed_everything(workload.seed)
+    rehearsal = _Rehearsal(workload)
+    begin(rehearsal)
+    watch_clipping(before_clipping=rehearsal.note_clipping, after_norm=rehearsal.forgive_norm)
+    try:
+        run_script(workload, expected_sha256="")
+    except (MemoryError, torch.OutOfMemoryError):
+        pass
+    except Exception as error:
+        if rehearsal.has_freed_gradients:
+            lines = str(error).strip().splitlines()
+            what = ": ".join([type(error).__name__, *lines[:1]])
+            return f"{_NEEDS_GRADIENTS}: {what}"
+    return rehearsal.reason
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """A gradient as backward has left it."""
+
+    tensor: Tensor
+    version: int
+    norm: Tensor | None
+    """For changes that do not count as a new version, by `grad.data`; None if it is sparse."""
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_Gradient":
+        return cls(tensor, tensor._version, _norm(tensor))
+
+    def is_unchanged(self, tensor: Tensor) -> bool:
+        if tensor is not self.tensor or tensor._version != self.version:
+            return False
+        return self.has_norm_of(tensor)
+
+    def has_norm_of(self, tensor: Tensor) -> bool:
+        norm = _norm(tensor)
+        if self.norm is None or norm is None:
+            return True
+        return bool(torch.equal(self.norm.nan_to_num(), norm.nan_to_num()))
+
+
+@torch.no_grad()
+def _norm(gradient: Tensor) -> Tensor | None:
+    if gradient.layout != torch.strided:
+        return None
+    norm: Tensor = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32)
+    return norm
+
+
+class _Rehearsal:
+    """A run of the script that ends with its second step, or where a reason is found."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.config = TrainingConfig(micro_batch_size=workload.global_batch)
+        self.reason = ""
+        self.has_freed_gradients = False
+        self._is_second_step = False
+        self._gradients: dict[Tensor, _Gradient] = {}
+        """The gradients that are complete and that no optimizer has used, by parameter."""
+
+    def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(self._note_gradient)
+        register_optimizer_step_pre_hook(self._compare)
+        return model, optimizer
+
+    def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+        if self.reason or self._is_second_step:
+            raise ScriptEnd
+        self._is_second_step = True
+        self._gradients.clear()
+
+    def note_clipping(self) -> None:
+        self.reason = CLIPS_GRADIENTS
+
+    def forgive_norm(self) -> None:
+        """Accepts the product with 1 by which torch's clipping ends where it has no limit."""
+        for parameter, known in self._gradients.items():
+            gradient = parameter.grad
+            if gradient is known.tensor and known.has_norm_of(gradient):
+                self._gradients[parameter] = _Gradient.of(gradient)
+
+    def _note_gradient(self, parameter: Tensor) -> None:
+        if self._is_second_step:
+            parameter.grad = None
+            self.has_freed_gradients = True
+            return
+        assert parameter.grad is not None
+        if parameter in self._gradients:
+            self.reason = self.reason or _ADDS_GRADIENTS
+        self._gradients[parameter] = _Gradient.of(parameter.grad)
+
+    def _compare(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Compares the gradients that an optimizer is about to use with those of backward."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                known = self._gradients.pop(parameter, None)
+                if known is None or parameter.grad is None:
+                    continue
+                if not known.is_unchanged(parameter.grad):
+                    self.reason = self.reason or _CHANGES_GRADIENTS
