@@ -72,18 +72,28 @@ def fit(
             help="Device memory that the CUDA context takes (CUDA only). [default: 0.6GiB]",
         ),
     ] = None,
-    no_confirm: Annotated[
+    no_trial: Annotated[
         bool,
         typer.Option(
-            "--no-confirm",
+            "--no-trial",
             rich_help_panel=EVERYDAY,
             help="Only predict; run no real trial at the end.",
         ),
+    ] = False,
+    no_confirm: Annotated[
+        bool,
+        typer.Option("--no-confirm", hidden=True, help="The former name of --no-trial."),
     ] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", rich_help_panel=RESULTS, help="Print each prediction as it is made."
+        ),
+    ] = False,
 ) -> None:
     """Find the largest model, sequence length or micro batch that fits under a memory cap.
 
@@ -106,9 +116,9 @@ def fit(
         compute_capability=compute_capability,
         torch_version=torch_version,
         context_bytes=_context_bytes(context, device=device, default=CUDA_CONTEXT_BYTES),
-        confirms=not no_confirm,
+        confirms=not (no_trial or no_confirm),
     )
-    with _display(quiet=quiet) as listener:
+    with _display(quiet=quiet, verbose=verbose) as listener:
         result = run(request, listener=listener)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
@@ -130,23 +140,32 @@ def _context_bytes(context: str | None, *, device: str | None, default: int) -> 
 
 
 @contextmanager
-def _display(*, quiet: bool) -> "Iterator[Callable[[FitProgress], None]]":
-    """Yield a listener that prints progress on stderr, with a spinner if that is a terminal."""
+def _display(*, quiet: bool, verbose: bool) -> "Iterator[Callable[[FitProgress], None]]":
+    """Yield a listener that prints what is found on stderr, and all progress if `verbose`.
+
+    On a terminal, a spinner shows the progress.
+    """
     console = make_console(sys.stderr)
+
+    def show_found(progress: "FitProgress") -> None:
+        if progress.is_found or verbose:
+            console.print(Text(progress.what), soft_wrap=True)
+
     if quiet:
         yield lambda _: None
+    elif verbose:
+        yield show_found
     elif console.is_terminal and not console.is_dumb_terminal:
         with console.status(Text("starting")) as status:
 
             def show(progress: "FitProgress") -> None:
-                if progress.is_found:
-                    console.print(Text(progress.what), soft_wrap=True)
-                else:
+                show_found(progress)
+                if not progress.is_found:
                     status.update(Text(progress.what))
 
             yield show
     else:
-        yield lambda progress: console.print(Text(progress.what), soft_wrap=True)
+        yield show_found
 
 
 def print_fit(result: FitResult, console: Console) -> None:

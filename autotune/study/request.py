@@ -35,7 +35,7 @@ from autotune.spec.study import (
     check_study_name,
 )
 from autotune.spec.workload_options import SEED
-from autotune.units import LARGEST_SIZE_BYTES
+from autotune.units import LARGEST_SIZE_BYTES, format_size
 
 DEFAULT_TRIALS = 30
 MOST_TRIALS_UNTIL_CONVERGED = 200
@@ -382,7 +382,7 @@ def check_cap(cap_bytes: object) -> None:
     assert isinstance(cap_bytes, int)
     if cap_bytes < LEAST_CAP_BYTES:
         raise InvalidInput(
-            f"a memory cap of {cap_bytes} bytes is too small for any training",
+            f"a memory cap of {format_size(cap_bytes)} is too small for any training",
             hint=f"give a unit: did you mean {cap_bytes}GiB?",
         )
 

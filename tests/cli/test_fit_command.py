@@ -63,7 +63,7 @@ def test_a_row_keeps_the_contract(confirmed):
 def test_what_fits_is_the_upper_bound(confirmed):
     (row,) = confirmed["rows"]
     assert row["predicted_peak_memory_bytes"] <= row["upper_bound_bytes"] <= confirmed["cap_bytes"]
-    assert row["message"].startswith(f"{row['value'] + 1} layers may need 3.")
+    assert row["message"].startswith(f"{row['value'] + 1} layers would need up to 3.")
 
 
 def test_the_largest_was_trained_and_stayed_under_the_cap(confirmed):
@@ -77,7 +77,7 @@ def test_the_ablation_is_a_table_with_a_row_per_technique(folder):
     ended = fit(
         "--max-mem",
         "3MiB",
-        "--no-confirm",
+        "--no-trial",
         "--vary",
         "micro-batch",
         "--micro-batch",
@@ -99,12 +99,22 @@ def test_the_ablation_is_a_table_with_a_row_per_technique(folder):
     assert "Not confirmed by a trial: not asked for." in ended.stdout
 
 
-def test_progress_goes_to_stderr_in_plain_lines(folder):
-    ended = fit(
-        "--max-mem", "2MiB", "--no-confirm", "--compile", "none", "--vary", "seq-len", folder=folder
-    )
-    assert "as given: 32 tokens a sequence may need" in ended.stderr
-    assert "\x1b" not in ended.stderr
+@pytest.mark.parametrize("option", ["--no-trial", "--no-confirm"], ids=["now", "formerly"])
+def test_in_a_pipe_only_what_was_found_is_printed_unless_all_progress_is_wanted(option, folder):
+    arguments = ("--max-mem", "2MiB", option, "--compile", "none", "--vary", "seq-len")
+    (found,) = fit(*arguments, folder=folder).stderr.splitlines()
+    assert found.startswith("as given: ")
+    verbose = fit(*arguments, "-v", folder=folder)
+    assert "as given: 32 tokens a sequence would need up to" in verbose.stderr
+    assert verbose.stderr.splitlines()[-1] == found
+    assert "\x1b" not in verbose.stderr
+    assert "Not confirmed by a trial: not asked for." in verbose.stdout
+
+
+def test_a_former_option_is_not_in_the_help(folder):
+    shown = fit("--help", folder=folder).stdout
+    assert "--no-trial" in shown
+    assert "--no-confirm" not in shown
 
 
 def test_a_device_that_is_not_there_gets_predictions_with_room_for_its_context(folder):
@@ -127,11 +137,11 @@ def test_a_device_that_is_not_there_gets_predictions_with_room_for_its_context(f
 
 @pytest.mark.slow
 def test_the_best_of_a_space_is_at_least_what_each_of_its_configurations_reaches(folder):
-    (best,) = found("--max-mem", "3MiB", "--no-confirm", "--space", "space.toml", folder=folder)[
+    (best,) = found("--max-mem", "3MiB", "--no-trial", "--space", "space.toml", folder=folder)[
         "rows"
     ]
     alone = ["--checkpointing", "block", "--optimizer-fusion", "backward"]
-    (one,) = found("--max-mem", "3MiB", "--no-confirm", *alone, folder=folder)["rows"]
+    (one,) = found("--max-mem", "3MiB", "--no-trial", *alone, folder=folder)["rows"]
     assert best["value"] >= one["value"]
     assert best["technique"] == "best of 6 in space space"
 
@@ -139,5 +149,5 @@ def test_the_best_of_a_space_is_at_least_what_each_of_its_configurations_reaches
 def test_where_nothing_fits_it_says_so_and_ends_with_1(folder):
     ended = fit("--max-mem", "600KiB", "--checkpointing", "none", folder=folder)
     assert ended.returncode == 1, ended.stderr
-    assert "does not fit: 1 layer may need" in ended.stdout
+    assert "does not fit: 1 layer would need up to" in ended.stdout
     assert "Nothing fits under 600.0 KiB" in ended.stdout

@@ -50,7 +50,7 @@ def test_the_trial_of_a_study_is_predicted_for_its_gpu_on_another_machine(study)
 def test_fit_predicts_for_the_present_gpu_and_does_not_train_for_another(machine):
     model = (*SMALL_MODEL[:10], "--vary", "micro-batch", "--checkpointing", "block")
     fit = ("fit", "--max-mem", "2GiB", *model, "--json", "--quiet")
-    here = json.loads(machine.autotune(*fit, "--no-confirm", cc=90).stdout)
+    here = json.loads(machine.autotune(*fit, "--no-trial", cc=90).stdout)
     assert here["compute_capability"] == "9.0"
     assert here["rows"][0]["bytes_by_category"]["workspace"] >= WORKSPACES
     elsewhere = json.loads(machine.autotune(*fit, "--compute-capability", "9.0", cc=89).stdout)

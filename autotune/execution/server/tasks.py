@@ -30,6 +30,7 @@ from autotune.techniques import find_unavailable
 from autotune.techniques.requirements import missing_parts
 from autotune.training import trainer
 from autotune.training.script.files import files_after_apply
+from autotune.training.script.rehearsal import why_no_step_in_backward
 from autotune.training.script.run import trace_script
 from autotune.training.script.trainer import examine_script, train_script
 
@@ -83,8 +84,6 @@ def examine(
 
 def rehearse(*, workload: dict[str, Any], device: str) -> str:
     """Returns why the optimizer of the workload's script cannot step during backward, or ""."""
-    from autotune.training.script.rehearsal import why_no_step_in_backward
-
     return why_no_step_in_backward(Workload(**workload), device=torch.device(device))
 
 

@@ -28,7 +28,7 @@ def why_not(
     if needed_bytes > device.total_memory_bytes:
         return (
             f"{device.device} has {format_size(device.total_memory_bytes)} in all, less than the "
-            f"{format_size(needed_bytes)} that it may need"
+            f"{format_size(needed_bytes)} that it would need at most"
         )
     weights_bytes = _FP32_BYTES * prediction.parameters
     if weights_bytes > host.total_memory_bytes:

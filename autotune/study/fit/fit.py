@@ -178,7 +178,7 @@ class _Search:
 
         def need(value: int) -> int:
             needed = self._needed(self._forecast(*self.varying.at(value, config)))
-            self._say(f"{technique}: {self.varying.describe(value)} may need {format_size(needed)}")
+            self._say(f"{technique}: {self._need_of(value, needed)}")
             return needed
 
         self._say(f"{technique}: predicting {config.describe()}")
@@ -201,9 +201,12 @@ class _Search:
     def _why_no_more(self, found: Largest, end: str) -> str:
         if found.successor is None:
             return end
-        needed = format_size(found.needs[found.successor])
-        reason = f"{self.varying.describe(found.successor)} may need {needed}"
+        reason = self._need_of(found.successor, found.needs[found.successor])
         return reason if found.value is not None else f"does not fit: {reason}"
+
+    def _need_of(self, value: int, needed_bytes: int) -> str:
+        """Return `26 layers would need up to 96.57 MiB`: the upper bound of the prediction."""
+        return f"{self.varying.describe(value)} would need up to {format_size(needed_bytes)}"
 
     # -- predictions -------------------------------------------------------------------------------
 
