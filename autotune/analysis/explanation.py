@@ -15,6 +15,7 @@ from autotune.analysis.tolerance import DEFAULT_PERPLEXITY_TOLERANCE, DEFAULT_SP
 from autotune.analysis.variants import Explained, Pair, Variant, named
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.prediction import Prediction
+from autotune.spec.result import TrialRecord
 from autotune.units import format_size
 
 
@@ -141,8 +142,9 @@ def _alternative(explained: Explained, variant: Variant) -> Alternative:
     sentence = f"{variant.name}: {format_size(abs(saved))} {less}, {format_size(peak)}"
     if changes_numbers:
         sentence += "; it trains other numbers"
-    if cost:
-        sentence += f"; {cost}"
+    measured = cost or _not_measured(explained, variant.config)
+    if measured:
+        sentence += f"; {measured}"
     return Alternative(
         technique=variant.technique,
         value=variant.value,
@@ -182,33 +184,58 @@ def _in_use(explained: Explained, without: Variant, pairs: Sequence[Pair]) -> In
     )
 
 
+def _trial_of(explained: Explained, config: TrainingConfig) -> TrialRecord | None:
+    """Return the study's trial of `config`, a measured one if there are several."""
+    found = [record for record in explained.records if record.config == config]
+    found = [record for record in found if record.is_finished]
+    return max(found, key=lambda record: record.tokens_per_second is not None, default=None)
+
+
 def _cost(explained: Explained, config: TrainingConfig) -> str:
-    """Return `measured in #7: 12.53 GiB, 24 % slower, the same perplexity`.
+    """Return `measured in #7: 12.53 GiB, 760 tokens/s (24 % slower), the same perplexity`.
 
     Empty if `config` was not measured.
     """
-    other = next((r for r in explained.records if r.config == config and r.outcome == "ok"), None)
-    if other is None or not other.tokens_per_second or not other.perplexity:
+    other = _trial_of(explained, config)
+    if other is None or other.outcome not in ("ok", "dominated") or not other.tokens_per_second:
         return ""
     trial = explained.record
     parts = []
     if other.peak_memory_bytes is not None:
         parts.append(format_size(other.peak_memory_bytes))
-    if trial is None or not trial.tokens_per_second or not trial.perplexity:
-        parts.append(f"{other.tokens_per_second:,.0f} tokens/s")
+    speed = f"{other.tokens_per_second:,.0f} tokens/s"
+    if trial is not None and trial.tokens_per_second:
+        speed += f" ({_difference_of_speed(other.tokens_per_second, trial.tokens_per_second)})"
+    parts.append(speed)
+    if other.perplexity and (trial is None or not trial.perplexity):
         parts.append(f"perplexity {other.perplexity:.2f}")
-    else:
-        speed = other.tokens_per_second / trial.tokens_per_second - 1
-        if abs(speed) <= DEFAULT_SPEED_TOLERANCE:
-            parts.append("the same speed")
-        else:
-            parts.append(f"{100 * abs(speed):.0f} % {'faster' if speed > 0 else 'slower'}")
+    elif other.perplexity and trial is not None and trial.perplexity:
         change = other.perplexity / trial.perplexity - 1
         if abs(change) <= DEFAULT_PERPLEXITY_TOLERANCE:
             parts.append("the same perplexity")
         else:
             parts.append(f"perplexity {100 * change:+.1f} %")
     return f"measured in #{other.number}: {', '.join(parts)}"
+
+
+def _difference_of_speed(speed: float, other_speed: float) -> str:
+    change = speed / other_speed - 1
+    if abs(change) <= DEFAULT_SPEED_TOLERANCE:
+        return "the same speed"
+    return f"{100 * abs(change):.0f} % {'faster' if change > 0 else 'slower'}"
+
+
+def _not_measured(explained: Explained, config: TrainingConfig) -> str:
+    """Return why the study has no speed of `config`; empty without a study."""
+    if not explained.records:
+        return ""
+    trial = _trial_of(explained, config)
+    if trial is None:
+        return "not measured in this study"
+    if trial.outcome == "predicted_over_cap":
+        return f"not trained in #{trial.number}: predicted over the cap"
+    outcome = trial.outcome.replace("_", " ").replace("over cap", "over the cap")
+    return f"tried in #{trial.number}: {outcome}"
 
 
 # -- what cannot help ------------------------------------------------------------------------------

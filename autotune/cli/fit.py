@@ -16,7 +16,7 @@ from autotune.cli.option_groups import with_configuration, with_model_size
 from autotune.cli.tables import make_console
 from autotune.errors import InvalidInput
 from autotune.reporting.outcomes import OUTCOME_LABELS
-from autotune.spec.option import EVERYDAY, THE_DEVICE
+from autotune.spec.option import EVERYDAY, RESULTS, THE_DEVICE
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
 from autotune.units import format_size, parse_size
 

@@ -232,7 +232,9 @@ def test_the_cost_is_given_where_trials_measured_it():
     (found,) = explanation(
         explained(record=mine, records=[mine, other]), [CHECKPOINTING]
     ).alternatives
-    assert found.cost == "measured in #7: 12.00 GiB, 24 % slower, the same perplexity"
+    assert (
+        found.cost == "measured in #7: 12.00 GiB, 760 tokens/s (24 % slower), the same perplexity"
+    )
     assert found.cost in found.sentence
 
 
@@ -247,9 +249,29 @@ def test_a_trial_that_did_not_fit_is_told_the_speed_of_the_one_that_did():
     assert found.cost == "measured in #7: 12.00 GiB, 760 tokens/s, perplexity 20.00"
 
 
-def test_no_cost_is_given_where_nothing_was_measured():
-    failed = record(7, config=CHECKPOINTED, outcome="crashed")
-    assert explanation(explained(records=[failed]), [CHECKPOINTING]).alternatives[0].cost == ""
+def test_a_suggestion_that_was_tried_without_a_result_says_so_and_has_no_cost():
+    failed = record(7, config=CHECKPOINTED, outcome="out_of_memory", speed=None)
+    (found,) = explanation(explained(records=[failed]), [CHECKPOINTING]).alternatives
+    assert found.cost == ""
+    assert found.sentence.endswith("12.20 GiB; tried in #7: out of memory")
+
+
+def test_a_suggestion_that_the_study_has_not_measured_says_so():
+    (found,) = explanation(
+        explained(records=[record(3, config=PLAIN)]), [CHECKPOINTING]
+    ).alternatives
+    assert found.cost == ""
+    assert found.sentence.endswith("12.20 GiB; not measured in this study")
+
+
+def test_a_trial_that_ended_early_has_a_speed():
+    early = record(7, config=CHECKPOINTED, outcome="dominated", memory=12 * GIB, speed=760.0)
+    early = replace(early, perplexity=None)
+    mine = record(3, config=PLAIN, speed=1000.0)
+    (found,) = explanation(
+        explained(record=mine, records=[mine, early]), [CHECKPOINTING]
+    ).alternatives
+    assert found.cost == "measured in #7: 12.00 GiB, 760 tokens/s (24 % slower)"
 
 
 # -- what cannot help ------------------------------------------------------------------------------

@@ -92,7 +92,9 @@ def test_explain_says_what_another_trial_measured(of_a_trial):
     (line,) = [
         line for line in of_a_trial.splitlines() if line.startswith("  checkpointing block: ")
     ]
-    assert line.endswith("measured in #1: 1.00 MiB, 24 % slower, the same perplexity")
+    assert line.endswith(
+        "measured in #1: 1.00 MiB, 760 tokens/s (24 % slower), the same perplexity"
+    )
 
 
 def test_explain_says_why_a_step_in_backward_cannot_help_alone(of_a_trial):
