@@ -117,6 +117,27 @@ def test_losses_and_peak_memory_are_those_of_the_compiled_trial(
     assert_same(make_trainer, workload, prepared, choices)
 
 
+@pytest.mark.parametrize("name", ["plain", "bf16-stochastic", "checkpointing block", "several"])
+def test_the_script_prints_its_peak_as_trials_count_it_and_the_promised_one(
+    name, make_trainer, workload, prepared, monkeypatch, capsys
+):
+    choices = EAGER[name]
+    _, peak = trained_by_trial(make_trainer, **choices)
+    monkeypatch.setattr("sys.argv", ["train.py", "--tokens", str(prepared), "--steps", "6"])
+    with loaded(exported(workload, **choices)) as script:
+        script.main()
+    *_, own, promised = capsys.readouterr().out.splitlines()
+    assert own == f"peak memory {peak / 2**20:,.2f} MiB"
+    assert promised == "promised    40.00 MiB, measured in study tour, trial 12, on cuda"
+
+
+def test_a_script_of_one_step_prints_no_peak_of_its_own(workload, prepared, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["train.py", "--tokens", str(prepared), "--steps", "1"])
+    with loaded(exported(workload)) as script:
+        script.main()
+    assert "peak memory" not in capsys.readouterr().out
+
+
 def peak_on_gpu(step):
     """Return losses and the peak bytes of the last two steps, without memory from before."""
     torch.cuda.synchronize()

@@ -10,7 +10,7 @@ import textwrap
 from autotune.exporters import launch
 from autotune.exporters.pytorch.data import data_pieces
 from autotune.exporters.pytorch.models import loss_piece, model_pieces
-from autotune.exporters.pytorch.pieces import Piece, banner, join_pieces, piece
+from autotune.exporters.pytorch.pieces import Piece, banner, join_pieces, own_source, piece
 from autotune.exporters.pytorch.techniques import autocast_dtype, technique_pieces, weights_dtype
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe, in_docstring
 from autotune.units import format_size
@@ -32,6 +32,8 @@ def script(recipe: Recipe) -> str:
         loss_piece(),
         banner("text"),
         *data_pieces(recipe.workload),
+        banner("peak memory"),
+        *_peak_memory_pieces(),
         banner("program"),
         piece(_MAIN, "import argparse", "import math", "import time", "import torch"),
     ]
@@ -89,6 +91,9 @@ LEARNING_RATE = {workload.learning_rate_of(config.optimizer)}
 LEARNING_RATE_WARMUP_STEPS = {workload.learning_rate_warmup_steps}
 SEED = {workload.seed}
 WEIGHTS_DTYPE = {weights_dtype(config)}
+PEAK_MEMORY_BYTES: int | None = {recipe.peak_memory_bytes}
+\"\"\"Measured in the trial.\"\"\"
+TRIAL = {f"{recipe.origin}, on {recipe.device_type}"!r}
 """
     return piece("\n".join([*process_settings, constants.strip("\n")]), *imports)
 
@@ -225,6 +230,74 @@ def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int
     return loss.item(), int((labels != IGNORED_LABEL).sum())
 '''
 
+
+def _peak_memory_pieces() -> list[Piece]:
+    """Return what counts the peak of a step as trials do, on a CPU from the allocator's events."""
+    meter = own_source(
+        "memory.cpu",
+        "_PHASE_PREFIX",
+        "_reallocate",
+        "_storages_of",
+        "peak_of",
+        "_size_changes",
+        imports=(
+            "from collections.abc import Iterable, Iterator",
+            "from torch import Tensor, UntypedStorage",
+            "from torch.profiler import profile",
+            "from typing import Any",
+            "import torch",
+        ),
+    )
+    held = own_source(
+        "models.parts",
+        "held_tensors",
+        imports=("from torch import nn", "from torch.utils._pytree import tree_leaves"),
+    )
+    own = piece(
+        _PEAK_MEMORY,
+        "from collections.abc import Iterator",
+        "from contextlib import contextmanager",
+        "from torch.profiler import ProfilerActivity, profile, record_function",
+    )
+    return [own, held, meter]
+
+
+_PEAK_MEMORY = '''
+class PeakMemory:
+    """The peak memory of training: of one step on a CPU, of all that follows it on a GPU."""
+
+    bytes = 0
+
+    @contextmanager
+    def of_step(self, training: Training) -> Iterator[None]:
+        """Must surround one step after the first, which makes the optimizer's state."""
+        if DEVICE == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            yield
+            return
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
+            resident_bytes = _reallocate(resident_tensors(training))
+            with record_function("measured step"):
+                yield
+        self.bytes, _ = peak_of(recording, within="measured step", alive_bytes=resident_bytes)
+
+    def read(self) -> int:
+        """Returns the bytes; 0 if they were not measured."""
+        return torch.cuda.max_memory_allocated() if DEVICE == "cuda" else self.bytes
+
+
+def resident_tensors(training: Training) -> list[Tensor]:
+    """Returns what is there before and after a step: weights, buffers and optimizer state."""
+    held = [tensor for module in training.model.modules() for _, tensor in held_tensors(module)]
+    state = [
+        value
+        for of_parameter in training.updater.optimizer.state.values()
+        for value in of_parameter.values()
+        if isinstance(value, Tensor)
+    ]
+    return [*training.model.parameters(), *held, *state]
+'''
+
 _MAIN = """
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -244,20 +317,28 @@ def main() -> None:
     training = Training()
     batches = training_order(sequences=len(train), global_batch=GLOBAL_BATCH, seed=SEED)
     timed_from = min(5, steps - 1)
+    peak_memory = PeakMemory()
     started = time.perf_counter()
     for step in range(steps):
         if step == timed_from:
             started = time.perf_counter()
         batch = train.batch(next(batches))
-        loss = train_step(training, batch, rate=learning_rate(step, steps=steps))
+        rate = learning_rate(step, steps=steps)
+        if step == timed_from - 1:
+            with peak_memory.of_step(training):
+                loss = train_step(training, batch, rate=rate)
+        else:
+            loss = train_step(training, batch, rate=rate)
         if step % 10 == 9 or step == steps - 1:
             print(f"step {step + 1}: loss {loss:.4f}", flush=True)
     seconds = (time.perf_counter() - started) / max(1, steps - timed_from)
     tokens_per_second = GLOBAL_BATCH * SEQUENCE_LENGTH / seconds
     print(f"{tokens_per_second:,.0f} tokens/s after the first {timed_from} steps")
     print(f"perplexity {math.exp(evaluate(training.model, held_out)):.4f}")
-    if DEVICE == "cuda":
-        print(f"peak memory {torch.cuda.max_memory_allocated() / 2**20:,.2f} MiB")
+    if peak_memory.read():
+        print(f"peak memory {peak_memory.read() / 2**20:,.2f} MiB")
+    if PEAK_MEMORY_BYTES is not None:
+        print(f"promised    {PEAK_MEMORY_BYTES / 2**20:,.2f} MiB, measured in {TRIAL}")
     if arguments.save:
         weights = {name: weight.detach().cpu() for name, weight in training.parameters.items()}
         torch.save(weights, arguments.save)
