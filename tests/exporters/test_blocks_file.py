@@ -152,3 +152,15 @@ def test_a_model_without_blocks_is_rejected_with_a_hint():
         ValueError, match=r"Linear has no list of blocks of one class: name it with path="
     ):
         prepare_blocks(torch.nn.Linear(2, 2), checkpointing="block")
+
+
+def test_a_model_that_caches_keys_and_values_can_be_recomputed():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
+    settings = transformers.LlamaConfig(**sizes, num_attention_heads=2, vocab_size=64)
+    model = transformers.AutoModelForCausalLM.from_config(settings)
+    assert model.config.use_cache
+    prepare_blocks(model, checkpointing="selective")
+    tokens = torch.arange(32).view(2, 16)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

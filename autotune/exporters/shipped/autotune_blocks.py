@@ -75,6 +75,8 @@ def prepare_blocks(
         path = find_blocks(model)
     if fp8:
         _convert_to_fp8(model.get_submodule(path))
+    if checkpointing != "none":
+        _stop_caching(model)
     _checkpoint_in_blocks(model, path, checkpointing)
     if compiled:
         for block in _blocks(model, path):
@@ -137,6 +139,14 @@ def _blocks(model: nn.Module, path: str) -> list[nn.Module]:
 def _replace(model: nn.Module, path: str, blocks: list[nn.Module]) -> None:
     is_sequence = isinstance(model.get_submodule(path), nn.Sequential)
     model.set_submodule(path, nn.Sequential(*blocks) if is_sequence else nn.ModuleList(blocks))
+
+
+def _stop_caching(model: nn.Module) -> None:
+    """Turns off the cache of transformers' models, which recomputation would fill twice."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", None) is True:
+            config.use_cache = False
 
 
 def _checkpoint_in_blocks(model: nn.Module, path: str, checkpointing: str) -> None:
