@@ -27,7 +27,7 @@ PROJECT_FILE = "pyproject.toml"
 VARIABLE = "AUTOTUNE_DEFAULT_"
 """Begins the names of environment variables; `AUTOTUNE_DEFAULT_TRIALS` is for `--trials`."""
 WITHOUT = "leave all defaults out with autotune --no-defaults"
-APPLIED = "autotune.defaults"
+APPLIED = "autotune:defaults"
 """The key of a context's `meta` that says whether a default applies to the command."""
 
 _WORKLOAD = {option.parameter for option in WORKLOAD_OPTIONS.values()}

@@ -5,7 +5,8 @@ import pytest
 from autotune.execution.local import LocalExecutor
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
-from autotune.study.request import SearchRequest, new_definition
+from autotune.study.new_study import new_definition
+from autotune.study.request import SearchRequest
 from tests.training.test_script import SCRIPT
 
 CLIPS = "the script clips gradients"

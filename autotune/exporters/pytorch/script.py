@@ -10,7 +10,7 @@ import textwrap
 from autotune.exporters import launch
 from autotune.exporters.pytorch.data import data_pieces
 from autotune.exporters.pytorch.models import loss_piece, model_pieces
-from autotune.exporters.pytorch.pieces import Piece, banner, join_pieces, own_source, piece
+from autotune.exporters.pytorch.pieces import Piece, banner, join_pieces, piece, quoted_source
 from autotune.exporters.pytorch.techniques import autocast_dtype, technique_pieces, weights_dtype
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe, in_docstring
 from autotune.units import format_size
@@ -233,7 +233,7 @@ def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int
 
 def _peak_memory_pieces() -> list[Piece]:
     """Return what counts the peak of a step as trials do, on a CPU from the allocator's events."""
-    meter = own_source(
+    meter = quoted_source(
         "memory.cpu",
         "_PHASE_PREFIX",
         "_reallocate",
@@ -248,7 +248,7 @@ def _peak_memory_pieces() -> list[Piece]:
             "import torch",
         ),
     )
-    held = own_source(
+    held = quoted_source(
         "models.parts",
         "held_tensors",
         imports=("from torch import nn", "from torch.utils._pytree import tree_leaves"),
