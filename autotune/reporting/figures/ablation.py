@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from autotune.analysis.ablation import AblationStep, Effect, Pairs, Range, ablation_steps
+from autotune.analysis.peak import listed
 from autotune.analysis.variants import named
 from autotune.reporting import style
 from autotune.reporting.figures import FigureOptions
@@ -30,6 +31,10 @@ class Cells:
     """The trials it comes from, or why there are none."""
     is_predicted: bool = False
 
+    @property
+    def has_numbers(self) -> bool:
+        return bool(self.memory or self.speed or self.perplexity)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -39,13 +44,27 @@ class Row:
     """Name and value, as in the description of a configuration: `micro-batch 4`."""
     cells: tuple[Cells, Cells, Cells]
 
+    @property
+    def has_numbers(self) -> bool:
+        return any(cells.has_numbers for cells in self.cells)
+
+    @property
+    def why_no_numbers(self) -> str:
+        """`alone: not tried; on top: not in the pick; no pair`, for a row without numbers."""
+        alone, on_top, pairs = self.cells
+        return f"alone: {alone.source}; on top: {on_top.source}; {pairs.source}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AblationFigure:
     """All data of the figure, ready to draw."""
 
     steps: tuple[AblationStep, ...]
+    """Parallel to `rows`."""
     rows: tuple[Row, ...]
+    """The rows with numbers, or all rows if none has any."""
+    folded: tuple[Row, ...]
+    """The rows without numbers, of which the note says why; empty if no row has any."""
     note: str
 
 
@@ -66,8 +85,18 @@ def compute(view: StudyView) -> AblationFigure:
     )
     if not steps:
         raise nothing_to_show(view, "uses a technique that the baseline does not")
+    all_rows = [(step, _row(step)) for step in steps]
+    shown = [(step, row) for step, row in all_rows if row.has_numbers]
+    folded: tuple[Row, ...] = ()
+    if shown:
+        folded = tuple(row for _, row in all_rows if not row.has_numbers)
+    else:
+        shown = all_rows
     return AblationFigure(
-        steps=steps, rows=tuple(_row(step) for step in steps), note=_note(view, steps)
+        steps=tuple(step for step, _ in shown),
+        rows=tuple(row for _, row in shown),
+        folded=folded,
+        note=_note(view, steps, folded),
     )
 
 
@@ -178,7 +207,7 @@ def _signed(share: float, digits: int) -> str:
     return f"{percent:+.{digits}f} %" if percent else "0 %"
 
 
-def _note(view: StudyView, steps: Sequence[AblationStep]) -> str:
+def _note(view: StudyView, steps: Sequence[AblationStep], folded: Sequence[Row]) -> str:
     baseline = "the baseline" if view.baseline is None else f"the baseline, #{view.baseline.number}"
     pick = (
         "there is no pick"
@@ -197,7 +226,17 @@ def _note(view: StudyView, steps: Sequence[AblationStep]) -> str:
     effects = [effect for step in steps for effect in (step.alone, step.on_top)]
     if any(isinstance(effect, Effect) and effect.is_predicted for effect in effects):
         sentences.append("Hatched: both peaks are predicted.")
+    sentences += [f"Not known for {names} ({reason})." for names, reason in by_reason(folded)]
     return " ".join(sentences)
+
+
+def by_reason(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return names and reason of the rows without numbers, those with the same reason as one."""
+    reasons = dict.fromkeys(row.why_no_numbers for row in rows)
+    return [
+        (listed(*(row.words for row in rows if row.why_no_numbers == reason)), reason)
+        for reason in reasons
+    ]
 
 
 # -- drawing ---------------------------------------------------------------------------------------
@@ -221,10 +260,14 @@ def draw(figure: AblationFigure) -> go.Figure:
     """Draw three panels with a group of bars for each value: side by side, stacked on a phone."""
     panels = make_subplots(rows=1, cols=3, shared_yaxes=True, horizontal_spacing=0.03)
     drawing = style.styled(panels, note=figure.note)
+    # A kind of bars of which there is none would be an entry of the legend and an empty space.
+    kinds = [
+        kind for kind in range(len(HOW)) if any(row.cells[kind].has_numbers for row in figure.rows)
+    ]
     for column, (number, title) in enumerate(_PANELS, start=1):
-        for kind, how in enumerate(HOW):
+        for kind in kinds:
             drawing.add_trace(
-                _bars(figure, kind, number, name=how, legend=column == 1), row=1, col=column
+                _bars(figure, kind, number, name=HOW[kind], legend=column == 1), row=1, col=column
             )
         drawing.update_xaxes(
             title={"text": title, "standoff": 8}, row=1, col=column, zeroline=True, zerolinewidth=2
@@ -245,11 +288,11 @@ def draw(figure: AblationFigure) -> go.Figure:
         yaxis_showticklabels=True,
     )
     for position, row in enumerate(figure.rows):
-        if not any(cells.memory or cells.speed for cells in row.cells):
+        if not row.has_numbers:
             drawing.add_annotation(
                 x=0,
                 y=position,
-                text=_why_no_bars(row),
+                text=f" {row.why_no_numbers}",
                 showarrow=False,
                 xanchor="left",
                 font_size=11,
@@ -260,12 +303,6 @@ def draw(figure: AblationFigure) -> go.Figure:
     }
     style.on_narrow_screens(drawing, {**narrow, **_below_each_other(height=3 * (80 + 36 * rows))})
     return drawing
-
-
-def _why_no_bars(row: Row) -> str:
-    """Return the text instead of bars: ` alone: not tried; on top: not in the pick; no pair`."""
-    alone, on_top, pairs = row.cells
-    return f" alone: {alone.source}; on top: {on_top.source}; {pairs.source}"
 
 
 def _below_each_other(*, height: int) -> dict[str, object]:

@@ -81,8 +81,13 @@ def _ablation(view: StudyView) -> ReportFigure:
     rows = []
     for row in figure.rows:
         for cells in row.cells:
+            if not cells.has_numbers:
+                continue
             numbers = (cells.memory, cells.memory_share, cells.speed, cells.perplexity)
             rows.append((row.words, cells.how, *(text or "–" for text in numbers), cells.source))
+    without_numbers = [row for row in (*figure.rows, *figure.folded) if not row.has_numbers]
+    for names, reason in ablation.by_reason(without_numbers):
+        rows.append((names, *["–"] * 5, reason))
     return ReportFigure(
         id="ladder",
         title="What each technique gains",

@@ -77,6 +77,22 @@ def test_what_was_not_tried_says_so():
     ]
 
 
+def test_a_value_without_any_number_is_named_in_the_note_and_has_no_row():
+    config = dataclasses.replace(BASELINE, optimizer_fusion="foreach")
+    untried = record(4, outcome="crashed", memory=None, speed=None, perplexity=None, config=config)
+    figure = compute(ladder_view([*four_trials(), untried]))
+    assert "optimizer-fusion foreach" not in [row.words for row in figure.rows]
+    assert [row.words for row in figure.folded] == ["optimizer-fusion foreach"]
+    assert "Not known for optimizer-fusion foreach (alone: failed;" in figure.note
+    assert len(figure.steps) == len(figure.rows) == len(draw(figure).layout.yaxis.tickvals)
+
+
+def test_what_has_no_bar_is_not_in_the_legend():
+    trials = [trial for trial in four_trials() if trial.number in (0, 1)]
+    drawing = draw(compute(ladder_view(trials, front=(1,), pick=None)))
+    assert "on top of the others" not in [trace.name for trace in drawing.data]
+
+
 def test_the_bars_are_percent_alone_on_top_and_over_pairs():
     memory = [trace for trace in draw(compute(ladder_view())).data if trace.xaxis == "x"]
     assert [trace.name for trace in memory] == ["alone", "on top of the others", "over all pairs"]
