@@ -1,10 +1,14 @@
 """A figure as one HTML page that opens offline: it contains plotly.js and makes no request."""
 
 import html
+from pathlib import Path
 
 import plotly.graph_objects as go
 
 from autotune.reporting.style import SCREEN_SCRIPT, note_of
+
+PAPER_SCRIPT = (Path(__file__).parent / "paper.js").read_text(encoding="utf-8")
+"""Script of a page: draws its figures for paper. A page says which, with `paper.whenPrinted`."""
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #202124; --faint: #5f6368; --paper: #fff }
@@ -19,6 +23,19 @@ h2 { font-size: 1.15rem; margin: 1.2rem 0 .2rem }
 .about, .note { color: var(--faint); margin: .2rem 0 }
 .figure { overflow-x: auto }
 details { margin-top: 1rem }
+@media screen {
+  .on-paper { position: absolute; left: -200rem }
+}
+@media print {
+  @page { margin: 12mm 12mm 14mm }
+  :root { color-scheme: light; --text: #202124; --faint: #4c555e; --paper: #fff }
+  body { margin: 0; padding: 0; max-width: none; font-size: 10pt }
+  .figure { overflow: visible; break-inside: avoid }
+  .figure > div { height: auto !important }
+  .js-plotly-plot:not(.on-paper) { display: none }
+  summary { list-style: none; break-after: avoid }
+  li { break-inside: avoid }
+}
 """
 
 
@@ -52,6 +69,7 @@ def whole_page(
 {f'<p class="note">{html.escape(note)}</p>' if note else ""}
 <div class="figure">{figure}</div>
 {below}
+<script>{PAPER_SCRIPT}</script>
 <script>{SCREEN_SCRIPT}</script>
 </body>
 </html>

@@ -204,11 +204,22 @@ SCREEN_SCRIPT = (
   dark.addEventListener("change", fit);
   narrow.addEventListener("change", fit);
   addEventListener("load", function () { makeRoom(); fit(); });
+  paper.whenPrinted(function () {
+    document.querySelectorAll(".js-plotly-plot").forEach(function (div) {
+      const meta = div.layout.meta || {};
+      const figure = structuredClone({data: div.data, layout: div.layout});
+      const copy = paper.draw(div, figure, themes.light);
+      if (!narrow.matches) return;
+      Plotly.relayout(copy, meta.wide || {});
+      if (meta.wide_only) Plotly.restyle(copy, {visible: true}, meta.wide_only);
+    });
+    return paper.clear;
+  });
 })();
 """
 )
 """Script of a page: sets the colours of every figure by the reader's colour scheme, and the layout
-by the width of the screen."""
+by the width of the screen. Needs `PAPER_SCRIPT` of `html_page` before it."""
 
 
 # -- text ------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Renders a report as one HTML page that opens offline and makes no request.
 
 Texts of users are escaped by Jinja or inserted as JSON without any `<`. In addition, the content
-security policy of the page allows only its three scripts and no request, so that even a text that
+security policy of the page allows only its own scripts and no request, so that even a text that
 is not escaped could do nothing.
 """
 
@@ -17,6 +17,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from autotune.reporting import style
+from autotune.reporting.html_page import PAPER_SCRIPT
 from autotune.reporting.report.contents import Report
 from autotune.reporting.report.figures import ReportFigure, figures_of
 from autotune.reporting.report.trials import columns_of
@@ -29,6 +30,7 @@ def page(report: Report) -> str:
     """Return the HTML of the page."""
     scripts = {
         "plotly": get_plotlyjs(),
+        "paper": PAPER_SCRIPT,
         "page": _resource("report.js"),
         "trials": _resource("trials.js"),
     }

@@ -92,6 +92,13 @@ const autotune = (function () {
     for (const div of drawn) Plotly.react(div, div.data, { ...div.layout, template: template() });
   }
 
+  paper.whenPrinted(() => {
+    document.querySelectorAll("[data-figure]").forEach((div) => {
+      paper.draw(div, dataOf(div.dataset.figure), themes.light);
+    });
+    return paper.clear;
+  });
+
   const nearScreen = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       if (!entry.isIntersecting || drawn.has(entry.target)) continue;

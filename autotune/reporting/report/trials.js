@@ -255,15 +255,36 @@
     show();
   }
 
+  function rangeWords(from, to) {
+    const among = order.length === data.count ? "" : `, of ${whole.format(data.count)} in all`;
+    if (!order.length) return `No trial matches${among}`;
+    const range = `${whole.format(from + 1)} to ${whole.format(to)}`;
+    return `${range} of ${whole.format(order.length)} trials${among}`;
+  }
+
   function show() {
     const last = Math.min(first + PAGE, order.length);
     body.replaceChildren(...order.slice(first, last).map(rowOf));
-    const among = order.length === data.count ? "" : `, of ${whole.format(data.count)} in all`;
-    byId("shown").textContent = order.length
-      ? `${whole.format(first + 1)} to ${whole.format(last)} of ${whole.format(order.length)} trials${among}`
-      : `No trial matches${among}`;
+    byId("shown").textContent = rangeWords(first, last);
     byId("before").disabled = first === 0;
     byId("after").disabled = last === order.length;
+  }
+
+  /* On paper there is no next page to turn to: print the other rows as well. */
+  const MOST_PRINTED = 500;
+
+  function showForPaper() {
+    const onScreen = [...body.childNodes], words = byId("shown").textContent;
+    const last = Math.min(first + PAGE, order.length);
+    const start = order.length > MOST_PRINTED ? first : 0;
+    const end = Math.min(start + MOST_PRINTED, order.length);
+    body.prepend(...order.slice(start, first).map(rowOf));
+    body.append(...order.slice(last, end).map(rowOf));
+    byId("shown").textContent = rangeWords(start, end);
+    return () => {
+      body.replaceChildren(...onScreen);
+      byId("shown").textContent = words;
+    };
   }
 
   function turn(by) {
@@ -320,5 +341,6 @@
   fillOutcomes();
   sort();
   show();
+  paper.whenPrinted(showForPaper);
   for (const id of ["filters", "table", "pages"]) byId(id).hidden = false;
 })();
