@@ -24,6 +24,9 @@ h2 { font-size: 1.15rem; margin: 1.2rem 0 .2rem }
 .figure { overflow-x: auto }
 details { margin-top: 1rem }
 @media screen {
+  /* The toolbar is above the figure: inside it would cover the legend. */
+  .figure { padding-top: 30px }
+  .modebar-container { top: -30px !important }
   .on-paper { position: absolute; left: -200rem }
 }
 @media print {

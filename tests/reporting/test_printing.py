@@ -160,6 +160,12 @@ def test_headings_and_numbers_of_trials_are_printed_though_they_are_buttons(open
     )  # which a browser repeats on every page
 
 
+def test_the_toolbar_of_a_figure_on_its_page_covers_no_legend(opened):
+    shown = opened("figure")
+    bar = shown.locator(".modebar").bounding_box()
+    assert bar["y"] + bar["height"] <= shown.locator(".legend").first.bounding_box()["y"]
+
+
 def test_a_long_command_is_printed_whole(opened):
     shown = opened("plain")
     begin_printing(shown)

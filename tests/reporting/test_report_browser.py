@@ -316,3 +316,18 @@ def test_ten_thousand_trials_can_be_paged_sorted_and_searched(open_page):
     assert numbers(shown) == [9876]
     # Chromium reports on its own graphics when there is no graphics card.
     assert [message for message in shown.complaints if "GL Driver Message" not in message] == []
+
+
+# -- the toolbar of figures ------------------------------------------------------------------------
+
+COVERED = """() => [...document.querySelectorAll(".js-plotly-plot")].flatMap(figure => {
+  const bar = figure.querySelector(".modebar").getBoundingClientRect();
+  return [...figure.querySelectorAll(".legend, .annotation, .cartesianlayer, .cb")].filter(one => {
+    const box = one.getBoundingClientRect();
+    return box.top < bar.bottom && box.bottom > bar.top && box.right > bar.left;
+  });
+}).length"""
+
+
+def test_the_toolbar_covers_nothing_of_a_figure(open_page):
+    assert draw_everything(open_page("plain")).evaluate(COVERED) == 0
