@@ -1,5 +1,6 @@
 """Parse and format sizes in bytes and durations. Text that is not exact is rejected."""
 
+import math
 import re
 import sys
 from decimal import Decimal
@@ -56,6 +57,22 @@ def exact_size(size_bytes: int) -> str:
         if size_bytes % size == 0:
             return f"{size_bytes // size}{unit}"
     return str(size_bytes)
+
+
+def format_percent(share: float, *, digits: int = 0, sign: bool = False) -> str:
+    """Return a share as percent, without the unit: `12`, `0.034`, and with `sign` `+12`.
+
+    Rounds to `digits` decimals, or to two significant digits where those would turn a share into 0.
+    Less than 0.001 % is 0: such differences are rounding errors of floats.
+    """
+    percent = 100 * share
+    if abs(percent) < 0.001:
+        return "0"
+    plus = "+" if sign else ""
+    if round(percent, digits) != 0:
+        return f"{percent:{plus}.{digits}f}"
+    digits = 1 - math.floor(math.log10(abs(percent)))
+    return f"{percent:{plus}.{digits}f}".rstrip("0")
 
 
 def parse_duration(text: str) -> float:

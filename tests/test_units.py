@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import InvalidSize
-from autotune.units import format_duration, format_size, parse_duration, parse_size
+from autotune.units import format_duration, format_percent, format_size, parse_duration, parse_size
 
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 UNITS = {
@@ -228,3 +228,21 @@ def test_a_duration_is_written_in_its_units(seconds, text):
 
 def test_just_under_a_minute_is_not_sixty_seconds():
     assert format_duration(59.97) == "1 m 00 s"
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "sign", "text"),
+    [
+        (0.62, 0, False, "62"),
+        (0.00034, 0, False, "0.034"),
+        (-0.00034, 0, True, "-0.034"),
+        (0.004, 0, False, "0.4"),
+        (0.00034, 2, True, "+0.03"),
+        (0.000034, 1, False, "0.0034"),
+        (1e-9, 0, False, "0"),
+        (0.0, 2, True, "0"),
+        (1.5, 1, True, "+150.0"),
+    ],
+)
+def test_a_small_share_is_not_shown_as_none(share, digits, sign, text):
+    assert format_percent(share, digits=digits, sign=sign) == text

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Category, Prediction
-from autotune.units import format_size
+from autotune.units import format_percent, format_size
 
 Moment = Literal[
     "forward",
@@ -98,10 +98,9 @@ def peak_sentences(
     for group in _largest_groups(prediction, config):
         sentences.append(f"{group[:1].upper()}{group[1:]}.")
     if measured_bytes is not None:
-        share = 100 * (prediction.peak_memory_bytes / measured_bytes - 1)
-        sentences.append(
-            f"Measured: {format_size(measured_bytes)}; the prediction is {share:+.1f} % off."
-        )
+        share = prediction.peak_memory_bytes / measured_bytes - 1
+        off = format_percent(share, digits=1, sign=True)
+        sentences.append(f"Measured: {format_size(measured_bytes)}; the prediction is {off} % off.")
     return tuple(sentences)
 
 
@@ -179,8 +178,8 @@ def _cause(
             "updated"
         )
     if moment == "end of backward":
-        share = 100 * min(1.0, gradient_share(prediction))
-        return f"{share:.0f} % of all gradients exist, and {burden(prediction)}"
+        share = format_percent(min(1.0, gradient_share(prediction)))
+        return f"{share} % of all gradients exist, and {burden(prediction)}"
     if accumulates:
         gradients += ", kept since the micro batch before,"
     return f"{gradients} and {burden(prediction)} exist together"
@@ -253,7 +252,7 @@ def _categories(prediction: Prediction) -> str:
     peak = prediction.peak_memory_bytes
     notable = [(name, size) for name, size in _sizes(prediction) if size >= NOTABLE * peak]
     parts = [
-        f"{_CATEGORY_NAMES.get(name, name)} {format_size(size)} ({100 * size / peak:.0f} %)"
+        f"{_CATEGORY_NAMES.get(name, name)} {format_size(size)} ({format_percent(size / peak)} %)"
         for name, size in notable
     ]
     text = ", ".join(parts)

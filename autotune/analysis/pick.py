@@ -9,7 +9,7 @@ from autotune.analysis.tolerance import Tolerance, perplexity_spread
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.option import NUMBER, RESULTS, Option, options_of, setting
 from autotune.spec.result import Pick, TrialRecord
-from autotune.units import format_size
+from autotune.units import format_percent, format_size
 
 Preference = Literal["fastest", "smallest", "balanced"]
 PREFERENCES = get_args(Preference)
@@ -130,7 +130,7 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
         less = "less" if saved >= 0 else "more"
         source = "" if baseline.peak_memory_bytes else " predicted"
         sizes = f"{format_size(record.peak_memory_bytes)} for {format_size(baseline_peak)}{source}"
-        parts.append(f"{100 * abs(saved):.0f} % {less} memory ({sizes})")
+        parts.append(f"{format_percent(abs(saved))} % {less} memory ({sizes})")
     if record.tokens_per_second and baseline.tokens_per_second:
         parts.append(f"{record.tokens_per_second / baseline.tokens_per_second:.2f}x the speed")
     if record.perplexity and baseline.perplexity:

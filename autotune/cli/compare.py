@@ -17,7 +17,7 @@ from autotune.errors import InvalidInput
 from autotune.reporting.trial_text import format_speed, trial_label
 from autotune.spec.result import TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
-from autotune.units import format_size
+from autotune.units import format_percent, format_size
 
 if TYPE_CHECKING:
     from autotune.analysis.no_worse_than import Match
@@ -201,4 +201,4 @@ def _saved(side: "Side") -> str:
     if side.saved_share is None:
         return "-"
     mark = "~" if side.baseline_is_predicted else ""
-    return f"{mark}{100 * side.saved_share:.0f} %"
+    return f"{mark}{format_percent(side.saved_share)} %"

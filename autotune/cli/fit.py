@@ -18,7 +18,7 @@ from autotune.errors import InvalidInput
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.option import EVERYDAY, RESULTS, THE_DEVICE
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
-from autotune.units import format_size, parse_size
+from autotune.units import format_percent, format_size, parse_size
 
 if TYPE_CHECKING:
     from autotune.study.fit.fit import FitProgress
@@ -255,14 +255,14 @@ def _cells(row: FitRow) -> list[str]:
         return [row.technique, "-", "-", "-", "-", "-", row.message]
     sizes = prediction.bytes_by_category
     largest = max(sizes, key=lambda category: sizes[category])
-    share = 100 * sizes[largest] / max(1, prediction.peak_memory_bytes)
+    share = format_percent(sizes[largest] / max(1, prediction.peak_memory_bytes))
     return [
         row.technique,
         f"{row.value:,}",
         f"{prediction.parameters / 1e6:,.1f} M",
         format_size(prediction.peak_memory_bytes),
         format_size(prediction.upper_bound_bytes),
-        f"{prediction.phase}, {largest.replace('_', ' ')} {share:.0f} %",
+        f"{prediction.phase}, {largest.replace('_', ' ')} {share} %",
         row.message,
     ]
 

@@ -37,7 +37,7 @@ from autotune.study.events import (
     WaitingForStorage,
     WorkerEnded,
 )
-from autotune.units import format_duration, format_size
+from autotune.units import format_duration, format_percent, format_size
 
 _ROWS_SHOWN = 14
 _STUDIES_SHOWN = 3
@@ -114,9 +114,10 @@ class PlainDisplay:
                     "dominated."
                 )
             case Converged(trials=trials, relative_improvement=gain):
+                added = format_percent(gain, digits=2)
                 self._print(
                     f"Converged after {trials} trials: the most promising configuration left is "
-                    f"expected to add {100 * gain:.2f} % to the hypervolume of the front."
+                    f"expected to add {added} % to the hypervolume of the front."
                 )
             case BudgetSpent(trials=trials, trials_wanted=wanted):
                 self._print(f"The time budget is used up after {trials} of {wanted} trials.")

@@ -27,7 +27,7 @@ from autotune.spec.result import JSON_SCHEMA, DeviceInfo, StudyResult, TrialReco
 from autotune.spec.search_space import LegalSpace, SearchSpace, bind_space
 from autotune.spec.workload import Workload
 from autotune.study.predictions import Forecaster, workload_of
-from autotune.units import format_size
+from autotune.units import format_percent, format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def print_answer(answer: Answer) -> None:
         prediction.bytes_by_category.items(), key=lambda item: -item[1]
     ):
         if size_bytes:
-            share = f"{100 * size_bytes / prediction.peak_memory_bytes:.1f} %"
+            share = f"{format_percent(size_bytes / prediction.peak_memory_bytes, digits=1)} %"
             shares.add_row(category.replace("_", " "), format_size(size_bytes), share)
     console.print()
     console.print(shares)

@@ -11,7 +11,7 @@ from autotune.analysis.published_comparison import (
 )
 from autotune.reporting.study_view import StudyView
 from autotune.spec.published_table import Reference
-from autotune.units import format_size
+from autotune.units import format_percent, format_size
 
 PREDICTED_MARK = "~"
 
@@ -160,8 +160,8 @@ def _size(size_bytes: int | None) -> str:
 def _percent(share: float | None, *, sign: str = "") -> str:
     if share is None:
         return "-"
-    percent = round(100 * share, 1) + 0.0  # turns -0.0 into 0.0
-    return f"{percent:{sign}.1f}{'' if sign else ' %'}"
+    percent = format_percent(share, digits=1, sign=bool(sign))
+    return percent if sign else f"{percent} %"
 
 
 def _times(factor: float | None) -> str:

@@ -4,7 +4,7 @@ from autotune.analysis.pick import savings
 from autotune.reporting import style
 from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_reason
 from autotune.spec.result import StudyResult, TrialRecord
-from autotune.units import format_size
+from autotune.units import format_percent, format_size
 
 
 def trial_label(record: TrialRecord) -> str:
@@ -17,7 +17,7 @@ def format_speed(tokens_per_second: float | None, spread: float | None) -> str:
     """Return `8,052 ±6%`, or an empty text if there is no speed."""
     if not tokens_per_second:
         return ""
-    return f"{tokens_per_second:,.0f} ±{100 * (spread or 0.0) / tokens_per_second:.0f}%"
+    return f"{tokens_per_second:,.0f} ±{format_percent((spread or 0.0) / tokens_per_second)}%"
 
 
 def format_perplexity(record: TrialRecord) -> str:

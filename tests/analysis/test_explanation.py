@@ -194,7 +194,7 @@ def test_a_compiled_model_is_one_program_and_names_its_kernel():
 
 
 def test_the_measured_peak_is_compared_with_the_predicted():
-    assert "Measured: 21.00 GiB; the prediction is +0.0 % off." in sentences(
+    assert "Measured: 21.00 GiB; the prediction is 0 % off." in sentences(
         BEFORE_GRADIENTS, PLAIN, measured_bytes=21 * GIB
     )
 

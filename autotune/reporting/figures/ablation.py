@@ -13,7 +13,7 @@ from autotune.reporting import style
 from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.parallel import nothing_to_show
 from autotune.reporting.study_view import StudyView
-from autotune.units import format_size
+from autotune.units import format_percent, format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,10 +171,10 @@ def _size(saved_bytes: float | None) -> str:
 def _less(share: float | None) -> str:
     if share is None:
         return ""
-    percent = round(100 * share)
-    if not percent:
+    percent = format_percent(abs(share))
+    if percent == "0":
         return "0 %"
-    return f"{abs(percent)} % {'less' if percent > 0 else 'more'}"
+    return f"{percent} % {'less' if share > 0 else 'more'}"
 
 
 def _less_range(shares: Range | None) -> str:
@@ -203,8 +203,7 @@ def _change_range(shares: Range | None, *, digits: int) -> str:
 
 
 def _signed(share: float, digits: int) -> str:
-    percent = round(100 * share, digits) + 0.0  # turns -0.0 into 0.0
-    return f"{percent:+.{digits}f} %" if percent else "0 %"
+    return f"{format_percent(share, digits=digits, sign=True)} %"
 
 
 def _note(view: StudyView, steps: Sequence[AblationStep], folded: Sequence[Row]) -> str:
@@ -353,7 +352,8 @@ def _zero_label(value: float | None, is_predicted: bool) -> str:
     """Return the text instead of a bar that is too small to be seen."""
     if value is None or abs(value) >= _ZERO:
         return ""
-    return "0 predicted" if is_predicted else "0"
+    text = format_percent(value, digits=2)
+    return f"{text} predicted" if is_predicted else text
 
 
 def _middle(effect: Effect | Pairs | str, number: str) -> float | None:

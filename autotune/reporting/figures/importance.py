@@ -178,7 +178,7 @@ def draw(figure: ImportanceFigure) -> go.Figure:
                 orientation="h",
                 name=importance.objective,
                 marker={"color": style.PALETTE[number], "pattern": pattern},
-                hovertemplate="%{y}: %{x:.0f} %<extra>" + importance.objective + "</extra>",
+                hovertemplate="%{y}: %{x:.2~r} %<extra>" + importance.objective + "</extra>",
             )
         )
     drawing.update_layout(

@@ -12,7 +12,7 @@ from autotune.reporting.trial_text import (
     trial_label,
 )
 from autotune.spec.result import StudyResult, TrialRecord
-from autotune.units import format_size
+from autotune.units import format_percent, format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
     ]
     if pick.device_bytes is not None:
         cap = format_size(view.result.cap_bytes)
-        share = f"{100 * pick.device_bytes / view.result.cap_bytes:.0f} % of {cap}"
+        share = f"{format_percent(pick.device_bytes / view.result.cap_bytes)} % of {cap}"
         tiles.append(
             Tile(
                 label="of the cap",
@@ -141,10 +141,9 @@ def _change(value: float, before: float | None, form: str) -> str:
 
 
 def _percent(value: float, before: float) -> str:
-    change = 100 * (value / before - 1)
-    if abs(change) < 0.05:
-        return "the same"
-    return f"{change:+.1f} %" if abs(change) < 10 else f"{change:+.0f} %"
+    change = value / before - 1
+    percent = format_percent(change, digits=1 if abs(change) < 0.1 else 0, sign=True)
+    return "the same" if percent == "0" else f"{percent} %"
 
 
 def _nothing(result: StudyResult) -> Answer:

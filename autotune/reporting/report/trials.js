@@ -33,9 +33,16 @@
   const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
   const hundredths = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 
+  /* Of less than half a percent two digits, as everywhere in autotune. */
+  function percent(share) {
+    const amount = 100 * share;
+    if (amount > 0.5) return amount.toFixed(0);
+    return amount < 0.001 ? "0" : String(Number(amount.toPrecision(2)));
+  }
+
   function speed(amount, index) {
     const spread = data.plain.tokens_per_second_spread[index] || 0;
-    return `${whole.format(amount)} ±${((100 * spread) / amount).toFixed(0)}%`;
+    return `${whole.format(amount)} ±${percent(spread / amount)}%`;
   }
 
   function perplexity(amount, index) {
